@@ -1,0 +1,1 @@
+"""RDMA-Capable Protocols: the verbs-shaped seam (``seam``) and its providers."""
