@@ -1,0 +1,99 @@
+"""iSER headers and connection-management flags (RFC 7145 section 9; wire values of running code).
+
+control-type PDU, 28-byte form          private data in connection management
+0     opcode 1 | WSV 0x08 | RSV 0x04    0    flags 0x80 ZBVA, 0x40 Send with Invalidate:
+1-3   reserved                               "not supported" (request), "not used" (reply)
+4-7   Write STag                        1-3  reserved
+8-15  Write Base Offset
+16-19 Read STag
+20-27 Read Base Offset
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from iserblk.errors import RemoteProtocolError
+
+CONTROL = 0x10
+WSV = 0x08
+RSV = 0x04
+HELLO = 0x20
+HELLO_REPLY = 0x30
+
+HEADER_LENGTH = 28
+BHS_LENGTH = 48
+MINIMUM_LENGTH = HEADER_LENGTH + BHS_LENGTH
+
+ZBVA_NOT_SUPPORTED = 0x80
+SEND_INVALIDATE_NOT_SUPPORTED = 0x40
+
+# The hot form of ControlHeader: flags, Write STag, Write Base, Read STag, Read Base.
+CONTROL_LAYOUT = struct.Struct(">BxxxIQIQ")
+# DataSegmentLength with TotalAHSLength in its top byte, as RFC 7143 section 11.2.1 lays them.
+LENGTHS = struct.Struct(">I")
+LENGTHS_OFFSET = HEADER_LENGTH + 4
+
+
+class ControlHeader(NamedTuple):
+    """The header of a control-type PDU, as tests and tools want it."""
+
+    flags: int
+    write_stag: int
+    write_base: int
+    read_stag: int
+    read_base: int
+
+    def pack_into(self, buffer: memoryview, offset: int = 0) -> None:
+        CONTROL_LAYOUT.pack_into(buffer, offset, *self)
+
+    @classmethod
+    def unpack_from(cls, buffer: memoryview | bytes, offset: int = 0) -> ControlHeader:
+        """Raises RemoteProtocolError when it is no control-type header."""
+        if len(buffer) - offset < HEADER_LENGTH:
+            raise RemoteProtocolError("iSER", f"header of {len(buffer) - offset} bytes")
+        header = cls(*CONTROL_LAYOUT.unpack_from(buffer, offset))
+        if header.flags & 0xF0 != CONTROL:
+            raise RemoteProtocolError("iSER", f"opcode {header.flags >> 4} is not a control PDU")
+        return header
+
+
+def check_message_untrusted(message: memoryview) -> None:
+    """A received message is a control-type PDU with a whole BHS, AHS and data segment.
+
+    Trailing bytes (padding) are allowed. Raises RemoteProtocolError.
+    """
+    length = len(message)
+    if length < MINIMUM_LENGTH:
+        raise RemoteProtocolError("iSER", f"message of {length} bytes, shorter than a header")
+    if message[0] & 0xF0 != CONTROL:
+        what = {HELLO: "Hello", HELLO_REPLY: "HelloReply"}.get(message[0] & 0xF0, "reserved")
+        raise RemoteProtocolError("iSER", f"unexpected {what} message (byte 0 {message[0]:#04x})")
+    word = LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
+    if MINIMUM_LENGTH + (word >> 24) * 4 + (word & 0xFFFFFF) > length:
+        raise RemoteProtocolError(
+            "iSER",
+            f"PDU declares {(word >> 24) * 4} bytes of AHS and {word & 0xFFFFFF} of data, "
+            f"but the message has {length - MINIMUM_LENGTH} behind the BHS",
+        )
+
+
+class ConnectionFlags(NamedTuple):
+    """The 4 bytes of private data (IBTA annex A12, used on every RCaP by running code)."""
+
+    flags: int
+
+    @property
+    def send_invalidate(self) -> bool:
+        """Send with Invalidate may be used towards the sender of these flags."""
+        return not self.flags & SEND_INVALIDATE_NOT_SUPPORTED
+
+    def pack(self) -> bytes:
+        return bytes((self.flags, 0, 0, 0))
+
+    @classmethod
+    def unpack(cls, private_data: bytes) -> ConnectionFlags:
+        """Tolerant: no private data means that nothing was declared unsupported but ZBVA (what
+        Linux targets assume); bytes behind the first are ignored."""
+        return cls(private_data[0] if private_data else ZBVA_NOT_SUPPORTED)

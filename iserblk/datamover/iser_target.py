@@ -1,0 +1,207 @@
+"""The iSER datamover of a target, on any queue pair (RFC 7145 sections 7.3.5, 7.3.6, 9).
+
+Put_Data becomes an RDMA Write, Get_Data an RDMA Read, a SCSI Response a Send with Invalidate of
+the STag that its command advertised, where the initiator allows that.
+
+Requests are queued and go out together with ``flush``: one post for all that one turn of the
+event loop produced.
+"""
+
+from __future__ import annotations
+
+from iserblk.datamover.iser import (
+    BHS_LENGTH,
+    CONTROL,
+    CONTROL_LAYOUT,
+    HEADER_LENGTH,
+    MINIMUM_LENGTH,
+    RSV,
+    WSV,
+    check_message_untrusted,
+)
+from iserblk.datamover.seam import PduSlot, TargetUser
+from iserblk.errors import RemoteProtocolError
+from iserblk.rcap.seam import (
+    RDMA_READ,
+    RDMA_WRITE,
+    RECEIVE,
+    SEND_SE,
+    SEND_SE_INVALIDATE,
+    QueuePair,
+    WorkRequest,
+)
+
+
+class TargetSlot(PduSlot):
+    """A task at the target: the PduSlot of its response, and what the command advertised.
+
+    ``transfer`` is the work request of its Put_Data or Get_Data. ``busy`` counts reasons why the
+    slot's memory may not be used again yet: posted requests that have not completed.
+    """
+
+    __slots__ = ("busy", "read_base", "read_stag", "transfer", "write_base", "write_stag")
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.transfer = WorkRequest(RDMA_WRITE, self)
+        self.read_stag = 0
+        self.read_base = 0
+        self.write_stag = 0
+        self.write_base = 0
+        self.busy = 0
+
+
+class IserTarget:
+    """One connection's datamover. ``user`` is set by the layer above before ``progress``."""
+
+    user: TargetUser
+
+    def __init__(self, qp: QueuePair, inline_size: int, send_invalidate: bool) -> None:
+        """``inline_size``: the most bytes behind the BHS of a PDU of ours (sense, text).
+        ``send_invalidate``: the initiator allows Send with Invalidate."""
+        self._qp = qp
+        self._inline_size = inline_size
+        self._send_invalidate = send_invalidate
+        self._queued: list[WorkRequest] = []
+        # Local and Remote Mapping of the command being notified (RFC 7145 section 7.3.1).
+        self._write_stag = 0
+        self._write_base = 0
+        self._read_stag = 0
+        self._read_base = 0
+
+    # -- down -----------------------------------------------------------------------------------
+
+    def allocate_connection_resources(self, slots: list[TargetSlot], receives: int) -> None:
+        headers = self._qp.alloc_headers(len(slots), MINIMUM_LENGTH + self._inline_size)
+        for slot, header in zip(slots, headers, strict=True):
+            slot.header = header
+            slot.bhs = header.view[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]
+            slot.inline = header.view[MINIMUM_LENGTH:]
+            slot.request.header = header
+            slot.request.signaled = True
+        self._qp.post_receive(receives)
+
+    def notice_key_values(self, parameters: object) -> None:
+        """Nothing to do: what iSER needs of the keys is fixed when the slots are allocated."""
+
+    def enable_datamover(self) -> None:
+        """Nothing to do in the cm style: login already travels in Sends."""
+
+    def map_task(self, slot: TargetSlot) -> None:
+        """Bind what the command just notified advertised to the task that it starts.
+
+        Valid inside ``control_notify`` only.
+        """
+        slot.write_stag = self._write_stag
+        slot.write_base = self._write_base
+        slot.read_stag = self._read_stag
+        slot.read_base = self._read_base
+
+    def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
+        """Data-In: write ``data`` to the initiator's Read buffer. It stays in use until the
+        slot's response has left (``busy`` is 0 again)."""
+        if not slot.read_stag:
+            raise RemoteProtocolError("iSER", "a command that reads advertised no Read STag")
+        transfer = slot.transfer
+        transfer.opcode = RDMA_WRITE
+        transfer.data = data
+        transfer.stag = slot.read_stag
+        transfer.to = (slot.read_base + buffer_offset) & 0xFFFFFFFFFFFFFFFF
+        self._queued.append(transfer)
+
+    def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
+        """R2T: read the initiator's Write buffer into ``sink``; data_completion_notify follows.
+
+        ``buffer_offset`` counts from the first byte that the STag names: running code advertises
+        the first solicited byte, and so do we.
+        """
+        if not slot.write_stag:
+            raise RemoteProtocolError("iSER", "a command that writes advertised no Write STag")
+        transfer = slot.transfer
+        transfer.opcode = RDMA_READ
+        transfer.data = sink
+        transfer.stag = slot.write_stag
+        transfer.to = (slot.write_base + buffer_offset) & 0xFFFFFFFFFFFFFFFF
+        slot.busy += 1
+        self._queued.append(transfer)
+
+    def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
+        """Queue the PDU in ``slot``; with ``invalidate`` (SCSI Responses) it takes the STag of
+        its command along."""
+        CONTROL_LAYOUT.pack_into(slot.header.view, 0, CONTROL, 0, 0, 0, 0)
+        request = slot.request
+        request.header_length = MINIMUM_LENGTH + slot.inline_length
+        request.opcode = SEND_SE
+        if invalidate and self._send_invalidate:
+            stag = slot.read_stag or slot.write_stag
+            if stag:
+                request.opcode = SEND_SE_INVALIDATE
+                request.stag = stag
+        slot.busy += 1
+        self._queued.append(request)
+
+    def flush(self) -> None:
+        while self._queued:
+            queued = self._queued
+            self._queued = []
+            self._qp.post(queued)
+
+    def deallocate_task_resources(self, slot: TargetSlot) -> None:
+        slot.read_stag = 0
+        slot.write_stag = 0
+        slot.transfer.data = None
+
+    def connection_terminate(self) -> None:
+        self._queued.clear()
+        self._qp.close()
+
+    def deallocate_connection_resources(self) -> None:
+        self._qp.close()
+
+    # -- up -------------------------------------------------------------------------------------
+
+    def progress(self, now: float) -> int:
+        """As InitiatorDatamover.progress; counts completions of every kind."""
+        completions = self._qp.progress(now)
+        received = 0
+        for completion in completions:
+            opcode = completion.opcode
+            if opcode == RECEIVE:
+                message = completion.data
+                assert message is not None  # the seam promises it for RECEIVE
+                received += 1
+                self._receive(message, completion.invalidated)
+            else:
+                slot = completion.token
+                assert isinstance(slot, TargetSlot)
+                slot.busy -= 1
+                if opcode == RDMA_READ:
+                    self.user.data_completion_notify(slot)
+                else:
+                    self.user.sent_notify(slot)
+        if received:
+            self._qp.post_receive(received)
+        return len(completions)
+
+    def _receive(self, message: memoryview, invalidated: int) -> None:
+        check_message_untrusted(message)
+        if invalidated:
+            raise RemoteProtocolError("iSER", "an initiator sent a Send with Invalidate")
+        flags, write_stag, write_base, read_stag, read_base = CONTROL_LAYOUT.unpack_from(message, 0)
+        self._write_stag = write_stag if flags & WSV else 0
+        self._write_base = write_base
+        self._read_stag = read_stag if flags & RSV else 0
+        self._read_base = read_base
+        self.user.control_notify(message, HEADER_LENGTH, 0)
+
+    def describe(self) -> dict[str, object]:
+        return {"datamover": "iser", "header": HEADER_LENGTH, **self._qp.describe()}
+
+    def fileno(self) -> int:
+        return self._qp.fileno()
+
+    def wants_write(self) -> bool:
+        return self._qp.wants_write()
+
+    def next_deadline(self) -> float | None:
+        return self._qp.next_deadline()

@@ -1,0 +1,136 @@
+"""The Datamover seam: RFC 5047 / RFC 7145 section 3, as plain calls.
+
+The iSCSI layer calls down with the nine primitives; the datamover calls up with the four
+notifications. Both directions are direct calls in the caller's thread: no queue, no await.
+
+    down  Send_Control  Put_Data  Get_Data  Allocate_Connection_Resources
+          Deallocate_Connection_Resources  Enable_Datamover  Connection_Terminate
+          Notice_Key_Values  Deallocate_Task_Resources
+    up    Control_Notify  Data_Completion_Notify  Data_ACK_Notify  Connection_Terminate_Notify
+
+Put_Data, Get_Data, Data_Completion_Notify and Data_ACK_Notify exist at the target only.
+
+A PDU goes out in a **slot**: memory that the datamover allocated (so that its own headers lie
+beside the BHS), patched and reused, never rebuilt.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from iserblk.rcap.seam import HeaderSlot, WorkRequest
+
+# Where the payload of a slot travels.
+NO_DATA = 0
+INLINE = 1  # behind the BHS, in the control-type PDU: immediate data, text, ping data, sense
+READ = 2  # tagged, target to initiator
+WRITE = 3  # tagged, initiator to target
+
+
+class PduSlot:
+    """One outgoing control-type PDU.
+
+    ``bhs``: 48 writable bytes (the layer above fills them, DataSegmentLength included).
+    ``inline``: writable bytes behind it, ``inline_length`` of them in use. ``direction`` and
+    ``data``: the tagged buffer to advertise (initiator) or None. ``stag``: what was advertised,
+    0 when nothing is.
+    """
+
+    __slots__ = (
+        "base",
+        "bhs",
+        "data",
+        "direction",
+        "header",
+        "index",
+        "inline",
+        "inline_length",
+        "request",
+        "stag",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.header: HeaderSlot
+        self.bhs: memoryview
+        self.inline: memoryview
+        self.inline_length = 0
+        self.data: memoryview | None = None
+        self.direction = NO_DATA
+        self.stag = 0
+        self.base = 0
+        self.request = WorkRequest(token=self)
+
+
+class InitiatorUser(Protocol):
+    """The iSCSI layer above an initiator's datamover."""
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        """A control-type PDU came. Its BHS starts at ``message[at]``, the data segment behind it
+        is complete; readable until the next ``progress``. ``invalidated``: the STag that came
+        with it, 0 if none. May raise RemoteProtocolError, which ends the connection."""
+        ...
+
+    def connection_terminate_notify(self, error: Exception) -> None:
+        """The connection has ended; nothing of it will come up any more."""
+        ...
+
+
+class TargetUser(InitiatorUser, Protocol):
+    """The iSCSI layer above a target's datamover."""
+
+    def data_completion_notify(self, slot: PduSlot) -> None:
+        """The ``get_data`` of ``slot`` is complete: its buffer is filled."""
+        ...
+
+    def sent_notify(self, slot: PduSlot) -> None:
+        """The PDU of ``slot`` has left; all that was queued before it, too."""
+        ...
+
+
+class InitiatorDatamover(Protocol):
+    """What an initiator's iSCSI layer asks of its datamover. Not thread-safe on the sending
+    side: the caller holds its own lock around ``send_control``; ``flush`` and ``progress`` are
+    called by one thread at a time each."""
+
+    user: InitiatorUser
+
+    def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
+        """Give each slot its memory, and post receives for their answers and for
+        ``unexpected`` PDUs that answer nothing."""
+        ...
+
+    def notice_key_values(self, parameters: object) -> None: ...
+
+    def enable_datamover(self) -> None:
+        """Login is complete: full feature phase begins."""
+        ...
+
+    def send_control(self, slot: PduSlot) -> None:
+        """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE."""
+        ...
+
+    def flush(self) -> None:
+        """Send what is queued. Raises ConnectionLost."""
+        ...
+
+    def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
+        """The task has ended: on return nothing touches ``slot.data``. ``invalidated`` is the
+        STag that its response brought; another one than the slot's is a RemoteProtocolError."""
+        ...
+
+    def progress(self, now: float) -> int:
+        """Take in what has come, call up for each PDU; returns how many. Errors as QueuePair."""
+        ...
+
+    def connection_terminate(self) -> None:
+        """End the connection now; no buffer is touched on return."""
+        ...
+
+    def deallocate_connection_resources(self) -> None: ...
+
+    def describe(self) -> dict[str, object]: ...
+
+    def fileno(self) -> int: ...
+
+    def wants_write(self) -> bool: ...
