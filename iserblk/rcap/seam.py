@@ -165,6 +165,11 @@ class QueuePair(Protocol):
         """When ``progress`` wants to be called even if nothing happens; None: never."""
         ...
 
+    def disconnect(self) -> None:
+        """Ask for the end from any thread: the descriptor becomes readable, and ``progress``
+        raises ConnectionLost. Buffers stay in use until ``close``."""
+        ...
+
     def close(self) -> None:
         """End the connection now. Never blocks. Idempotent. On return no buffer is touched."""
         ...

@@ -1,0 +1,159 @@
+"""Direct Data Placement over MPA: segment headers, and the FPDU that carries them.
+
+    FPDU          ULPDU_Length 2 | ULPDU | pad 0..3 zero bytes | CRC32c 4      RFC 5044 section 4.1
+    tagged        control 1 | RsvdULP 1 | STag 4 | TO 8                        RFC 5041 section 4.2
+    untagged      control 1 | RsvdULP 5 | QN 4 | MSN 4 | MO 4                  RFC 5041 section 4.3
+
+    control       0x80 Tagged | 0x40 Last | 0x3c reserved | 0x03 DV, version 1
+    RsvdULP       RDMAP's control byte (``rdmap``); untagged: then its Invalidate STag
+
+ULPDU_Length counts what follows it, without pad and CRC; an FPDU is a multiple of 4 bytes. The CRC
+covers everything before it and goes out least significant byte first. Numbers are big-endian. The
+layouts here include ULPDU_Length, and take the two control bytes as one 16-bit ``control``, whose
+lower half is RDMAP's.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from iserblk.errors import RemoteProtocolError
+
+TAGGED = 0x8000
+LAST = 0x4000
+VERSION_MASK = 0x0300
+VERSION = 0x0100
+
+TAGGED_HEADER = Struct(">HHIQ")  # ULPDU_Length, control, STag, TO
+UNTAGGED_HEADER = Struct(">HHIIII")  # ULPDU_Length, control, Invalidate STag, QN, MSN, MO
+UNTAGGED_REST = Struct(">IIII")  # the last four, from byte 4 of the FPDU on
+LENGTH = Struct(">H")
+CRC = Struct("<I")
+
+TAGGED_SIZE = 16
+UNTAGGED_SIZE = 20
+LENGTH_SIZE = 2
+CRC_SIZE = 4
+MAX_ULPDU = 65535
+MAX_FPDU = 65544
+MAX_TO = (1 << 64) - 1
+MASK32 = 0xFFFFFFFF
+
+QN_SEND = 0
+QN_READ_REQUEST = 1
+QN_TERMINATE = 2
+
+# Terminate codes of the layers below RDMAP, as (layer, error type, error code).
+INVALID_STAG = (1, 1, 0)
+BASE_OR_BOUNDS = (1, 1, 1)
+TO_WRAP = (1, 1, 3)
+TAGGED_VERSION = (1, 1, 4)
+INVALID_QN = (1, 2, 1)
+NO_BUFFER = (1, 2, 2)
+MSN_RANGE = (1, 2, 3)
+INVALID_MO = (1, 2, 4)
+MESSAGE_TOO_LONG = (1, 2, 5)
+UNTAGGED_VERSION = (1, 2, 6)
+MPA_CRC = (2, 0, 2)
+MPA_LENGTH = (2, 0, 3)
+MPA_LOCAL = (2, 0, 5)
+MPA_IRD = (2, 0, 6)
+MPA_RTR = (2, 0, 7)
+
+
+class TaggedHeader(NamedTuple):
+    """Bytes 0..15 of an FPDU with a tagged segment."""
+
+    length: int
+    control: int
+    stag: int
+    to: int
+
+    def pack(self) -> bytes:
+        return TAGGED_HEADER.pack(*self)
+
+
+class UntaggedHeader(NamedTuple):
+    """Bytes 0..19 of an FPDU with an untagged segment."""
+
+    length: int
+    control: int
+    invalidate: int
+    qn: int
+    msn: int
+    mo: int
+
+    def pack(self) -> bytes:
+        return UNTAGGED_HEADER.pack(*self)
+
+
+class Fpdu(NamedTuple):
+    """One decoded FPDU. ``crc`` is the field as it came, right or not."""
+
+    header: TaggedHeader | UntaggedHeader
+    payload: bytes
+    crc: int
+
+
+def fpdu_size(ulpdu_length: int) -> int:
+    """Bytes that an FPDU takes on a stream without markers."""
+    return ((ulpdu_length + LENGTH_SIZE + 3) & ~3) + CRC_SIZE
+
+
+def encode_fpdu(header: TaggedHeader | UntaggedHeader, payload: bytes, *, crc: bool) -> bytes:
+    """One FPDU; without ``crc`` the field is zero, as MPA leaves it open (RFC 5044 7.1.1).
+
+    ``header.length`` is taken as given.
+    """
+    body = header.pack() + payload
+    body += bytes(-len(body) & 3)
+    return body + CRC.pack(crc32c(body) if crc else 0)
+
+
+def decode_fpdu_untrusted(data: bytes, *, crc: bool) -> tuple[Fpdu, int] | None:
+    """The first FPDU of ``data`` and its size; None when it is not complete.
+
+    For tools and tests: the queue pair's receive core parses in place. Raises
+    RemoteProtocolError for a ULPDU too short for its header, a wrong CRC (when ``crc``), or a pad
+    that is not zero.
+    """
+    if len(data) < LENGTH_SIZE + 1:
+        return None
+    (length,) = LENGTH.unpack_from(data)
+    tagged = data[2] & 0x80
+    size = TAGGED_SIZE if tagged else UNTAGGED_SIZE
+    if length + LENGTH_SIZE < size:
+        raise RemoteProtocolError(
+            "DDP", f"a ULPDU of {length} bytes is shorter than its header", MPA_LENGTH
+        )
+    total = fpdu_size(length)
+    if len(data) < total:
+        return None
+    (field,) = CRC.unpack_from(data, total - CRC_SIZE)
+    if crc and crc32c(data[: total - CRC_SIZE]) != field:
+        raise RemoteProtocolError("MPA", "the CRC of an FPDU is wrong", MPA_CRC)
+    end = LENGTH_SIZE + length
+    if any(data[end : total - CRC_SIZE]):
+        raise RemoteProtocolError("MPA", "the pad of an FPDU is not zero", MPA_LENGTH)
+    header: TaggedHeader | UntaggedHeader
+    if tagged:
+        header = TaggedHeader(*TAGGED_HEADER.unpack_from(data))
+    else:
+        header = UntaggedHeader(*UNTAGGED_HEADER.unpack_from(data))
+    return Fpdu(header, bytes(data[size:end]), field), total
+
+
+def mulpdu(emss: int, *, crc: bool, markers: bool) -> int:
+    """The largest ULPDU that we send, from the TCP segment size ``emss``.
+
+    RFC 5044 section 4.5, with and without markers; not below 128. Without CRC and markers nothing
+    ties an FPDU to a TCP segment, so it is as large as its length field allows.
+    """
+    if markers:
+        return max(128, emss - (6 + 4 * -(-emss // 512) + emss % 4))
+    if not crc:
+        return MAX_ULPDU
+    return max(128, emss - (6 + emss % 4))

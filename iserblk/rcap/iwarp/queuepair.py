@@ -1,0 +1,393 @@
+"""A queue pair over software iWARP: the socket, the locks and the ends of a connection.
+
+The protocol is in ``receive`` and ``transmit``; here bytes go between them and a non-blocking TCP
+socket, after MPA start-up (``mpa``).
+
+Threads. One lock for each side; each is held for a few non-blocking calls at most. Whoever holds
+both takes the receive lock first. ``post`` never waits: it queues, and when another thread is
+sending already, that one takes the new requests along. ``retire`` and ``close`` wait for
+placement and sending that are under way, so that afterwards nobody touches the memory.
+
+Endings. A violation by the peer: a Terminate is sent behind what was begun, the sending side of
+the TCP connection is closed, ``progress`` raises. Nothing is ever retried here.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from threading import Lock
+
+from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
+from iserblk.rcap import seam
+from iserblk.rcap.iwarp import ddp, mpa
+from iserblk.rcap.iwarp.reads import RTR_TOKEN
+from iserblk.rcap.iwarp.receive import ReceiveCore
+from iserblk.rcap.iwarp.transmit import SendCore, SlotFrame
+from iserblk.rcap.stags import StagTable
+
+DEFAULT_RECEIVE_SIZE = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
+MAX_EMSS = 65483  # loopback's; FPDUs with CRC never need more
+# One call of ``progress`` reads this many times at most, and again only after a large read.
+READ_ROUNDS = 16
+LARGE_READ = 16 * 1024
+# TCP's segment size is looked up again with every 64th batch of more than 1 KiB.
+EMSS_PERIOD = 64
+LARGE_BATCH = 1024
+DRAIN_BYTES = 1024 * 1024  # read and thrown away at close, so that TCP does not reset
+
+
+class IwarpQueuePair:
+    """``iserblk.rcap.seam.QueuePair`` over a connected TCP socket, after MPA start-up.
+
+    Owns ``sock`` from here on. ``initiator``: we sent the MPA Request; a responder's sends wait
+    until the first FPDU has come. ``emss`` overrides the TCP segment size that the kernel reports.
+    Memory: 512 KiB of staging, touched as far as used, and one buffer of ``receive_size`` while a
+    message arrives in segments.
+    """
+
+    provider = "iwarp"
+    can_receive_invalidate = True
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        params: mpa.MpaParameters,
+        *,
+        initiator: bool,
+        receive_size: int = DEFAULT_RECEIVE_SIZE,
+        emss: int | None = None,
+    ) -> None:
+        self._sock = sock
+        self._params = params
+        self._initiator = initiator
+        self.ird = params.ird
+        self.ord = params.ord
+        self.peer_private_data = params.private_data
+        self.receive_size = receive_size
+        self._names = _names(sock)
+        _prepare(sock)
+        self._emss_fixed = emss is not None or not (params.crc or params.markers)
+        self._emss = _emss(sock) if emss is None else emss
+        self._large_batches = 0
+        self._rx_lock = Lock()
+        self._tx_lock = Lock()
+        self._post_lock = Lock()
+        self._stags = StagTable()
+        self._rx = ReceiveCore(
+            self._stags,
+            crc=params.crc,
+            ird=params.ird,
+            receive_size=receive_size,
+            settle=self._reads_finished,
+            rtr=mpa.RTR_NONE if initiator else params.rtr,
+        )
+        self._tx = SendCore(
+            crc=params.crc,
+            markers=params.markers,
+            emss=self._emss,
+            ord=max(params.ord, 1) if params.rtr == mpa.RTR_READ else params.ord,
+            reads=self._rx.reads,
+            responses=self._rx.responses,
+            opened=initiator,
+        )
+        # siw loses a CRC that is split between two TCP segments: mark where each send ends.
+        self._flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        if params.crc:
+            self._flags |= socket.MSG_EOR
+        self._leftover = params.leftover
+        self._kick = False  # requests were queued since the last look at the queue
+        self._blocked = False  # the kernel takes no more for now
+        self._closed = False
+        self._error: TransportError | None = None  # ``progress`` raises it
+        self._broken: TransportError | None = None  # sending failed; ``progress`` will see why
+        if initiator and params.rtr:
+            self.post([_rtr_request(params.rtr)])
+
+    def describe(self) -> dict[str, object]:
+        params = self._params
+        return {
+            "provider": self.provider,
+            "local": self._names[0],
+            "peer": self._names[1],
+            "mpa_revision": params.revision,
+            "mpa_enhanced": params.enhanced,
+            "mpa_crc": params.crc,
+            "mpa_markers_sent": params.markers,
+            "mpa_rtr": params.rtr,
+            "ird": self.ird,
+            "ord": self.ord,
+            "emss": self._emss,
+            "mulpdu": ddp.mulpdu(self._emss, crc=params.crc, markers=params.markers),
+            "receive_size": self.receive_size,
+            "receive_invalidate": self.can_receive_invalidate,
+        }
+
+    # --- memory ---
+
+    def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
+        return [SlotFrame(size).slot(index) for index in range(count)]
+
+    def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
+        """The Base Offset is always 0. Raises ConnectionLost once the connection has ended."""
+        if self._closed:
+            raise ConnectionLost("the connection is closed")
+        stag = self._stags.advertise(buffer, rights)
+        if self._closed:  # meanwhile, by another thread
+            self._stags.clear()
+            raise ConnectionLost("the connection is closed")
+        return stag, 0
+
+    def retire(self, stag: int) -> bool:
+        region = self._stags.owned(stag)
+        valid = region.valid
+        if valid:
+            # Nobody parses while we hold this: no placement is under way, and none can start.
+            with self._rx_lock:
+                valid = region.valid
+                region.valid = False
+                self._rx.divert(region)
+        # Invalid before this look, so that no Read Response from it can come up any more.
+        if self._rx.reads_received != self._tx.reads_finished:
+            with self._tx_lock:
+                self._tx.detach(region)
+        self._stags.release(region)
+        return valid
+
+    # --- work ---
+
+    def post_receive(self, count: int) -> None:
+        with self._post_lock:
+            self._rx.posted += count
+
+    def post(self, requests: list[seam.WorkRequest]) -> None:
+        """See the seam. RDMA Reads beyond the ORD wait, and all that was posted behind them."""
+        if self._closed or self._error is not None or self._broken is not None:
+            raise ConnectionLost(f"the connection has ended: {self._reason()}")
+        if not self.ord:
+            for request in requests:
+                if request.opcode == seam.RDMA_READ and request.token is not RTR_TOKEN:
+                    raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
+        self._tx.requests.extend(requests)
+        self._flush()
+        if self._closed or self._error is not None or self._broken is not None:  # meanwhile
+            self._tx.requests.clear()
+            raise ConnectionLost(f"the connection has ended: {self._reason()}")
+
+    def progress(self, now: float) -> list[seam.Completion]:
+        if self._error is None and not self._closed:
+            self._receive()
+            tx = self._tx
+            if self._error is not None:
+                self._end()
+            elif tx.batch or tx.requests or self._rx.responses:
+                self._flush()
+        completions = self._rx.completions
+        if completions:
+            self._rx.completions = []
+        if self._tx.completions:
+            with self._tx_lock:
+                completions = self._tx.completions + completions
+                self._tx.completions = []
+        if completions:
+            return completions
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise ConnectionLost("the connection is closed")
+        return []
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def wants_write(self) -> bool:
+        return self._blocked
+
+    def next_deadline(self) -> float | None:
+        """0.0, that is at once, while completions or an error wait to be picked up."""
+        if self._tx.completions or self._rx.completions or self._leftover:
+            return 0.0
+        return None if self._error is None else 0.0
+
+    def close(self) -> None:
+        with self._rx_lock, self._tx_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._rx.drop()
+            if self._error is None:
+                self._tx.abort(b"")
+            else:
+                self._push()  # what is left of a Terminate
+            self._tx.drop()
+            self._tx.batch = []
+            self._stags.clear()
+            self._blocked = False
+            _close(self._sock)
+
+    def _reason(self) -> str:
+        return str(self._error or self._broken or "it was closed")
+
+    # --- receiving ---
+
+    def _receive(self) -> None:
+        """Read what is there, until something completed; errors go to ``_error``."""
+        rx = self._rx
+        with self._rx_lock:
+            if self._closed or rx.completions:
+                return
+            try:
+                if self._leftover:
+                    self._take_leftover()
+                    if rx.completions:
+                        return
+                for _ in range(READ_ROUNDS):
+                    buffers = rx.get_buffers()
+                    if len(buffers) == 1:
+                        count = self._sock.recv_into(buffers[0])
+                    else:
+                        count = self._sock.recvmsg_into(buffers)[0]
+                    if not count:
+                        text = "in the middle of a message" if rx.partial() else "the connection"
+                        self._error = ConnectionLost(f"the peer closed {text}")
+                        return
+                    rx.received(count)
+                    if rx.completions or count < LARGE_READ:
+                        return
+            except (BlockingIOError, InterruptedError):
+                return
+            except RemoteProtocolError as error:
+                self._error = error
+            except OSError as error:
+                self._error = ConnectionLost(f"the connection broke: {error.strerror}")
+
+    def _take_leftover(self) -> None:
+        """FPDUs that came together with the MPA Reply."""
+        while self._leftover:
+            buffer = self._rx.get_buffers()[0]
+            count = min(len(buffer), len(self._leftover))
+            buffer[:count] = self._leftover[:count]
+            self._leftover = self._leftover[count:]
+            self._rx.received(count)
+            if self._rx.completions:
+                return
+
+    # --- sending ---
+
+    def _flush(self) -> None:
+        """Send what can be sent. Another thread that is at it takes ours along."""
+        self._kick = True
+        while self._kick and self._tx_lock.acquire(False):
+            try:
+                self._kick = False
+                if not self._closed and self._error is None and self._broken is None:
+                    if self._rx.opened:
+                        self._tx.opened = True
+                    self._push()
+            finally:
+                self._tx_lock.release()
+
+    def _push(self) -> None:
+        """Give batches to the kernel until it is full or nothing is left. Send lock held."""
+        tx, sock, flags = self._tx, self._sock, self._flags
+        try:
+            while tx.batch or tx.build():
+                batch = tx.batch
+                if tx.batch_left > LARGE_BATCH and not self._emss_fixed:
+                    self._follow_emss()
+                if len(batch) == 1:
+                    tx.sent(sock.send(batch[0], flags))
+                else:
+                    tx.sent(sock.sendmsg(batch, (), flags))
+            self._blocked = False
+        except (BlockingIOError, InterruptedError):
+            self._blocked = True
+        except OSError as error:
+            # What came before the end is still to be read; ``progress`` then sees the end itself.
+            self._blocked = False
+            self._broken = ConnectionLost(f"the connection broke: {error.strerror}")
+            tx.abort(b"")
+            _shutdown(sock, socket.SHUT_RDWR)
+
+    def _follow_emss(self) -> None:
+        """Ask TCP for its segment size now and then while there is much to send."""
+        if self._large_batches % EMSS_PERIOD == 0:
+            self._emss = _emss(self._sock)
+            self._tx.set_emss(self._emss)
+        self._large_batches += 1
+
+    def _reads_finished(self) -> int:
+        with self._tx_lock:
+            return self._tx.reads_finished
+
+    def _end(self) -> None:
+        """After an error: send the Terminate that belongs to it, and no more after that."""
+        with self._tx_lock:
+            self._tx.abort(self._rx.terminate)
+            self._push()
+            if not self._blocked:
+                _shutdown(self._sock, socket.SHUT_WR)
+
+
+def _is_tcp(sock: socket.socket) -> bool:
+    return sock.family in (socket.AF_INET, socket.AF_INET6)
+
+
+def _prepare(sock: socket.socket) -> None:
+    """Set the socket up for FPDUs (RFC 5044 section 5.1)."""
+    sock.setblocking(False)
+    if _is_tcp(sock):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _emss(sock: socket.socket) -> int:
+    """Bytes that TCP puts into one segment at present."""
+    if not _is_tcp(sock):
+        return MAX_EMSS
+    return min(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG), MAX_EMSS)
+
+
+def _names(sock: socket.socket) -> tuple[str, str]:
+    names: list[str] = []
+    for get in (sock.getsockname, sock.getpeername):
+        try:
+            name = get()
+        except OSError:  # the peer has gone already
+            name = ""
+        if isinstance(name, tuple):
+            host = f"[{name[0]}]" if ":" in name[0] else name[0]
+            name = f"{host}:{name[1]}"
+        names.append(str(name))
+    return names[0], names[1]
+
+
+def _rtr_request(kind: int) -> seam.WorkRequest:
+    """The empty message that opens a peer-to-peer connection (RFC 6581 section 9.2)."""
+    opcodes = {
+        mpa.RTR_SEND: seam.SEND,
+        mpa.RTR_WRITE: seam.RDMA_WRITE,
+        mpa.RTR_READ: seam.RDMA_READ,
+    }
+    request = seam.WorkRequest(opcodes[kind], RTR_TOKEN)
+    request.stag = 1  # nobody checks it, but some hardware dislikes 0
+    return request
+
+
+def _shutdown(sock: socket.socket, how: int) -> None:
+    with suppress(OSError):  # the peer may have gone already
+        sock.shutdown(how)
+
+
+def _close(sock: socket.socket) -> None:
+    """Close so that what the kernel has taken still leaves.
+
+    TCP answers a close with bytes unread by a reset, and that overtakes a Terminate: so the bytes
+    that are there are read and thrown away, within bounds.
+    """
+    _shutdown(sock, socket.SHUT_WR)
+    waste = bytearray(64 * 1024)
+    with suppress(OSError):
+        for _ in range(DRAIN_BYTES // len(waste)):
+            if not sock.recv_into(waste):
+                break
+    sock.close()

@@ -1,0 +1,411 @@
+"""The receive side of an iWARP stream: bytes in, placement and completions out. No I/O, no locks.
+
+Bytes come in bulk into one staging buffer. Each complete FPDU is verified there, CRC before
+anything else (RFC 5044 section 6), and then placed: tagged payload with one copy into the
+advertised memory, a Send in one segment with none at all (its completion points into staging), a
+Send in several segments by assembly. Without CRC, the rest of a large tagged segment is received
+straight into its place. With CRC that would place bytes before they are verified, and it gains
+nothing, because the check pulls them through the cache anyway.
+
+Everything read here comes from the network. A violation raises RemoteProtocolError; ``terminate``
+is then the payload of the Terminate Message that RFC 5040 section 7.1 wants sent, and the core is
+dead: nothing behind the bad segment is looked at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from crc32c import crc32c
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.rcap import seam
+from iserblk.rcap.iwarp import checks, ddp, mpa, rdmap
+from iserblk.rcap.iwarp.reads import RTR_TOKEN, OutstandingRead, ReadResponse
+from iserblk.rcap.stags import NOTHING, Region, StagTable
+
+STAGING_SIZE = 512 * 1024
+MIN_ROOM = 128 * 1024  # less room than this behind the bytes: they move to the front
+DIRECT_MIN = 16 * 1024  # a shorter rest is cheaper to copy than to receive by itself
+
+# Control words of the segments that make up nearly all traffic, compared as a whole.
+_WRITE_LAST = ddp.TAGGED | ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.WRITE
+_LAST = ddp.LAST
+_SEND_LAST = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.SEND
+_SEND_SE_INVALIDATE_LAST = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.SEND_SE_INVALIDATE
+
+_TAGGED_ULPDU = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
+_UNTAGGED_ULPDU = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
+_LAYERS = ("RDMAP", "DDP", "MPA")
+
+
+class ReceiveCore:
+    """Parses one stream. ``get_buffers`` says where the next bytes go, ``received`` takes them.
+
+    ``completions``: what was delivered; their ``data`` is readable until the next ``get_buffers``.
+    ``opened``: at least one FPDU was valid (a responder may send from then on, RFC 5044 7.1.2).
+    ``posted``: receives posted in total, set by the owner.
+    ``reads``, ``responses``: see ``reads``; ``reads_received`` counts the Read Requests.
+    """
+
+    __slots__ = ("_assembly", "_consumed", "_crc", "_direct", "_direct_last", "_direct_read",
+                 "_direct_region", "_direct_size", "_head", "_ird", "_read_msn", "_receive_size",
+                 "_rtr_send", "_segment_kind", "_send_msn", "_send_offset",
+                 "_settle", "_skip", "_staging", "_stags", "_tail", "_view", "completions",
+                 "opened", "posted", "reads", "reads_received", "responses",
+                 "terminate")  # fmt: skip
+
+    def __init__(
+        self,
+        stags: StagTable,
+        *,
+        crc: bool,
+        ird: int,
+        receive_size: int,
+        settle: Callable[[], int],
+        rtr: int = mpa.RTR_NONE,
+        staging_size: int = STAGING_SIZE,
+    ) -> None:
+        """``settle``: returns how many of the Read Responses that were asked of us have left.
+        ``rtr``: the RTR kinds that may come (responder)."""
+        self._stags = stags
+        self._crc = crc
+        self._ird = ird
+        self._receive_size = receive_size
+        self._settle = settle
+        self._staging = bytearray(max(staging_size, MIN_ROOM + ddp.MAX_FPDU))
+        self._view = memoryview(self._staging)
+        self._head = 0  # staging[_head:_tail] has come and was not parsed
+        self._tail = 0
+        self.completions: list[seam.Completion] = []
+        self.opened = False
+        self.terminate = b""
+        self.posted = 0
+        self._consumed = 0  # receives
+        self._send_msn = 1
+        self._read_msn = 1
+        self._rtr_send = bool(rtr & mpa.RTR_SEND)
+        # A Send of several segments: the next MO, and what all its segments must share.
+        self._assembly: bytearray | None = None
+        self._send_offset = 0
+        self._segment_kind = (0, 0)  # opcode, Invalidate STag
+        self.responses: deque[ReadResponse] = deque()
+        self.reads: deque[OutstandingRead] = deque()
+        self.reads_received = 0
+        # Direct placement: what is left of the payload, whose it is, the trailer behind it.
+        self._direct = NOTHING
+        self._direct_region: Region | None = None
+        self._direct_read: OutstandingRead | None = None
+        self._direct_size = 0
+        self._direct_last = False
+        self._skip = 0
+
+    # --- bytes in ---
+
+    def get_buffers(self) -> list[memoryview]:
+        """Where the next bytes go, in order; not empty. Earlier completions' data dies here."""
+        if self._head == self._tail:
+            self._head = self._tail = 0
+            if self._direct:
+                return [self._direct, self._view]
+            return [self._view]
+        if len(self._staging) - self._tail < MIN_ROOM:
+            rest = self._tail - self._head
+            self._view[:rest] = self._view[self._head : self._tail]
+            self._head, self._tail = 0, rest
+        return [self._view[self._tail :]]
+
+    def received(self, count: int) -> None:
+        """``count`` bytes were put into the buffers. Raises RemoteProtocolError."""
+        if self._direct:
+            direct = min(count, len(self._direct))
+            self._direct = self._direct[direct:]
+            count -= direct
+        self._tail += count
+        if not self._skip or self._finish_direct():
+            self._parse()
+
+    def partial(self) -> bool:
+        """An FPDU has begun to arrive and is not complete."""
+        return self._tail != self._head or self._skip != 0
+
+    def divert(self, region: Region) -> None:
+        """Placement that is under way into ``region`` goes to waste from here on."""
+        if self._direct_region is region:
+            self._direct = memoryview(bytearray(len(self._direct)))
+            self._direct_region = None
+
+    def drop(self) -> None:
+        """Forget all memory of the owner; the core takes no more bytes."""
+        self._direct = NOTHING
+        self._direct_region = None
+        self._direct_read = None
+        self.reads.clear()
+        self.responses.clear()
+
+    # --- the parser ---
+
+    def _parse(self) -> None:
+        staging, view = self._staging, self._view
+        pos, tail = self._head, self._tail
+        regions = self._stags.regions
+        check = self._crc
+        while tail - pos >= ddp.UNTAGGED_SIZE:
+            length, control, stag, to = ddp.TAGGED_HEADER.unpack_from(staging, pos)
+            end = pos + ((length + 5) & ~3)  # of the CRC's range: ULPDU_Length, ULPDU, pad
+            if length < _TAGGED_ULPDU:
+                raise self._violation(pos, checks.TOO_SHORT)
+            if tail < end + ddp.CRC_SIZE:
+                if not check and control & ddp.TAGGED and end - tail > DIRECT_MIN:
+                    self._begin_direct(pos, length, control, stag, to)
+                    return
+                break
+            if check and crc32c(view[pos:end]) != ddp.CRC.unpack_from(staging, end)[0]:
+                raise self._violation(pos, checks.BAD_CRC)
+            if control | _LAST == _WRITE_LAST:
+                size = length - _TAGGED_ULPDU
+                if size:  # STag and TO of an empty segment are not checked, RFC 5041 5.2
+                    index = stag >> 8
+                    region = regions[index if index < len(regions) else 0]
+                    target = region.view
+                    if (
+                        region.stag != stag
+                        or not region.valid
+                        or not region.rights & seam.REMOTE_WRITE
+                        or to + size > region.length
+                    ):
+                        target = self._write_target(pos, stag, to, size)
+                    start = pos + ddp.TAGGED_SIZE
+                    target[to : to + size] = view[start : start + size]
+            elif _SEND_LAST <= control <= _SEND_SE_INVALIDATE_LAST:
+                self._send(pos, length, control)
+            else:
+                self._rare(pos, length, control, stag, to)
+            pos = end + ddp.CRC_SIZE
+            self._head = pos
+            self.opened = True
+        if tail - pos >= 2 and ddp.LENGTH.unpack_from(staging, pos)[0] < _TAGGED_ULPDU:
+            raise self._violation(pos, checks.TOO_SHORT)
+
+    def _send(self, pos: int, length: int, control: int) -> None:
+        """A segment of a Send, with its Last flag: mostly the only one."""
+        invalidate, qn, msn, mo = ddp.UNTAGGED_REST.unpack_from(self._staging, pos + 4)
+        size = length - _UNTAGGED_ULPDU
+        if (
+            qn
+            or mo
+            or msn != self._send_msn
+            or size <= 0
+            or size > self._receive_size
+            or self._consumed >= self.posted
+            or self._assembly is not None
+        ):
+            self._segment(pos, length, control)
+            return
+        self._consumed += 1
+        self._send_msn = (msn + 1) & ddp.MASK32
+        start = pos + ddp.UNTAGGED_SIZE
+        data = self._view[start : start + size]
+        self._deliver(pos, control & rdmap.OPCODE_MASK, invalidate, data)
+
+    def _segment(self, pos: int, length: int, control: int) -> None:
+        """Any other segment of a Send: one of several, an empty one, or one that is refused."""
+        invalidate, qn, msn, mo = ddp.UNTAGGED_REST.unpack_from(self._staging, pos + 4)
+        size = length - _UNTAGGED_ULPDU
+        opcode = control & rdmap.OPCODE_MASK
+        rtr = self._rtr_send and size == 0 and control & ddp.LAST
+        receives = 1 if rtr else self.posted - self._consumed
+        expected = (self._send_msn, self._send_offset)
+        fault = checks.send_fault(size, self._receive_size, receives, (qn, msn, mo), expected)
+        kind = (opcode, invalidate)
+        if fault is None and self._assembly is not None and kind != self._segment_kind:
+            fault = "the segments of one Send differ in kind", rdmap.UNEXPECTED_OPCODE
+        if fault is not None:
+            raise self._violation(pos, fault)
+        if self._assembly is None:
+            self._assembly = bytearray(self._receive_size)
+            self._segment_kind = kind
+        start = pos + ddp.UNTAGGED_SIZE
+        self._assembly[mo : mo + size] = self._view[start : start + size]
+        self._send_offset = mo + size
+        if not control & ddp.LAST:
+            return
+        data = memoryview(self._assembly)[: self._send_offset]
+        self._assembly = None
+        self._send_offset = 0
+        self._send_msn = (msn + 1) & ddp.MASK32
+        if rtr:
+            self._rtr_send = False  # the initiator's RTR: no message for anybody
+            return
+        self._consumed += 1
+        self._deliver(pos, opcode, invalidate, data)
+
+    def _deliver(self, pos: int, opcode: int, invalidate: int, data: memoryview) -> None:
+        if opcode & 1:  # plain Send and Send with SE
+            invalidate = 0
+        else:
+            region = self._stags.find(invalidate)
+            if region is None:
+                text = f"Send with Invalidate of STag 0x{invalidate:08x}, which is not valid"
+                raise self._violation(pos, (text, rdmap.CANNOT_INVALIDATE))
+            region.valid = False
+        self._rtr_send = False  # only the very first message can be the RTR
+        self.completions.append(
+            seam.Completion(seam.RECEIVE, None, data, invalidate, opcode >= rdmap.SEND_SE)
+        )
+
+    def _rare(self, pos: int, length: int, control: int, stag: int, to: int) -> None:
+        """Everything that is not the bulk of the traffic: versions first, then by opcode."""
+        fault = checks.version_fault(control)
+        if fault is not None:
+            raise self._violation(pos, fault)
+        opcode = control & rdmap.OPCODE_MASK
+        size = length - _TAGGED_ULPDU
+        if control & ddp.TAGGED:
+            if opcode == rdmap.READ_RESPONSE:
+                read = self._expected_read(pos, size, control, stag, to)
+                self._place(read.sink, pos, to, size)
+                self._advance_read(read, size, bool(control & ddp.LAST))
+                return
+            if opcode == rdmap.WRITE:  # with reserved bits set
+                self._place(self._write_target(pos, stag, to, size), pos, to, size)
+                return
+        elif length < _UNTAGGED_ULPDU:
+            raise self._violation(pos, checks.TOO_SHORT)
+        elif rdmap.SEND <= opcode <= rdmap.SEND_SE_INVALIDATE:
+            self._segment(pos, length, control)
+            return
+        elif opcode == rdmap.READ_REQUEST:
+            self._read_request(pos, length, control)
+            return
+        elif opcode == rdmap.TERMINATE:
+            start = pos + ddp.UNTAGGED_SIZE
+            payload = bytes(self._view[start : start + length - _UNTAGGED_ULPDU])
+            words = rdmap.Terminate.unpack_untrusted(payload).words()
+            raise RemoteProtocolError("RDMAP", f"the peer terminated the connection: {words}")
+        raise self._violation(pos, checks.opcode_fault(control))
+
+    def _write_target(self, pos: int, stag: int, to: int, size: int) -> memoryview:
+        if not size:
+            return NOTHING
+        region = self._stags.find(stag)
+        fault = checks.write_fault(region, stag, to, size)
+        if fault is not None:
+            raise self._violation(pos, fault)
+        assert region is not None
+        return region.view
+
+    def _place(self, target: memoryview, pos: int, to: int, size: int) -> None:
+        if size:
+            start = pos + ddp.TAGGED_SIZE
+            target[to : to + size] = self._view[start : start + size]
+
+    # --- RDMA Read, both ways ---
+
+    def _read_request(self, pos: int, length: int, control: int) -> None:
+        """The peer reads from us: check everything now, hand the response to the send side."""
+        staging = self._staging
+        _, qn, msn, mo = ddp.UNTAGGED_REST.unpack_from(staging, pos + 4)
+        fault = checks.read_request_fault(length, control, qn, msn, self._read_msn, mo)
+        if fault is None and self._too_many_reads():
+            fault = f"more than {self._ird} RDMA Reads outstanding", ddp.NO_BUFFER
+        if fault is not None:
+            raise self._violation(pos, fault)
+        sink_stag, sink_to, size, stag, to = rdmap.READ_REQUEST_HEADER.unpack_from(
+            staging, pos + ddp.UNTAGGED_SIZE
+        )
+        source, region = NOTHING, None
+        if size:  # nothing is validated for a Read of nothing, RFC 5040 5.2.1
+            region = self._stags.find(stag)
+            fault = checks.source_fault(region, stag, to, size)
+            if fault is None and sink_to + size - 1 > ddp.MAX_TO:
+                fault = "a Read Request whose sink TO wraps", rdmap.TO_WRAP
+            if fault is not None:
+                raise self._violation(pos, fault)
+            assert region is not None
+            source = region.view[to : to + size]
+        self._read_msn = (msn + 1) & ddp.MASK32
+        self.responses.append(ReadResponse(sink_stag, sink_to, source, region))
+        self.reads_received += 1
+
+    def _too_many_reads(self) -> bool:
+        # The owner's count is asked for only when the IRD seems to be used up: it has to look
+        # whether another thread has just sent a response.
+        return (
+            self.reads_received >= self._ird and self.reads_received - self._settle() >= self._ird
+        )
+
+    def _expected_read(
+        self, pos: int, size: int, control: int, stag: int, to: int
+    ) -> OutstandingRead:
+        read = self.reads[0] if self.reads else None
+        fault = checks.response_fault(read, size, control, stag, to)
+        if fault is not None:
+            raise self._violation(pos, fault)
+        assert read is not None
+        return read
+
+    def _advance_read(self, read: OutstandingRead, size: int, last: bool) -> None:
+        read.placed += size
+        if last:
+            self.reads.popleft()
+            read.sink = NOTHING
+            if read.token is not RTR_TOKEN:
+                self.completions.append(seam.Completion(seam.RDMA_READ, read.token))
+
+    # --- direct placement, without CRC ---
+
+    def _begin_direct(self, pos: int, length: int, control: int, stag: int, to: int) -> None:
+        """Most of a large tagged segment is still to come: let it land where it belongs."""
+        fault = checks.version_fault(control)
+        opcode = control & rdmap.OPCODE_MASK
+        if fault is None and opcode not in (rdmap.WRITE, rdmap.READ_RESPONSE):
+            fault = checks.opcode_fault(control)
+        if fault is not None:
+            raise self._violation(pos, fault)
+        size = length - _TAGGED_ULPDU
+        if opcode == rdmap.WRITE:
+            target = self._write_target(pos, stag, to, size)
+            self._direct_region = self._stags.find(stag)
+        else:
+            self._direct_read = self._expected_read(pos, size, control, stag, to)
+            target = self._direct_read.sink
+        start = pos + ddp.TAGGED_SIZE
+        have = self._tail - start
+        target[to : to + have] = self._view[start : self._tail]
+        self._direct = target[to + have : to + size]
+        self._direct_size = size
+        self._direct_last = bool(control & ddp.LAST)
+        self._skip = (-(length + ddp.LENGTH_SIZE) & 3) + ddp.CRC_SIZE
+        self._head = self._tail
+
+    def _finish_direct(self) -> bool:
+        """True when the segment is complete, with its trailer."""
+        if self._direct or self._tail - self._head < self._skip:
+            return False
+        self._head += self._skip
+        self._skip = 0
+        self._direct = NOTHING
+        self._direct_region = None
+        self.opened = True
+        read, self._direct_read = self._direct_read, None
+        if read is not None:
+            self._advance_read(read, self._direct_size, self._direct_last)
+        return True
+
+    # --- errors ---
+
+    def _violation(self, pos: int, fault: checks.Fault) -> RemoteProtocolError:
+        """The error for the segment at ``pos``; its Terminate is made here, from its header."""
+        text, code = fault
+        length, control = ddp.LENGTH.unpack_from(self._staging, pos)[0], self._staging[pos + 2]
+        size = _TAGGED_ULPDU if control & 0x80 else _UNTAGGED_ULPDU
+        start = pos + ddp.LENGTH_SIZE
+        header = bytes(self._view[start : min(start + size, self._tail)])
+        request = b""
+        if self._staging[pos + 3] & rdmap.OPCODE_MASK == rdmap.READ_REQUEST:
+            start += size
+            request = bytes(self._view[start : min(start + rdmap.READ_REQUEST_SIZE, self._tail)])
+        self.terminate = rdmap.terminate_for(code, header, length, request)
+        return RemoteProtocolError(_LAYERS[code[0]], text, code)

@@ -1,0 +1,360 @@
+"""The send side of an iWARP stream: work requests in, buffers to send out. No I/O, no locks.
+
+Frames are made in batches, each the list of buffers for one ``sendmsg``, and the next batch only
+when the last one has left; so a peer that asks for 64 Reads of 1 MiB costs 64 small objects, and
+payload is gathered from where it lies, never copied (but for peers that want markers).
+
+With CRC a batch is no larger than one TCP segment (EMSS): then no CRC is ever split between two,
+which siw cannot take (RFC 5044 section 5.1 asks for the alignment anyway). Without, a batch is
+as large as the system call allows.
+
+Order: work requests start in the order they were posted. An RDMA Read that would exceed the ORD
+waits, and so does all that was posted behind it. Read Responses are answered in their own order,
+between whole messages of ours, never waiting for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from crc32c import crc32c
+
+from iserblk.errors import LocalProtocolError
+from iserblk.rcap import seam
+from iserblk.rcap.iwarp import ddp, rdmap
+from iserblk.rcap.iwarp.markers import MarkerFramer
+from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
+from iserblk.rcap.stags import NOTHING, Region
+
+# Without CRC: bytes and buffers of one batch (IOV_MAX is 1024; a frame is up to four buffers).
+BATCH_BYTES = 256 * 1024
+BATCH_BUFFERS = 1000
+
+_PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
+_NO_CRC = tuple(pad + bytes(ddp.CRC_SIZE) for pad in _PADS)
+
+_TAGGED_CONTROL = ddp.TAGGED | ddp.VERSION | rdmap.VERSION
+_SEND_CONTROL = ddp.VERSION | rdmap.VERSION | rdmap.SEND
+_READ_CONTROL = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.READ_REQUEST
+_READ_ULPDU = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE + rdmap.READ_REQUEST_SIZE
+
+Buffer = bytes | memoryview
+
+
+class SlotFrame:
+    """The memory around a HeaderSlot: DDP header, the slot, pad and CRC, in one piece.
+
+    ``covered`` is what the CRC covers, ``whole`` what goes out, when the slot is the message.
+    """
+
+    __slots__ = ("covered", "size", "whole")
+
+    def __init__(self, size: int) -> None:
+        covered = (ddp.UNTAGGED_SIZE + size + 3) & ~3
+        self.size = size
+        self.whole = memoryview(bytearray(covered + ddp.CRC_SIZE))
+        self.covered = self.whole[:covered]
+
+    def slot(self, index: int) -> seam.HeaderSlot:
+        start = ddp.UNTAGGED_SIZE
+        return seam.HeaderSlot(self.whole[start : start + self.size], self, index)
+
+
+class SendCore:
+    """Frames what one stream sends. The owner calls it under one lock, ``requests.extend``
+    excepted.
+
+    ``batch``: the buffers to send next (what is left of them, ``batch_left`` bytes); ``build``
+    fills it when it is empty, ``sent`` takes from it. ``completions``: signaled requests that have
+    left. ``reads_finished``: Read Responses that have left.
+    """
+
+    __slots__ = ("_batch_size", "_crc", "_framer", "_leaving", "_leaving_responses", "_message",
+                 "_msn", "_offset", "_ord", "_read_msn", "_reads", "_responses", "_sink_key",
+                 "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
+                 "completions", "opened", "reads_finished", "requests")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        crc: bool,
+        markers: bool,
+        emss: int,
+        ord: int,  # the standard's word
+        reads: deque[OutstandingRead],
+        responses: deque[ReadResponse],
+        opened: bool,
+    ) -> None:
+        """``opened`` False: send nothing until it is set (a responder before the first FPDU)."""
+        self._crc = crc
+        self._framer = MarkerFramer(crc=crc) if markers else None
+        self._tagged_max = 0
+        self._untagged_max = 0
+        self._batch_size = 0
+        self.set_emss(emss)
+        self._ord = ord
+        self._reads = reads
+        self._responses = responses
+        self.opened = opened
+        self.requests: deque[seam.WorkRequest] = deque()
+        self._message: seam.WorkRequest | ReadResponse | None = None  # not all framed yet
+        self._offset = 0  # bytes of it that are framed
+        self._turn = False  # the last message was ours: a Read Response goes first
+        self._msn = 1
+        self._read_msn = 1
+        self._sink_key = 0
+        self.batch: list[Buffer] = []
+        self.batch_left = 0
+        # What completes when the present batch has left.
+        self._leaving: list[seam.Completion] = []
+        self._leaving_responses = 0
+        self.completions: list[seam.Completion] = []
+        self.reads_finished = 0
+
+    def set_emss(self, emss: int) -> None:
+        """Follow TCP's segment size, which grows with the window and shrinks with the path."""
+        markers = self._framer is not None
+        limit = ddp.mulpdu(emss, crc=self._crc, markers=markers) + ddp.LENGTH_SIZE
+        # Whole words, so that only the last segment of a message has a pad.
+        self._tagged_max = (limit - ddp.TAGGED_SIZE) & ~3
+        self._untagged_max = (limit - ddp.UNTAGGED_SIZE) & ~3
+        self._batch_size = emss if self._crc or markers else BATCH_BYTES
+
+    # --- the batch ---
+
+    def build(self) -> bool:
+        """Frame the next batch into the empty ``batch``; False when there is nothing to send."""
+        if not self.opened:
+            return False
+        done = True
+        while done:
+            message = self._message
+            if message is None:
+                message = self._next()
+                if message is None:
+                    break
+                self._message = message
+                self._offset = 0
+            if isinstance(message, ReadResponse):
+                done = self._tagged(
+                    rdmap.READ_RESPONSE, message.sink_stag, message.sink_to, message.view
+                )
+                if done:
+                    self._leaving_responses += 1
+            elif message.opcode <= seam.SEND_SE_INVALIDATE:
+                done = self._send(message)
+            elif message.opcode == seam.RDMA_WRITE:
+                done = self._tagged(rdmap.WRITE, message.stag, message.to, _bytes_of(message.data))
+                if done and message.signaled:
+                    self._leaving.append(seam.Completion(seam.RDMA_WRITE, message.token))
+            else:
+                done = self._read(message)
+            if done:
+                self._message = None
+        return bool(self.batch)
+
+    def sent(self, count: int) -> None:
+        """``count`` bytes of the batch have left."""
+        left = self.batch_left - count
+        self.batch_left = left
+        if left:
+            batch = self.batch
+            index = 0
+            while count >= len(batch[index]):
+                count -= len(batch[index])
+                index += 1
+            batch[index] = memoryview(batch[index])[count:]
+            del batch[:index]
+            return
+        self.batch = []
+        self.reads_finished += self._leaving_responses
+        self._leaving_responses = 0
+        if self._leaving:
+            self.completions += self._leaving
+            self._leaving = []
+
+    def _next(self) -> seam.WorkRequest | ReadResponse | None:
+        """The next message to start. Read Responses and our own requests take turns."""
+        requests = self.requests
+        ready = requests and (requests[0].opcode != seam.RDMA_READ or len(self._reads) < self._ord)
+        if self._responses and (self._turn or not ready):
+            self._turn = False
+            return self._responses.popleft()
+        if not ready:
+            return None
+        self._turn = True
+        return requests.popleft()
+
+    # --- messages: True when all of it is framed, False when the batch is full ---
+
+    def _full(self, frame: int) -> bool:
+        batch = self.batch
+        return bool(batch) and (
+            self.batch_left + frame > self._batch_size
+            or len(batch) > BATCH_BUFFERS - 4
+            or self._framer is not None  # markers move with the frame before: one at a time
+        )
+
+    def _send(self, request: seam.WorkRequest) -> bool:
+        slot, data, size = request.header, request.data, request.header_length
+        frame = slot.frame if slot is not None else None
+        if frame is not None and not isinstance(frame, SlotFrame):
+            raise LocalProtocolError("this header slot belongs to another kind of queue pair")
+        if data or frame is None or size != frame.size or size > self._untagged_max or self._framer:
+            if not self._send_gathered(request, frame):
+                return False
+        else:
+            whole = frame.whole
+            if self._full(len(whole)):
+                return False
+            stag = request.stag if request.opcode & seam.SEND_INVALIDATE else 0
+            control = ddp.LAST | _SEND_CONTROL + request.opcode
+            ulpdu = size + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
+            ddp.UNTAGGED_HEADER.pack_into(whole, 0, ulpdu, control, stag, 0, self._msn, 0)
+            if self._crc:
+                ddp.CRC.pack_into(whole, len(frame.covered), crc32c(frame.covered))
+            self.batch.append(whole)
+            self.batch_left += len(whole)
+        self._msn = (self._msn + 1) & ddp.MASK32
+        if request.signaled:
+            self._leaving.append(seam.Completion(request.opcode, request.token))
+        return True
+
+    def _send_gathered(self, request: seam.WorkRequest, frame: SlotFrame | None) -> bool:
+        """A Send of several pieces, or in several segments."""
+        header = request.header_length
+        start = ddp.UNTAGGED_SIZE
+        head = frame.whole[start : start + header] if frame is not None else NOTHING
+        data = _bytes_of(request.data)
+        total = header + len(data)
+        offset = self._offset
+        stag = request.stag if request.opcode & seam.SEND_INVALIDATE else 0
+        while True:
+            size = min(total - offset, self._untagged_max)
+            if self._full(ddp.fpdu_size(size + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE)):
+                self._offset = offset
+                return False
+            end = offset + size
+            control = _SEND_CONTROL + request.opcode | (ddp.LAST if end == total else 0)
+            ulpdu = size + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
+            pieces: list[Buffer] = [
+                ddp.UNTAGGED_HEADER.pack(ulpdu, control, stag, 0, self._msn, offset)
+            ]
+            if offset < header:
+                pieces.append(head[offset:end])
+            if end > header:
+                pieces.append(data[max(0, offset - header) : end - header])
+            self._emit(pieces, size)
+            offset = end
+            if offset == total:
+                return True
+
+    def _tagged(self, opcode: int, stag: int, to: int, data: memoryview) -> bool:
+        """RDMA Write or Read Response; an empty one takes one segment (RFC 5041 section 5.2)."""
+        total = len(data)
+        offset = self._offset
+        while True:
+            size = min(total - offset, self._tagged_max)
+            ulpdu = size + ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
+            if self._full(ddp.fpdu_size(ulpdu)):
+                self._offset = offset
+                return False
+            end = offset + size
+            control = _TAGGED_CONTROL | opcode | (ddp.LAST if end == total else 0)
+            # The peer chose the TO: where it wraps, the peer shall find out.
+            header = ddp.TAGGED_HEADER.pack(ulpdu, control, stag, (to + offset) & ddp.MAX_TO)
+            if size:
+                self._emit([header, data if size == total else data[offset:end]], size)
+            else:
+                self._emit([header], 0)
+            offset = end
+            if offset == total:
+                return True
+
+    def _read(self, request: seam.WorkRequest) -> bool:
+        if self._full(ddp.fpdu_size(_READ_ULPDU)):
+            return False
+        # Index 0 of the STag table is never advertised: its keys name the sinks, which nothing
+        # but the response to this very Read can reach.
+        self._sink_key = self._sink_key % 255 + 1
+        read = OutstandingRead(self._sink_key, _bytes_of(request.data), request.token)
+        self._reads.append(read)
+        self._emit(
+            [
+                ddp.UNTAGGED_HEADER.pack(
+                    _READ_ULPDU, _READ_CONTROL, 0, ddp.QN_READ_REQUEST, self._read_msn, 0
+                ),
+                rdmap.READ_REQUEST_HEADER.pack(
+                    read.stag, 0, read.length, request.stag, request.to & ddp.MAX_TO
+                ),
+            ],
+            rdmap.READ_REQUEST_SIZE,
+        )
+        self._read_msn = (self._read_msn + 1) & ddp.MASK32
+        return True
+
+    def _emit(self, pieces: list[Buffer], size: int) -> None:
+        """One FPDU of these pieces, ``size`` bytes of them payload, with pad and CRC."""
+        if self._framer is not None:
+            fpdu = self._framer.frame(pieces)
+            self.batch.append(fpdu)
+            self.batch_left += len(fpdu)
+            return
+        pad = -size & 3
+        if self._crc:
+            value = 0
+            for piece in pieces:
+                value = crc32c(piece, value)
+            if pad:
+                value = crc32c(_PADS[pad], value)
+            pieces.append(_PADS[pad] + ddp.CRC.pack(value))
+        else:
+            pieces.append(_NO_CRC[pad])
+        self.batch += pieces
+        self.batch_left += sum(map(len, pieces))
+
+    # --- endings ---
+
+    def detach(self, region: Region) -> None:
+        """Let go of the memory of ``region``: what is still to be sent from it is copied.
+
+        Bounded by the IRD: one copy per Read Response asked for, of the range asked for.
+        """
+        for response in list(self._responses):
+            if response.region is region:
+                response.detach()
+        message = self._message
+        if isinstance(message, ReadResponse) and message.region is region:
+            message.detach()
+        self.batch = [bytes(piece) for piece in self.batch]
+
+    def abort(self, terminate: bytes) -> None:
+        """Drop what has not been framed; end the stream with this Terminate (b"": without).
+
+        Frames of the present batch stay, copied, so that the Terminate is found behind them.
+        """
+        self.drop()
+        if not terminate or not self.opened:
+            self.batch = []
+            self.batch_left = 0
+            return
+        self.batch = [bytes(piece) for piece in self.batch]
+        ulpdu = len(terminate) + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
+        control = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.TERMINATE
+        header = ddp.UNTAGGED_HEADER.pack(ulpdu, control, 0, ddp.QN_TERMINATE, 1, 0)
+        self._emit([header, terminate], len(terminate))
+        self.opened = False
+
+    def drop(self) -> None:
+        """Forget every request and response; nothing of the owner's is kept but in ``batch``."""
+        self.requests.clear()
+        self._responses.clear()
+        self._message = None
+        self._leaving = []
+        self._leaving_responses = 0
+
+
+def _bytes_of(data: memoryview | None) -> memoryview:
+    if data is None:
+        return NOTHING
+    return data if data.format == "B" and data.ndim == 1 else data.cast("B")

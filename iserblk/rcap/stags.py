@@ -1,0 +1,136 @@
+"""The STags of one queue pair: which memory the peer may touch, how far, and for what.
+
+    STag, 32 bits:  | index, 24 bits | key, 8 bits |          (RFC 5041 section 4.2, RFC 5040 7.2)
+
+The index selects a ``Region``; the key changes whenever an index is used again, and freed indexes
+queue up behind all others, so that a stale STag meets a dead entry for as long as possible. Index
+0 is never handed out: no STag is 0, and the providers use it for the sinks of RDMA Reads.
+
+A table belongs to one queue pair, so an STag of another stream is simply unknown here: that is the
+check "STag associated with the stream" of RFC 5042 section 6.3.
+
+Threads: ``advertise`` from any; ``valid`` is cleared under the provider's receive lock, which is
+held for every placement.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+
+from iserblk.errors import LocalProtocolError
+from iserblk.rcap.seam import REMOTE_WRITE
+
+KEY_BITS = 8
+KEY_MASK = 0xFF
+MAX_INDEX = (1 << 24) - 1
+FIRST_ENTRIES = 1024  # each index rests this long at least, whatever the queue depth
+
+NOTHING = memoryview(b"")
+
+FREE = 0
+ADVERTISED = 1
+
+
+class Region:
+    """One entry of the table; the object lives as long as the table and is used again.
+
+    ``stag``: the present STag. ``valid``: the peer may use it. ``state``: FREE, or ADVERTISED
+    until ``StagTable.release`` (an STag that the peer invalidated stays ADVERTISED).
+    """
+
+    __slots__ = ("length", "rights", "stag", "state", "valid", "view")
+
+    def __init__(self, stag: int) -> None:
+        self.stag = stag
+        self.view = NOTHING
+        self.length = 0
+        self.rights = 0
+        self.valid = False
+        self.state = FREE
+
+
+class StagTable:
+    """All STags of one queue pair."""
+
+    __slots__ = ("_free", "_lock", "regions")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # regions[0] is never valid, so that index 0 needs no test of its own.
+        self.regions: list[Region] = [
+            Region(index << KEY_BITS) for index in range(FIRST_ENTRIES + 1)
+        ]
+        self._free: deque[Region] = deque(self.regions[1:])
+
+    def advertise(self, buffer: memoryview, rights: int) -> int:
+        """Open ``buffer`` with ``rights``; returns the new STag. The Base Offset is 0.
+
+        Raises LocalProtocolError when the buffer is not contiguous, or is read-only and to be
+        written, or 2**24 STags are in use; nothing has changed then.
+        """
+        if not buffer.c_contiguous:
+            raise LocalProtocolError("memory that is advertised must be contiguous")
+        if rights & REMOTE_WRITE and buffer.readonly:
+            raise LocalProtocolError("read-only memory cannot be advertised for RDMA Writes")
+        if buffer.format != "B" or buffer.ndim != 1:
+            buffer = buffer.cast("B")
+        try:
+            region = self._free.popleft()
+        except IndexError:
+            region = self._grow()
+        stag = (region.stag & ~KEY_MASK) | ((region.stag + 1) & KEY_MASK)
+        region.view = buffer
+        region.length = len(buffer)
+        region.rights = rights
+        region.stag = stag
+        region.state = ADVERTISED
+        region.valid = True  # last: from here on the peer may use it
+        return stag
+
+    def _grow(self) -> Region:
+        with self._lock:
+            index = len(self.regions)
+            if index > MAX_INDEX:
+                raise LocalProtocolError("all STags of this queue pair are in use")
+            region = Region(index << KEY_BITS)
+            self.regions.append(region)
+            return region
+
+    def find(self, stag: int) -> Region | None:
+        """The valid region of ``stag``, or None."""
+        index = stag >> KEY_BITS
+        if index < len(self.regions):
+            region = self.regions[index]
+            if region.stag == stag and region.valid:
+                return region
+        return None
+
+    def owned(self, stag: int) -> Region:
+        """The region of an STag that was handed out and not yet retired, valid or not.
+
+        Raises LocalProtocolError for any other number.
+        """
+        index = stag >> KEY_BITS
+        if 0 < index < len(self.regions):
+            region = self.regions[index]
+            if region.stag == stag and region.state == ADVERTISED:
+                return region
+        raise LocalProtocolError(f"STag 0x{stag:08x} is not one of ours, or was retired before")
+
+    def release(self, region: Region) -> None:
+        """Forget the memory; the index may be used again. ``valid`` was cleared before."""
+        region.state = FREE
+        region.view = NOTHING
+        region.length = 0
+        self._free.append(region)
+
+    def clear(self) -> None:
+        """Drop all memory, at the end of the connection; what was advertised can be retired."""
+        for region in self.regions:
+            region.view = NOTHING
+            region.length = 0
+
+    def count(self) -> int:
+        """STags that were advertised and not retired."""
+        return sum(1 for region in self.regions if region.state == ADVERTISED)
