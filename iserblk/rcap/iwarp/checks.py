@@ -6,6 +6,7 @@ first, or None. A Fault is a text and the (layer, error type, error code) of the
 
 from __future__ import annotations
 
+from iserblk.errors import RemoteProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, rdmap
 from iserblk.rcap.iwarp.reads import OutstandingRead
@@ -13,8 +14,16 @@ from iserblk.rcap.stags import Region
 
 Fault = tuple[str, tuple[int, int, int]]
 
+_LAYERS = ("RDMAP", "DDP", "MPA")
+
 TOO_SHORT: Fault = ("a ULPDU that is shorter than its header", ddp.MPA_LENGTH)
 BAD_CRC: Fault = ("the CRC of an FPDU is wrong", ddp.MPA_CRC)
+
+
+def protocol_error(fault: Fault) -> RemoteProtocolError:
+    """The exception of a fault; its layer is the Terminate's."""
+    text, code = fault
+    return RemoteProtocolError(_LAYERS[code[0]], text, code)
 
 
 def version_fault(control: int) -> Fault | None:

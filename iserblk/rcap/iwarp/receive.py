@@ -37,7 +37,6 @@ _SEND_SE_INVALIDATE_LAST = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.SEND_S
 
 _TAGGED_ULPDU = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
 _UNTAGGED_ULPDU = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
-_LAYERS = ("RDMAP", "DDP", "MPA")
 
 
 class ReceiveCore:
@@ -398,7 +397,7 @@ class ReceiveCore:
 
     def _violation(self, pos: int, fault: checks.Fault) -> RemoteProtocolError:
         """The error for the segment at ``pos``; its Terminate is made here, from its header."""
-        text, code = fault
+        _, code = fault
         length, control = ddp.LENGTH.unpack_from(self._staging, pos)[0], self._staging[pos + 2]
         size = _TAGGED_ULPDU if control & 0x80 else _UNTAGGED_ULPDU
         start = pos + ddp.LENGTH_SIZE
@@ -408,4 +407,4 @@ class ReceiveCore:
             start += size
             request = bytes(self._view[start : min(start + rdmap.READ_REQUEST_SIZE, self._tail)])
         self.terminate = rdmap.terminate_for(code, header, length, request)
-        return RemoteProtocolError(_LAYERS[code[0]], text, code)
+        return checks.protocol_error(fault)

@@ -1,0 +1,308 @@
+"""Two queue pairs joined inside one process: the seam's semantics without a network.
+
+For tests of everything above the RCaP, and the reference for the contract suite. All checks of the
+seam hold as over a wire: STags, bounds, rights, receive credits, message sizes, ORD. Messages are
+copied when they are posted and take effect in the receiver's ``progress``, so that both drivers,
+several threads and one thread alone can use a pair; ``fileno`` is a real descriptor.
+
+Faults: ``hold`` keeps what arrives here undelivered until it is False again; ``intercept`` sees
+each message that leaves here, and False from it loses the message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+
+from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
+from iserblk.rcap import seam
+from iserblk.rcap.iwarp import checks, rdmap
+from iserblk.rcap.iwarp.reads import OutstandingRead
+from iserblk.rcap.stags import NOTHING, StagTable
+
+# Kinds of message beyond the work requests' opcodes.
+READ_RESPONSE = 16
+TERMINATE = 17
+CLOSED = 18
+
+_EMPTY = b""
+
+
+class Message:
+    """What travels. ``kind``: a work request's opcode or one of the above.
+
+    ``stag``, ``to``, ``size``: as the opcode has them; ``code`` of a Terminate.
+    """
+
+    __slots__ = ("code", "data", "kind", "size", "stag", "to")
+
+    def __init__(self, kind: int, data: bytes = _EMPTY, stag: int = 0, to: int = 0) -> None:
+        self.kind = kind
+        self.data = data
+        self.stag = stag
+        self.to = to
+        self.size = len(data)
+        self.code = (0, 0, 0)
+
+
+class MemoryQueuePair:
+    """One end. Made by ``memory_pair``."""
+
+    provider = "memory"
+    can_receive_invalidate = True
+
+    def __init__(self, *, ird: int, ord: int, private_data: bytes, receive_size: int) -> None:
+        self.ird = ird
+        self.ord = ord
+        self.peer_private_data = private_data
+        self.receive_size = receive_size
+        self.intercept: Callable[[Message], bool] | None = None
+        self._hold = False
+        self._peer: MemoryQueuePair | None = None
+        self._inbox: deque[Message] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell_lock = Lock()
+        self._rx_lock = Lock()  # held for every placement
+        self._tx_lock = Lock()  # keeps posted requests in order; taken after the other
+        self._stags = StagTable()
+        self._requests: deque[seam.WorkRequest] = deque()
+        self._reads: deque[OutstandingRead] = deque()
+        self._left: deque[seam.Completion] = deque()  # signaled requests
+        self._posted = 0
+        self._consumed = 0
+        self._closed = False
+        self._error: TransportError | None = None
+
+    def describe(self) -> dict[str, object]:
+        return {
+            "provider": self.provider,
+            "ird": self.ird,
+            "ord": self.ord,
+            "receive_size": self.receive_size,
+            "receive_invalidate": self.can_receive_invalidate,
+        }
+
+    @property
+    def hold(self) -> bool:
+        return self._hold
+
+    @hold.setter
+    def hold(self, value: bool) -> None:
+        self._hold = value
+        self._ring()
+
+    # --- memory ---
+
+    def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
+        return [seam.HeaderSlot(memoryview(bytearray(size)), self, index) for index in range(count)]
+
+    def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
+        """The Base Offset is always 0. Raises ConnectionLost once the pair was closed."""
+        if self._closed:
+            raise ConnectionLost("the connection is closed")
+        return self._stags.advertise(buffer, rights), 0
+
+    def retire(self, stag: int) -> bool:
+        region = self._stags.owned(stag)
+        with self._rx_lock:
+            valid = region.valid
+            region.valid = False
+        self._stags.release(region)
+        return valid
+
+    # --- work ---
+
+    def post_receive(self, count: int) -> None:
+        with self._tx_lock:
+            self._posted += count
+
+    def post(self, requests: list[seam.WorkRequest]) -> None:
+        with self._tx_lock:
+            if self._error is not None or self._closed:
+                raise ConnectionLost(f"the connection has ended: {self._error or 'closed'}")
+            if not self.ord and any(request.opcode == seam.RDMA_READ for request in requests):
+                raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
+            self._requests.extend(requests)
+            self._start()
+
+    def progress(self, now: float) -> list[seam.Completion]:
+        completions: list[seam.Completion] = []
+        self._quiet()
+        with self._rx_lock:
+            try:
+                while self._inbox and self._error is None and not (self._hold or self._closed):
+                    self._take(self._inbox.popleft(), completions)
+            except RemoteProtocolError as error:
+                self._error = error
+                if error.terminate is not None:
+                    goodbye = Message(TERMINATE)
+                    goodbye.code = error.terminate
+                    self._transmit(goodbye)
+            except ConnectionLost as error:
+                self._error = error
+        with self._tx_lock:
+            if self._error is None and not self._closed:
+                self._start()
+            left = list(self._left)
+            self._left.clear()
+        completions = left + completions
+        if self._error is not None:
+            self._ring()  # there is always one more thing to say
+        if completions:
+            return completions
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise ConnectionLost("the connection is closed")
+        return []
+
+    def fileno(self) -> int:
+        return self._bell
+
+    def wants_write(self) -> bool:
+        return False
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        with self._rx_lock, self._tx_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._requests.clear()
+            self._reads.clear()
+            self._inbox.clear()
+            self._stags.clear()
+        self._transmit(Message(CLOSED))
+        with self._bell_lock:
+            os.close(self._bell)
+            self._bell = -1
+
+    # --- sending ---
+
+    def _start(self) -> None:
+        """Copy and send what the ORD allows, in order. Send lock held."""
+        while self._requests:
+            request = self._requests[0]
+            opcode = request.opcode
+            data = NOTHING if request.data is None else request.data
+            if opcode == seam.RDMA_READ:
+                if len(self._reads) >= self.ord:
+                    return
+                self._reads.append(OutstandingRead(1, data, request.token))
+                message = Message(opcode, _EMPTY, request.stag, request.to)
+                message.size = len(data)
+            else:
+                head = NOTHING
+                if request.header is not None and opcode != seam.RDMA_WRITE:
+                    head = request.header.view[: request.header_length]
+                message = Message(opcode, bytes(head) + bytes(data), request.stag, request.to)
+                if request.signaled:
+                    self._left.append(seam.Completion(opcode, request.token))
+                    self._ring()
+            self._requests.popleft()
+            self._transmit(message)
+
+    def _transmit(self, message: Message) -> None:
+        if self.intercept is not None and not self.intercept(message):
+            return
+        peer = self._peer
+        if peer is not None and not peer._closed:
+            peer._inbox.append(message)
+            peer._ring()
+
+    def _ring(self) -> None:
+        with self._bell_lock:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def _quiet(self) -> None:
+        with self._bell_lock:
+            if self._bell >= 0:
+                try:
+                    os.eventfd_read(self._bell)
+                except BlockingIOError:
+                    return
+
+    # --- receiving ---
+
+    def _take(self, message: Message, completions: list[seam.Completion]) -> None:
+        """One message takes effect. Receive lock held."""
+        kind = message.kind
+        fault: checks.Fault | None = None
+        if kind <= seam.SEND_SE_INVALIDATE:
+            fault = self._deliver(message, completions)
+        elif kind == seam.RDMA_WRITE:
+            if message.size:
+                region = self._stags.find(message.stag)
+                fault = checks.write_fault(region, message.stag, message.to, message.size)
+                if fault is None and region is not None:
+                    region.view[message.to : message.to + message.size] = message.data
+        elif kind == seam.RDMA_READ:
+            fault = self._answer(message)
+        elif kind == READ_RESPONSE:
+            read = self._reads.popleft()
+            read.sink[:] = message.data
+            completions.append(seam.Completion(seam.RDMA_READ, read.token))
+        elif kind == TERMINATE:
+            words = rdmap.terminate_words(*message.code)
+            raise RemoteProtocolError("RDMAP", f"the peer terminated the connection: {words}")
+        else:
+            raise ConnectionLost("the peer closed the connection")
+        if fault is not None:
+            raise checks.protocol_error(fault)
+
+    def _deliver(self, message: Message, completions: list[seam.Completion]) -> checks.Fault | None:
+        receives = self._posted - self._consumed
+        fault = checks.send_fault(message.size, self.receive_size, receives, (0, 0, 0), (0, 0))
+        if fault is not None:
+            return fault
+        invalidated = 0
+        if message.kind & seam.SEND_INVALIDATE:
+            invalidated = message.stag
+            region = self._stags.find(invalidated)
+            if region is None:
+                text = f"Send with Invalidate of STag 0x{invalidated:08x}, which is not valid"
+                return text, rdmap.CANNOT_INVALIDATE
+            region.valid = False
+        self._consumed += 1
+        solicited = message.kind >= seam.SEND_SE
+        completions.append(
+            seam.Completion(seam.RECEIVE, None, memoryview(message.data), invalidated, solicited)
+        )
+        return None
+
+    def _answer(self, message: Message) -> checks.Fault | None:
+        data = _EMPTY
+        if message.size:
+            region = self._stags.find(message.stag)
+            fault = checks.source_fault(region, message.stag, message.to, message.size)
+            if fault is not None or region is None:
+                return fault
+            data = bytes(region.view[message.to : message.to + message.size])
+        self._transmit(Message(READ_RESPONSE, data))
+        return None
+
+
+def memory_pair(
+    *,
+    ird: int = 64,
+    ord: int = 64,
+    private_data: tuple[bytes, bytes] = (b"", b""),
+    receive_size: int = 8268,
+) -> tuple[MemoryQueuePair, MemoryQueuePair]:
+    """Two ends that are connected; ``ird`` and ``ord`` hold for both.
+
+    ``private_data``: what the first and what the second end said in connection management; each
+    finds the other's in ``peer_private_data``.
+    """
+    depth = min(ird, ord)
+    first, second = (
+        MemoryQueuePair(ird=ird, ord=depth, private_data=said_by_peer, receive_size=receive_size)
+        for said_by_peer in reversed(private_data)
+    )
+    first._peer, second._peer = second, first
+    return first, second
