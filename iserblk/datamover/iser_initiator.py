@@ -7,6 +7,8 @@ advertise nothing.
 
 from __future__ import annotations
 
+from collections import deque
+
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
@@ -40,9 +42,10 @@ class IserInitiator:
         """``inline_size``: the most data bytes that a PDU of ours carries behind its BHS."""
         self._qp = qp
         self._inline_size = inline_size
-        self._queued: list[WorkRequest] = []
+        # Appended to by submitters, taken from by the one that flushes: both ends are atomic.
+        self.queued: deque[WorkRequest] = deque()
 
-    # -- down -----------------------------------------------------------------------------------
+    # -- down -------------------------------------------------------------------------------------
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         headers = self._qp.alloc_headers(len(slots), MINIMUM_LENGTH + self._inline_size)
@@ -76,13 +79,12 @@ class IserInitiator:
             if direction == INLINE:
                 length += slot.inline_length
         slot.request.header_length = length
-        self._queued.append(slot.request)
+        self.queued.append(slot.request)
 
     def flush(self) -> None:
-        while self._queued:
-            queued = self._queued
-            self._queued = []
-            self._qp.post(queued)
+        queued = self.queued
+        while queued:
+            self._qp.post([queued.popleft() for _ in range(len(queued))])
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         stag = slot.stag
@@ -96,14 +98,17 @@ class IserInitiator:
                 "iSER", f"response invalidated STag {invalidated:#x}, which is not its task's"
             )
 
+    def disconnect(self) -> None:
+        self._qp.disconnect()
+
     def connection_terminate(self) -> None:
-        self._queued.clear()
+        self.queued.clear()
         self._qp.close()
 
     def deallocate_connection_resources(self) -> None:
         self._qp.close()
 
-    # -- up -------------------------------------------------------------------------------------
+    # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
         completions = self._qp.progress(now)

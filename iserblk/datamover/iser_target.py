@@ -9,6 +9,8 @@ event loop produced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
@@ -56,11 +58,9 @@ class IserTarget:
 
     user: TargetUser
 
-    def __init__(self, qp: QueuePair, inline_size: int, send_invalidate: bool) -> None:
-        """``inline_size``: the most bytes behind the BHS of a PDU of ours (sense, text).
-        ``send_invalidate``: the initiator allows Send with Invalidate."""
+    def __init__(self, qp: QueuePair, send_invalidate: bool) -> None:
+        """``send_invalidate``: the initiator allows Send with Invalidate."""
         self._qp = qp
-        self._inline_size = inline_size
         self._send_invalidate = send_invalidate
         self._queued: list[WorkRequest] = []
         # Local and Remote Mapping of the command being notified (RFC 7145 section 7.3.1).
@@ -69,10 +69,15 @@ class IserTarget:
         self._read_stag = 0
         self._read_base = 0
 
-    # -- down -----------------------------------------------------------------------------------
+    # -- down -------------------------------------------------------------------------------------
 
-    def allocate_connection_resources(self, slots: list[TargetSlot], receives: int) -> None:
-        headers = self._qp.alloc_headers(len(slots), MINIMUM_LENGTH + self._inline_size)
+    def allocate_connection_resources(
+        self, slots: Sequence[TargetSlot], inline_size: int, receives: int
+    ) -> None:
+        """Give each slot memory for its PDU with up to ``inline_size`` bytes of data (sense,
+        text), and post ``receives`` more receives. Called again when login is complete: before,
+        a peer that nobody knows gets no more than login needs."""
+        headers = self._qp.alloc_headers(len(slots), MINIMUM_LENGTH + inline_size)
         for slot, header in zip(slots, headers, strict=True):
             slot.header = header
             slot.bhs = header.view[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]
@@ -151,6 +156,9 @@ class IserTarget:
         slot.write_stag = 0
         slot.transfer.data = None
 
+    def disconnect(self) -> None:
+        self._qp.disconnect()
+
     def connection_terminate(self) -> None:
         self._queued.clear()
         self._qp.close()
@@ -158,7 +166,7 @@ class IserTarget:
     def deallocate_connection_resources(self) -> None:
         self._qp.close()
 
-    # -- up -------------------------------------------------------------------------------------
+    # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
         """As InitiatorDatamover.progress; counts completions of every kind."""

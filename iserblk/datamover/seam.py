@@ -16,6 +16,7 @@ beside the BHS), patched and reused, never rebuilt.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from iserblk.rcap.seam import HeaderSlot, WorkRequest
@@ -89,11 +90,16 @@ class TargetUser(InitiatorUser, Protocol):
 
 
 class InitiatorDatamover(Protocol):
-    """What an initiator's iSCSI layer asks of its datamover. Not thread-safe on the sending
-    side: the caller holds its own lock around ``send_control``; ``flush`` and ``progress`` are
-    called by one thread at a time each."""
+    """What an initiator's iSCSI layer asks of its datamover. The caller holds its own lock
+    around ``send_control``; ``flush`` and ``progress`` are called by one thread at a time each,
+    and may run beside each other and beside ``send_control``.
+
+    ``queued``: true while something waits for ``flush``."""
 
     user: InitiatorUser
+
+    @property
+    def queued(self) -> Collection[object]: ...
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         """Give each slot its memory, and post receives for their answers and for
@@ -121,6 +127,10 @@ class InitiatorDatamover(Protocol):
 
     def progress(self, now: float) -> int:
         """Take in what has come, call up for each PDU; returns how many. Errors as QueuePair."""
+        ...
+
+    def disconnect(self) -> None:
+        """Ask for the end, from any thread; ``progress`` then raises ConnectionLost."""
         ...
 
     def connection_terminate(self) -> None:

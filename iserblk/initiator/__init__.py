@@ -1,0 +1,1 @@
+"""Sessions: connect, login, submit, and the two drivers that wait for them."""

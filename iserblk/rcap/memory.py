@@ -167,6 +167,12 @@ class MemoryQueuePair:
     def next_deadline(self) -> float | None:
         return None
 
+    def disconnect(self) -> None:
+        self._transmit(Message(CLOSED))
+        self._inbox.append(Message(CLOSED))
+        self._hold = False
+        self._ring()
+
     def close(self) -> None:
         with self._rx_lock, self._tx_lock:
             if self._closed:

@@ -1,0 +1,1 @@
+"""The embedded target: files as LUNs over iSER."""

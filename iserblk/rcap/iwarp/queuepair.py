@@ -209,6 +209,10 @@ class IwarpQueuePair:
             return 0.0
         return None if self._error is None else 0.0
 
+    def disconnect(self) -> None:
+        if not self._closed:
+            _shutdown(self._sock, socket.SHUT_RDWR)
+
     def close(self) -> None:
         with self._rx_lock, self._tx_lock:
             if self._closed:

@@ -44,20 +44,31 @@ Buffer = bytes | memoryview
 class SlotFrame:
     """The memory around a HeaderSlot: DDP header, the slot, pad and CRC, in one piece.
 
-    ``covered`` is what the CRC covers, ``whole`` what goes out, when the slot is the message.
+    ``covered`` is what the CRC covers, ``whole`` what goes out, when the first ``size`` bytes of
+    the slot are the message; ``fit`` changes that.
     """
 
-    __slots__ = ("covered", "size", "whole")
+    __slots__ = ("_memory", "covered", "size", "whole")
 
     def __init__(self, size: int) -> None:
         covered = (ddp.UNTAGGED_SIZE + size + 3) & ~3
+        self._memory = memoryview(bytearray(covered + ddp.CRC_SIZE))
         self.size = size
-        self.whole = memoryview(bytearray(covered + ddp.CRC_SIZE))
-        self.covered = self.whole[:covered]
+        self.whole = self._memory
+        self.covered = self._memory[:covered]
 
     def slot(self, index: int) -> seam.HeaderSlot:
         start = ddp.UNTAGGED_SIZE
-        return seam.HeaderSlot(self.whole[start : start + self.size], self, index)
+        return seam.HeaderSlot(self._memory[start : start + self.size], self, index)
+
+    def fit(self, size: int) -> None:
+        """The message is the first ``size`` bytes of the slot; those behind become its pad."""
+        end = ddp.UNTAGGED_SIZE + size
+        covered = (end + 3) & ~3
+        self.size = size
+        self.whole = self._memory[: covered + ddp.CRC_SIZE]
+        self.covered = self._memory[:covered]
+        self._memory[end:covered] = _PADS[covered - end]
 
 
 class SendCore:
@@ -200,10 +211,12 @@ class SendCore:
         frame = slot.frame if slot is not None else None
         if frame is not None and not isinstance(frame, SlotFrame):
             raise LocalProtocolError("this header slot belongs to another kind of queue pair")
-        if data or frame is None or size != frame.size or size > self._untagged_max or self._framer:
+        if data or frame is None or size > self._untagged_max or self._framer:
             if not self._send_gathered(request, frame):
                 return False
         else:
+            if size != frame.size:
+                frame.fit(size)
             whole = frame.whole
             if self._full(len(whole)):
                 return False
@@ -224,6 +237,8 @@ class SendCore:
         """A Send of several pieces, or in several segments."""
         header = request.header_length
         start = ddp.UNTAGGED_SIZE
+        if frame is not None and frame.size != header:
+            frame.fit(header)
         head = frame.whole[start : start + header] if frame is not None else NOTHING
         data = _bytes_of(request.data)
         total = header + len(data)

@@ -1,0 +1,114 @@
+"""Disks for trio: ``async with open_disks(urls, options) as disks``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from iserblk.disk.core import DiskCore
+from iserblk.disk.opening import find_disks, name_disks, open_session, settle
+from iserblk.disk.seam import Extent, LunInfo
+from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
+
+
+class Disk:
+    """Implements AsyncDisk."""
+
+    def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
+        self._core = core
+        self._driver = driver
+        self.info: LunInfo = core.info
+
+    @property
+    def size(self) -> int:
+        return self._core.size
+
+    async def read_into(self, buffer: memoryview, offset: int) -> None:
+        core = self._core
+        waiter = TrioWaiter()
+        slot = core.begin_read(buffer, offset, waiter)
+        if slot is not None:
+            good = False
+            try:
+                await self._driver.wait(waiter)
+            finally:
+                good = core.ended(slot)
+            if good:
+                return
+        await self._driver.run_operation(core.read(buffer, offset))
+
+    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        core = self._core
+        if not fua:
+            waiter = TrioWaiter()
+            slot = core.begin_write(buffer, offset, waiter)
+            if slot is not None:
+                good = False
+                try:
+                    await self._driver.wait(waiter)
+                finally:
+                    good = core.ended_write(slot)
+                if good:
+                    return
+        await self._driver.run_operation(core.write(buffer, offset, fua))
+
+    async def flush(self) -> None:
+        await self._driver.run_operation(self._core.flush())
+
+    async def trim(self, offset: int, length: int, fua: bool = False) -> None:
+        await self._driver.run_operation(self._core.trim(offset, length, fua))
+
+    async def zero(
+        self,
+        offset: int,
+        length: int,
+        *,
+        may_trim: bool = False,
+        fast: bool = False,
+        fua: bool = False,
+    ) -> None:
+        await self._driver.run_operation(self._core.zero(offset, length, may_trim, fast, fua))
+
+    async def extents(self, offset: int, length: int) -> list[Extent]:
+        return await self._driver.run_operation(self._core.extents(offset, length))
+
+    async def cache(self, offset: int, length: int) -> None:
+        await self._driver.run_operation(self._core.cache(offset, length))
+
+
+class DiskSet:
+    """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
+
+    def __init__(self, disks: dict[str, Disk]) -> None:
+        self.disks = disks
+        self.default = next(iter(disks))
+
+
+@asynccontextmanager
+async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[DiskSet]:
+    """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
+    addresses = settle(urls, options)
+    drivers: list[TrioDriver] = []
+    disks: dict[DiskCore, TrioDriver] = {}
+    error: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            for address in addresses:
+                driver = await open_session(address)
+                drivers.append(driver)
+                await nursery.start(driver.run)
+                for core in await find_disks(driver, address):
+                    disks[core] = driver
+            named = name_disks(list(disks))
+            yield DiskSet({name: Disk(core, disks[core]) for name, core in named.items()})
+        except (Exception, KeyboardInterrupt) as problem:
+            error = problem  # raised below: it is the caller's, not a group of the pumps'
+        finally:
+            with trio.CancelScope(shield=True):
+                for driver in drivers:
+                    await driver.log_out()
+            nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error

@@ -1,0 +1,170 @@
+"""Disks for threads: ``with open_disks(urls, options) as disks``.
+
+Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in
+and looks after sessions while nobody waits; it is not in the path of any request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from iserblk.disk.core import DiskCore
+from iserblk.disk.opening import Address, find_disks, name_disks, open_session, settle
+from iserblk.disk.seam import Extent, LunInfo
+from iserblk.initiator.waiting import TICK_S, BlockingDriver
+
+
+class Disk:
+    """Implements BlockingDisk."""
+
+    def __init__(self, core: DiskCore, driver: BlockingDriver) -> None:
+        self._core = core
+        self._driver = driver
+        self.info: LunInfo = core.info
+
+    @property
+    def size(self) -> int:
+        return self._core.size
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        driver = self._driver
+        waiter = driver.waiter()
+        slot = self._core.begin_read(buffer, offset, waiter)
+        if slot is not None:
+            driver.wait(waiter)
+            if self._core.ended(slot):
+                return
+        driver.run(self._core.read(buffer, offset))
+
+    def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        driver = self._driver
+        if not fua:
+            waiter = driver.waiter()
+            slot = self._core.begin_write(buffer, offset, waiter)
+            if slot is not None:
+                driver.wait(waiter)
+                if self._core.ended_write(slot):
+                    return
+        driver.run(self._core.write(buffer, offset, fua))
+
+    def flush(self) -> None:
+        self._driver.run(self._core.flush())
+
+    def trim(self, offset: int, length: int, fua: bool = False) -> None:
+        self._driver.run(self._core.trim(offset, length, fua))
+
+    def zero(
+        self,
+        offset: int,
+        length: int,
+        *,
+        may_trim: bool = False,
+        fast: bool = False,
+        fua: bool = False,
+    ) -> None:
+        self._driver.run(self._core.zero(offset, length, may_trim, fast, fua))
+
+    def extents(self, offset: int, length: int) -> list[Extent]:
+        return self._driver.run(self._core.extents(offset, length))
+
+    def cache(self, offset: int, length: int) -> None:
+        self._driver.run(self._core.cache(offset, length))
+
+
+class DiskSet:
+    """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
+
+    def __init__(self, addresses: list[Address]) -> None:
+        """Connects; raises what connecting raises, and then leaves nothing behind."""
+        self.disks: dict[str, Disk] = {}
+        self._drivers: list[BlockingDriver] = []
+        self._opened = threading.Event()
+        self._error: BaseException | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._stop: trio.Event | None = None
+        self._thread = threading.Thread(
+            target=self._control, args=(addresses,), name="iserblk-control", daemon=True
+        )
+        self._thread.start()
+        self._opened.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        self.default = next(iter(self.disks))
+
+    def _control(self, addresses: list[Address]) -> None:
+        """Body of the thread: open, then look after the sessions until ``close``."""
+        try:
+            trio.run(self._run, addresses)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._opened.set()
+
+    async def _run(self, addresses: list[Address]) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._stop = trio.Event()
+        await self._open(addresses)
+        self._opened.set()
+        while True:
+            with trio.move_on_after(TICK_S):
+                await self._stop.wait()
+                return
+            for driver in self._drivers:
+                driver.idle()
+
+    async def _open(self, addresses: list[Address]) -> None:
+        """Log in and look around under trio; then hand the sessions to their blocking drivers."""
+        cores: dict[DiskCore, int] = {}
+        error: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            opening = []
+            try:
+                for index, address in enumerate(addresses):
+                    driver = await open_session(address)
+                    opening.append(driver)
+                    await nursery.start(driver.run)
+                    for core in await find_disks(driver, address):
+                        cores[core] = index
+                named = name_disks(list(cores))
+            except Exception as problem:
+                error = problem  # raised below, not as a group of the pumps'
+                for driver in opening:
+                    await driver.log_out()
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
+        self._drivers = [BlockingDriver(driver.session) for driver in opening]
+        self.disks = {name: Disk(core, self._drivers[cores[core]]) for name, core in named.items()}
+
+    def close(self) -> None:
+        """Log out and end the control thread. Flushes nothing. Idempotent; no operation may be
+        running in another thread."""
+        if self._thread.is_alive():
+            assert self._token is not None and self._stop is not None
+            self._token.run_sync_soon(self._stop.set)
+            self._thread.join()
+            for driver in self._drivers:
+                driver.log_out()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> DiskSet:
+    """Log in to every URL and find its disks. Raises BadArgument, NotSupported, TransportError,
+    LoginError, NoSuchLun…; then no thread, descriptor or session is left."""
+    return DiskSet(settle(urls, options))

@@ -1,0 +1,185 @@
+"""Running SCSI commands on a session: fill a slot, send it, wait, retry, or raise.
+
+An **operation** is a generator that yields what it waits for: a Waiter, or seconds to sleep. The
+two faces differ only in how they wait, so every operation exists once. When an operation is
+closed at a ``yield``, its driver has made sure that none of its commands is in flight any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from typing import TypeVar
+
+from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE
+from iserblk.errors import IserblkError, NoSuchLun, OutOfRange, ScsiError, WriteProtected
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import QUEUED, TAKEN, TaskSlot, Waiter
+from iserblk.iscsi import pdu, reasons
+from iserblk.scsi import sense as sense_data
+from iserblk.scsi import status as sam
+from iserblk.scsi.sense import Sense
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Operation = Generator["Waiter | float", None, T]
+
+FLAGS_NO_DATA = pdu.FLAG_FINAL | pdu.ATTR_SIMPLE
+FLAGS_READ = FLAGS_NO_DATA | pdu.FLAG_READ
+FLAGS_WRITE = FLAGS_NO_DATA | pdu.FLAG_WRITE
+
+ATTEMPTS = 10  # for unit attentions, BUSY, TASK SET FULL and their like, per command
+BACK_OFF_S = 0.02  # first pause after BUSY; doubles
+
+
+def fill_read(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
+    """Data-In into ``buffer``; the CDB is the caller's to pack."""
+    slot.lun = lun
+    slot.flags = FLAGS_READ
+    slot.direction = READ
+    slot.data = buffer
+    slot.length = len(buffer)
+
+
+def fill_write(slot: TaskSlot, lun: bytes, buffer: memoryview, immediate_limit: int) -> None:
+    """Data-Out from ``buffer``; what fits goes along as immediate data, whole or not at all."""
+    slot.lun = lun
+    slot.flags = FLAGS_WRITE
+    length = slot.length = len(buffer)
+    if length <= immediate_limit:
+        # Copied into the PDU: nothing of the caller's is advertised, or kept.
+        slot.inline[:length] = buffer
+        slot.inline_length = length
+        slot.direction = INLINE
+        slot.data = None
+    else:
+        slot.direction = WRITE
+        slot.data = buffer
+
+
+def fill_no_data(slot: TaskSlot, lun: bytes) -> None:
+    slot.lun = lun
+    slot.flags = FLAGS_NO_DATA
+    slot.direction = NO_DATA
+    slot.data = None
+    slot.length = 0
+
+
+def failure(slot: TaskSlot, name: str) -> IserblkError | None:
+    """What went wrong with an ended command, in words; None when it is GOOD and whole."""
+    if slot.error is not None:
+        error = slot.error
+        return error if isinstance(error, IserblkError) else IserblkError(str(error))
+    if slot.response:
+        return ScsiError(f"{name}: {reasons.scsi_response(slot.response)}")
+    if slot.status == sam.GOOD:
+        if slot.residual:
+            return ScsiError(
+                f"{name}: command {slot.cdb[0]:#04x} of {slot.length} bytes moved "
+                f"{slot.length - slot.residual}",
+            )
+        return None
+    if slot.status != sam.CHECK_CONDITION:
+        return ScsiError(f"{name}: {sam.words(slot.status)}", slot.status)
+    sense = sense_data.decode(slot.sense)
+    return _from_sense(f"{name}: command {slot.cdb[0]:#04x}: {sense}", sense)
+
+
+def _from_sense(text: str, sense: Sense) -> ScsiError:
+    kinds: dict[tuple[int, int], type[ScsiError]] = {
+        (0x25, 0x00): NoSuchLun,
+        (0x21, 0x00): OutOfRange,
+    }
+    kind = kinds.get((sense.asc, sense.ascq), ScsiError)
+    if sense.key == sense_data.DATA_PROTECT:
+        kind = WriteProtected
+    return kind(text, sam.CHECK_CONDITION, sense)
+
+
+def retry_delay(error: IserblkError, attempt: int) -> float | None:
+    """Seconds to wait before the command may be sent again; None: do not."""
+    if not isinstance(error, ScsiError) or attempt >= ATTEMPTS:
+        return None
+    if error.status in (sam.BUSY, sam.TASK_SET_FULL):
+        return BACK_OFF_S * (1 << attempt)
+    sense = error.sense
+    if isinstance(sense, Sense):
+        if sense.is_unit_attention:
+            return 0.0
+        if sense.key == sense_data.ABORTED_COMMAND or sense.is_becoming_ready:
+            return BACK_OFF_S * (1 << attempt)
+    return None
+
+
+def take(session: Session, waiter: Waiter) -> Operation[TaskSlot]:
+    """A free slot, waiting for one if need be."""
+    while True:
+        slot = session.take(waiter)
+        if slot is not None:
+            return slot
+        while waiter.pending:
+            yield waiter
+
+
+def end(session: Session, waiter: Waiter) -> Operation[None]:
+    while waiter.pending:
+        yield waiter
+
+
+def release_ended(session: Session, slots: list[TaskSlot]) -> None:
+    """Give back those that are not in flight. (An interrupted thread may leave some: they, and
+    what they refer to, stay until the session ends.)"""
+    for slot in slots:
+        if slot.state < QUEUED:
+            session.release(slot)
+
+
+def command(
+    session: Session,
+    lun: bytes,
+    cdb: bytes,
+    name: str,
+    data_in: memoryview | None = None,
+    data_out: memoryview | None = None,
+    short_ok: bool = False,
+) -> Operation[int]:
+    """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
+
+    Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
+    unknown length.
+    """
+    waiter = session.new_waiter()
+    attempt = 0
+    while True:
+        slot = yield from take(session, waiter)
+        try:
+            slot.cdb[:] = cdb.ljust(16, b"\0")
+            if data_in is not None:
+                fill_read(slot, lun, data_in)
+            elif data_out is not None:
+                fill_write(slot, lun, data_out, session.immediate_limit)
+            else:
+                fill_no_data(slot, lun)
+            slot.waiter = waiter
+            waiter.pending += 1
+            session.submit(slot)
+            while waiter.pending:
+                yield waiter
+            if short_ok and slot.residual > 0 and slot.state == TAKEN:
+                moved = max(0, slot.length - slot.residual)
+                slot.residual = 0
+            else:
+                moved = slot.length
+            error = failure(slot, name)
+        finally:
+            release_ended(session, [slot])
+        if error is None:
+            return moved
+        delay = retry_delay(error, attempt)
+        if delay is None:
+            raise error
+        log.info("%s; sending it again", error)
+        attempt += 1
+        if delay:
+            yield delay

@@ -1,0 +1,141 @@
+"""Who a LUN is and what it can: the commands that are sent once, after login."""
+
+from __future__ import annotations
+
+import logging
+
+from iserblk.disk.commands import Operation, command
+from iserblk.disk.geometry import Geometry
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import NoSuchLun, NotSupported, ScsiError
+from iserblk.initiator.session import Session
+from iserblk.scsi import capacity, cdb, inquiry, luns, mode
+
+log = logging.getLogger(__name__)
+
+MAX_TRANSFER = 1 << 20  # bytes of one READ or WRITE, unless the LUN allows less
+_ALLOCATION = 512
+
+
+def report_luns(session: Session) -> Operation[list[int]]:
+    """The LUNs of the target, ascending."""
+    answer = memoryview(bytearray(16384))
+    moved = yield from command(
+        session,
+        bytes(8),
+        cdb.report_luns(len(answer)),
+        session.portal,
+        data_in=answer,
+        short_ok=True,
+    )
+    return sorted(set(luns.decode_report_luns(answer[:moved])))
+
+
+class _Identify:
+    """The steps for one LUN."""
+
+    def __init__(self, session: Session, lun: int, name: str) -> None:
+        self.session = session
+        self.lun = luns.encode(lun)
+        self.name = name
+
+    def ask(self, command_block: bytes, length: int = _ALLOCATION) -> Operation[memoryview]:
+        answer = memoryview(bytearray(length))
+        moved = yield from command(
+            self.session, self.lun, command_block, self.name, data_in=answer, short_ok=True
+        )
+        return answer[:moved]
+
+    def page(self, code: int, pages: tuple[int, ...]) -> Operation[memoryview | None]:
+        """One VPD page; None when the LUN does not have it."""
+        if code not in pages:
+            return None
+        try:
+            answer = yield from self.ask(cdb.inquiry(_ALLOCATION, code))
+        except ScsiError as error:
+            log.info("%s: VPD page %#04x: %s", self.name, code, error)
+            return None
+        return answer
+
+
+def identify(
+    session: Session, lun: int, name: str, url: str, target: str
+) -> Operation[tuple[LunInfo, Geometry]]:
+    """INQUIRY, VPD pages, capacity and mode pages of one LUN.
+
+    Raises NoSuchLun, or NotSupported when it is no disk.
+    """
+    steps = _Identify(session, lun, name)
+    standard = inquiry.decode_standard((yield from steps.ask(cdb.inquiry(96), 96)))
+    if standard.qualifier != 0:
+        raise NoSuchLun(f"{url}: the target has no LUN {lun}; `iserblk info` without it lists them")
+    if standard.device_type != inquiry.DISK:
+        raise NotSupported(
+            f"{url}: LUN {lun} is no disk but {inquiry.device_type_words(standard.device_type)}; "
+            "name another LUN"
+        )
+    yield from command(session, steps.lun, cdb.test_unit_ready(), name)
+    pages: tuple[int, ...] = ()
+    try:
+        pages = inquiry.decode_supported_pages((yield from steps.ask(cdb.inquiry(_ALLOCATION, 0))))
+    except ScsiError as error:
+        log.info("%s: no vital product data: %s", name, error)
+    serial = inquiry.decode_serial((yield from steps.page(0x80, pages)))
+    identifiers = inquiry.decode_identifiers((yield from steps.page(0x83, pages)))
+    block_limits = inquiry.decode_block_limits((yield from steps.page(0xB0, pages)))
+    characteristics = inquiry.decode_characteristics((yield from steps.page(0xB1, pages)))
+    provisioning = inquiry.decode_provisioning((yield from steps.page(0xB2, pages)))
+
+    long_cdbs = True
+    try:
+        size = capacity.decode16((yield from steps.ask(cdb.read_capacity16(32), 32)))
+    except ScsiError as error:
+        log.info("%s: READ CAPACITY(16): %s", name, error)
+        size = capacity.decode10((yield from steps.ask(cdb.read_capacity10(), 8)))
+        long_cdbs = False
+    try:
+        modes = mode.decode_sense6((yield from steps.ask(cdb.mode_sense6(0x08, 192), 192)))
+    except ScsiError as error:
+        log.info("%s: no caching mode page: %s", name, error)
+        modes = mode.UNKNOWN
+
+    block = size.block_size
+    can_unmap = provisioning.lbpu or (size.lbpme and block_limits.max_unmap_lba_count > 0)
+    max_transfer = MAX_TRANSFER
+    if block_limits.max_transfer_length:
+        max_transfer = min(max_transfer, block_limits.max_transfer_length * block)
+    geometry = Geometry(
+        block=block,
+        long_cdbs=long_cdbs,
+        max_unmap_blocks=block_limits.max_unmap_lba_count,
+        unmap_granularity=block_limits.unmap_granularity,
+        unmap_alignment=block_limits.unmap_alignment,
+        max_write_same_blocks=block_limits.max_write_same_length,
+        zero_when_unmapped=size.lbprz,
+    )
+    info = LunInfo(
+        name=name,
+        url=url,
+        target=target,
+        lun=lun,
+        size=size.blocks * block,
+        block_size=block,
+        physical_block_size=size.physical_block_size,
+        read_only=modes.write_protected,
+        rotational=characteristics.rotational,
+        write_cache=modes.write_cache,
+        fua=modes.dpofua,
+        can_trim=can_unmap,
+        can_zero=provisioning.lbpws or block_limits.max_write_same_length > 0,
+        zero_by_unmap=provisioning.lbpws and size.lbprz,
+        can_extents=size.lbpme and long_cdbs,
+        vendor=standard.vendor,
+        product=standard.product,
+        revision=standard.revision,
+        serial=serial,
+        identifiers=identifiers,
+        max_transfer=max_transfer,
+        optimal_transfer=block_limits.optimal_transfer_length * block,
+        connection=session.describe(),
+    )
+    return info, geometry

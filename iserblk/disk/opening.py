@@ -1,0 +1,85 @@
+"""From URLs to disks: what both faces share. Runs in trio."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from iserblk.disk.core import DiskCore
+from iserblk.disk.identify import identify, report_luns
+from iserblk.errors import BadArgument, NoSuchLun, NotSupported
+from iserblk.initiator.connect import connect
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.scsi import luns
+from iserblk.url import Options, Url, parse_url
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class Address:
+    """One URL with its options settled."""
+
+    url: Url
+    options: Options
+
+
+def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
+    """Parse all URLs; ``options`` hold for each, its own keys override them. Raises BadArgument
+    or NotSupported before anything is connected."""
+    if not urls:
+        raise BadArgument("no URL: give at least one, e.g. iser://HOST/iqn.2026-11.example:disk/0")
+    common = dict(options)
+    addresses = []
+    for text in urls:
+        url = parse_url(text)
+        addresses.append(Address(url, Options.from_pairs({**common, **url.options}.items())))
+    return addresses
+
+
+async def open_session(address: Address) -> TrioDriver:
+    """Connect and log in. The driver's ``run`` is the caller's to start."""
+    return TrioDriver(await connect(address.url, address.options))
+
+
+async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
+    """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver runs."""
+    url = address.url
+    session = driver.session
+    if url.lun is not None:
+        return [await _identify(driver, url, url.lun)]
+    found: list[DiskCore] = []
+    for lun in await driver.run_operation(report_luns(session)):
+        try:
+            found.append(await _identify(driver, url, lun))
+        except (NotSupported, NoSuchLun) as error:
+            log.info("skipped: %s", error)
+    if not found:
+        raise NoSuchLun(f"{url.redacted()}: the target has no disks for us; check its access rules")
+    return found
+
+
+async def _identify(driver: TrioDriver, url: Url, lun: int) -> DiskCore:
+    session = driver.session
+    info, geometry = await driver.run_operation(
+        identify(session, lun, f"lun{lun}", url.redacted(), url.iqn)
+    )
+    return DiskCore(session, luns.encode(lun), info, geometry)
+
+
+def name_disks(cores: Sequence[DiskCore]) -> dict[str, DiskCore]:
+    """Export names: ``lun<number>``, or ``<iqn>:lun<number>`` where two would clash."""
+    plain = [core.info.lun for core in cores]
+    named: dict[str, DiskCore] = {}
+    for core in cores:
+        name = f"lun{core.info.lun}"
+        if plain.count(core.info.lun) > 1:
+            name = f"{core.info.target}:{name}"
+        if name in named:
+            raise BadArgument(
+                f"{core.info.url}: given twice; several paths to one LUN are not supported yet"
+            )
+        core.rename(name)
+        named[name] = core
+    return named

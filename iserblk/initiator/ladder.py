@@ -1,0 +1,172 @@
+"""Deadlines: what is done, step by step, about a command that does not end (design section 7).
+
+ABORT TASK, then LOGICAL UNIT RESET, then the connection. A session that is idle is asked for a
+sign of life with a NOP-Out; any PDU counts as one.
+
+All of it runs in ``tick``, called about once a second by the runner of ``Session.progress``.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from iserblk.datamover.seam import NO_DATA
+from iserblk.errors import CommandTimeout
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import ABORTING, QUEUED, SENT, TaskSlot
+from iserblk.iscsi import pdu, reasons
+
+log = logging.getLogger(__name__)
+
+STEP_S = 5.0  # how long the target may take over one task management function
+IDLE_S = 10.0  # silence after which an idle session is asked for a sign of life
+_NO_TAG = 0xFFFFFFFF
+
+
+class _Step:
+    """Waits for one task management response, on behalf of one task."""
+
+    __slots__ = ("control", "function", "ladder", "pending", "task", "until")
+
+    def __init__(
+        self, ladder: Ladder, task: TaskSlot, function: int, control: TaskSlot, until: float
+    ) -> None:
+        self.ladder = ladder
+        self.task = task
+        self.function = function
+        self.control = control
+        self.until = until
+        self.pending = 1
+
+    def task_done(self) -> None:
+        self.pending = 0
+        self.ladder.answered(self)
+
+
+class _Ping:
+    """Waits for one NOP-In."""
+
+    __slots__ = ("pending", "until")
+
+    def __init__(self, until: float) -> None:
+        self.pending = 1
+        self.until = until
+
+    def task_done(self) -> None:
+        self.pending = 0
+
+
+class Ladder:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._steps: dict[TaskSlot, _Step] = {}
+        self._ping: _Ping | None = None
+        self.aborted = 0  # for statistics: commands that missed their deadline
+        self.resets = 0
+
+    def tick(self, now: float) -> None:
+        session = self._session
+        if session.error is not None:
+            return
+        for task in session.tasks:
+            if task.state == SENT and now >= task.deadline:
+                self.abort(task, now)
+            elif task.state == QUEUED and now >= task.deadline:
+                session.end_aborted(task, self._timeout(task))
+        for step in list(self._steps.values()):
+            if now >= step.until:
+                self._climb(step, now)
+        self._keep_alive(now)
+
+    def cancel(self, task: TaskSlot, now: float) -> None:
+        """Nobody wants the outcome of ``task`` any more: end it as soon as can be."""
+        if task.state == QUEUED:
+            self._session.end_aborted(task, self._timeout(task))
+        self.abort(task, now)
+
+    def abort(self, task: TaskSlot, now: float) -> None:
+        """Take back a command that is in flight; its waiter hears of it in the end."""
+        if task.state != SENT:
+            return
+        self.aborted += 1
+        log.warning(
+            "%s: command %#x (task %#x) exceeded its deadline; sending ABORT TASK",
+            self._session.portal,
+            task.cdb[0],
+            task.itt,
+        )
+        task.state = ABORTING
+        self._request(task, pdu.TMF_ABORT_TASK, now)
+
+    def _request(self, task: TaskSlot, function: int, now: float) -> None:
+        session = self._session
+        control = session.take_control()
+        if control is None:
+            session.disconnect()  # more ladders than control slots: the target is gone
+            return
+        pdu.TaskManagementRequest(
+            function=function,
+            lun=task.lun,
+            itt=0,
+            referenced_task_tag=task.itt if function == pdu.TMF_ABORT_TASK else _NO_TAG,
+            cmd_sn=0,
+            exp_stat_sn=0,
+            ref_cmd_sn=session.cmd_sn_of(task) if function == pdu.TMF_ABORT_TASK else 0,
+        ).pack_into(control.bhs)
+        control.direction = NO_DATA
+        step = self._steps[task] = _Step(self, task, function, control, now + STEP_S)
+        session.send_immediate(control, step)
+
+    def _climb(self, step: _Step, now: float) -> None:
+        """The answer to ``step`` did not come, or was a refusal: the next rung."""
+        del self._steps[step.task]
+        if step.task.state != ABORTING:
+            return
+        if step.function == pdu.TMF_ABORT_TASK:
+            log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self._session.portal)
+            self.resets += 1
+            self._request(step.task, pdu.TMF_LOGICAL_UNIT_RESET, now)
+        else:
+            log.error("%s: no answer to LOGICAL UNIT RESET; disconnecting", self._session.portal)
+            self._session.disconnect()
+
+    def answered(self, step: _Step) -> None:
+        if self._steps.get(step.task) is not step:
+            return  # too late: the next rung is under way
+        if self._session.error is not None:
+            del self._steps[step.task]
+            return
+        if step.control.response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
+            del self._steps[step.task]
+            # "does not exist" with no response before it: the target never had it, or has lost it.
+            self._session.end_aborted(step.task, self._timeout(step.task))
+        else:
+            log.warning(
+                "%s: task management: %s",
+                self._session.portal,
+                reasons.task_management_response(step.control.response),
+            )
+            step.until = 0.0  # the next tick climbs
+
+    def _timeout(self, task: TaskSlot) -> CommandTimeout:
+        return CommandTimeout(
+            f"{self._session.portal}: command {task.cdb[0]:#04x} did not end within "
+            f"{self._session.io_timeout:g} s and was aborted; is the target slow? raise io-timeout"
+        )
+
+    def _keep_alive(self, now: float) -> None:
+        session = self._session
+        if now - session.last_heard < IDLE_S or session.in_flight:
+            self._ping = None  # a sign of life came, or commands have deadlines of their own
+            return
+        if self._ping is not None and self._ping.pending:
+            if now >= self._ping.until:
+                log.error("%s: no answer to NOP-Out; disconnecting", session.portal)
+                session.disconnect()
+            return
+        control = session.take_control()
+        if control is None:
+            return
+        pdu.NopOut(lun=bytes(8), itt=0, ttt=_NO_TAG, cmd_sn=0, exp_stat_sn=0).pack_into(control.bhs)
+        self._ping = _Ping(now + STEP_S)
+        session.send_immediate(control, self._ping)

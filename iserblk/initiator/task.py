@@ -1,0 +1,90 @@
+"""Task slots and waiters: what one SCSI command in flight is made of, and who waits for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from iserblk.datamover.seam import PduSlot
+
+# States of a slot.
+FREE = 0  # in the session's list
+TAKEN = 1  # being filled in, or being read by the one who took it
+QUEUED = 2  # submitted, the command window is closed
+SENT = 3  # in flight at the target
+ABORTING = 4  # in flight, and an ABORT TASK for it as well
+
+# Initiator Task Tag: slot index in the low bits, a generation above it, so that an answer to a
+# task that has ended is told from one to its successor. Bit 31 stays 0: never 0xFFFFFFFF.
+INDEX_BITS = 12
+INDEX_MASK = (1 << INDEX_BITS) - 1
+ITT_MASK = 0x7FFFFFFF
+
+
+class Waiter(Protocol):
+    """Waits for ``pending`` things at once. Made by a driver; reusable when pending is 0."""
+
+    pending: int
+
+    def task_done(self) -> None:
+        """One of them is done: ``pending`` falls by one; at 0 the waiting one is woken."""
+        ...
+
+
+class _Nobody:
+    """The waiter of a slot that was never used."""
+
+    pending = 0
+
+    def task_done(self) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
+class TaskSlot(PduSlot):
+    """One SCSI command: the PDU slot, what it asks, and after its end what came of it.
+
+    Asked: ``cdb`` (16 writable bytes inside the BHS), ``lun`` (8-byte LUN field), ``length``
+    (Expected Data Transfer Length), ``flags`` (F, R, W, ATTR of the BHS), ``data``/``direction``.
+    ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
+    last < first.
+    Ended: ``error`` (nothing else counts), or ``status``, ``response``, ``residual`` (bytes less
+    than asked: positive; more: negative), ``sense`` (bytes).
+    """
+
+    __slots__ = (
+        "cdb",
+        "deadline",
+        "error",
+        "first",
+        "flags",
+        "itt",
+        "last",
+        "length",
+        "lun",
+        "residual",
+        "response",
+        "sense",
+        "state",
+        "status",
+        "waiter",
+    )
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.cdb: memoryview
+        self.itt = index
+        self.lun = bytes(8)
+        self.length = 0
+        self.flags = 0
+        self.first = 0
+        self.last = -1
+        self.state = FREE
+        self.status = 0
+        self.response = 0
+        self.residual = 0
+        self.sense = b""
+        self.error: Exception | None = None
+        self.deadline = 0.0
+        self.waiter: Waiter = _NOBODY

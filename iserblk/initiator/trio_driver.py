@@ -1,0 +1,133 @@
+"""The trio driver: one task pumps a session; operations park in the task that wants them.
+
+No task is started per operation, and no channel is used: the pump reschedules the waiting task.
+While operations that a batch of answers woke submit again, the session is corked, and their
+commands leave in one send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from time import monotonic
+from typing import TypeVar
+
+import trio
+
+from iserblk.errors import ConnectionLost
+from iserblk.initiator.ladder import Ladder
+from iserblk.initiator.session import Session, fill_logout
+from iserblk.trio_io import WriteWatch
+
+T = TypeVar("T")
+TICK_S = 1.0
+LOGOUT_S = 3.0
+
+
+class TrioWaiter:
+    """Implements Waiter for one trio task."""
+
+    __slots__ = ("pending", "task")
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.task: trio.lowlevel.Task | None = None
+
+    def task_done(self) -> None:
+        self.pending -= 1
+        if not self.pending and self.task is not None:
+            trio.lowlevel.reschedule(self.task)
+            self.task = None
+
+    async def wait(self) -> None:
+        """Return when ``pending`` is 0. On Cancelled ``pending`` still counts what is open."""
+        if self.pending:
+            self.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class TrioDriver:
+    """Pumps one session. ``run`` is the body of the pump task, to be started in a nursery."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.ladder = Ladder(session)
+        self._writes = WriteWatch(session, self._progress)
+        self._next_tick = 0.0
+        session.new_waiter = TrioWaiter
+        session.on_blocked = self._writes.wake
+        session.on_closing = trio.lowlevel.notify_closing
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Pump until the session has failed or the task is cancelled."""
+        session = self.session
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tick)
+            nursery.start_soon(self._writes.run)
+            task_status.started()
+            fd = session.fileno()
+            while session.error is None:
+                try:
+                    await trio.lowlevel.wait_readable(fd)
+                except trio.ClosedResourceError:
+                    break  # the session failed while this task slept
+                session.corked = True
+                count = session.progress(monotonic())
+                if count > 1:
+                    # Let all that were woken run, and submit, before their commands go out.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                session.corked = False
+                session.flush()
+                if session.wants_write():
+                    self._writes.wake()
+            nursery.cancel_scope.cancel()
+
+    def _progress(self) -> None:
+        self.session.progress(monotonic())
+
+    async def _tick(self) -> None:
+        while True:
+            await trio.sleep(TICK_S)
+            self.ladder.tick(monotonic())
+
+    async def wait(self, waiter: TrioWaiter) -> None:
+        """Wait for commands of this task. If it is cancelled they are aborted at the target; the
+        buffers are free when Cancelled comes out."""
+        try:
+            await waiter.wait()
+        except trio.Cancelled:
+            self.session.forget(waiter)
+            now = monotonic()
+            for slot in self.session.tasks:
+                if slot.waiter is waiter:
+                    self.ladder.cancel(slot, now)
+            with trio.CancelScope(shield=True):
+                await waiter.wait()
+            raise
+
+    async def log_out(self) -> None:
+        """Say goodbye if the target still listens, and end the session either way."""
+        session = self.session
+        control = session.take_control()
+        if control is not None:
+            waiter = TrioWaiter()
+            waiter.pending = 1
+            fill_logout(control)
+            session.send_immediate(control, waiter)
+            with trio.move_on_after(LOGOUT_S):
+                await waiter.wait()
+        session.fail(ConnectionLost(f"{session.portal}: logged out"))
+
+    async def run_operation(self, operation: Generator[TrioWaiter, None, T]) -> T:
+        """Run an operation of ``iserblk.disk`` to its end."""
+        try:
+            while True:
+                await self.wait(next(operation))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            operation.close()

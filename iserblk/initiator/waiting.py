@@ -1,0 +1,179 @@
+"""The blocking driver: threads that wait for a session, leader and followers.
+
+The thread that waits when nobody else does becomes the leader: it polls the descriptor and runs
+``Session.progress`` for everybody, so that at depth 1 there is no hop between threads. Whoever is
+done goes on at once; a leader that is done hands on to a follower that is not.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Generator
+from time import monotonic
+from typing import TypeVar
+
+from iserblk.errors import ConnectionLost
+from iserblk.initiator.ladder import Ladder
+from iserblk.initiator.session import Session, fill_logout, ignore_closing
+
+T = TypeVar("T")
+LOGOUT_S = 3.0
+TICK_S = 1.0  # how often deadlines and the keep-alive are looked at
+
+
+class ThreadWaiter:
+    """Implements Waiter for the one thread that made it."""
+
+    __slots__ = ("_wake", "pending", "sleep")
+
+    def __init__(self) -> None:
+        self.pending = 0
+        lock = threading.Lock()
+        lock.acquire()
+        self.sleep = lock.acquire
+        self._wake = lock.release
+
+    def task_done(self) -> None:
+        self.pending -= 1
+        if not self.pending:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake its thread; a wake that nobody waits for is kept, two are one."""
+        try:  # noqa: SIM105 (a context manager costs more than the wake)
+            self._wake()
+        except RuntimeError:
+            pass  # not asleep, and woken before: it will look again anyway
+
+
+class BlockingDriver:
+    """Waits for one session on behalf of any number of threads."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._ladder = Ladder(session)
+        self._mutex = threading.Lock()
+        self._followers: dict[ThreadWaiter, None] = {}
+        self._led = False
+        self._rung = False
+        self._local = threading.local()
+        self._next_tick = 0.0
+        self._poll = select.poll()
+        self._fd = session.fileno()
+        self._events = select.POLLIN
+        self._poll.register(self._fd, self._events)
+        # Rung when a sender finds the socket full while the leader polls for input only.
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._bell, select.POLLIN)
+        session.new_waiter = self.waiter
+        session.on_blocked = self._ring
+        session.on_closing = ignore_closing
+
+    def waiter(self) -> ThreadWaiter:
+        """This thread's waiter; a thread waits for one thing at a time, so it has just one."""
+        try:
+            waiter: ThreadWaiter = self._local.waiter
+        except AttributeError:
+            waiter = self._local.waiter = ThreadWaiter()
+        return waiter
+
+    def run(self, operation: Generator[ThreadWaiter, None, T]) -> T:
+        """Run an operation of ``iserblk.disk`` to its end."""
+        try:
+            while True:
+                self.wait(next(operation))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def wait(self, waiter: ThreadWaiter) -> None:
+        """Return when ``waiter.pending`` is 0. The GIL is free while nothing happens."""
+        while waiter.pending:
+            with self._mutex:
+                if not waiter.pending:
+                    return
+                if self._led:
+                    self._followers[waiter] = None
+                    leader = False
+                else:
+                    self._led = leader = True
+                    self._followers.pop(waiter, None)
+            if not leader:
+                waiter.sleep()
+                continue
+            try:
+                self._lead(waiter)
+            finally:
+                self._hand_on()
+
+    def _lead(self, waiter: ThreadWaiter) -> None:
+        """Poll and progress until ``waiter`` is done, or the session has failed."""
+        session = self.session
+        poll = self._poll.poll
+        while waiter.pending:
+            poll(1000)
+            now = monotonic()
+            session.progress(now)
+            if now >= self._next_tick:
+                self._next_tick = now + TICK_S
+                self._ladder.tick(now)
+            if self._rung:
+                os.eventfd_read(self._bell)
+                self._rung = False
+            events = select.POLLIN | select.POLLOUT if session.wants_write() else select.POLLIN
+            if events != self._events and session.error is None:
+                self._events = events
+                self._poll.modify(self._fd, events)
+
+    def _hand_on(self) -> None:
+        """Step down as leader; wake a follower that still waits, to lead."""
+        with self._mutex:
+            self._led = False
+            followers = self._followers
+            while followers:
+                follower = next(iter(followers))
+                del followers[follower]
+                if follower.pending:
+                    follower.wake()
+                    return
+
+    def _ring(self) -> None:
+        with self._mutex:
+            if not self._rung:
+                self._rung = True
+                os.eventfd_write(self._bell, 1)
+
+    def idle(self) -> None:
+        """Lead for a moment if nobody does: so that pings are answered, deadlines are kept and a
+        lost connection is noticed while no thread waits. To be called about once a second."""
+        with self._mutex:
+            if self._led or self.session.error is not None:
+                return
+            self._led = True
+        try:
+            now = monotonic()
+            self.session.progress(now)
+            self._next_tick = now + TICK_S
+            self._ladder.tick(now)
+        finally:
+            self._hand_on()
+
+    def log_out(self) -> None:
+        """Say goodbye if the target still listens, and end the session either way. No operation
+        may be running; later ones raise ConnectionLost."""
+        session = self.session
+        control = session.take_control()
+        if control is not None:
+            waiter = self.waiter()
+            waiter.pending = 1
+            fill_logout(control)
+            cut = threading.Timer(LOGOUT_S, session.disconnect)
+            cut.start()
+            session.send_immediate(control, waiter)
+            self.wait(waiter)
+            cut.cancel()
+            cut.join()
+        session.fail(ConnectionLost(f"{session.portal}: logged out"))
+        os.close(self._bell)

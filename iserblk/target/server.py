@@ -1,0 +1,323 @@
+"""The target's trio shell: one listening port, one task per connection.
+
+Connections share nothing but the device server. A connection's own task is the only one that
+touches its TargetConnection; commands that may wait for a disk run in a thread and come back to
+that task's nursery.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+import trio
+
+from iserblk.datamover.iser import (
+    BHS_LENGTH,
+    HEADER_LENGTH,
+    SEND_INVALIDATE_NOT_SUPPORTED,
+    ZBVA_NOT_SUPPORTED,
+    ConnectionFlags,
+)
+from iserblk.datamover.iser_target import IserTarget
+from iserblk.errors import (
+    BadArgument,
+    Busy,
+    IserblkError,
+    PermissionDenied,
+    RemoteProtocolError,
+    TransportError,
+)
+from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
+from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.target.connection import TargetConnection, TargetTask
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.trio_io import WriteWatch
+
+log = logging.getLogger(__name__)
+
+RECEIVE_DATA = 8192  # TargetRecvDataSegmentLength
+RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
+LOGIN_TIMEOUT_S = 15.0
+MAX_CONNECTIONS = 1024
+LAST_WORDS_S = 5.0
+_PEEK = 16  # bytes that tell an MPA Request from an iSCSI Login
+
+
+@dataclass(slots=True, frozen=True)
+class _SessionName:
+    """What identifies a session across connections (RFC 7143 section 4.4.3)."""
+
+    initiator: str
+    isid: bytes
+
+
+class TargetServer:
+    """One target: its LUNs and its connections."""
+
+    def __init__(self, iqn: str, luns: Mapping[int, LogicalUnit]) -> None:
+        self.iqn = iqn
+        self.device = DeviceServer(luns, iqn)
+        self._connections: dict[TargetConnection, WriteWatch] = {}
+        self._sessions: dict[_SessionName, TargetConnection] = {}
+        self._next_tsih = 1
+        self._limiter = trio.CapacityLimiter(16)  # disk threads
+
+    async def serve_connection(self, sock: trio.socket.SocketType) -> None:
+        """One connection from accept to end; raises nothing but Cancelled."""
+        peer = _name_of(sock.getpeername())
+        try:
+            with sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                portal = _name_of(sock.getsockname())
+                with trio.move_on_after(LOGIN_TIMEOUT_S) as scope:
+                    parameters = await self._start_mpa(sock)
+                if scope.cancelled_caught or parameters is None:
+                    log.info("%s: went away before MPA start-up was complete", peer)
+                    return
+                plain = socket.socket(fileno=sock.detach())
+            plain.setblocking(False)
+            await self._serve(plain, parameters, portal, peer)
+        except IserblkError as error:
+            log.info("%s: %s", peer, error)
+        except OSError as error:
+            log.info("%s: connection ended: %s", peer, error.strerror or error)
+        except Exception:
+            # One connection's bug must not end the others; it is ours, so it is logged whole.
+            log.exception("%s: internal error, connection closed", peer)
+
+    async def _serve(
+        self, sock: socket.socket, parameters: MpaParameters, portal: str, peer: str
+    ) -> None:
+        flags = ConnectionFlags.unpack(parameters.private_data)
+        qp = IwarpQueuePair(sock, parameters, initiator=False, receive_size=RECEIVE_SIZE)
+        login = LoginTarget(
+            LoginTargetConfig(
+                target_name=self.iqn,
+                tsih=self._take_tsih(),
+                receive_data_segment_length=RECEIVE_DATA,
+            )
+        )
+        connection = TargetConnection(
+            IserTarget(qp, flags.send_invalidate),
+            self.device,
+            login,
+            on_login=self._logged_in,
+            on_reset=self._reset,
+            portal=portal,
+        )
+        writes = WriteWatch(connection, lambda: _progress_quietly(connection))
+        self._connections[connection] = writes
+        error: IserblkError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                connection.offload = lambda slot: nursery.start_soon(
+                    self._run_blocking, connection, slot, writes
+                )
+                nursery.start_soon(writes.run)
+                try:
+                    await self._pump(connection, writes)
+                    log.info("%s: session ended", peer)
+                except IserblkError as problem:
+                    error = problem
+                connection.abandon()
+                nursery.cancel_scope.cancel()
+        finally:
+            # Only now, with no task waiting for the descriptor and no thread in a buffer.
+            self._forget(connection)
+            connection.close()
+        if error is not None:
+            raise error
+
+    async def _start_mpa(self, sock: trio.socket.SocketType) -> MpaParameters | None:
+        """Answer the MPA Request; None when the peer went away."""
+        prefix = b""
+        while (verdict := looks_like_mpa(prefix)) is None:
+            known = len(prefix)
+            prefix = await sock.recv(_PEEK, socket.MSG_PEEK)
+            if not prefix:
+                return None
+            if len(prefix) == known:
+                await trio.sleep(0.01)  # part of the key: the rest is on its way
+        if not verdict:
+            raise RemoteProtocolError(
+                "MPA", "the peer does not speak iSER over iWARP (a plain iSCSI initiator?)"
+            )
+        responder = MpaResponder()
+        while True:
+            data = await sock.recv(4096)
+            if not data:
+                return None
+            parameters = responder.receive_data(data)
+            if parameters is not None:
+                request = ConnectionFlags.unpack(parameters.private_data)
+                responder.accept(_reply_flags(request).pack())
+                answer = responder.data_to_send()
+                while answer:
+                    answer = answer[await sock.send(answer) :]
+                return parameters
+
+    async def _pump(self, connection: TargetConnection, writes: WriteWatch) -> None:
+        """Progress until the session has ended."""
+        deadline = trio.current_time() + LOGIN_TIMEOUT_S
+        fd = connection.fileno()
+        while not connection.done:
+            if connection.parameters is None:
+                with trio.move_on_at(deadline) as scope:
+                    await trio.lowlevel.wait_readable(fd)
+                if scope.cancelled_caught:
+                    raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
+            else:
+                await trio.lowlevel.wait_readable(fd)
+            connection.progress(monotonic())
+            if connection.wants_write():
+                writes.wake()
+        # The last answer (to a logout, or why a login failed) still has to leave.
+        with trio.move_on_after(LAST_WORDS_S):
+            while connection.wants_write():  # noqa: ASYNC110 (once a session, rarely at all)
+                await trio.sleep(0.01)
+
+    async def _run_blocking(
+        self, connection: TargetConnection, slot: TargetTask, writes: WriteWatch
+    ) -> None:
+        with trio.CancelScope(shield=True):  # a write under way ends before its buffer goes
+            await trio.to_thread.run_sync(
+                self.device.run, slot.task, slot.buffer, limiter=self._limiter
+            )
+        if connection.done:
+            return
+        connection.finish(slot)
+        try:
+            connection.flush()
+        except TransportError as error:
+            log.debug("connection ended while a command ran: %s", error)
+        if connection.wants_write():
+            writes.wake()
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def _take_tsih(self) -> int:
+        tsih = self._next_tsih
+        self._next_tsih = tsih % 0xFFFF + 1
+        return tsih
+
+    def _logged_in(self, connection: TargetConnection) -> None:
+        """A login with the name of a living session reinstates it: the old one ends first, with
+        all its tasks (RFC 7143 section 6.3.5)."""
+        login = connection.login
+        if login.discovery:
+            return
+        name = _SessionName(login.initiator_name, login.isid)
+        old = self._sessions.get(name)
+        if old is not None:
+            log.info("%s: session reinstated", login.initiator_name)
+            self._forget(old)
+            old.abandon()
+        self._sessions[name] = connection
+
+    def _forget(self, connection: TargetConnection) -> None:
+        self._connections.pop(connection, None)
+        for name, held in list(self._sessions.items()):
+            if held is connection:
+                del self._sessions[name]
+
+    def _reset(self, lun: int, by: TargetConnection) -> None:
+        for connection, writes in list(self._connections.items()):
+            if connection is not by:
+                connection.abort_lun(lun)
+                try:
+                    connection.flush()
+                except TransportError as error:
+                    log.debug("a connection ended during a reset: %s", error)
+                writes.wake()
+
+
+def _progress_quietly(connection: TargetConnection) -> None:
+    """Progress from the task that waits to write; the pump finds the end by itself."""
+    try:
+        connection.progress(monotonic())
+    except IserblkError as error:
+        log.info("connection ended while sending: %s", error)
+        connection.abandon()
+
+
+def _reply_flags(request: ConnectionFlags) -> ConnectionFlags:
+    """What we say back: no zero-based addressing; Send with Invalidate where it is allowed."""
+    flags = ZBVA_NOT_SUPPORTED
+    if not request.send_invalidate:
+        flags |= SEND_INVALIDATE_NOT_SUPPORTED
+    return ConnectionFlags(flags)
+
+
+def _name_of(address: object) -> str:
+    assert isinstance(address, tuple)
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def serve(
+    listen: str,
+    iqn: str,
+    luns: Mapping[int, LogicalUnit],
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until cancelled. ``ready(url)`` is called once connections are taken; the URL has the
+    port that was bound. Raises BadArgument, PermissionDenied or Busy when it cannot listen."""
+    server = TargetServer(iqn, luns)
+    listeners = await _listen(listen)
+    limiter = trio.Semaphore(MAX_CONNECTIONS)
+
+    async def accept(listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        while True:
+            await limiter.acquire()
+            try:
+                stream = await listener.accept()
+            except OSError as error:  # out of descriptors: some connection will give one back
+                log.error("cannot accept: %s", error.strerror)
+                limiter.release()
+                await trio.sleep(0.1)
+                continue
+            nursery.start_soon(one, stream.socket)
+
+    async def one(sock: trio.socket.SocketType) -> None:
+        try:
+            await server.serve_connection(sock)
+        finally:
+            limiter.release()
+
+    async with trio.open_nursery() as nursery:
+        for listener in listeners:
+            nursery.start_soon(accept, listener, nursery)
+        ready(f"iser://{_name_of(listeners[0].socket.getsockname())}/{iqn}")
+
+
+async def _listen(listen: str) -> list[trio.SocketListener]:
+    host, separator, port_text = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not port_text.isdecimal() or int(port_text) > 0xFFFF:
+        raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. 127.0.0.1:3260 (port 0: any)")
+    port = int(port_text)
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host or None)
+    except socket.gaierror as error:
+        raise BadArgument(f"--listen {listen}: cannot resolve the host: {error.strerror}") from None
+    except PermissionError:
+        raise PermissionDenied(
+            f"--listen {listen}: not permitted; use a port of 1024 or more, e.g. 3260"
+        ) from None
+    except OSError as error:
+        text = str(error.__cause__ or error)
+        if error.errno == errno.EADDRINUSE or "in use" in text:
+            raise Busy(f"--listen {listen}: the port is in use; choose another, or 0") from None
+        raise BadArgument(f"--listen {listen}: cannot listen there: {text}") from None
+    if port == 0:
+        # Several addresses would get several ports: one URL can name one only.
+        for extra in listeners[1:]:
+            await extra.aclose()
+        del listeners[1:]
+    return listeners

@@ -1,0 +1,110 @@
+"""iSER headers and connection flags: layouts, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iserblk.datamover.iser import (
+    ConnectionFlags,
+    ControlHeader,
+    check_message_untrusted,
+)
+from iserblk.errors import RemoteProtocolError
+
+# From a READ of the Linux initiator: RSV, Read STag and its base; then of a WRITE: WSV.
+CASES = [
+    (
+        bytes.fromhex("14000000 00000000 0000000000000000 00000101 0000000000000000"),
+        ControlHeader(0x14, 0, 0, 0x101, 0),
+    ),
+    (
+        bytes.fromhex("18000000 a0030100 0000000000020000 00000000 0000000000000000"),
+        ControlHeader(0x18, 0xA0030100, 0x20000, 0, 0),
+    ),
+    (bytes.fromhex("10" + "00" * 27), ControlHeader(0x10, 0, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("data", "header"), CASES)
+def test_header_both_ways(data: bytes, header: ControlHeader) -> None:
+    assert ControlHeader.unpack_from(data) == header
+    assert ControlHeader.unpack_from(b"xx" + data + b"trailing", 2) == header
+    out = bytearray(28)
+    header.pack_into(memoryview(out))
+    assert out == data
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_as_header(data: bytes) -> None:
+    try:
+        header = ControlHeader.unpack_from(data)
+    except RemoteProtocolError:
+        assert len(data) < 28 or data[0] >> 4 != 1
+    else:
+        assert header.flags >> 4 == 1
+
+
+def message(length_word: int, behind: int, first: int = 0x10) -> memoryview:
+    bhs = struct.pack(">BBxxI40x", 0x21, 0x80, length_word)
+    return memoryview(bytes([first]) + bytes(27) + bhs + bytes(behind))
+
+
+@pytest.mark.parametrize(
+    ("word", "behind"), [(0, 0), (0, 3), (5, 5), (5, 8), (0x01000000, 4), (0x02000005, 13)]
+)
+def test_whole_messages(word: int, behind: int) -> None:
+    check_message_untrusted(message(word, behind))
+
+
+@pytest.mark.parametrize(
+    ("word", "behind", "first", "words"),
+    [
+        (5, 4, 0x10, "5 of data"),
+        (0x01000000, 3, 0x10, "4 bytes of AHS"),
+        (0xFFFFFFFF, 100, 0x10, "declares"),
+        (0, 0, 0x20, "Hello"),
+        (0, 0, 0x30, "HelloReply"),
+        (0, 0, 0x40, "reserved"),
+        (0, 0, 0x00, "reserved"),
+    ],
+)
+def test_broken_messages(word: int, behind: int, first: int, words: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=words):
+        check_message_untrusted(message(word, behind, first))
+
+
+@pytest.mark.parametrize("size", [0, 1, 28, 75])
+def test_short_messages(size: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="shorter"):
+        check_message_untrusted(message(0, 0)[:size])
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_as_message(data: bytes) -> None:
+    try:
+        check_message_untrusted(memoryview(data))
+    except RemoteProtocolError:
+        return
+    assert len(data) >= 76 and data[0] >> 4 == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "send_invalidate"),
+    [
+        (b"", True),
+        (b"\x80\0\0\0", True),
+        (b"\xc0\0\0\0", False),
+        (b"\x40", False),
+        (b"\0" * 9, True),
+    ],
+)
+def test_connection_flags(data: bytes, send_invalidate: bool) -> None:
+    assert ConnectionFlags.unpack(data).send_invalidate is send_invalidate
+
+
+def test_connection_flags_packed() -> None:
+    assert ConnectionFlags(0xC0).pack() == b"\xc0\0\0\0"
