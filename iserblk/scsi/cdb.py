@@ -1,0 +1,149 @@
+"""Command descriptor blocks (SPC-4, SBC-4).
+
+``pack_…`` write 16 bytes into a slot of 16 (shorter CDBs are padded with zeroes, as iSCSI wants
+them): the hot ones. The others return the bytes of the CDB. ``lba`` and ``blocks`` are logical
+blocks, ``allocation`` and ``length`` bytes.
+
+The layouts serve the device server's parsers as well.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from iserblk.scsi import opcodes
+
+# An UNMAP command is nothing without its parameter list: whoever builds one needs both.
+from iserblk.scsi.lba import unmap_parameters as unmap_parameters  # noqa: PLC0414
+
+# Flags in byte 1.
+DPO = 0x10  # READ, WRITE, VERIFY, COMPARE AND WRITE
+FUA = 0x08  # READ, WRITE, COMPARE AND WRITE
+BYTCHK = 0x02  # VERIFY: compare with Data-Out
+UNMAP = 0x08  # WRITE SAME: may deallocate
+NDOB = 0x01  # WRITE SAME(16): no Data-Out buffer, zeroes
+SYNC_IMMED = 0x02  # SYNCHRONIZE CACHE, PRE-FETCH: answer before it is done
+EVPD = 0x01  # INQUIRY
+DBD = 0x08  # MODE SENSE: no block descriptors
+DESC = 0x01  # REQUEST SENSE: descriptor format
+
+# READ, WRITE and all that are shaped like them: opcode, flags, LBA, group, blocks, control.
+RW6 = struct.Struct(">BBHBB")  # LBA: bits 4-0 of byte 1 above the 16; 0 blocks mean 256
+RW10 = struct.Struct(">BBIBHB")
+RW12 = struct.Struct(">BBIIBB")  # blocks before group
+RW16 = struct.Struct(">BBQIBB")  # blocks before group
+
+_SLOT10 = struct.Struct(">BBIBHB6x")
+_pack10 = _SLOT10.pack_into
+_pack16 = RW16.pack_into
+
+Slot = memoryview | bytearray
+
+
+def pack_read10(slot: Slot, lba: int, blocks: int, flags: int) -> None:
+    _pack10(slot, 0, 0x28, flags, lba, 0, blocks, 0)
+
+
+def pack_write10(slot: Slot, lba: int, blocks: int, flags: int) -> None:
+    _pack10(slot, 0, 0x2A, flags, lba, 0, blocks, 0)
+
+
+def pack_read16(slot: Slot, lba: int, blocks: int, flags: int) -> None:
+    _pack16(slot, 0, 0x88, flags, lba, blocks, 0, 0)
+
+
+def pack_write16(slot: Slot, lba: int, blocks: int, flags: int) -> None:
+    _pack16(slot, 0, 0x8A, flags, lba, blocks, 0, 0)
+
+
+def test_unit_ready() -> bytes:
+    return bytes(6)
+
+
+def request_sense(allocation: int = 252, descriptor: bool = False) -> bytes:
+    flags = DESC if descriptor else 0
+    return struct.pack(">BBxxBx", opcodes.REQUEST_SENSE, flags, allocation)
+
+
+def inquiry(allocation: int, page: int | None = None) -> bytes:
+    """Standard INQUIRY data, or with ``page`` that page of vital product data."""
+    if page is None:
+        return struct.pack(">BBBHx", opcodes.INQUIRY, 0, 0, allocation)
+    return struct.pack(">BBBHx", opcodes.INQUIRY, EVPD, page, allocation)
+
+
+def report_luns(allocation: int) -> bytes:
+    return struct.pack(">B5xIxx", opcodes.REPORT_LUNS, allocation)
+
+
+def read_capacity10() -> bytes:
+    return RW10.pack(opcodes.READ_CAPACITY_10, 0, 0, 0, 0, 0)
+
+
+def read_capacity16(allocation: int = 32) -> bytes:
+    return RW16.pack(opcodes.SERVICE_ACTION_IN_16, opcodes.SA_READ_CAPACITY_16, 0, allocation, 0, 0)
+
+
+def get_lba_status16(lba: int, allocation: int) -> bytes:
+    return RW16.pack(opcodes.SERVICE_ACTION_IN_16, opcodes.SA_GET_LBA_STATUS, lba, allocation, 0, 0)
+
+
+def mode_sense6(page: int, allocation: int, block_descriptors: bool = False) -> bytes:
+    flags = 0 if block_descriptors else DBD
+    return struct.pack(">BBBxBx", opcodes.MODE_SENSE_6, flags, page, allocation)
+
+
+def mode_sense10(page: int, allocation: int, block_descriptors: bool = False) -> bytes:
+    flags = 0 if block_descriptors else DBD
+    return struct.pack(">BBB4xHx", opcodes.MODE_SENSE_10, flags, page, allocation)
+
+
+def synchronize_cache10(lba: int, blocks: int, immed: bool = False) -> bytes:
+    """0 blocks: to the end of the LUN."""
+    flags = SYNC_IMMED if immed else 0
+    return RW10.pack(opcodes.SYNCHRONIZE_CACHE_10, flags, lba, 0, blocks, 0)
+
+
+def synchronize_cache16(lba: int, blocks: int, immed: bool = False) -> bytes:
+    """0 blocks: to the end of the LUN."""
+    flags = SYNC_IMMED if immed else 0
+    return RW16.pack(opcodes.SYNCHRONIZE_CACHE_16, flags, lba, blocks, 0, 0)
+
+
+def pre_fetch10(lba: int, blocks: int) -> bytes:
+    """Without waiting (IMMED). 0 blocks: to the end of the LUN."""
+    return RW10.pack(opcodes.PRE_FETCH_10, SYNC_IMMED, lba, 0, blocks, 0)
+
+
+def pre_fetch16(lba: int, blocks: int) -> bytes:
+    """Without waiting (IMMED). 0 blocks: to the end of the LUN."""
+    return RW16.pack(opcodes.PRE_FETCH_16, SYNC_IMMED, lba, blocks, 0, 0)
+
+
+def unmap(length: int) -> bytes:
+    """``length`` of the parameter list that goes along as Data-Out."""
+    return struct.pack(">B6xHx", opcodes.UNMAP, length)
+
+
+def write_same10(lba: int, blocks: int, unmap: bool = False) -> bytes:
+    """One block of Data-Out; 0 blocks: to the end of the LUN."""
+    return RW10.pack(opcodes.WRITE_SAME_10, UNMAP if unmap else 0, lba, 0, blocks, 0)
+
+
+def write_same16(lba: int, blocks: int, unmap: bool = False, ndob: bool = False) -> bytes:
+    """One block of Data-Out, or with ``ndob`` none; 0 blocks: to the end of the LUN."""
+    flags = (UNMAP if unmap else 0) | (NDOB if ndob else 0)
+    return RW16.pack(opcodes.WRITE_SAME_16, flags, lba, blocks, 0, 0)
+
+
+def compare_and_write(lba: int, blocks: int, flags: int = 0) -> bytes:
+    """Data-Out: ``blocks`` to compare, then as many to write; 255 at the most."""
+    return struct.pack(">BBQ3xBxx", opcodes.COMPARE_AND_WRITE, flags, lba, blocks)
+
+
+def verify10(lba: int, blocks: int, flags: int = 0) -> bytes:
+    return RW10.pack(opcodes.VERIFY_10, flags, lba, 0, blocks, 0)
+
+
+def verify16(lba: int, blocks: int, flags: int = 0) -> bytes:
+    return RW16.pack(opcodes.VERIFY_16, flags, lba, blocks, 0, 0)

@@ -1,0 +1,321 @@
+"""INQUIRY: standard data and vital product data (VPD) pages (SPC-4; the B0h family: SBC-4).
+
+Standard data                                     VPD page
+    0      bits 7-5 qualifier, 4-0 device type       0    as standard
+    2      version                                   1    page code
+    3      bit 4 HISUP, bits 3-0 response format     2-3  PAGE LENGTH (what follows)
+    4      ADDITIONAL LENGTH (what follows)          4    the page's own
+    7      bit 1 CMDQUE
+    8-15   vendor     16-31 product     32-35 revision
+    58-73  version descriptors
+
+Targets send short pages (older standards had fewer fields): what is missing counts as zero, which
+is "not reported" everywhere. Decoders of pages take None for a page that the LUN does not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from iserblk.errors import RemoteProtocolError
+
+Data = bytes | memoryview
+
+# Peripheral qualifier and device type.
+DISK = 0x00
+NO_DEVICE = 0x7F  # qualifier 3, type 1Fh: no LUN here, nor could there be one
+
+# VPD pages.
+SUPPORTED_PAGES = 0x00
+UNIT_SERIAL_NUMBER = 0x80
+DEVICE_IDENTIFICATION = 0x83
+BLOCK_LIMITS = 0xB0
+BLOCK_DEVICE_CHARACTERISTICS = 0xB1
+LOGICAL_BLOCK_PROVISIONING = 0xB2
+
+_DEVICE_TYPES = {
+    0x00: "a disk",
+    0x01: "a tape",
+    0x02: "a printer",
+    0x03: "a processor",
+    0x04: "a write-once device",
+    0x05: "a CD or DVD",
+    0x07: "an optical disk",
+    0x08: "a media changer",
+    0x0C: "a storage array controller",
+    0x0D: "an enclosure",
+    0x0E: "a simplified disk",
+    0x11: "an object store",
+    0x14: "a host managed zoned disk",
+    0x1E: "a well-known LUN",
+    0x1F: "nothing",
+}
+
+_STANDARD = struct.Struct(">BBBBBBBB8s16s4s")
+_STANDARD_LENGTH = 96
+_VERSION_DESCRIPTORS_AT = 58
+_VERSION_SPC4 = 6
+_HISUP_FORMAT_2 = 0x12
+_CMDQUE = 0x02
+# SAM-5, iSCSI, SPC-4, SBC-3: no version claimed.
+_VERSION_DESCRIPTORS = struct.pack(">4H", 0x00A0, 0x0960, 0x0460, 0x04C0)
+
+
+def device_type_words(device_type: int) -> str:
+    return _DEVICE_TYPES.get(device_type) or f"device type {device_type:#04x}"
+
+
+def _text(raw: Data) -> str:
+    """ASCII from the network, fit for a log: blanks around it go, odd bytes show as '?'."""
+    return "".join(
+        chr(byte) if 0x20 <= byte < 0x7F else "?" for byte in bytes(raw).strip(b" \0")
+    ).strip()
+
+
+class Standard(NamedTuple):
+    qualifier: int  # 0: a device is connected
+    device_type: int
+    version: int
+    vendor: str
+    product: str
+    revision: str
+
+
+def decode_standard(data: Data) -> Standard:
+    """Standard INQUIRY data. Raises RemoteProtocolError when there is none at all."""
+    if not data:
+        raise RemoteProtocolError("SCSI", "INQUIRY answered with no data")
+    head, _, version, _, _, _, _, _, vendor, product, revision = _STANDARD.unpack(
+        bytes(data[: _STANDARD.size]).ljust(_STANDARD.size, b"\0")
+    )
+    return Standard(head >> 5, head & 0x1F, version, _text(vendor), _text(product), _text(revision))
+
+
+def encode_standard(peripheral: int, vendor: str, product: str, revision: str) -> bytes:
+    """96 bytes. ``peripheral``: DISK or NO_DEVICE."""
+    data = bytearray(_STANDARD_LENGTH)
+    _STANDARD.pack_into(
+        data,
+        0,
+        peripheral,
+        0,
+        _VERSION_SPC4,
+        _HISUP_FORMAT_2,
+        _STANDARD_LENGTH - 5,
+        0,
+        0,
+        _CMDQUE,
+        vendor.encode("ascii").ljust(8),
+        product.encode("ascii").ljust(16),
+        revision.encode("ascii").ljust(4),
+    )
+    data[_VERSION_DESCRIPTORS_AT : _VERSION_DESCRIPTORS_AT + 8] = _VERSION_DESCRIPTORS
+    return bytes(data)
+
+
+# -- vital product data ----------------------------------------------------------------------------
+
+
+def encode_page(code: int, body: bytes) -> bytes:
+    """A VPD page of a disk."""
+    return struct.pack(">BBH", DISK, code, len(body)) + body
+
+
+def _body(data: Data | None, code: int) -> bytes:
+    """What follows the page's head, as far as it came; b"" for a page that is not there.
+
+    Raises RemoteProtocolError when it is another page: then nothing it says can be used.
+    """
+    if data is None or len(data) < 4:
+        return b""
+    _, found, length = struct.unpack_from(">BBH", data)
+    if found != code:
+        raise RemoteProtocolError("SCSI", f"VPD page {found:#04x} came instead of {code:#04x}")
+    return bytes(data[4 : 4 + length])
+
+
+def encode_supported_pages(codes: Iterable[int]) -> bytes:
+    return encode_page(SUPPORTED_PAGES, bytes(sorted(codes)))
+
+
+def decode_supported_pages(data: Data | None) -> tuple[int, ...]:
+    return tuple(_body(data, SUPPORTED_PAGES))
+
+
+def encode_serial(serial: str) -> bytes:
+    return encode_page(UNIT_SERIAL_NUMBER, serial.encode("ascii"))
+
+
+def decode_serial(data: Data | None) -> str:
+    return _text(_body(data, UNIT_SERIAL_NUMBER))
+
+
+# Device identification: descriptors of
+#     0  bits 7-4 protocol, 3-0 code set    1  bit 7 PIV, bits 5-4 association, 3-0 type
+#     3  length                             4  the designator
+ASSOCIATION_LUN = 0
+ASSOCIATION_PORT = 1
+ASSOCIATION_TARGET = 2
+TYPE_T10 = 1
+TYPE_EUI64 = 2
+TYPE_NAA = 3
+TYPE_RELATIVE_PORT = 4
+TYPE_NAME = 8
+BINARY = 1
+ASCII = 2
+UTF8 = 3
+_ISCSI_PIV = 0x80
+_ISCSI_PROTOCOL = 0x50
+
+
+class Designator(NamedTuple):
+    association: int
+    kind: int
+    code_set: int
+    data: bytes
+
+
+def naa_locally_assigned(text: str) -> bytes:
+    """An 8-byte NAA 3h identifier that depends on ``text`` alone: the same LUN, the same name."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return bytes((0x30 | digest[0] & 0x0F,)) + digest[1:8]
+
+
+def name_string(name: str) -> bytes:
+    """A SCSI name string: UTF-8, ended and filled up to a multiple of 4 with zero bytes."""
+    raw = name.encode() + b"\0"
+    return raw + bytes(-len(raw) % 4)
+
+
+def encode_identifiers(designators: Iterable[Designator]) -> bytes:
+    body = bytearray()
+    for association, kind, code_set, data in designators:
+        # Whose protocol it is is said of ports and targets only.
+        protocol, piv = (_ISCSI_PROTOCOL, _ISCSI_PIV) if association else (0, 0)
+        body += bytes((protocol | code_set, piv | association << 4 | kind, 0, len(data))) + data
+    return encode_page(DEVICE_IDENTIFICATION, bytes(body))
+
+
+def decode_designators(data: Data | None) -> Iterator[Designator]:
+    """Each designator that is there whole."""
+    body = _body(data, DEVICE_IDENTIFICATION)
+    at = 0
+    while at + 4 <= len(body):
+        end = at + 4 + body[at + 3]
+        if end > len(body):
+            break
+        yield Designator(
+            body[at + 1] >> 4 & 3, body[at + 1] & 15, body[at] & 15, body[at + 4 : end]
+        )
+        at = end
+
+
+def decode_identifiers(data: Data | None) -> tuple[str, ...]:
+    """The LUN's own names: "naa.6001…", "eui.…", "t10.…", "name.…", in the page's order."""
+    names = []
+    for association, kind, _, raw in decode_designators(data):
+        if association != ASSOCIATION_LUN or not raw:
+            continue
+        if kind == TYPE_NAA:
+            names.append(f"naa.{raw.hex()}")
+        elif kind == TYPE_EUI64:
+            names.append(f"eui.{raw.hex()}")
+        elif kind == TYPE_T10:
+            names.append(f"t10.{_text(raw)}")
+        elif kind == TYPE_NAME:
+            names.append(f"name.{_text(raw)}")
+    return tuple(names)
+
+
+# Block limits, from byte 4: WSNZ, compare and write, granularity, maximum and optimal transfer,
+# pre-fetch, unmap blocks and descriptors, unmap granularity and alignment, write same, atomic.
+_BLOCK_LIMITS = struct.Struct(">BBHIIIIIIIQ20x")
+_UGAVALID = 0x80000000
+
+
+class BlockLimits(NamedTuple):
+    """In logical blocks; 0: not reported."""
+
+    wsnz: bool = False  # WRITE SAME of 0 blocks is refused
+    max_compare_and_write_length: int = 0
+    optimal_granularity: int = 0
+    max_transfer_length: int = 0
+    optimal_transfer_length: int = 0
+    max_prefetch_length: int = 0
+    max_unmap_lba_count: int = 0
+    max_unmap_descriptor_count: int = 0
+    unmap_granularity: int = 0
+    unmap_alignment: int = 0
+    max_write_same_length: int = 0
+
+
+def encode_block_limits(limits: BlockLimits) -> bytes:
+    wsnz, *middle, alignment, write_same = limits
+    if limits.unmap_granularity:
+        alignment |= _UGAVALID
+    body = _BLOCK_LIMITS.pack(wsnz, *middle, alignment, write_same)
+    return encode_page(BLOCK_LIMITS, body)
+
+
+def decode_block_limits(data: Data | None) -> BlockLimits:
+    body = _body(data, BLOCK_LIMITS)[: _BLOCK_LIMITS.size]
+    wsnz, *middle, alignment, write_same = _BLOCK_LIMITS.unpack(
+        body.ljust(_BLOCK_LIMITS.size, b"\0")
+    )
+    alignment = alignment & ~_UGAVALID if alignment & _UGAVALID else 0
+    return BlockLimits._make((bool(wsnz & 1), *middle, alignment, write_same))
+
+
+# Block device characteristics: 4-5 MEDIUM ROTATION RATE; 60 bytes in all.
+_NON_ROTATING = 1
+
+
+class Characteristics(NamedTuple):
+    rotational: bool
+
+
+def encode_characteristics() -> bytes:
+    """Of a LUN that does not rotate."""
+    body = struct.pack(">H58x", _NON_ROTATING)
+    return encode_page(BLOCK_DEVICE_CHARACTERISTICS, body)
+
+
+def decode_characteristics(data: Data | None) -> Characteristics:
+    """Rates in rpm count as rotating; 0 (not reported) and 1 (none) do not."""
+    body = _body(data, BLOCK_DEVICE_CHARACTERISTICS).ljust(2, b"\0")
+    return Characteristics(int.from_bytes(body[:2], "big") > _NON_ROTATING)
+
+
+# Logical block provisioning: 5 LBPU, LBPWS, LBPWS10, LBPRZ (3 bits); 6 bits 2-0 type.
+_LBPU = 0x80
+_LBPWS = 0x40
+_LBPWS10 = 0x20
+_LBPRZ_ZERO = 0x04  # the lowest of LBPRZ's three bits; the others do not matter then
+_THIN = 2
+
+
+class Provisioning(NamedTuple):
+    lbpu: bool = False  # UNMAP
+    lbpws: bool = False  # WRITE SAME(16) with UNMAP
+    lbpws10: bool = False
+    lbprz: bool = False  # unmapped blocks read as zeroes
+
+
+def encode_provisioning(provisioning: Provisioning) -> bytes:
+    """Of a thinly provisioned LUN."""
+    bits = (_LBPU, _LBPWS, _LBPWS10, _LBPRZ_ZERO)
+    flags = sum(bit for bit, is_set in zip(bits, provisioning, strict=True) if is_set)
+    return encode_page(LOGICAL_BLOCK_PROVISIONING, bytes((0, flags, _THIN, 0)))
+
+
+def decode_provisioning(data: Data | None) -> Provisioning:
+    flags = _body(data, LOGICAL_BLOCK_PROVISIONING).ljust(2, b"\0")[1]
+    return Provisioning(
+        bool(flags & _LBPU),
+        bool(flags & _LBPWS),
+        bool(flags & _LBPWS10),
+        bool(flags & _LBPRZ_ZERO),
+    )
