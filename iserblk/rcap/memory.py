@@ -73,6 +73,7 @@ class MemoryQueuePair:
         self._posted = 0
         self._consumed = 0
         self._closed = False
+        self._disconnected = False
         self._error: TransportError | None = None
 
     def describe(self) -> dict[str, object]:
@@ -120,7 +121,7 @@ class MemoryQueuePair:
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
         with self._tx_lock:
-            if self._error is not None or self._closed:
+            if self._error is not None or self._disconnected or self._closed:
                 raise ConnectionLost(f"the connection has ended: {self._error or 'closed'}")
             if not self.ord and any(request.opcode == seam.RDMA_READ for request in requests):
                 raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
@@ -142,6 +143,8 @@ class MemoryQueuePair:
                     self._transmit(goodbye)
             except ConnectionLost as error:
                 self._error = error
+            if self._error is None and self._disconnected:
+                self._error = ConnectionLost("the connection was ended by this side")
         with self._tx_lock:
             if self._error is None and not self._closed:
                 self._start()
@@ -168,10 +171,10 @@ class MemoryQueuePair:
         return None
 
     def disconnect(self) -> None:
-        self._transmit(Message(CLOSED))
-        self._inbox.append(Message(CLOSED))
-        self._hold = False
-        self._ring()
+        if not (self._disconnected or self._closed):
+            self._disconnected = True
+            self._transmit(Message(CLOSED))
+            self._ring()
 
     def close(self) -> None:
         with self._rx_lock, self._tx_lock:
@@ -251,7 +254,8 @@ class MemoryQueuePair:
             fault = self._answer(message)
         elif kind == READ_RESPONSE:
             read = self._reads.popleft()
-            read.sink[:] = message.data
+            if message.size:
+                read.sink[:] = message.data
             completions.append(seam.Completion(seam.RDMA_READ, read.token))
         elif kind == TERMINATE:
             words = rdmap.terminate_words(*message.code)

@@ -99,6 +99,7 @@ class IwarpQueuePair:
         self._kick = False  # requests were queued since the last look at the queue
         self._blocked = False  # the kernel takes no more for now
         self._closed = False
+        self._disconnected = False
         self._error: TransportError | None = None  # ``progress`` raises it
         self._broken: TransportError | None = None  # sending failed; ``progress`` will see why
         if initiator and params.rtr:
@@ -210,6 +211,8 @@ class IwarpQueuePair:
         return None if self._error is None else 0.0
 
     def disconnect(self) -> None:
+        """No locks, no waiting: TCP is shut down, and ``progress`` finds the end."""
+        self._disconnected = True
         if not self._closed:
             _shutdown(self._sock, socket.SHUT_RDWR)
 
@@ -252,8 +255,7 @@ class IwarpQueuePair:
                     else:
                         count = self._sock.recvmsg_into(buffers)[0]
                     if not count:
-                        text = "in the middle of a message" if rx.partial() else "the connection"
-                        self._error = ConnectionLost(f"the peer closed {text}")
+                        self._error = ConnectionLost(self._end_words())
                         return
                     rx.received(count)
                     if rx.completions or count < LARGE_READ:
@@ -264,6 +266,13 @@ class IwarpQueuePair:
                 self._error = error
             except OSError as error:
                 self._error = ConnectionLost(f"the connection broke: {error.strerror}")
+
+    def _end_words(self) -> str:
+        if self._disconnected:
+            return "the connection was ended by this side"
+        if self._rx.partial():
+            return "the peer closed the connection in the middle of a message"
+        return "the peer closed the connection"
 
     def _take_leftover(self) -> None:
         """FPDUs that came together with the MPA Reply."""
@@ -285,8 +294,7 @@ class IwarpQueuePair:
             try:
                 self._kick = False
                 if not self._closed and self._error is None and self._broken is None:
-                    if self._rx.opened:
-                        self._tx.opened = True
+                    self._tx.opened = self._tx.opened or self._rx.opened
                     self._push()
             finally:
                 self._tx_lock.release()
@@ -327,6 +335,7 @@ class IwarpQueuePair:
     def _end(self) -> None:
         """After an error: send the Terminate that belongs to it, and no more after that."""
         with self._tx_lock:
+            self._tx.opened = self._tx.opened or self._rx.opened
             self._tx.abort(self._rx.terminate)
             self._push()
             if not self._blocked:

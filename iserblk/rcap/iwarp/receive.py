@@ -43,7 +43,8 @@ class ReceiveCore:
     """Parses one stream. ``get_buffers`` says where the next bytes go, ``received`` takes them.
 
     ``completions``: what was delivered; their ``data`` is readable until the next ``get_buffers``.
-    ``opened``: at least one FPDU was valid (a responder may send from then on, RFC 5044 7.1.2).
+    ``opened``: at least one FPDU was valid for MPA; a responder may send from then on (RFC 5044
+    section 7.1.2).
     ``posted``: receives posted in total, set by the owner.
     ``reads``, ``responses``: see ``reads``; ``reads_received`` counts the Read Requests.
     """
@@ -162,6 +163,7 @@ class ReceiveCore:
                 break
             if check and crc32c(view[pos:end]) != ddp.CRC.unpack_from(staging, end)[0]:
                 raise self._violation(pos, checks.BAD_CRC)
+            self.opened = True
             if control | _LAST == _WRITE_LAST:
                 size = length - _TAGGED_ULPDU
                 if size:  # STag and TO of an empty segment are not checked, RFC 5041 5.2
@@ -183,7 +185,6 @@ class ReceiveCore:
                 self._rare(pos, length, control, stag, to)
             pos = end + ddp.CRC_SIZE
             self._head = pos
-            self.opened = True
         if tail - pos >= 2 and ddp.LENGTH.unpack_from(staging, pos)[0] < _TAGGED_ULPDU:
             raise self._violation(pos, checks.TOO_SHORT)
 
@@ -363,6 +364,7 @@ class ReceiveCore:
             fault = checks.opcode_fault(control)
         if fault is not None:
             raise self._violation(pos, fault)
+        self.opened = True
         size = length - _TAGGED_ULPDU
         if opcode == rdmap.WRITE:
             target = self._write_target(pos, stag, to, size)
@@ -387,7 +389,6 @@ class ReceiveCore:
         self._skip = 0
         self._direct = NOTHING
         self._direct_region = None
-        self.opened = True
         read, self._direct_read = self._direct_read, None
         if read is not None:
             self._advance_read(read, self._direct_size, self._direct_last)

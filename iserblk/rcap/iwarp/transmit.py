@@ -45,30 +45,31 @@ class SlotFrame:
     """The memory around a HeaderSlot: DDP header, the slot, pad and CRC, in one piece.
 
     ``covered`` is what the CRC covers, ``whole`` what goes out, when the first ``size`` bytes of
-    the slot are the message; ``fit`` changes that.
+    the slot are the message; ``fit`` changes that. Then up to seven bytes of the slot behind the
+    message are overwritten, with pad and CRC.
     """
 
-    __slots__ = ("_memory", "covered", "size", "whole")
+    __slots__ = ("covered", "memory", "size", "whole")
 
     def __init__(self, size: int) -> None:
         covered = (ddp.UNTAGGED_SIZE + size + 3) & ~3
-        self._memory = memoryview(bytearray(covered + ddp.CRC_SIZE))
+        self.memory = memoryview(bytearray(covered + ddp.CRC_SIZE))
         self.size = size
-        self.whole = self._memory
-        self.covered = self._memory[:covered]
+        self.whole = self.memory
+        self.covered = self.memory[:covered]
 
     def slot(self, index: int) -> seam.HeaderSlot:
         start = ddp.UNTAGGED_SIZE
-        return seam.HeaderSlot(self._memory[start : start + self.size], self, index)
+        return seam.HeaderSlot(self.memory[start : start + self.size], self, index)
 
     def fit(self, size: int) -> None:
         """The message is the first ``size`` bytes of the slot; those behind become its pad."""
         end = ddp.UNTAGGED_SIZE + size
         covered = (end + 3) & ~3
         self.size = size
-        self.whole = self._memory[: covered + ddp.CRC_SIZE]
-        self.covered = self._memory[:covered]
-        self._memory[end:covered] = _PADS[covered - end]
+        self.whole = self.memory[: covered + ddp.CRC_SIZE]
+        self.covered = self.memory[:covered]
+        self.memory[end:covered] = _PADS[covered - end]
 
 
 class SendCore:
@@ -80,9 +81,9 @@ class SendCore:
     left. ``reads_finished``: Read Responses that have left.
     """
 
-    __slots__ = ("_batch_size", "_crc", "_framer", "_leaving", "_leaving_responses", "_message",
-                 "_msn", "_offset", "_ord", "_read_msn", "_reads", "_responses", "_sink_key",
-                 "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
+    __slots__ = ("_batch_size", "_crc", "_framer", "_leaving", "_message", "_msn", "_offset",
+                 "_ord", "_position", "_read_msn", "_reads", "_response_ends", "_responses",
+                 "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
                  "completions", "opened", "reads_finished", "requests")  # fmt: skip
 
     def __init__(
@@ -116,9 +117,11 @@ class SendCore:
         self._sink_key = 0
         self.batch: list[Buffer] = []
         self.batch_left = 0
-        # What completes when the present batch has left.
-        self._leaving: list[seam.Completion] = []
-        self._leaving_responses = 0
+        self._leaving: list[seam.Completion] = []  # complete when the batch has left
+        # Where in the stream Read Responses end. To the byte: with the last one the peer may ask
+        # for the next, and our count must not be behind then.
+        self._position = 0  # bytes that have left
+        self._response_ends: deque[int] = deque()
         self.completions: list[seam.Completion] = []
         self.reads_finished = 0
 
@@ -151,7 +154,7 @@ class SendCore:
                     rdmap.READ_RESPONSE, message.sink_stag, message.sink_to, message.view
                 )
                 if done:
-                    self._leaving_responses += 1
+                    self._response_ends.append(self._position + self.batch_left)
             elif message.opcode <= seam.SEND_SE_INVALIDATE:
                 done = self._send(message)
             elif message.opcode == seam.RDMA_WRITE:
@@ -168,6 +171,10 @@ class SendCore:
         """``count`` bytes of the batch have left."""
         left = self.batch_left - count
         self.batch_left = left
+        self._position += count
+        while self._response_ends and self._response_ends[0] <= self._position:
+            self._response_ends.popleft()
+            self.reads_finished += 1
         if left:
             batch = self.batch
             index = 0
@@ -178,8 +185,6 @@ class SendCore:
             del batch[:index]
             return
         self.batch = []
-        self.reads_finished += self._leaving_responses
-        self._leaving_responses = 0
         if self._leaving:
             self.completions += self._leaving
             self._leaving = []
@@ -237,9 +242,7 @@ class SendCore:
         """A Send of several pieces, or in several segments."""
         header = request.header_length
         start = ddp.UNTAGGED_SIZE
-        if frame is not None and frame.size != header:
-            frame.fit(header)
-        head = frame.whole[start : start + header] if frame is not None else NOTHING
+        head = frame.memory[start : start + header] if frame is not None else NOTHING
         data = _bytes_of(request.data)
         total = header + len(data)
         offset = self._offset
@@ -366,7 +369,7 @@ class SendCore:
         self._responses.clear()
         self._message = None
         self._leaving = []
-        self._leaving_responses = 0
+        self._response_ends.clear()
 
 
 def _bytes_of(data: memoryview | None) -> memoryview:

@@ -1,0 +1,69 @@
+"""The providers that the QueuePair suite runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from rcap.wire import Driver, iwarp_pair
+
+from iserblk.rcap import seam
+from iserblk.rcap.memory import memory_pair
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How to make a connected pair, and what it can do.
+
+    ``make`` takes ``ird``, ``ord``, ``receive_size`` and ``private_data``. ``codes``: a violation
+    carries the Terminate of RFC 5040. ``flow_control``: what is posted may have to wait for the
+    peer to read.
+    """
+
+    name: str
+    make: Callable[..., tuple[seam.QueuePair, seam.QueuePair]]
+    codes: bool = True
+    flow_control: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _iwarp(**fixed: object) -> Callable[..., tuple[seam.QueuePair, seam.QueuePair]]:
+    return lambda **options: iwarp_pair(**{**fixed, **options})
+
+
+PROVIDERS = [
+    Provider("memory", memory_pair, flow_control=False),
+    Provider("iwarp", _iwarp()),
+    Provider("iwarp-nocrc", _iwarp(crc=False)),
+    Provider("iwarp-small-segments", _iwarp(emss=1448)),
+    Provider("iwarp-small-buffers", _iwarp(small_buffers=True)),
+    Provider("iwarp-nocrc-small-buffers", _iwarp(crc=False, small_buffers=True)),
+    Provider("iwarp-markers", _iwarp(markers=True)),
+    Provider("iwarp-markers-nocrc", _iwarp(markers=True, crc=False)),
+]
+
+
+@pytest.fixture(params=PROVIDERS, ids=str)
+def provider(request: pytest.FixtureRequest) -> Provider:
+    return request.param
+
+
+@pytest.fixture
+def connect(provider: Provider) -> Iterator[Callable[..., Driver]]:
+    """A function that connects a pair and returns its driver; closes it all at the end."""
+    drivers: list[Driver] = []
+
+    def make(receives: int = 64, **options: object) -> Driver:
+        driver = Driver(*provider.make(**options))
+        drivers.append(driver)
+        for pair in driver.pairs:
+            pair.post_receive(receives)
+        return driver
+
+    yield make
+    for driver in drivers:
+        for pair in driver.pairs:
+            pair.close()

@@ -1,0 +1,669 @@
+"""What every provider of the QueuePair seam does, seen through the seam alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import select
+import threading
+from collections.abc import Callable
+
+import pytest
+from rcap.wire import PATIENCE_S, Driver, pattern, rdma_request, send_request
+
+from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
+from iserblk.rcap import seam
+
+from .conftest import Provider
+
+Connect = Callable[..., Driver]
+READ, WRITE = seam.REMOTE_READ, seam.REMOTE_WRITE
+TOP = 2**64
+
+
+# --- Sends ---
+
+
+@pytest.mark.parametrize(
+    ("opcode", "solicited"),
+    [
+        (seam.SEND, False),
+        (seam.SEND_SE, True),
+        (seam.SEND_INVALIDATE, False),
+        (seam.SEND_SE_INVALIDATE, True),
+    ],
+)
+def test_each_kind_of_send(connect: Connect, opcode: int, solicited: bool) -> None:
+    # proves: ISER-4.1-1, ISER-4.1-5, ISER-4.1-8, ISER-4.1-9
+    driver = connect()
+    a, b = driver.pairs
+    stag, _ = b.advertise(memoryview(bytearray(16)), WRITE)
+    a.post([send_request(a, b"header", opcode=opcode, stag=stag)])
+    driver.run(lambda: bool(driver.events[1]))
+    (event,) = driver.events[1]
+    assert event.opcode == seam.RECEIVE
+    assert event.data == b"header"
+    assert event.solicited is solicited
+    with_invalidate = opcode in (seam.SEND_INVALIDATE, seam.SEND_SE_INVALIDATE)
+    assert event.invalidated == (stag if with_invalidate else 0)
+    assert b.retire(stag) is not with_invalidate
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 76, 1424, 1425, 4096, 8191, 8192, 8268])
+@pytest.mark.parametrize("header", [0, 1, 76, 2000])
+def test_send_arrives_whole(connect: Connect, size: int, header: int) -> None:
+    # proves: ISER-4.1-4, ISER-4.1-7
+    header = min(header, size)
+    driver = connect()
+    for index in (0, 1):
+        pair = driver.pairs[index]
+        message = pattern(size, index)
+        pair.post([send_request(pair, message[:header], message[header:])])
+        driver.run(lambda index=index: bool(driver.events[1 - index]))
+        assert driver.events[1 - index][0].data == message
+
+
+@pytest.mark.parametrize("lengths", [[20, 20], [20, 40, 1, 39, 0, 20]])
+def test_part_of_a_slot_is_sent(connect: Connect, lengths: list[int]) -> None:
+    """What lies behind the message in its slot is not sent; it need not survive."""
+    driver = connect()
+    a, _ = driver.pairs
+    request = send_request(a, b"", slot_size=40)
+    assert request.header is not None
+    for count, length in enumerate(lengths, 1):
+        request.header.view[:] = b"r" * 40
+        request.header.view[:length] = pattern(length, count)
+        request.header_length = length
+        a.post([request])
+        driver.run(lambda count=count: len(driver.events[1]) == count)
+    expected = [pattern(length, count) for count, length in enumerate(lengths, 1)]
+    assert [event.data for event in driver.events[1]] == expected
+
+
+def test_a_slot_is_used_again(connect: Connect) -> None:
+    driver = connect()
+    a, _ = driver.pairs
+    request = send_request(a, b"first one")
+    a.post([request])
+    driver.run(lambda: len(driver.events[1]) == 1)
+    assert request.header is not None
+    request.header.view[:] = b"secondone"
+    a.post([request])
+    driver.run(lambda: len(driver.events[1]) == 2)
+    assert [event.data for event in driver.events[1]] == [b"first one", b"secondone"]
+
+
+def test_messages_arrive_in_order(connect: Connect) -> None:
+    # proves: ISER-4.1-2
+    driver = connect(receives=400)
+    rng = random.Random(1)
+    sizes = [rng.choice([1, 40, 76, 500, 5000]) for _ in range(300)]
+    for index in (0, 1):
+        pair = driver.pairs[index]
+        pair.post([send_request(pair, pattern(size, n)) for n, size in enumerate(sizes)])
+    driver.run(lambda: all(len(events) == len(sizes) for events in driver.events))
+    for events in driver.events:
+        assert [event.data for event in events] == [pattern(s, n) for n, s in enumerate(sizes)]
+
+
+def test_signaled_requests_complete_in_order_and_others_do_not(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    stag, base = b.advertise(memoryview(bytearray(8)), WRITE)
+    requests = [
+        send_request(a, b"one"),
+        rdma_request(seam.RDMA_WRITE, b"12345678", stag, base, "write"),
+        send_request(a, b"two"),
+        send_request(a, b"three"),
+    ]
+    requests[1].signaled = True
+    requests[3].signaled = True
+    requests[3].token = "send"
+    a.post(requests)
+    driver.run(lambda: len(driver.events[1]) == 3 and len(driver.events[0]) == 2)
+    assert [(event.opcode, event.token) for event in driver.events[0]] == [
+        (seam.RDMA_WRITE, "write"),
+        (seam.SEND, "send"),
+    ]
+
+
+# --- RDMA ---
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 511, 4096, 65536, 65521, 1 << 20])
+@pytest.mark.parametrize("offset", [0, 5])
+def test_rdma_write_is_placed_before_the_send_behind_it(
+    connect: Connect, size: int, offset: int
+) -> None:
+    # proves: ISER-4.1-2, ISER-4.1-6, ISER-6.2-5, ISER-2.2-2
+    driver = connect()
+    a, b = driver.pairs
+    target = bytearray(b"\xee" * (size + 16))
+    stag, base = b.advertise(memoryview(target), WRITE)
+    data = pattern(size)
+    a.post([rdma_request(seam.RDMA_WRITE, data, stag, base + offset), send_request(a, b"done")])
+    driver.run(lambda: bool(driver.events[1]))
+    assert bytes(target) == b"\xee" * offset + data + b"\xee" * (16 - offset)
+    assert b.retire(stag) is True
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 511, 4096, 65536, 65521, 1 << 20])
+@pytest.mark.parametrize("offset", [0, 5])
+def test_rdma_read(connect: Connect, size: int, offset: int) -> None:
+    # proves: ISER-4.1-1, ISER-4.1-6, ISER-2.4.4-2
+    driver = connect()
+    a, b = driver.pairs
+    source = pattern(size + 16)
+    stag, base = a.advertise(memoryview(source), READ)
+    sink = bytearray(b"\xee" * (size + 2))
+    request = rdma_request(
+        seam.RDMA_READ, memoryview(sink)[1 : 1 + size], stag, base + offset, "read"
+    )
+    b.post([request])
+    driver.run(lambda: bool(driver.events[1]))
+    assert [(event.opcode, event.token) for event in driver.events[1]] == [(seam.RDMA_READ, "read")]
+    assert bytes(sink) == b"\xee" + source[offset : offset + size] + b"\xee"
+    assert a.retire(stag) is True
+
+
+def test_a_read_behind_a_write_sees_its_data(connect: Connect) -> None:
+    # proves: ISER-4.1-3
+    driver = connect()
+    a, b = driver.pairs
+    memory = bytearray(300_000)
+    stag, base = b.advertise(memoryview(memory), READ | WRITE)
+    data, sink = pattern(300_000), bytearray(300_000)
+    a.post(
+        [
+            rdma_request(seam.RDMA_WRITE, data, stag, base),
+            rdma_request(seam.RDMA_READ, memoryview(sink), stag, base),
+        ]
+    )
+    driver.run(lambda: bool(driver.events[0]))
+    assert sink == data
+
+
+def test_reads_beyond_the_ord_wait_in_order(connect: Connect) -> None:
+    driver = connect(ird=2, ord=2)
+    a, b = driver.pairs
+    assert b.ord == 2
+    source = pattern(200_000)
+    stag, base = a.advertise(memoryview(source), READ)
+    sinks = [bytearray(20_000) for _ in range(10)]
+    requests = [
+        rdma_request(seam.RDMA_READ, memoryview(sink), stag, base + 20_000 * n, n)
+        for n, sink in enumerate(sinks)
+    ]
+    last = send_request(b, b"behind them")
+    b.post([*requests, last])
+    driver.run(lambda: len(driver.events[1]) == 10 and bool(driver.events[0]))
+    assert [event.token for event in driver.events[1]] == list(range(10))
+    assert b"".join(sinks) == source
+    assert driver.events[0][0].data == b"behind them"
+
+
+def test_reads_and_writes_both_ways_at_once(connect: Connect) -> None:
+    driver = connect(ird=4, ord=4, receives=1000)
+    size, count = 100_000, 12
+    expected = []
+    sinks: list[bytearray] = []
+    targets: list[bytearray] = []
+    keep = []
+    for index in (0, 1):
+        pair, other = driver.pairs[index], driver.pairs[1 - index]
+        for n in range(count):
+            source = pattern(size, 10 * index + n)
+            stag, base = other.advertise(memoryview(source), READ)
+            sinks.append(bytearray(size))
+            targets.append(bytearray(size))
+            to_stag, to_base = other.advertise(memoryview(targets[-1]), WRITE)
+            expected.append(source)
+            keep.append(source)
+            pair.post(
+                [
+                    rdma_request(seam.RDMA_READ, memoryview(sinks[-1]), stag, base),
+                    rdma_request(seam.RDMA_WRITE, source, to_stag, to_base),
+                    send_request(pair, b"message"),
+                ]
+            )
+    driver.run(lambda: all(len(events) == 2 * count for events in driver.events))
+    assert [bytes(sink) for sink in sinks] == expected
+    assert [bytes(target) for target in targets] == expected
+
+
+# --- memory ---
+
+
+def test_stags_are_not_zero_differ_and_rest_before_they_come_again(connect: Connect) -> None:
+    a, _ = connect().pairs
+    buffer = memoryview(bytearray(64))
+    seen = []
+    for _ in range(200):
+        stag, _ = a.advertise(buffer, WRITE)
+        assert a.retire(stag) is True
+        seen.append(stag)
+    assert 0 not in seen
+    assert len(set(seen)) == len(seen)
+
+
+def test_retire_of_what_was_never_handed_out_or_is_retired(connect: Connect) -> None:
+    a, _ = connect().pairs
+    stag, _ = a.advertise(memoryview(bytearray(64)), WRITE)
+    assert a.retire(stag) is True
+    for number in (stag, 0, stag ^ 1, 0xFFFFFFFF):
+        with pytest.raises(LocalProtocolError):
+            a.retire(number)
+
+
+def test_read_only_memory_is_not_opened_for_writing(connect: Connect) -> None:
+    a, _ = connect().pairs
+    with pytest.raises(LocalProtocolError):
+        a.advertise(memoryview(b"constant"), WRITE)
+
+
+def _reach(name: str, b: seam.QueuePair) -> tuple[int, int]:
+    """An STag and offset for the violation ``name``, of 100 bytes at b."""
+    rights = {"write-only": WRITE, "read-only": READ}.get(name, READ | WRITE)
+    stag, base = b.advertise(memoryview(bytearray(100)), rights)
+    if name == "unknown":
+        return stag + 256, base
+    if name == "retired":
+        b.retire(stag)
+    offsets = {"beyond": 85, "far": 1 << 40, "wrap": TOP - 8 - base}
+    return stag, base + offsets.get(name, 0)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name", "codes"),
+    [
+        (seam.RDMA_WRITE, "unknown", {(1, 1, 0)}),
+        (seam.RDMA_WRITE, "retired", {(1, 1, 0)}),
+        (seam.RDMA_WRITE, "beyond", {(1, 1, 1)}),
+        (seam.RDMA_WRITE, "far", {(1, 1, 1)}),
+        (seam.RDMA_WRITE, "wrap", {(1, 1, 3)}),
+        (seam.RDMA_WRITE, "read-only", {(0, 1, 2)}),
+        (seam.RDMA_READ, "unknown", {(0, 1, 0)}),
+        (seam.RDMA_READ, "retired", {(0, 1, 0)}),
+        (seam.RDMA_READ, "beyond", {(0, 1, 1)}),
+        (seam.RDMA_READ, "far", {(0, 1, 1)}),
+        (seam.RDMA_READ, "wrap", {(0, 1, 4)}),
+        (seam.RDMA_READ, "write-only", {(0, 1, 2)}),
+        (seam.SEND_INVALIDATE, "unknown", {(0, 1, 9)}),
+        (seam.SEND_SE_INVALIDATE, "retired", {(0, 1, 9)}),
+    ],
+)
+def test_violation_ends_the_connection(
+    connect: Connect, provider: Provider, opcode: int, name: str, codes: set[tuple[int, int, int]]
+) -> None:
+    # proves: ISER-4.1-10, ISER-4.1-12, ISER-11-1, ISER-7145-11-2
+    driver = connect()
+    a, b = driver.pairs
+    stag, to = _reach(name, b)
+    if opcode in (seam.RDMA_WRITE, seam.RDMA_READ):
+        request = rdma_request(opcode, memoryview(bytearray(16)), stag, to)
+    else:
+        request = send_request(a, b"header", opcode=opcode, stag=stag)
+    a.post([send_request(a, b"before"), request, send_request(a, b"after")])
+    driver.run(lambda: None not in driver.errors)
+    ours, theirs = driver.errors
+    assert isinstance(theirs, RemoteProtocolError)
+    if provider.codes:
+        assert theirs.terminate in codes
+        assert "terminated" in str(ours)
+    assert isinstance(ours, TransportError)
+    # What came before is delivered, what came behind is not.
+    assert [event.data for event in driver.events[1]] == [b"before"]
+    for pair in driver.pairs:
+        with pytest.raises(TransportError):
+            pair.progress(0.0)
+        with pytest.raises(ConnectionLost):
+            pair.post([send_request(pair, b"more")])
+
+
+@pytest.mark.parametrize("offset", [84, 0])
+def test_access_up_to_the_last_byte(connect: Connect, offset: int) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    memory = bytearray(100)
+    stag, base = b.advertise(memoryview(memory), READ | WRITE)
+    sink = bytearray(16)
+    a.post(
+        [
+            rdma_request(seam.RDMA_WRITE, b"0123456789abcdef", stag, base + offset),
+            rdma_request(seam.RDMA_READ, memoryview(sink), stag, base + offset),
+        ]
+    )
+    driver.run(lambda: bool(driver.events[0]))
+    assert sink == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("opcode", [seam.RDMA_WRITE, seam.RDMA_READ])
+def test_transfer_of_nothing_is_not_checked(connect: Connect, opcode: int) -> None:
+    driver = connect()
+    a, _ = driver.pairs
+    a.post([rdma_request(opcode, None, 0xDEAD00, TOP - 1, "token"), send_request(a, b"behind")])
+    driver.run(lambda: bool(driver.events[1]))
+    if opcode == seam.RDMA_READ:
+        driver.run(lambda: bool(driver.events[0]))
+        assert driver.events[0][0].token == "token"
+    assert driver.errors == [None, None]
+
+
+def test_message_without_receive(connect: Connect, provider: Provider) -> None:
+    driver = connect(receives=2)
+    a, b = driver.pairs
+    a.post([send_request(a, b"one"), send_request(a, b"two")])
+    driver.run(lambda: len(driver.events[1]) == 2)
+    b.post_receive(1)
+    a.post([send_request(a, b"three"), send_request(a, b"four")])
+    driver.run(lambda: driver.errors[1] is not None)
+    assert [event.data for event in driver.events[1]] == [b"one", b"two", b"three"]
+    error = driver.errors[1]
+    assert isinstance(error, RemoteProtocolError)
+    if provider.codes:
+        assert error.terminate == (1, 2, 2)
+
+
+def test_message_larger_than_a_receive(connect: Connect, provider: Provider) -> None:
+    driver = connect(receive_size=1000)
+    a, b = driver.pairs
+    assert b.receive_size == 1000
+    a.post([send_request(a, pattern(1000)), send_request(a, pattern(600), pattern(401))])
+    driver.run(lambda: driver.errors[1] is not None)
+    assert [len(event.data) for event in driver.events[1]] == [1000]
+    error = driver.errors[1]
+    assert isinstance(error, RemoteProtocolError)
+    if provider.codes:
+        assert error.terminate == (1, 2, 5)
+
+
+def test_second_invalidation_of_one_stag(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    stag, _ = b.advertise(memoryview(bytearray(16)), WRITE)
+    invalidate = [
+        send_request(a, b"one", opcode=seam.SEND_INVALIDATE, stag=stag),
+        send_request(a, b"two", opcode=seam.SEND_INVALIDATE, stag=stag),
+    ]
+    a.post(invalidate)
+    driver.run(lambda: driver.errors[1] is not None)
+    assert [event.invalidated for event in driver.events[1]] == [stag]
+    assert b.retire(stag) is False
+
+
+def test_invalidated_memory_is_out_of_reach_before_the_completion(connect: Connect) -> None:
+    # proves: ISER-7145-11-4
+    driver = connect()
+    a, b = driver.pairs
+    memory = bytearray(16)
+    stag, base = b.advertise(memoryview(memory), WRITE)
+    a.post(
+        [
+            send_request(a, b"response", opcode=seam.SEND_INVALIDATE, stag=stag),
+            rdma_request(seam.RDMA_WRITE, b"x" * 16, stag, base),
+        ]
+    )
+    driver.run(lambda: driver.errors[1] is not None)
+    assert memory == bytes(16)
+
+
+def test_memory_is_untouched_after_retire(connect: Connect) -> None:
+    """Placement under way is diverted: the caller's memory is its own when retire returns."""
+    # proves: ISER-7145-11-4
+    driver = connect()
+    a, b = driver.pairs
+    memory = bytearray(1 << 20)
+    stag, base = b.advertise(memoryview(memory), WRITE)
+    data = b"\x55" * (1 << 20)
+    a.post([rdma_request(seam.RDMA_WRITE, data, stag, base) for _ in range(4)])
+    for _ in range(3):  # somewhere in the middle, where there is a middle
+        driver.step(0)
+        driver.step(1)
+    b.retire(stag)
+    memory[:] = bytes(len(memory))
+    driver.run(lambda: driver.errors[1] is not None or not any(map(_busy, driver.pairs)))
+    assert memory == bytes(len(memory))
+
+
+def _busy(pair: seam.QueuePair) -> bool:
+    return pair.wants_write() or bool(select.select([pair.fileno()], [], [], 0)[0])
+
+
+def test_data_of_a_read_survives_retire_at_its_source(connect: Connect) -> None:
+    """What was asked for before the retire is answered from a copy, never from freed memory."""
+    driver = connect()
+    a, b = driver.pairs
+    original = pattern(1 << 20)
+    memory = bytearray(original)
+    stag, base = a.advertise(memoryview(memory), READ)
+    sink = bytearray(1 << 20)
+    b.post([rdma_request(seam.RDMA_READ, memoryview(sink), stag, base)])
+    while not _busy(a):
+        assert select.select([a.fileno(), b.fileno()], [], [], PATIENCE_S)[0]
+        if not _busy(a):
+            driver.step(1)
+    driver.step(0)
+    a.retire(stag)
+    memory[:] = bytes(len(memory))
+    driver.run(lambda: bool(driver.events[1]) or driver.errors[1] is not None)
+    assert sink == original
+
+
+def test_retired_memory_can_be_released(connect: Connect) -> None:
+    """No view of the buffer is left behind: a bytearray that is still exported cannot shrink."""
+    driver = connect()
+    a, b = driver.pairs
+    memory = bytearray(100_000)
+    view = memoryview(memory)
+    stag, base = b.advertise(view, READ | WRITE)
+    sink = bytearray(100_000)
+    a.post(
+        [
+            rdma_request(seam.RDMA_WRITE, pattern(100_000), stag, base),
+            rdma_request(seam.RDMA_READ, memoryview(sink), stag, base),
+        ]
+    )
+    driver.run(lambda: bool(driver.events[0]))
+    b.retire(stag)
+    view.release()
+    memory.clear()
+    assert sink == pattern(100_000)
+
+
+# --- the end ---
+
+
+def test_close_is_seen_after_what_was_sent_before(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    a.post([send_request(a, b"last words")])
+    a.close()
+    driver.run(lambda: driver.errors[1] is not None)
+    assert [event.data for event in driver.events[1]] == [b"last words"]
+    assert isinstance(driver.errors[1], ConnectionLost)
+    with pytest.raises(ConnectionLost):
+        b.post([send_request(b, b"too late")])
+        driver.errors[1] = None
+        driver.run(lambda: driver.errors[1] is not None)
+        raise driver.errors[1] or AssertionError
+
+
+def test_closed_pair(connect: Connect) -> None:
+    # proves: ISER-4.1-12
+    driver = connect()
+    a, _ = driver.pairs
+    memory = bytearray(64)
+    stag, _ = a.advertise(memoryview(memory), WRITE)
+    a.close()
+    a.close()
+    assert a.fileno() == -1
+    assert a.wants_write() is False
+    with pytest.raises(ConnectionLost):
+        a.post([send_request(a, b"more")])
+    with pytest.raises(ConnectionLost):
+        a.progress(0.0)
+    a.retire(stag)
+    memory.clear()
+    driver.errors[0] = ConnectionLost("closed")
+    driver.run(lambda: driver.errors[1] is not None)
+
+
+def test_close_lets_go_of_all_memory(connect: Connect) -> None:
+    driver = connect(ird=1, ord=1)
+    a, b = driver.pairs
+    source, sink, waiting, opened = (bytearray(2_000_000) for _ in range(4))
+    stag, base = a.advertise(memoryview(opened), READ | WRITE)
+    b.post(
+        [
+            rdma_request(seam.RDMA_READ, memoryview(sink), stag, base),
+            rdma_request(seam.RDMA_READ, memoryview(waiting), stag, base),
+            rdma_request(seam.RDMA_WRITE, memoryview(source), stag, base),
+        ]
+    )
+    driver.step(0)
+    driver.step(1)
+    a.close()
+    b.close()
+    for memory in (source, sink, waiting, opened):
+        memory.clear()  # BufferError while anybody holds a view
+        assert len(memory) == 0
+
+
+def test_close_with_work_under_way_never_blocks(connect: Connect, provider: Provider) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    stag, base = b.advertise(memoryview(bytearray(1 << 20)), WRITE)
+    a.post([rdma_request(seam.RDMA_WRITE, bytes(1 << 20), stag, base) for _ in range(32)])
+    assert a.wants_write() is provider.flow_control
+    a.close()
+    assert a.fileno() == -1
+
+
+def test_disconnect_wakes_both_ends_and_keeps_buffers(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    memory = bytearray(64)
+    stag, _ = a.advertise(memoryview(memory), WRITE)
+    a.post([send_request(a, b"last words")])
+    waker = threading.Thread(target=a.disconnect)
+    waker.start()
+    driver.run(lambda: None not in driver.errors)
+    waker.join()
+    assert [event.data for event in driver.events[1]] == [b"last words"]
+    assert all(isinstance(error, ConnectionLost) for error in driver.errors)
+    with pytest.raises(ConnectionLost):
+        a.post([send_request(a, b"more")])
+    assert a.retire(stag) is True
+    memory.clear()
+    a.disconnect()
+    a.close()
+    a.disconnect()
+    b.disconnect()
+
+
+def test_descriptor_is_readable_when_there_is_work(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    driver.run(lambda: not any(_busy(pair) for pair in driver.pairs))
+    assert b.progress(0.0) == []
+    a.post([send_request(a, b"hello")])
+    assert select.select([b.fileno()], [], [], PATIENCE_S)[0]
+
+
+def test_description_and_private_data(connect: Connect, provider: Provider) -> None:
+    driver = connect(private_data=(b"from a", b"from b"), ird=3, ord=3)
+    a, b = driver.pairs
+    assert (a.peer_private_data, b.peer_private_data) == (b"from b", b"from a")
+    for pair in driver.pairs:
+        description = json.loads(json.dumps(pair.describe()))
+        assert description["provider"] == pair.provider
+        assert provider.name.startswith(pair.provider)
+        assert (pair.ird, pair.ord) == (3, 3)
+        assert pair.can_receive_invalidate is True
+
+
+# --- threads ---
+
+
+def test_threads_post_while_another_drives(connect: Connect) -> None:
+    threads, each = 6, 150
+    driver = connect(receives=threads * each)
+    a, _ = driver.pairs
+    start = threading.Barrier(threads)
+    failures: list[Exception] = []
+
+    def work(number: int) -> None:
+        requests = [send_request(a, bytes((number, n & 255, n >> 8)) * 9) for n in range(each)]
+        try:
+            start.wait()
+            for request in requests:
+                a.post([request])
+        except Exception as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    driver.run(lambda: len(driver.events[1]) == threads * each)
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    for number in range(threads):
+        mine = [event.data for event in driver.events[1] if event.data[0] == number]
+        assert mine == [bytes((number, n & 255, n >> 8)) * 9 for n in range(each)]
+
+
+def test_threads_advertise_and_retire_under_load(connect: Connect) -> None:
+    """Each thread has memory written by the peer, retires it, and finds it its own again."""
+    threads, each, size = 4, 40, 20_000
+    driver = connect(receives=2 * threads * each)
+    a, b = driver.pairs
+    answers = [threading.Semaphore(0) for _ in range(threads)]
+    failures: list[object] = []
+    handled = [0]
+
+    def work(number: int) -> None:
+        try:
+            for n in range(each):
+                memory = bytearray(size)
+                stag, base = a.advertise(memoryview(memory), WRITE)
+                words = (number, n, stag, base)
+                a.post([send_request(a, b"".join(word.to_bytes(8, "big") for word in words))])
+                assert answers[number].acquire(timeout=PATIENCE_S)
+                a.retire(stag)
+                assert bytes(memory) == pattern(size, n), "not what was written"
+                memory.clear()
+        except Exception as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    keep = []
+
+    def serve() -> bool:
+        for event in driver.events[1]:
+            number, n, stag, base = (
+                int.from_bytes(event.data[at : at + 8], "big") for at in range(0, 32, 8)
+            )
+            data = pattern(size, n)
+            keep.append(data)
+            kind = seam.SEND_INVALIDATE if n % 2 else seam.SEND
+            b.post(
+                [
+                    rdma_request(seam.RDMA_WRITE, data, stag, base),
+                    send_request(b, bytes((number,)), opcode=kind, stag=stag),
+                ]
+            )
+        driver.events[1].clear()
+        for event in driver.events[0]:
+            handled[0] += 1
+            answers[event.data[0]].release()
+        driver.events[0].clear()
+        return handled[0] == threads * each or bool(failures)
+
+    driver.run(serve)
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    assert driver.errors == [None, None]
