@@ -1,0 +1,307 @@
+"""SBC commands that read, write, compare and flush blocks.
+
+``begin_…`` check one form of a CDB and say what the task will do; the other functions do it.
+"""
+
+from __future__ import annotations
+
+from iserblk.scsi import capacity, sense
+from iserblk.scsi.cdb import BYTCHK, FUA, RW6, RW10, RW12, RW16
+from iserblk.target.seam import DATA_IN, DATA_OUT
+from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.unit import MAX_PREFETCH, LogicalUnit
+
+_unpack10 = RW10.unpack_from
+_unpack16 = RW16.unpack_from
+_BYTCHK_FIELD = 0x06
+_VERIFY_STEP = 1 << 20  # bytes read at once
+
+
+# Where a CDB has its transfer length, by command group (opcode bits 7-5).
+_LENGTH_FIELD = {0: 4, 1: 7, 4: 10, 5: 6}
+
+
+def out_of_range() -> CheckCondition:
+    return CheckCondition(sense.ILLEGAL_REQUEST, sense.LBA_OUT_OF_RANGE)
+
+
+def too_long(task: DeviceTask) -> CheckCondition:
+    """More blocks than VPD page B0h allows."""
+    return invalid_field(_LENGTH_FIELD[task.cdb[0] >> 5])
+
+
+def check_range(unit: LogicalUnit, lba: int, blocks: int) -> None:
+    """The LBA itself must exist, even where no block is asked for."""
+    if lba + (blocks or 1) > unit.blocks:
+        raise out_of_range()
+
+
+def check_writable(unit: LogicalUnit) -> None:
+    if unit.read_only:
+        raise CheckCondition(sense.DATA_PROTECT, sense.WRITE_PROTECTED)
+
+
+# -- READ, WRITE -----------------------------------------------------------------------------------
+
+
+def _begin_read(task: DeviceTask, unit: LogicalUnit, flags: int, lba: int, blocks: int) -> None:
+    if lba + (blocks or 1) > unit.blocks:
+        raise out_of_range()
+    if blocks > unit.max_transfer_blocks:
+        raise too_long(task)
+    if not blocks:
+        return
+    task.unit = unit
+    task.direction = DATA_IN
+    task.length = blocks * unit.block
+    task.offset = lba * unit.block
+    if flags & FUA and unit.must_sync:
+        task.may_block = True
+        task.execute = _read_from_medium
+    else:
+        task.execute = _read
+
+
+def _read(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    if not task.unit.store.read_into(buffer, task.offset, nowait):
+        return False
+    task.transferred = task.length
+    return True
+
+
+def _read_from_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """FUA: what is cached and newer reaches the medium first."""
+    task.unit.store.flush()
+    return _read(task, buffer, nowait)
+
+
+def _begin_write(task: DeviceTask, unit: LogicalUnit, flags: int, lba: int, blocks: int) -> None:
+    check_writable(unit)
+    if lba + (blocks or 1) > unit.blocks:
+        raise out_of_range()
+    if blocks > unit.max_transfer_blocks:
+        raise too_long(task)
+    if not blocks:
+        return
+    task.unit = unit
+    task.direction = DATA_OUT
+    task.length = blocks * unit.block
+    task.offset = lba * unit.block
+    task.durable = task.may_block = bool(flags & FUA) or not unit.write_cache
+    task.execute = _write
+
+
+def _write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    unit = task.unit
+    offset = task.offset
+    span = (offset, offset + task.length)
+    if not unit.guard.enter(span, nowait):
+        return False
+    try:
+        return unit.store.write(buffer, offset, task.durable, nowait)
+    finally:
+        unit.guard.leave(span)
+
+
+def begin_read6(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, high, low, blocks, _ = RW6.unpack_from(task.cdb)
+    _begin_read(task, unit, 0, high << 16 | low, blocks or 256)
+
+
+def begin_read10(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, _, blocks, _ = _unpack10(task.cdb)
+    _begin_read(task, unit, flags, lba, blocks)
+
+
+def begin_read12(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = RW12.unpack_from(task.cdb)
+    _begin_read(task, unit, flags, lba, blocks)
+
+
+def begin_read16(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = _unpack16(task.cdb)
+    _begin_read(task, unit, flags, lba, blocks)
+
+
+def begin_write6(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, high, low, blocks, _ = RW6.unpack_from(task.cdb)
+    _begin_write(task, unit, 0, high << 16 | low, blocks or 256)
+
+
+def begin_write10(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, _, blocks, _ = _unpack10(task.cdb)
+    _begin_write(task, unit, flags, lba, blocks)
+
+
+def begin_write12(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = RW12.unpack_from(task.cdb)
+    _begin_write(task, unit, flags, lba, blocks)
+
+
+def begin_write16(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = _unpack16(task.cdb)
+    _begin_write(task, unit, flags, lba, blocks)
+
+
+# -- VERIFY, COMPARE AND WRITE ---------------------------------------------------------------------
+
+
+def _first_difference(one: memoryview, other: memoryview) -> int:
+    """Index of the first byte that differs; -1: none. Both have the same length."""
+    if one == other:
+        return -1
+    low, high = 0, len(one)  # one[:low] is equal, one[:high] is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _miscompare(at: int) -> CheckCondition:
+    """INFORMATION: offset in the Data-Out buffer."""
+    return CheckCondition(sense.MISCOMPARE, sense.MISCOMPARE_DURING_VERIFY, information=at)
+
+
+def _begin_verify(task: DeviceTask, unit: LogicalUnit, flags: int, lba: int, blocks: int) -> None:
+    check_range(unit, lba, blocks)
+    compare = flags & _BYTCHK_FIELD
+    if compare not in (0, BYTCHK):
+        raise invalid_field(1, 2)
+    if not blocks:
+        return
+    task.unit = unit
+    task.offset = lba * unit.block
+    task.extent = blocks * unit.block
+    task.may_block = True
+    if compare:
+        if blocks > unit.max_transfer_blocks:
+            raise too_long(task)
+        task.direction = DATA_OUT
+        task.length = task.extent
+        task.execute = _verify_compare
+    else:
+        task.execute = _verify_medium
+
+
+def begin_verify10(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, _, blocks, _ = RW10.unpack_from(task.cdb)
+    _begin_verify(task, unit, flags, lba, blocks)
+
+
+def begin_verify16(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = RW16.unpack_from(task.cdb)
+    _begin_verify(task, unit, flags, lba, blocks)
+
+
+def _verify_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """Can it be read?"""
+    end = task.offset + task.extent
+    scratch = memoryview(bytearray(min(_VERIFY_STEP, task.extent)))
+    for offset in range(task.offset, end, _VERIFY_STEP):
+        task.unit.store.read_into(scratch[: min(_VERIFY_STEP, end - offset)], offset, False)
+    return True
+
+
+def _verify_compare(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    stored = memoryview(bytearray(task.extent))
+    task.unit.store.read_into(stored, task.offset, False)
+    at = _first_difference(stored, buffer)
+    if at >= 0:
+        raise _miscompare(at)
+    return True
+
+
+def begin_compare_and_write(task: DeviceTask, unit: LogicalUnit) -> None:
+    flags, lba, blocks = task.cdb[1], int.from_bytes(task.cdb[2:10], "big"), task.cdb[13]
+    check_writable(unit)
+    check_range(unit, lba, blocks)
+    if not blocks:
+        return
+    task.unit = unit
+    task.direction = DATA_OUT
+    task.offset = lba * unit.block
+    task.extent = blocks * unit.block
+    task.length = 2 * task.extent
+    task.may_block = True
+    task.durable = bool(flags & FUA) or not unit.write_cache
+    task.execute = _compare_and_write
+
+
+def _compare_and_write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    unit = task.unit
+    stored = memoryview(bytearray(task.extent))
+    with unit.guard.exclusive((task.offset, task.offset + task.extent)):
+        unit.store.read_into(stored, task.offset, False)
+        at = _first_difference(stored, buffer[: task.extent])
+        if at >= 0:
+            raise _miscompare(at)
+        unit.store.write(buffer[task.extent :], task.offset, task.durable, False)
+    return True
+
+
+# -- SYNCHRONIZE CACHE, PRE-FETCH, START STOP UNIT -------------------------------------------------
+
+
+def flush(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    task.unit.store.flush()
+    return True
+
+
+def begin_flush(task: DeviceTask, unit: LogicalUnit) -> None:
+    if unit.must_sync:
+        task.unit = unit
+        task.may_block = True
+        task.execute = flush
+
+
+def begin_synchronize_cache10(task: DeviceTask, unit: LogicalUnit) -> None:
+    """Of more than was asked for: the whole LUN."""
+    _, _, lba, _, blocks, _ = RW10.unpack_from(task.cdb)
+    check_range(unit, lba, blocks)
+    begin_flush(task, unit)
+
+
+def begin_synchronize_cache16(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, _, lba, blocks, _, _ = RW16.unpack_from(task.cdb)
+    check_range(unit, lba, blocks)
+    begin_flush(task, unit)
+
+
+def _begin_pre_fetch(task: DeviceTask, unit: LogicalUnit, lba: int, blocks: int) -> None:
+    """GOOD, never CONDITION MET: nobody promises that the page cache keeps it."""
+    check_range(unit, lba, blocks)
+    task.unit = unit
+    task.offset = lba * unit.block
+    task.extent = min((blocks or unit.blocks - lba) * unit.block, MAX_PREFETCH)
+    task.may_block = True
+    task.execute = _pre_fetch
+
+
+def begin_pre_fetch10(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, _, lba, _, blocks, _ = RW10.unpack_from(task.cdb)
+    _begin_pre_fetch(task, unit, lba, blocks)
+
+
+def begin_pre_fetch16(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, _, lba, blocks, _, _ = RW16.unpack_from(task.cdb)
+    _begin_pre_fetch(task, unit, lba, blocks)
+
+
+def _pre_fetch(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    task.unit.store.prefetch(task.offset, task.extent)
+    return True
+
+
+# -- READ CAPACITY ---------------------------------------------------------------------------------
+
+
+def begin_read_capacity10(task: DeviceTask, unit: LogicalUnit) -> None:
+    answer = capacity.encode10(unit.blocks, unit.block)
+    task.respond(answer, len(answer))
+
+
+def begin_read_capacity16(task: DeviceTask, unit: LogicalUnit) -> None:
+    task.respond(capacity.encode16(unit.capacity), int.from_bytes(task.cdb[10:14], "big"))

@@ -1,0 +1,161 @@
+"""The commands of the device server: one table, from which REPORT SUPPORTED OPERATION CODES
+answers, too.
+
+``usage`` is the CDB usage data of SPC-4: the opcode (and service action), then a 1 for each bit
+that means something. A command that sets any other bit ends with INVALID FIELD IN CDB.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from iserblk.scsi import opcodes as op
+from iserblk.scsi import sense
+from iserblk.target import block, primary, provisioning
+from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.unit import LogicalUnit
+
+Begin = Callable[[DeviceTask, LogicalUnit], None]
+
+_ACTION_MASK = 0x1F
+_WITH_ACTIONS = (op.SERVICE_ACTION_IN_16, op.MAINTENANCE_IN)
+
+
+class Command(NamedTuple):
+    """``begin`` is None for those that the device server answers itself, LUN or not."""
+
+    usage: bytes
+    length: int  # bytes of the CDB
+    forbidden: int  # its bits that must be 0, the CDB being one big-endian number
+    begin: Begin | None
+
+    @property
+    def action(self) -> int | None:
+        return self.usage[1] & _ACTION_MASK if self.usage[0] in _WITH_ACTIONS else None
+
+
+def _command(usage: str, begin: Begin | None) -> Command:
+    raw = bytes.fromhex(usage)
+    allowed = b"\xff" + raw[1:]
+    forbidden = (1 << 8 * len(raw)) - 1 - int.from_bytes(allowed, "big")
+    return Command(raw, len(raw), forbidden, begin)
+
+
+def _report_supported(task: DeviceTask, unit: LogicalUnit) -> None:
+    report_supported_operation_codes(task)
+
+
+_LIST = (
+    _command("00 00 00 00 00 00", primary.begin_nothing),
+    _command("03 01 00 00 ff 00", None),
+    _command("08 1f ff ff ff 00", block.begin_read6),
+    _command("0a 1f ff ff ff 00", block.begin_write6),
+    _command("12 01 ff ff ff 00", None),
+    _command("1a 08 ff ff ff 00", primary.begin_mode_sense6),
+    _command("1b 01 00 00 05 00", primary.begin_start_stop),
+    _command("1e 00 00 00 03 00", primary.begin_nothing),
+    _command("25 00 00 00 00 00 00 00 00 00", block.begin_read_capacity10),
+    _command("28 18 ff ff ff ff 3f ff ff 00", block.begin_read10),
+    _command("2a 18 ff ff ff ff 3f ff ff 00", block.begin_write10),
+    _command("2f 16 ff ff ff ff 3f ff ff 00", block.begin_verify10),
+    _command("34 02 ff ff ff ff 3f ff ff 00", block.begin_pre_fetch10),
+    _command("35 06 ff ff ff ff 3f ff ff 00", block.begin_synchronize_cache10),
+    _command("41 08 ff ff ff ff 3f ff ff 00", provisioning.begin_write_same10),
+    _command("42 00 00 00 00 00 3f ff ff 00", provisioning.begin_unmap),
+    _command("5a 18 ff ff 00 00 00 ff ff 00", primary.begin_mode_sense10),
+    _command("88 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_read16),
+    _command("89 18 ff ff ff ff ff ff ff ff 00 00 00 ff 3f 00", block.begin_compare_and_write),
+    _command("8a 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_write16),
+    _command("8f 16 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_verify16),
+    _command("90 02 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_pre_fetch16),
+    _command("91 06 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_synchronize_cache16),
+    _command("93 09 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", provisioning.begin_write_same16),
+    _command("9e 10 00 00 00 00 00 00 00 00 ff ff ff ff 00 00", block.begin_read_capacity16),
+    _command("9e 12 ff ff ff ff ff ff ff ff ff ff ff ff 00 00", provisioning.begin_get_lba_status),
+    _command("a0 00 ff 00 00 00 ff ff ff ff 00 00", None),
+    _command("a3 0c 87 ff ff ff ff ff ff ff 00 00", _report_supported),
+    _command("a8 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_read12),
+    _command("aa 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_write12),
+)
+
+# Opcode → command; opcode << 8 | service action → command, for the opcodes that have those.
+COMMANDS = {
+    each.usage[0] if each.action is None else each.usage[0] << 8 | each.action: each
+    for each in _LIST
+}
+
+
+def find(cdb: bytes) -> Command | None:
+    """The command that a CDB is; None: an unknown one."""
+    if not cdb:
+        return None
+    if cdb[0] in _WITH_ACTIONS and len(cdb) > 1:
+        return COMMANDS.get(cdb[0] << 8 | cdb[1] & _ACTION_MASK)
+    return COMMANDS.get(cdb[0])
+
+
+def check_fields(command: Command, cdb: bytes) -> None:
+    """Raises CheckCondition for a CDB that is too short, or has a bit set that must not be."""
+    length = command.length
+    if len(cdb) < length:
+        raise invalid_field(len(cdb))
+    wrong = int.from_bytes(cdb[:length], "big") & command.forbidden
+    if wrong:
+        highest = wrong.bit_length() - 1
+        raise invalid_field(length - 1 - highest // 8, highest % 8)
+
+
+# -- REPORT SUPPORTED OPERATION CODES --------------------------------------------------------------
+
+_RCTD = 0x80
+_OPTIONS = 0x07
+_ALL_COMMANDS = 0
+_ONE_OPCODE = 1
+_ONE_ACTION = 2
+_EITHER = 3
+_CTDP = 0x80  # in the answer for one command
+_SUPPORTED = 3
+_NOT_SUPPORTED = 1
+_DESCRIPTOR = struct.Struct(">BxHxBH")
+_SERVACTV = 0x01
+_CTDP_ALL = 0x02
+# Command timeouts descriptor: its length, then no timeouts are told.
+_TIMEOUTS = struct.pack(">H10x", 10)
+
+
+def report_supported_operation_codes(task: DeviceTask) -> None:
+    _, _, options, opcode, action, allocation, _ = struct.unpack_from(">BBBBHIH", task.cdb)
+    timeouts = _TIMEOUTS if options & _RCTD else b""
+    if options & _OPTIONS == _ALL_COMMANDS:
+        answer = _all_commands(timeouts)
+    else:
+        answer = _one_command(options & _OPTIONS, opcode, action, timeouts)
+    task.respond(answer, allocation)
+
+
+def _all_commands(timeouts: bytes) -> bytes:
+    descriptors = b""
+    for each in _LIST:
+        flags = (_SERVACTV if each.action is not None else 0) | (_CTDP_ALL if timeouts else 0)
+        descriptors += _DESCRIPTOR.pack(each.usage[0], each.action or 0, flags, each.length)
+        descriptors += timeouts
+    return struct.pack(">I", len(descriptors)) + descriptors
+
+
+def _one_command(option: int, opcode: int, action: int, timeouts: bytes) -> bytes:
+    has_actions = opcode in _WITH_ACTIONS
+    if option > _EITHER:
+        raise invalid_field(2, 2)
+    if (option == _ONE_OPCODE and has_actions) or (option == _ONE_ACTION and not has_actions):
+        raise invalid_field(2, 2)
+    found = COMMANDS.get(opcode << 8 | action if has_actions else opcode)
+    if found is None or (action and not has_actions and option == _EITHER):
+        return bytes((0, _NOT_SUPPORTED, 0, 0))
+    support = _SUPPORTED | (_CTDP if timeouts else 0)
+    return struct.pack(">BBH", 0, support, found.length) + found.usage + timeouts
+
+
+def unknown_command() -> CheckCondition:
+    return CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, field=0)

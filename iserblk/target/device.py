@@ -1,0 +1,178 @@
+"""The device server: implements ``iserblk.target.seam.DeviceServer`` over LogicalUnits.
+
+It routes by LUN, keeps unit attentions, and answers itself what must be answered whether there is
+a LUN or not: INQUIRY, REPORT LUNS and REQUEST SENSE, which no unit attention stops (SAM-5, Unit
+attention conditions; SPC-4). All else is in ``iserblk.target.commands``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from iserblk.scsi import inquiry, opcodes, sense
+from iserblk.scsi import luns as lun_fields
+from iserblk.scsi import status as sam
+from iserblk.scsi.cdb import DESC, EVPD
+from iserblk.target.commands import COMMANDS, check_fields, find, unknown_command
+from iserblk.target.seam import DATA_IN, NO_DATA, ScsiTask
+from iserblk.target.store import is_full, is_read_only
+from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.unit import PRODUCT, REVISION, VENDOR
+from iserblk.target.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
+
+log = logging.getLogger(__name__)
+
+_EMPTY = memoryview(b"")
+_SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 all, 1 the well-known ones only
+_SELECT_WELL_KNOWN = 1
+
+
+class DeviceServer:
+    """The LUNs of one target. ``attach``, ``detach``, ``begin`` and ``reset_lun`` are called by
+    one thread; ``run`` by any."""
+
+    def __init__(self, luns: Mapping[int, LogicalUnit], iqn: str) -> None:
+        self._units = dict(luns)
+        self._pages = {lun: unit.vpd_pages(iqn) for lun, unit in luns.items()}
+        self._report = lun_fields.encode_report_luns(luns)
+        self._nexuses: set[object] = set()
+        # (nexus, LUN) → ASC << 8 | ASCQ of the unit attention that is pending. One is enough: of
+        # the two kinds there are, power on says all that a LUN reset could add.
+        self._attentions: dict[tuple[object, int], int] = {}
+
+    def attach(self, nexus: object) -> None:
+        self._nexuses.add(nexus)
+        for lun in self._units:
+            self._attentions[nexus, lun] = sense.POWER_ON_OR_RESET
+
+    def detach(self, nexus: object) -> None:
+        self._nexuses.discard(nexus)
+        for lun in self._units:
+            self._attentions.pop((nexus, lun), None)
+
+    def reset_lun(self, lun: int) -> bool:
+        if lun not in self._units:
+            return False
+        for nexus in self._nexuses:
+            self._attentions.setdefault((nexus, lun), sense.LUN_RESET)
+        return True
+
+    def close(self) -> None:
+        """Close every unit: caches are written back. Raises the first OSError, when all are."""
+        failure: OSError | None = None
+        for unit in self._units.values():
+            try:
+                unit.close()
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    # -- one command -------------------------------------------------------------------------------
+
+    def begin(self, nexus: object, lun: int, cdb: bytes) -> ScsiTask:
+        task = DeviceTask(cdb)
+        try:
+            unit = self._units.get(lun)
+            command = COMMANDS.get(cdb[0]) if cdb else None
+            if command is None:
+                command = find(cdb)
+            begin = None if command is None else command.begin
+            if command is not None and begin is None:
+                check_fields(command, cdb)
+                self._answer(task, nexus, lun)
+                return task
+            if unit is None:
+                raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
+            if self._attentions:
+                attention = self._attentions.pop((nexus, lun), 0)
+                if attention:
+                    raise CheckCondition(sense.UNIT_ATTENTION, attention)
+            if command is None or begin is None:
+                raise unknown_command()
+            check_fields(command, cdb)
+            begin(task, unit)
+        except CheckCondition as condition:
+            _end(task, condition.sense)
+            task.direction = NO_DATA
+            task.length = 0
+        return task
+
+    def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
+        assert isinstance(task, DeviceTask)
+        try:
+            return task.execute(task, _EMPTY if buffer is None else buffer, nowait)
+        except CheckCondition as condition:
+            _end(task, condition.sense)
+        except OSError as error:
+            log.warning("%s: %s", opcodes.name(task.cdb), error)
+            _end(task, _sense_of(error, task.direction))
+        return True
+
+    # -- the three that need no LUN ----------------------------------------------------------------
+
+    def _answer(self, task: DeviceTask, nexus: object, lun: int) -> None:
+        opcode = task.cdb[0]
+        if opcode == opcodes.INQUIRY:
+            self._inquiry(task, lun)
+        elif opcode == opcodes.REPORT_LUNS:
+            self._report_luns(task, lun)
+        else:
+            self._request_sense(task, nexus, lun)
+
+    def _inquiry(self, task: DeviceTask, lun: int) -> None:
+        _, flags, page = task.cdb[:3]
+        allocation = int.from_bytes(task.cdb[3:5], "big")
+        exists = lun in self._units
+        if not flags & EVPD:
+            if page:
+                raise invalid_field(2)
+            peripheral = inquiry.DISK if exists else inquiry.NO_DEVICE
+            answer = inquiry.encode_standard(peripheral, VENDOR, PRODUCT, REVISION)
+        elif not exists:
+            raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
+        elif page not in self._pages[lun]:
+            raise invalid_field(2)
+        else:
+            answer = self._pages[lun][page]
+        task.respond(answer, allocation)
+
+    def _report_luns(self, task: DeviceTask, lun: int) -> None:
+        """Of every LUN that exists, and of LUN 0, which need not."""
+        if lun and lun not in self._units:
+            raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
+        select = task.cdb[2]
+        if select > _SELECT_ALL:
+            raise invalid_field(2)
+        report = lun_fields.encode_report_luns(()) if select == _SELECT_WELL_KNOWN else self._report
+        task.respond(report, int.from_bytes(task.cdb[6:10], "big"))
+
+    def _request_sense(self, task: DeviceTask, nexus: object, lun: int) -> None:
+        """GOOD, with the sense as data. A pending unit attention is told thereby, and over."""
+        if lun not in self._units:
+            key, code = sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED
+        else:
+            code = self._attentions.pop((nexus, lun), 0)
+            key = sense.UNIT_ATTENTION if code else sense.NO_SENSE
+        encode = sense.encode_descriptor if task.cdb[1] & DESC else sense.encode_fixed
+        task.respond(encode(key, code >> 8, code & 0xFF), task.cdb[4])
+
+
+def _end(task: DeviceTask, sense_data: bytes) -> None:
+    task.status = sam.CHECK_CONDITION
+    task.sense = sense_data
+    task.transferred = 0
+
+
+def _sense_of(error: OSError, direction: int) -> bytes:
+    """What the system's refusal means to an initiator."""
+    if is_full(error):
+        key, code = sense.DATA_PROTECT, sense.SPACE_ALLOCATION_FAILED
+    elif is_read_only(error):
+        key, code = sense.DATA_PROTECT, sense.WRITE_PROTECTED
+    elif direction == DATA_IN:
+        key, code = sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR
+    else:
+        key, code = sense.MEDIUM_ERROR, sense.WRITE_ERROR
+    return sense.encode_fixed(key, code >> 8, code & 0xFF)

@@ -1,0 +1,138 @@
+"""``--lun FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]``.
+
+Options are taken from the right, for as long as what is left is no existing file: so a file whose
+name has colons in it can be served as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from iserblk.errors import BadArgument
+from iserblk.target.lunfile import open_file
+from iserblk.target.store import Store
+from iserblk.target.unit import MAXIMUM_SERIAL, LogicalUnit
+from iserblk.target.volatile import VolatileStore
+
+BLOCK_SIZES = (512, 4096)
+MAXIMUM_SIZE = 1 << 62  # bytes
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
+_LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
+_KEYS = ("block", "size", "serial", "wce", "volatile-cache")
+
+
+@dataclass(slots=True, frozen=True)
+class LunSpec:
+    """What ``--lun`` asks for. Sizes in bytes; None: as the file is, or not given."""
+
+    path: str
+    read_only: bool = False
+    block: int = 512
+    size: int | None = None
+    serial: str | None = None
+    write_cache: bool = True
+    volatile_cache: int | None = None
+
+
+def parse_lun_spec(text: str) -> LunSpec:
+    """Raises BadArgument that names the option and what it takes."""
+    path, options = _split(text)
+    spec = LunSpec(
+        path=path,
+        read_only="ro" in options,
+        block=_block(options.get("block"), text),
+        size=_size(options, "size", text),
+        serial=_serial(options.get("serial"), text),
+        write_cache=_flag(options.get("wce"), text),
+        volatile_cache=_size(options, "volatile-cache", text),
+    )
+    if spec.volatile_cache is not None and not spec.write_cache:
+        raise BadArgument(f"{text}: `wce=0` and `volatile-cache=` contradict each other")
+    if spec.volatile_cache is not None and spec.read_only:
+        raise BadArgument(f"{text}: `ro` and `volatile-cache=` contradict each other")
+    return spec
+
+
+def _split(text: str) -> tuple[str, dict[str, str]]:
+    """The path, and each option's value."""
+    path = text
+    options: dict[str, str] = {}
+    while not os.path.exists(path):
+        rest, colon, option = path.rpartition(":")
+        if not colon or not _LOOKS_LIKE_OPTION.fullmatch(option):
+            break
+        key, _, value = option.partition("=")
+        if key != "ro" and key not in _KEYS:
+            known = ", ".join(f"{each}=" for each in _KEYS)
+            raise BadArgument(f"{text}: unknown option `{option}`; there are ro, {known}")
+        if key in options:
+            raise BadArgument(f"{text}: `{key}` is given twice")
+        options[key] = value
+        path = rest
+    if not path:
+        raise BadArgument(f"{text!r}: the file's name is missing; FILE[:option…]")
+    return path, options
+
+
+def _block(value: str | None, text: str) -> int:
+    if value is None:
+        return BLOCK_SIZES[0]
+    for size in BLOCK_SIZES:
+        if value == str(size):
+            return size
+    raise BadArgument(f"{text}: `block={value}`; 512 or 4096")
+
+
+def _size(options: dict[str, str], key: str, text: str) -> int | None:
+    value = options.get(key)
+    if value is None:
+        return None
+    match = _SIZE.fullmatch(value)
+    size = int(match[1]) << _UNITS[match[2].upper()] if match else 0
+    if not 0 < size <= MAXIMUM_SIZE:
+        raise BadArgument(f"{text}: `{key}={value}`; a number of bytes, or with K, M, G or T")
+    return size
+
+
+def _serial(value: str | None, text: str) -> str | None:
+    if value is not None and not (
+        0 < len(value) <= MAXIMUM_SERIAL and value.isascii() and value.isprintable()
+    ):
+        raise BadArgument(
+            f"{text}: `serial={value}`; 1 to {MAXIMUM_SERIAL} printable ASCII characters"
+        )
+    return value
+
+
+def _flag(value: str | None, text: str) -> bool:
+    if value in (None, "1"):
+        return True
+    if value == "0":
+        return False
+    raise BadArgument(f"{text}: `wce={value}`; 0 or 1")
+
+
+def open_lun(spec: LunSpec, default_serial: str) -> LogicalUnit:
+    """Open the file, and make a unit of it.
+
+    ``default_serial``: for a spec without one; the same at every start, as LogicalUnit demands.
+    Raises BadArgument, PermissionDenied or Busy.
+    """
+    store: Store = open_file(spec.path, size=spec.size, read_only=spec.read_only, block=spec.block)
+    if spec.volatile_cache is not None:
+        store = VolatileStore(store, spec.volatile_cache)
+    try:
+        return LogicalUnit(
+            store,
+            serial=spec.serial or default_serial,
+            block=spec.block,
+            read_only=spec.read_only,
+            write_cache=spec.write_cache,
+        )
+    except BadArgument:
+        store.close()
+        raise

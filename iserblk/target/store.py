@@ -1,0 +1,180 @@
+"""Stores: where the bytes of a LUN live. ``FileStore``: a file or a block device.
+
+Offsets and lengths are bytes within ``size``; the device server has checked them. Methods may be
+called from any thread at any time, and raise OSError when the system does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Protocol
+
+from iserblk.target.falloc import PUNCH_HOLE, ZERO_RANGE, fallocate
+
+ZEROES = memoryview(bytes(1 << 20))
+
+# offset, length, whether data is there: ascending and adjoining.
+Extent = tuple[int, int, bool]
+
+
+class Store(Protocol):
+    size: int
+
+    def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
+        """Fill ``buffer``. False, only with ``nowait``: it would wait for a disk; the buffer
+        then holds anything."""
+        ...
+
+    def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        """Write all of ``data``; with ``durable`` it is on stable storage at return. False, only
+        with ``nowait``: somebody else is in the way, nothing is done."""
+        ...
+
+    def flush(self) -> None:
+        """Everything that was written, punched or zeroed before is on stable storage."""
+        ...
+
+    def punch(self, offset: int, length: int) -> None:
+        """Deallocate what can be; the range reads as zeroes."""
+        ...
+
+    def zero(self, offset: int, length: int) -> None:
+        """The range reads as zeroes; its space stays allocated where that can be had."""
+        ...
+
+    def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
+        """What is allocated in the range, from ``offset`` on; ``limit`` entries or fewer, so it
+        may end early."""
+        ...
+
+    def prefetch(self, offset: int, length: int) -> None:
+        """Begin to read the range ahead."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def is_full(error: OSError) -> bool:
+    """The write failed for want of space behind the LUN."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_read_only(error: OSError) -> bool:
+    return error.errno in (errno.EROFS, errno.EPERM)
+
+
+def _lives_in_memory(fd: int) -> bool:
+    """Whether the file is on tmpfs, whose reads wait for no disk but which refuses RWF_NOWAIT."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            return any(
+                fields[2] == number and fields[fields.index("-") + 1] == "tmpfs"
+                for fields in map(str.split, mounts)
+            )
+    except OSError:
+        return False
+
+
+class FileStore:
+    """Implements Store over an open descriptor, which it owns. ``iserblk.target.lunfile`` opens
+    the descriptor, and checks that the file can be a LUN."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        """``size``: bytes of the LUN; the file may be a little larger, and must not be smaller."""
+        self.fd = fd
+        self.size = size
+        self._nowait_flag = 0 if _lives_in_memory(fd) else os.RWF_NOWAIT
+        self._can_punch = True
+        self._can_zero = True
+
+    def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
+        try:
+            done = os.preadv(self.fd, (buffer,), offset, self._nowait_flag if nowait else 0)
+        except OSError as error:
+            if nowait and error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return False
+            raise
+        if done == len(buffer):
+            return True
+        if nowait and self._nowait_flag:
+            return False
+        self._read_rest(buffer, offset, done)
+        return True
+
+    def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
+        """After a short read: go on to the end of the file, behind which there are zeroes."""
+        while done < len(buffer):
+            count = os.preadv(self.fd, (buffer[done:],), offset + done)
+            if not count:
+                buffer[done:] = bytes(len(buffer) - done)
+                return
+            done += count
+
+    def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        flags = os.RWF_DSYNC if durable else 0
+        done = os.pwritev(self.fd, (data,), offset, flags)
+        while done < len(data):
+            count = os.pwritev(self.fd, (data[done:],), offset + done, flags)
+            if not count:
+                raise OSError(errno.EIO, "the file takes no more bytes")
+            done += count
+        return True
+
+    def flush(self) -> None:
+        os.fdatasync(self.fd)
+
+    def punch(self, offset: int, length: int) -> None:
+        if self._can_punch:
+            if fallocate(self.fd, PUNCH_HOLE, offset, length):
+                return
+            self._can_punch = False
+        self._write_zeroes(offset, length)
+
+    def zero(self, offset: int, length: int) -> None:
+        if self._can_zero:
+            if fallocate(self.fd, ZERO_RANGE, offset, length):
+                return
+            self._can_zero = False
+        self.punch(offset, length)
+
+    def _write_zeroes(self, offset: int, length: int) -> None:
+        end = offset + length
+        while offset < end:
+            count = min(len(ZEROES), end - offset)
+            self.write(ZEROES[:count], offset, False, False)
+            offset += count
+
+    def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
+        end = offset + length
+        found: list[Extent] = []
+        while offset < end and len(found) < limit:
+            data = self._seek(offset, os.SEEK_DATA, end)
+            if data > offset:
+                found.append((offset, data - offset, False))
+                offset = data
+            if offset < end and len(found) < limit:
+                hole = self._seek(offset, os.SEEK_HOLE, end)
+                if hole > offset:
+                    found.append((offset, hole - offset, True))
+                offset = hole
+        return found
+
+    def _seek(self, offset: int, whence: int, end: int) -> int:
+        """Where data or a hole begins, ``end`` at the latest. All is data on what cannot tell."""
+        try:
+            return min(os.lseek(self.fd, offset, whence), end)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data behind the offset
+                return end
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return offset if whence == os.SEEK_DATA else end
+            raise
+
+    def prefetch(self, offset: int, length: int) -> None:
+        os.posix_fadvise(self.fd, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        os.close(self.fd)

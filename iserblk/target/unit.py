@@ -1,0 +1,127 @@
+"""A logical unit: a store with a block size, an identity and limits."""
+
+from __future__ import annotations
+
+from iserblk.errors import BadArgument
+from iserblk.scsi import inquiry
+from iserblk.scsi.capacity import Capacity
+from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
+from iserblk.target.guard import RangeGuard
+from iserblk.target.store import Store
+
+VENDOR = "ISERBLK"
+PRODUCT = "FILE"
+REVISION = "0001"
+MAXIMUM_SERIAL = 64
+
+# What one command may ask for, in bytes. A task holds its data in memory, whole.
+MAX_TRANSFER = 16 << 20
+OPTIMAL_TRANSFER = 1 << 20
+MAX_UNMAP = 4 << 30
+MAX_WRITE_SAME = 2 << 30
+MAX_PREFETCH = 64 << 20
+MAX_UNMAP_DESCRIPTORS = 256
+MAX_COMPARE_AND_WRITE_BLOCKS = 255
+
+_PAGE = 4096  # what files are allocated and cached in
+
+
+class LogicalUnit:
+    """One disk. ``store`` is the unit's own and is closed with it.
+
+    ``write_cache`` False: every write is durable before its GOOD. ``serial``: printable ASCII, up
+    to 64 characters; all identifiers follow from it, so it must be the same after a restart and
+    different for every LUN that one initiator may see.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        serial: str,
+        block: int = 512,
+        read_only: bool = False,
+        write_cache: bool = True,
+    ) -> None:
+        if (
+            not 0 < len(serial) <= MAXIMUM_SERIAL
+            or not serial.isascii()
+            or not serial.isprintable()
+        ):
+            raise BadArgument(
+                f"serial {serial!r}: 1 to {MAXIMUM_SERIAL} printable ASCII characters"
+            )
+        self.store = store
+        self.serial = serial
+        self.block = block
+        self.blocks = store.size // block
+        self.read_only = read_only
+        self.write_cache = write_cache
+        self.guard = RangeGuard()
+        self.max_transfer_blocks = MAX_TRANSFER // block
+        self.capacity = Capacity(self.blocks, block, max(block, _PAGE), True, True)
+        self.limits = BlockLimits(
+            max_compare_and_write_length=MAX_COMPARE_AND_WRITE_BLOCKS,
+            optimal_granularity=max(block, _PAGE) // block,
+            max_transfer_length=self.max_transfer_blocks,
+            optimal_transfer_length=OPTIMAL_TRANSFER // block,
+            max_prefetch_length=MAX_PREFETCH // block,
+            max_unmap_lba_count=MAX_UNMAP // block,
+            max_unmap_descriptor_count=MAX_UNMAP_DESCRIPTORS,
+            unmap_granularity=max(block, _PAGE) // block,
+            max_write_same_length=MAX_WRITE_SAME // block,
+        )
+
+    @property
+    def must_sync(self) -> bool:
+        """There may be bytes that only a flush makes durable."""
+        return self.write_cache and not self.read_only
+
+    def settle(self) -> None:
+        """After a change other than a write: durable at once where there is no write cache."""
+        if not self.write_cache:
+            self.store.flush()
+
+    def vpd_pages(self, iqn: str) -> dict[int, bytes]:
+        """Page code → page, for a unit of target ``iqn``."""
+        identifiers = (
+            Designator(
+                inquiry.ASSOCIATION_LUN,
+                inquiry.TYPE_NAA,
+                inquiry.BINARY,
+                inquiry.naa_locally_assigned(self.serial),
+            ),
+            Designator(
+                inquiry.ASSOCIATION_LUN,
+                inquiry.TYPE_T10,
+                inquiry.ASCII,
+                VENDOR.ljust(8).encode() + self.serial.encode(),
+            ),
+            Designator(
+                inquiry.ASSOCIATION_PORT,
+                inquiry.TYPE_RELATIVE_PORT,
+                inquiry.BINARY,
+                b"\0\0\0\1",
+            ),
+            Designator(
+                inquiry.ASSOCIATION_TARGET,
+                inquiry.TYPE_NAME,
+                inquiry.UTF8,
+                inquiry.name_string(iqn),
+            ),
+        )
+        pages = {
+            inquiry.UNIT_SERIAL_NUMBER: inquiry.encode_serial(self.serial),
+            inquiry.DEVICE_IDENTIFICATION: inquiry.encode_identifiers(identifiers),
+            inquiry.BLOCK_LIMITS: inquiry.encode_block_limits(self.limits),
+            inquiry.BLOCK_DEVICE_CHARACTERISTICS: inquiry.encode_characteristics(),
+            inquiry.LOGICAL_BLOCK_PROVISIONING: inquiry.encode_provisioning(
+                Provisioning(lbpu=True, lbpws=True, lbpws10=True, lbprz=True)
+            ),
+        }
+        supported = inquiry.encode_supported_pages((inquiry.SUPPORTED_PAGES, *pages))
+        return {inquiry.SUPPORTED_PAGES: supported, **pages}
+
+    def close(self) -> None:
+        """Write back what is cached, and close the file. No task may be running."""
+        self.store.close()
