@@ -1,0 +1,123 @@
+"""What all PDUs share: opcodes, flags, where fields lie, segments (RFC 7143 section 11.2).
+
+    0      opcode, I bit 0x40        20-23  opcode-specific (EDTL, Target Transfer Tag, …)
+    1      flags, F bit 0x80         24-27  CmdSN (initiator), StatSN (target)
+    2-3    opcode-specific           28-31  ExpStatSN (initiator), ExpCmdSN (target)
+    4      TotalAHSLength, words     32-35  MaxCmdSN (target)
+    5-7    DataSegmentLength         36-47  opcode-specific
+    8-15   LUN or opcode-specific
+    16-19  Initiator Task Tag
+
+Functions that end in ``_untrusted`` raise RemoteProtocolError, and nothing else, for any bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from iserblk.errors import RemoteProtocolError
+
+BHS_LENGTH = 48
+OPCODE_MASK = 0x3F
+IMMEDIATE = 0x40
+NO_TAG = 0xFFFFFFFF
+
+# Initiator opcodes.
+NOP_OUT = 0x00
+SCSI_COMMAND = 0x01
+TASK_MANAGEMENT_REQUEST = 0x02
+LOGIN_REQUEST = 0x03
+TEXT_REQUEST = 0x04
+DATA_OUT = 0x05
+LOGOUT_REQUEST = 0x06
+SNACK_REQUEST = 0x10
+# Target opcodes.
+NOP_IN = 0x20
+SCSI_RESPONSE = 0x21
+TASK_MANAGEMENT_RESPONSE = 0x22
+LOGIN_RESPONSE = 0x23
+TEXT_RESPONSE = 0x24
+DATA_IN = 0x25
+LOGOUT_RESPONSE = 0x26
+R2T = 0x31
+ASYNC_MESSAGE = 0x32
+REJECT = 0x3F
+
+# SCSI Command flags (11.3.1).
+FLAG_FINAL = 0x80
+FLAG_CONTINUE = 0x40  # Login and Text
+FLAG_READ = 0x40
+FLAG_WRITE = 0x20
+ATTR_SIMPLE = 0x01
+# SCSI Response flags (11.4.1).
+BIDI_OVERFLOW = 0x10
+BIDI_UNDERFLOW = 0x08
+RESIDUAL_OVERFLOW = 0x04
+RESIDUAL_UNDERFLOW = 0x02
+RESIDUAL_FLAGS = RESIDUAL_OVERFLOW | RESIDUAL_UNDERFLOW
+
+# Single fields, for patching and for peeking.
+ITT_OFFSET = 16
+CMD_SN_OFFSET = 24
+CDB_OFFSET = 32
+ITT = struct.Struct(">I")
+CMD_SN_EXP_STAT_SN = struct.Struct(">II")
+LENGTHS = struct.Struct(">I")
+LENGTHS_OFFSET = 4
+
+# The hot path. A SCSI Command without its CDB: opcode, flags, DataSegmentLength (an AHS would be
+# in its top byte), LUN, ITT, EDTL, CmdSN, ExpStatSN. With the CDB, for the target.
+SCSI_COMMAND_HOT = struct.Struct(">BBxxI8sIIII")
+SCSI_COMMAND_FIELDS = struct.Struct(">BBxxI8sIIII16s")
+# A SCSI Response: opcode, flags, response, status, lengths, ITT, StatSN, ExpCmdSN, MaxCmdSN,
+# residual count.
+RESPONSE_HOT = struct.Struct(">BBBBI8xI4xIII8xI")
+# The same to write, with SNACK Tag, ExpDataSN and the bidirectional residual count.
+SCSI_RESPONSE_FIELDS = struct.Struct(">BBBBI8xIIIIIIII")
+
+_ANY_BUFFER = bytes | bytearray | memoryview
+
+
+def window_size(cmd_sn: int, max_cmd_sn: int) -> int:
+    """How many commands from ``cmd_sn`` on the target takes: negative or 0 when it is closed."""
+    size = (max_cmd_sn - cmd_sn + 1) & 0xFFFFFFFF
+    return size if size < 1 << 31 else size - (1 << 32)
+
+
+def data_segment_untrusted(message: memoryview, at: int = 0) -> memoryview:
+    """The data segment of the PDU whose BHS is at ``message[at]``; no copy, no padding."""
+    (lengths,) = LENGTHS.unpack_from(message, at + LENGTHS_OFFSET)
+    start = at + BHS_LENGTH + (lengths >> 24) * 4
+    end = start + (lengths & 0xFFFFFF)
+    if end > len(message):
+        raise RemoteProtocolError("iSCSI", f"PDU of {len(message) - at} bytes declares {end - at}")
+    return message[start:end]
+
+
+def sense_of_untrusted(message: memoryview, at: int = 0) -> bytes:
+    """The sense data of a SCSI Response: behind its 2-byte SenseLength (11.4.7.1).
+
+    A SenseLength beyond the data segment is cut: what is there is still worth reading.
+    """
+    data = data_segment_untrusted(message, at)
+    if len(data) < 2:
+        return b""
+    return bytes(data[2 : 2 + int.from_bytes(data[:2], "big")])
+
+
+def extended_cdb_untrusted(message: memoryview, at: int = 0) -> bytes:
+    """What Extended CDB AHSs add to the 16 bytes in the BHS (11.2.2.3); other AHSs are skipped."""
+    start = at + BHS_LENGTH
+    end = start + message[at + LENGTHS_OFFSET] * 4
+    if end > len(message):
+        raise RemoteProtocolError("iSCSI", "additional header segments beyond the PDU")
+    cdb = b""
+    while end - start >= 4:
+        length = int.from_bytes(message[start : start + 2], "big")
+        kind = message[start + 2] & 0x3F
+        if start + 3 + length > end or length == 0:
+            raise RemoteProtocolError("iSCSI", f"additional header segment of {length} bytes")
+        if kind == 1:  # Extended CDB: one reserved byte, then the CDB's rest
+            cdb += bytes(message[start + 4 : start + 3 + length])
+        start += (3 + length + 3) & ~3
+    return cdb

@@ -1,0 +1,79 @@
+"""Text data segments: key=value pairs, each ended by a NUL (RFC 7143 section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from iserblk.errors import RemoteProtocolError
+
+MAXIMUM_TEXT = 64 * 1024  # bytes of one negotiation step, all its PDUs together
+_MAXIMUM_KEY = 63
+_MAXIMUM_VALUE = 8192  # the longest that the standard allows is 255; CHAP and lists may be longer
+_KEY_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+@_")
+
+
+def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
+    return b"".join(f"{key}={value}".encode() + b"\0" for key, value in pairs)
+
+
+def decode_untrusted(data: bytes | memoryview) -> list[tuple[str, str]]:
+    """The pairs of one whole text, in order. Raises RemoteProtocolError for anything else.
+
+    Tolerated, because peers do it: NULs of padding, and a last pair without its NUL.
+    """
+    pairs: list[tuple[str, str]] = []
+    seen: set[str] = set()
+    for item in bytes(data).split(b"\0"):
+        if not item:
+            continue
+        raw_key, separator, raw_value = item.partition(b"=")
+        try:
+            key, value = raw_key.decode("ascii"), raw_value.decode("utf-8")
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("iSCSI", f"text that is not UTF-8: {item[:40]!r}") from None
+        if not separator or not 0 < len(key) <= _MAXIMUM_KEY or not set(key) <= _KEY_CHARACTERS:
+            raise RemoteProtocolError("iSCSI", f"text that is no key=value pair: {item[:40]!r}")
+        if len(value) > _MAXIMUM_VALUE:
+            raise RemoteProtocolError("iSCSI", f"a value of {len(value)} characters for {key}")
+        if key in seen:
+            raise RemoteProtocolError("iSCSI", f"{key} was given twice")
+        seen.add(key)
+        pairs.append((key, value))
+    return pairs
+
+
+class Collector:
+    """Joins the PDUs of one negotiation step (C bit), up to MAXIMUM_TEXT bytes."""
+
+    def __init__(self) -> None:
+        self._parts = bytearray()
+
+    def add(self, data: bytes | memoryview, more: bool) -> list[tuple[str, str]] | None:
+        """The pairs when ``data`` was the last part, None when ``more`` follow."""
+        if len(self._parts) + len(data) > MAXIMUM_TEXT:
+            raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_TEXT} bytes")
+        self._parts += data
+        if more:
+            return None
+        whole = bytes(self._parts)
+        self._parts.clear()
+        return decode_untrusted(whole)
+
+
+def send_targets_answer(request: bytes, targets: Mapping[str, Sequence[str]]) -> bytes:
+    """The answer to a Text Request in full feature phase (appendix C): SendTargets, and
+    NotUnderstood for any other key.
+
+    ``targets``: portal addresses (``host:port``) by target name; all are in portal group 1. An
+    empty value names the session's own target: there is just one here.
+    """
+    answer: list[tuple[str, str]] = []
+    for key, value in decode_untrusted(request):
+        if key != "SendTargets":
+            answer.append((key, "NotUnderstood"))
+            continue
+        for name, portals in targets.items():
+            if value in ("All", "", name):
+                answer.append(("TargetName", name))
+                answer += (("TargetAddress", f"{portal},1") for portal in portals)
+    return encode(answer)
