@@ -16,7 +16,7 @@
     │   ├── TargetNotFound        no such target name there
     │   └── AuthenticationError   the credentials were refused
     └── CommandError              one command failed; the session goes on
-        ├── CommandTimeout        its deadline passed; it is aborted at the target, its buffer is free
+        ├── CommandTimeout        its deadline passed; it was aborted, its buffer is free
         ├── CommandRejected       a Reject PDU or a task management answer ended it
         └── ScsiError             a SCSI status other than GOOD; carries status and sense
             ├── NoSuchLun

@@ -1,33 +1,28 @@
 """Running SCSI commands on a session: fill a slot, send it, wait, retry, or raise.
 
 An **operation** is a generator that yields what it waits for: a Waiter, or seconds to sleep. The
-two faces differ only in how they wait, so every operation exists once. When an operation is
-closed at a ``yield``, its driver has made sure that none of its commands is in flight any more.
+two faces differ only in how they wait, so every operation exists once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Callable
 
 from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE
 from iserblk.errors import IserblkError, NoSuchLun, OutOfRange, ScsiError, WriteProtected
 from iserblk.initiator.session import Session
-from iserblk.initiator.task import QUEUED, TAKEN, TaskSlot, Waiter
-from iserblk.iscsi import pdu, reasons
+from iserblk.initiator.task import QUEUED, TAKEN, Operation, TaskSlot, Waiter
+from iserblk.iscsi import bhs, reasons
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
 from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-Operation = Generator["Waiter | float", None, T]
-
-FLAGS_NO_DATA = pdu.FLAG_FINAL | pdu.ATTR_SIMPLE
-FLAGS_READ = FLAGS_NO_DATA | pdu.FLAG_READ
-FLAGS_WRITE = FLAGS_NO_DATA | pdu.FLAG_WRITE
+FLAGS_NO_DATA = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
+FLAGS_READ = FLAGS_NO_DATA | bhs.FLAG_READ
+FLAGS_WRITE = FLAGS_NO_DATA | bhs.FLAG_WRITE
 
 ATTEMPTS = 10  # for unit attentions, BUSY, TASK SET FULL and their like, per command
 BACK_OFF_S = 0.02  # first pause after BUSY; doubles
@@ -143,11 +138,12 @@ def command(
     data_in: memoryview | None = None,
     data_out: memoryview | None = None,
     short_ok: bool = False,
+    on_sense: Callable[[Sense], None] | None = None,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length.
+    unknown length. ``on_sense`` sees the sense data of every attempt.
     """
     waiter = session.new_waiter()
     attempt = 0
@@ -176,6 +172,8 @@ def command(
             release_ended(session, [slot])
         if error is None:
             return moved
+        if on_sense is not None and isinstance(error, ScsiError) and isinstance(error.sense, Sense):
+            on_sense(error.sense)
         delay = retry_delay(error, attempt)
         if delay is None:
             raise error

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from iserblk.disk.commands import (
-    Operation,
     command,
     failure,
     fill_read,
@@ -27,7 +26,7 @@ from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import EXTENT_DATA, Extent, LunInfo
 from iserblk.errors import IserblkError, NotSupported, OutOfRange, ScsiError, WriteProtected
 from iserblk.initiator.session import Session
-from iserblk.initiator.task import TaskSlot, Waiter
+from iserblk.initiator.task import Operation, TaskSlot, Waiter
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi.sense import Sense
@@ -170,19 +169,19 @@ class DiskCore:
         error: IserblkError | None = None
         while todo and error is None:
             running: list[tuple[TaskSlot, tuple[int, memoryview, int]]] = []
-            slot = yield from take(session, waiter)
+            taken: TaskSlot | None = yield from take(session, waiter)
             pause = 0.0
             try:
-                while slot is not None:
+                while taken is not None:
                     piece = todo[0]
-                    slot.waiter = waiter
-                    if not fill(slot, piece[0], piece[1], None if running else waiter):
-                        session.release(slot)
+                    taken.waiter = waiter
+                    if not fill(taken, piece[0], piece[1], None if running else waiter):
+                        session.release(taken)
                         break
-                    running.append((slot, todo.popleft()))
+                    running.append((taken, todo.popleft()))
                     if not todo or len(running) == PARALLEL:
                         break
-                    slot = session.take_now()
+                    taken = session.take_now()
                 waiter.pending += len(running)
                 for slot, _ in running:
                     session.submit(slot)

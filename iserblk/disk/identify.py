@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from iserblk.disk.commands import Operation, command
+from iserblk.disk.commands import command
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import NoSuchLun, NotSupported, ScsiError
 from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation
 from iserblk.scsi import capacity, cdb, inquiry, luns, mode
 
 log = logging.getLogger(__name__)

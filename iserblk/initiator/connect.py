@@ -32,7 +32,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.task import TaskSlot
-from iserblk.iscsi import pdu
+from iserblk.iscsi import bhs
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
@@ -159,8 +159,8 @@ class _Login:
             raise RemoteProtocolError("iSER", "a Login Response invalidated an STag")
         self._received.append(
             (
-                bytes(message[at : at + pdu.BHS_LENGTH]),
-                bytes(pdu.data_segment_untrusted(message, at)),
+                bytes(message[at : at + bhs.BHS_LENGTH]),
+                bytes(bhs.data_segment_untrusted(message, at)),
             )
         )
 

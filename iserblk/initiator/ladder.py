@@ -111,7 +111,7 @@ class Ladder:
             referenced_task_tag=task.itt if function == pdu.TMF_ABORT_TASK else _NO_TAG,
             cmd_sn=0,
             exp_stat_sn=0,
-            ref_cmd_sn=session.cmd_sn_of(task) if function == pdu.TMF_ABORT_TASK else 0,
+            ref_cmd_sn=task.cmd_sn if function == pdu.TMF_ABORT_TASK else 0,
         ).pack_into(control.bhs)
         control.direction = NO_DATA
         step = self._steps[task] = _Step(self, task, function, control, now + STEP_S)

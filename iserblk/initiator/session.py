@@ -39,7 +39,7 @@ from iserblk.initiator.task import (
     TaskSlot,
     Waiter,
 )
-from iserblk.iscsi import pdu, reasons
+from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import serial_lt
 
@@ -109,18 +109,20 @@ class Session:
         self._open = 0  # commands that the target's window still takes
         self._exp_stat_sn = 0
         self.on_blocked: Callable[[], None] = _nothing  # the socket is full: wait for it, driver
-        self.on_closing: Callable[[int], None] = ignore_closing  # the descriptor is about to be closed
+        self.on_closing: Callable[[int], None] = (
+            ignore_closing  # the descriptor is about to be closed
+        )
         self.on_logout_request: Callable[[], None] | None = None
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
         """Full feature phase begins with these numbers, from the final Login Response."""
         self._cmd_sn = cmd_sn
         self._exp_cmd_sn = exp_cmd_sn
-        self._open = max(0, pdu.window_size(cmd_sn, max_cmd_sn))
+        self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
         self._max_cmd_sn = max_cmd_sn
         self._exp_stat_sn = exp_stat_sn
         for slot in self._table:
-            slot.cdb = slot.bhs[pdu.CDB_OFFSET : pdu.CDB_OFFSET + 16]
+            slot.cdb = slot.bhs[bhs.CDB_OFFSET : bhs.CDB_OFFSET + 16]
         self._dm.user = self
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()
@@ -202,10 +204,10 @@ class Session:
     def _send(self, slot: TaskSlot) -> None:
         """Number the command and hand it down. Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
-        pdu.SCSI_COMMAND_HOT.pack_into(
+        bhs.SCSI_COMMAND_HOT.pack_into(
             slot.bhs,
             0,
-            pdu.SCSI_COMMAND,
+            bhs.SCSI_COMMAND,
             slot.flags,
             slot.inline_length if slot.direction == INLINE else 0,
             slot.lun,
@@ -214,6 +216,7 @@ class Session:
             self._cmd_sn,
             self._exp_stat_sn,
         )
+        slot.cmd_sn = self._cmd_sn
         self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
         self._open -= 1
         slot.state = SENT
@@ -255,9 +258,9 @@ class Session:
         slot.waiter = waiter
         with self._lock:
             slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
-            pdu.ITT.pack_into(slot.bhs, pdu.ITT_OFFSET, itt)
-            pdu.CMD_SN_EXP_STAT_SN.pack_into(
-                slot.bhs, pdu.CMD_SN_OFFSET, self._cmd_sn, self._exp_stat_sn
+            bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
+            bhs.CMD_SN_EXP_STAT_SN.pack_into(
+                slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self._exp_stat_sn
             )
             slot.state = SENT
             self._dm.send_control(slot)
@@ -293,8 +296,8 @@ class Session:
             exp_cmd_sn,
             max_cmd_sn,
             residual,
-        ) = pdu.RESPONSE_HOT.unpack_from(message, at)
-        if opcode != pdu.SCSI_RESPONSE:
+        ) = bhs.RESPONSE_HOT.unpack_from(message, at)
+        if opcode != bhs.SCSI_RESPONSE:
             self._control_response(message, at, opcode, invalidated)
             return
         index = itt & INDEX_MASK
@@ -305,12 +308,12 @@ class Session:
         self._dm.deallocate_task_resources(slot, invalidated)
         slot.status = status
         slot.response = response
-        if flags & pdu.RESIDUAL_FLAGS:
-            slot.residual = residual if flags & pdu.RESIDUAL_UNDERFLOW else -residual
+        if flags & bhs.RESIDUAL_FLAGS:
+            slot.residual = residual if flags & bhs.RESIDUAL_UNDERFLOW else -residual
         else:
             slot.residual = 0
         if lengths:
-            slot.sense = pdu.sense_of_untrusted(message, at)
+            slot.sense = bhs.sense_of_untrusted(message, at)
         elif status:
             slot.sense = b""
         if max_cmd_sn != self._max_cmd_sn or self._queued:
@@ -325,7 +328,7 @@ class Session:
                 return
             if serial_lt(self._max_cmd_sn, max_cmd_sn):
                 self._max_cmd_sn = max_cmd_sn
-                self._open = max(0, pdu.window_size(self._cmd_sn, max_cmd_sn))
+                self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
             if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
                 self._exp_cmd_sn = exp_cmd_sn
             if not self._queued or self._open <= 0:
@@ -347,12 +350,12 @@ class Session:
         if head.advances_stat_sn:
             self._exp_stat_sn = (head.stat_sn + 1) & 0xFFFFFFFF
         self._window(head.exp_cmd_sn, head.max_cmd_sn)
-        if opcode == pdu.NOP_IN and head.itt == _NO_TAG:
+        if opcode == bhs.NOP_IN and head.itt == _NO_TAG:
             if head.ttt != _NO_TAG:
                 self._answer_ping(message, at, head)
-        elif opcode == pdu.ASYNC_MESSAGE:
+        elif opcode == bhs.ASYNC_MESSAGE:
             self._async_message(pdu.AsyncMessage.unpack_from(message, at))
-        elif opcode == pdu.REJECT:
+        elif opcode == bhs.REJECT:
             self._rejected(message, at)
         else:
             slot = self._find(head.itt)
@@ -409,10 +412,10 @@ class Session:
         """A Reject carries the header of the PDU that it rejects; end that task."""
         reject = pdu.Reject.unpack_from(message, at)
         words = reasons.reject_reason(reject.reason)
-        header = pdu.data_segment_untrusted(message, at)
+        header = bhs.data_segment_untrusted(message, at)
         slot = None
-        if len(header) >= pdu.BHS_LENGTH:
-            slot = self._find(pdu.ITT.unpack_from(header, pdu.ITT_OFFSET)[0])
+        if len(header) >= bhs.BHS_LENGTH:
+            slot = self._find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0])
         log.warning("%s: target rejected a PDU: %s", self.portal, words)
         if slot is None:
             return

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Generator
+from typing import Protocol, TypeVar
 
 from iserblk.datamover.seam import PduSlot
+
+T = TypeVar("T")
 
 # States of a slot.
 FREE = 0  # in the session's list
@@ -28,6 +31,11 @@ class Waiter(Protocol):
     def task_done(self) -> None:
         """One of them is done: ``pending`` falls by one; at 0 the waiting one is woken."""
         ...
+
+
+# What runs commands: yields what it waits for, a Waiter or seconds. When it is closed at a yield,
+# its driver has made sure that none of its commands is in flight any more.
+Operation = Generator["Waiter | float", None, T]
 
 
 class _Nobody:
@@ -55,6 +63,7 @@ class TaskSlot(PduSlot):
 
     __slots__ = (
         "cdb",
+        "cmd_sn",
         "deadline",
         "error",
         "first",
@@ -75,6 +84,7 @@ class TaskSlot(PduSlot):
         super().__init__(index)
         self.cdb: memoryview
         self.itt = index
+        self.cmd_sn = 0
         self.lun = bytes(8)
         self.length = 0
         self.flags = 0

@@ -7,7 +7,6 @@ commands leave in one send.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from time import monotonic
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ import trio
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.session import Session, fill_logout
+from iserblk.initiator.task import Operation
 from iserblk.trio_io import WriteWatch
 
 T = TypeVar("T")
@@ -121,11 +121,16 @@ class TrioDriver:
                 await waiter.wait()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
 
-    async def run_operation(self, operation: Generator[TrioWaiter, None, T]) -> T:
-        """Run an operation of ``iserblk.disk`` to its end."""
+    async def run_operation(self, operation: Operation[T]) -> T:
+        """Run an operation to its end."""
         try:
             while True:
-                await self.wait(next(operation))
+                step = next(operation)
+                if isinstance(step, float):
+                    await trio.sleep(step)
+                else:
+                    assert isinstance(step, TrioWaiter)  # ``new_waiter`` made it
+                    await self.wait(step)
         except StopIteration as stop:
             result: T = stop.value
             return result

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Generator
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.session import Session, fill_logout, ignore_closing
+from iserblk.initiator.task import Operation
 
 T = TypeVar("T")
 LOGOUT_S = 3.0
@@ -79,14 +79,21 @@ class BlockingDriver:
             waiter = self._local.waiter = ThreadWaiter()
         return waiter
 
-    def run(self, operation: Generator[ThreadWaiter, None, T]) -> T:
-        """Run an operation of ``iserblk.disk`` to its end."""
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation to its end."""
         try:
             while True:
-                self.wait(next(operation))
+                step = next(operation)
+                if isinstance(step, float):
+                    sleep(step)
+                else:
+                    assert isinstance(step, ThreadWaiter)  # ``waiter`` made it
+                    self.wait(step)
         except StopIteration as stop:
             result: T = stop.value
             return result
+        finally:
+            operation.close()
 
     def wait(self, waiter: ThreadWaiter) -> None:
         """Return when ``waiter.pending`` is 0. The GIL is free while nothing happens."""

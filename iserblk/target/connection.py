@@ -14,7 +14,7 @@ from collections.abc import Callable
 from iserblk.datamover.iser_target import IserTarget, TargetSlot
 from iserblk.datamover.seam import PduSlot
 from iserblk.errors import IserblkError, RemoteProtocolError
-from iserblk.iscsi import pdu
+from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
 from iserblk.iscsi.serial import serial_lt
@@ -148,20 +148,20 @@ class TargetConnection:
     # -- notifications ----------------------------------------------------------------------------
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
-        opcode = message[at] & pdu.OPCODE_MASK
+        opcode = message[at] & bhs.OPCODE_MASK
         if self.parameters is None:
             self._login(message, at, opcode)
-        elif opcode == pdu.SCSI_COMMAND:
+        elif opcode == bhs.SCSI_COMMAND:
             self._scsi_command(message, at)
-        elif opcode == pdu.NOP_OUT:
+        elif opcode == bhs.NOP_OUT:
             self._nop_out(message, at)
-        elif opcode == pdu.TASK_MANAGEMENT_REQUEST:
+        elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
-        elif opcode == pdu.TEXT_REQUEST:
+        elif opcode == bhs.TEXT_REQUEST:
             self._text(message, at)
-        elif opcode == pdu.LOGOUT_REQUEST:
+        elif opcode == bhs.LOGOUT_REQUEST:
             self._logout(pdu.LogoutRequest.unpack_from(message, at))
-        elif opcode == pdu.SNACK_REQUEST:
+        elif opcode == bhs.SNACK_REQUEST:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
         else:
             self._reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
@@ -212,10 +212,10 @@ class TargetConnection:
     # -- login ------------------------------------------------------------------------------------
 
     def _login(self, message: memoryview, at: int, opcode: int) -> None:
-        if opcode != pdu.LOGIN_REQUEST:
+        if opcode != bhs.LOGIN_REQUEST:
             raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} before the end of login")
-        bhs = bytes(message[at : at + pdu.BHS_LENGTH])
-        answers = self.login.receive(bhs, pdu.data_segment_untrusted(message, at))
+        header = bytes(message[at : at + bhs.BHS_LENGTH])
+        answers = self.login.receive(header, bhs.data_segment_untrusted(message, at))
         for answer, data in answers:
             slot = self._control_slot()
             slot.bhs[:] = answer
@@ -252,7 +252,7 @@ class TargetConnection:
     def _accept_cmd_sn(self, opcode_byte: int, cmd_sn: int) -> bool:
         """Commands of one connection come in order: anything else than the expected number is a
         duplicate, or outside of the window, and ignored (RFC 7143 section 4.2.2.1)."""
-        if opcode_byte & pdu.IMMEDIATE:
+        if opcode_byte & bhs.IMMEDIATE:
             return True
         if cmd_sn != self._exp_cmd_sn or serial_lt(self._max_cmd_sn, cmd_sn):
             log.warning(
@@ -268,7 +268,7 @@ class TargetConnection:
 
     def _scsi_command(self, message: memoryview, at: int) -> None:
         (first, flags, lengths, lun_field, itt, edtl, cmd_sn, _, cdb) = (
-            pdu.SCSI_COMMAND_FIELDS.unpack_from(message, at)
+            bhs.SCSI_COMMAND_FIELDS.unpack_from(message, at)
         )
         if not self._attached:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
@@ -288,7 +288,7 @@ class TargetConnection:
         self._tasks[itt] = slot
         self._dm.map_task(slot)
         if lengths >> 24:
-            cdb += pdu.extended_cdb_untrusted(message, at)
+            cdb += bhs.extended_cdb_untrusted(message, at)
         task = slot.task = self._device.begin(self.nexus, lun, cdb)
         immediate = lengths & 0xFFFFFF
         if task.direction == DATA_OUT:
@@ -296,14 +296,14 @@ class TargetConnection:
                 immediate and self.parameters is not None and not self.parameters.immediate_data
             ):
                 raise RemoteProtocolError("iSCSI", f"{immediate} bytes of immediate data")
-            if (edtl if flags & pdu.FLAG_WRITE else 0) < task.length:
+            if (edtl if flags & bhs.FLAG_WRITE else 0) < task.length:
                 task.status = sam.CHECK_CONDITION
                 task.sense = sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x24, 0x00)
                 self._respond(slot)
                 return
             if immediate:
                 # Copied: the receive buffer is good until the next progress only.
-                data = pdu.data_segment_untrusted(message, at)
+                data = bhs.data_segment_untrusted(message, at)
                 slot.buffer = self._pool.take(max(task.length, 1))
                 kept = min(immediate, task.length)
                 slot.buffer[:kept] = data[:kept]
@@ -312,12 +312,11 @@ class TargetConnection:
                 else:
                     self._fetch(slot, kept)
                 return
-        if task.length and (self._deferred or self._pool.used + task.length > DATA_BUDGET):
-            if self._pool.used or self._deferred:
-                slot.state = _DEFERRED
-                self._deferred.append(slot)
-                return
-        self._start(slot)
+        if self._deferred or (self._pool.used and self._pool.used + task.length > DATA_BUDGET):
+            slot.state = _DEFERRED
+            self._deferred.append(slot)
+        else:
+            self._start(slot)
 
     def _resume(self) -> None:
         """Buffers came back: go on with what waited for them, in order."""
@@ -374,13 +373,13 @@ class TargetConnection:
         if task.status:
             moved = task.transferred
         residual = edtl - moved
-        flags = pdu.FLAG_FINAL
+        flags = bhs.FLAG_FINAL
         if residual > 0:
-            flags |= pdu.RESIDUAL_UNDERFLOW
+            flags |= bhs.RESIDUAL_UNDERFLOW
         elif residual < 0:
-            flags |= pdu.RESIDUAL_OVERFLOW
+            flags |= bhs.RESIDUAL_OVERFLOW
             residual = -residual
-        if task.direction == DATA_IN and moved and slot.flags & pdu.FLAG_READ and edtl:
+        if task.direction == DATA_IN and moved and slot.flags & bhs.FLAG_READ and edtl:
             assert slot.buffer is not None
             data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
             self._dm.put_data(slot, data if moved <= edtl else data[:edtl], 0)
@@ -394,10 +393,10 @@ class TargetConnection:
         self._max_cmd_sn = (self._max_cmd_sn + 1) & 0xFFFFFFFF
         stat_sn = self._stat_sn
         self._stat_sn = (stat_sn + 1) & 0xFFFFFFFF
-        pdu.SCSI_RESPONSE_FIELDS.pack_into(
+        bhs.SCSI_RESPONSE_FIELDS.pack_into(
             slot.bhs,
             0,
-            pdu.SCSI_RESPONSE,
+            bhs.SCSI_RESPONSE,
             flags,
             0,
             task.status,
@@ -500,7 +499,7 @@ class TargetConnection:
             return
         slot = self._control_slot()
         assert self.parameters is not None
-        data = pdu.data_segment_untrusted(message, at)
+        data = bhs.data_segment_untrusted(message, at)
         length = min(
             len(data), len(slot.inline), self.parameters.initiator_recv_data_segment_length
         )
@@ -522,7 +521,7 @@ class TargetConnection:
         request = pdu.TextRequest.unpack_from(message, at)
         if not self._accept_cmd_sn(message[at], request.cmd_sn):
             return
-        data = bytes(pdu.data_segment_untrusted(message, at))
+        data = bytes(bhs.data_segment_untrusted(message, at))
         answer = send_targets_answer(data, {self.login.target_name: [self._portal]})
         slot = self._control_slot()
         if len(answer) > len(slot.inline):
@@ -530,7 +529,7 @@ class TargetConnection:
         slot.inline[: len(answer)] = answer
         slot.inline_length = len(answer)
         pdu.TextResponse(
-            flags=pdu.FLAG_FINAL,
+            flags=bhs.FLAG_FINAL,
             lun=bytes(8),
             itt=request.itt,
             ttt=_NO_TAG,
@@ -558,11 +557,11 @@ class TargetConnection:
     def _reject(self, message: memoryview, at: int, reason: int) -> None:
         """Reject the PDU at ``at``: its header goes back as data (RFC 7143 section 11.17)."""
         slot = self._control_slot()
-        slot.inline[: pdu.BHS_LENGTH] = message[at : at + pdu.BHS_LENGTH]
-        slot.inline_length = pdu.BHS_LENGTH
+        slot.inline[: bhs.BHS_LENGTH] = message[at : at + bhs.BHS_LENGTH]
+        slot.inline_length = bhs.BHS_LENGTH
         pdu.Reject(
             reason=reason,
-            data_length=pdu.BHS_LENGTH,
+            data_length=bhs.BHS_LENGTH,
             stat_sn=self._next_stat_sn(),
             exp_cmd_sn=self._exp_cmd_sn,
             max_cmd_sn=self._max_cmd_sn,
