@@ -1,0 +1,417 @@
+"""iserblk as an nbdkit plugin: remote SCSI LUNs as NBD exports.
+
+    nbdkit python nbd_plugin/iserblk.py uri=iser://HOST/IQN/LUN [uri=… ] [io-timeout=30 …]
+
+nbdkit's Python plugin runs this file as ``__main__``, without ``__file__``, with the
+distribution's ``sys.path``; the callbacks below are those of nbdkit-python-plugin(3), API 2.
+What belongs to a process (sockets, threads, an event loop) starts in ``after_fork``.
+
+Each LUN is one export, called as ``iserblk.disk`` calls it; the first URL's is the default one.
+Nothing is kept per NBD connection but a Handle: all connections share the LUN's session.
+
+A failed callback raises, after the errno for the client was set. nbdkit prints one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import logging
+import os
+import site
+import stat
+import sys
+import sysconfig
+import syslog
+import traceback
+from collections.abc import Callable
+from threading import get_ident
+from typing import ParamSpec, TypeVar
+
+import nbdkit
+
+
+def _find_packages(plugin: str) -> None:
+    """Make ``import iserblk`` and what it needs work, wherever nbdkit was started.
+
+    ``plugin`` is this file as typed. The checkout around it goes first; the packages of its .venv
+    go where an interpreter of that .venv would have them, before the distribution's. This file's
+    own directory stays off the path: its name would shadow the package.
+    """
+    checkout = os.path.dirname(os.path.dirname(os.path.realpath(plugin)))
+    if os.path.isfile(os.path.join(checkout, "iserblk", "__init__.py")):
+        sys.path.insert(0, checkout)
+    venv = os.path.join(checkout, ".venv")
+    packages = sysconfig.get_path("purelib", "venv", {"base": venv, "platbase": venv})
+    if os.path.isdir(packages):
+        site.addsitedir(packages)
+        sys.path.sort(key=lambda entry: entry.endswith("dist-packages"))
+
+
+_find_packages(sys._getframe().f_code.co_filename)
+
+try:
+    from iserblk import __version__
+    from iserblk.disk.blocking import DiskSet, open_disks
+    from iserblk.disk.seam import BlockingDisk, Extent
+    from iserblk.errors import BadArgument, IserblkError
+    from iserblk.url import Options, parse_url
+except ImportError as missing:
+    # SystemExit while nbdkit loads the script ends it with this one line and exit status 1.
+    sys.exit(f"nbdkit: iserblk: {missing}; run scripts/setup in the checkout of iserblk")
+
+API_VERSION = 2
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# NBD knows these errors; nbdkit turns every other errno into EINVAL, which tells the client that
+# its request was malformed. A lost connection or a timeout is none of that: EIO.
+_NBD_ERRNOS = {errno.EPERM, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EINVAL}
+_NBD_ERRNOS |= {errno.ENOSPC, errno.EFBIG, errno.EOPNOTSUPP, errno.ESHUTDOWN}
+
+_log = logging.getLogger("iserblk.nbd")
+_urls: list[str] = []
+_options: dict[str, str] = {}
+_opened: list[DiskSet] = []  # one, from after_fork to cleanup
+
+
+# --- errors and logs ---------------------------------------------------------------------------
+
+
+def _format_exception(kind: object, error: BaseException, tb: object) -> list[str]:
+    """What nbdkit prints of an exception: it calls traceback.format_exception for it.
+
+    Expected errors are one line for the user; anything else is a bug and shows where.
+    """
+    if isinstance(error, IserblkError):
+        return [str(error)]
+    return _format_traceback(kind, error, tb)
+
+
+_format_traceback = traceback.format_exception
+traceback.format_exception = _format_exception
+
+
+def _failed(error: IserblkError) -> IserblkError:
+    """Set what the client is told; returns the exception to raise.
+
+    A new one, to be raised outside of the handler: nbdkit 1.32 never frees the exceptions that it
+    is given, and ``error`` holds the frames of the whole data path.
+    """
+    nbdkit.set_error(error.errno if error.errno in _NBD_ERRNOS else errno.EIO)
+    return IserblkError(str(error))
+
+
+def _reported(callback: Callable[P, T]) -> Callable[P, T]:
+    """Errors of a callback as nbdkit wants them; pread and pwrite save this call."""
+
+    @functools.wraps(callback)
+    def report(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return callback(*args, **kwargs)
+        except IserblkError as error:
+            failure = _failed(error)
+        raise failure
+
+    return report
+
+
+class _NbdkitLog(logging.Handler):
+    """Warnings where nbdkit puts its own messages, all else to ``nbdkit -v``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Once daemonised, nbdkit's stderr is /dev/null (1, 3) and it logs to syslog.
+        stderr = os.fstat(2)
+        self._daemon = stat.S_ISCHR(stderr.st_mode) and stderr.st_rdev == os.makedev(1, 3)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno < logging.WARNING:
+            nbdkit.debug(text)
+        elif self._daemon:
+            syslog.syslog(syslog.LOG_WARNING, f"iserblk: {text}")
+        else:
+            with contextlib.suppress(OSError):  # whoever read our stderr may have gone
+                print(f"nbdkit: iserblk: {text}", file=sys.stderr, flush=True)
+
+
+# --- the life of the process -------------------------------------------------------------------
+
+
+def dump_plugin() -> None:
+    print(f"iserblk_version={__version__}")
+
+
+def thread_model() -> int:
+    return nbdkit.THREAD_MODEL_PARALLEL
+
+
+def config(key: str, value: str) -> None:
+    """One ``key=value`` of nbdkit's command line."""
+    if key == "uri":
+        parse_url(value)
+        _urls.append(value)
+        return
+    name = key.replace("_", "-")
+    if name == "script":
+        raise BadArgument("a second file was given; a URL is given as uri=URL")
+    if name in _options:
+        raise BadArgument(f"{name}= was given twice")
+    Options.from_pairs([(name, value)])
+    _options[name] = value
+
+
+def config_complete() -> None:
+    if not _urls:
+        raise BadArgument("no URL: give uri=iser://HOST/IQN/LUN")
+    Options.from_pairs(_options.items())
+
+
+def get_ready() -> None:
+    """Log in and out once, so that what is wrong is said while somebody listens.
+
+    A daemonising nbdkit has told its caller "done" before after_fork runs, and its stderr is
+    gone. The trial runs in a child: threads and sockets of this process would not survive
+    nbdkit's own fork.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            open_disks(_urls, _options).close()
+        except IserblkError as error:
+            os.write(write_end, str(error).encode())
+        except BaseException:
+            os.write(write_end, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if said:
+        raise IserblkError(said.decode())
+    if status:
+        raise IserblkError(f"the first login ended unexpectedly (wait status {status:#x})")
+
+
+def after_fork() -> None:
+    logger = logging.getLogger("iserblk")
+    logger.addHandler(_NbdkitLog())
+    logger.setLevel(logging.INFO)
+    _opened.append(open_disks(_urls, _options))
+
+
+def cleanup() -> None:
+    """nbdkit is ending. A client should have flushed; one that just went away may not have."""
+    while _opened:
+        with contextlib.closing(_opened.pop()) as disks:
+            for name, disk in disks.disks.items():
+                if disk.info.write_cache and not disk.info.read_only:
+                    try:
+                        disk.flush()
+                    except IserblkError as error:
+                        _log.error("%s: the last flush failed, data may be lost: %s", name, error)
+
+
+# --- exports and connections -------------------------------------------------------------------
+
+
+class Handle:
+    """One NBD connection to one LUN; the methods of its disk bound once, for the hot callbacks.
+
+    ``pinned``: the connection's threads whose Python state is kept, ident to PyThreadState.
+    """
+
+    __slots__ = ("disk", "pinned", "read", "write")
+
+    def __init__(self, disk: BlockingDisk) -> None:
+        self.disk = disk
+        self.read = disk.read_into
+        self.write = disk.write
+        self.pinned: dict[int, int] = {}
+
+
+def _describe(disk: BlockingDisk) -> str:
+    info = disk.info
+    return f"{info.vendor} {info.product}, {info.target} LUN {info.lun}"
+
+
+def list_exports(readonly: bool, is_tls: bool) -> list[tuple[str, str]]:
+    return [(name, _describe(disk)) for name, disk in _opened[0].disks.items()]
+
+
+def default_export(readonly: bool, is_tls: bool) -> str:
+    return _opened[0].default
+
+
+def open(readonly: bool) -> Handle:
+    (disks,) = _opened
+    name = nbdkit.export_name() or disks.default
+    if name not in disks.disks:
+        nbdkit.set_error(errno.ENOENT)
+        raise BadArgument(f"no export {name[:80]!r}; there are: {', '.join(disks.disks)}")
+    return Handle(disks.disks[name])
+
+
+def close(h: Handle) -> None:
+    """nbdkit has joined the connection's threads (or there is one, and this is it)."""
+    for ident, state in h.pinned.items():
+        if ident == get_ident():
+            _gil_release(_PyGILState_LOCKED)
+        else:
+            _state_clear(state)
+            _state_delete(state)
+
+
+def export_description(h: Handle) -> str:
+    return _describe(h.disk)
+
+
+@_reported
+def get_size(h: Handle) -> int:
+    return h.disk.size
+
+
+def block_size(h: Handle) -> tuple[int, int, int]:
+    """Any alignment works, whole blocks of the medium work best; 32 MiB is what NBD clients may
+    assume without asking."""
+    return 1, max(h.disk.info.physical_block_size, 4096), 32 << 20
+
+
+def is_rotational(h: Handle) -> bool:
+    return h.disk.info.rotational
+
+
+def can_write(h: Handle) -> bool:
+    return not h.disk.info.read_only
+
+
+def can_multi_conn(h: Handle) -> bool:
+    """All connections share the LUN's session and nothing is cached here: what one connection was
+    answered is seen by the others, and a flush on one covers the writes of all."""
+    return True
+
+
+def can_flush(h: Handle) -> bool:
+    return True
+
+
+def can_fua(h: Handle) -> int:
+    return nbdkit.FUA_NATIVE
+
+
+def can_trim(h: Handle) -> bool:
+    return h.disk.info.can_trim
+
+
+def can_zero(h: Handle) -> bool:
+    """Where the LUN cannot, the disk writes zeroes."""
+    return True
+
+
+def can_fast_zero(h: Handle) -> bool:
+    """That is: a fast zero which would not be fast is refused at once."""
+    return True
+
+
+def can_extents(h: Handle) -> bool:
+    return h.disk.info.can_extents
+
+
+def can_cache(h: Handle) -> int:
+    return nbdkit.CACHE_NATIVE
+
+
+# --- Python's state of nbdkit's threads --------------------------------------------------------
+
+# nbdkit brackets every callback with PyGILState_Ensure and _Release, which build and destroy a
+# thread's whole Python state each time: with 32 threads that is most of what a request costs. One
+# more Ensure per thread, never released by it, keeps the state for the next callback.
+# A plugin whose pread does nothing, fio 4k randread on two cores: depth 32 29 K without, 130 K
+# with it; depth 1 17 K and 20 K. With a pread that sleeps for 150 µs: 17 K and 53 K at depth 32.
+# A thread of nbdkit serves one connection and has been joined when that is closed; ``close`` then
+# deletes the state, which nothing can use any more.
+_PyGILState_LOCKED = 0
+_gil_ensure = ctypes.pythonapi.PyGILState_Ensure
+_gil_ensure.restype = ctypes.c_int
+_gil_release = ctypes.pythonapi.PyGILState_Release
+_gil_release.argtypes = (ctypes.c_int,)
+_gil_release.restype = None
+_state_get = ctypes.pythonapi.PyThreadState_Get
+_state_get.restype = ctypes.c_void_p
+_state_clear = ctypes.pythonapi.PyThreadState_Clear
+_state_clear.argtypes = (ctypes.c_void_p,)
+_state_clear.restype = None
+_state_delete = ctypes.pythonapi.PyThreadState_Delete
+_state_delete.argtypes = (ctypes.c_void_p,)
+_state_delete.restype = None
+
+
+def _pin(h: Handle, ident: int) -> None:
+    _gil_ensure()
+    h.pinned[ident] = _state_get()
+
+
+# --- requests ----------------------------------------------------------------------------------
+# ``buf`` is nbdkit's memory and dead after the return; BlockingDisk gives it back before that.
+
+
+def pread(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
+    ident = get_ident()
+    if ident not in h.pinned:
+        _pin(h, ident)
+    try:
+        h.read(buf, offset)
+        return
+    except IserblkError as error:
+        failure = _failed(error)
+    raise failure
+
+
+def pwrite(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
+    ident = get_ident()
+    if ident not in h.pinned:
+        _pin(h, ident)
+    try:
+        h.write(buf, offset, flags & nbdkit.FLAG_FUA != 0)
+        return
+    except IserblkError as error:
+        failure = _failed(error)
+    raise failure
+
+
+@_reported
+def flush(h: Handle, flags: int) -> None:
+    h.disk.flush()
+
+
+@_reported
+def trim(h: Handle, count: int, offset: int, flags: int) -> None:
+    h.disk.trim(offset, count, flags & nbdkit.FLAG_FUA != 0)
+
+
+@_reported
+def zero(h: Handle, count: int, offset: int, flags: int) -> None:
+    h.disk.zero(
+        offset,
+        count,
+        may_trim=flags & nbdkit.FLAG_MAY_TRIM != 0,
+        fast=flags & nbdkit.FLAG_FAST_ZERO != 0,
+        fua=flags & nbdkit.FLAG_FUA != 0,
+    )
+
+
+@_reported
+def cache(h: Handle, count: int, offset: int, flags: int) -> None:
+    h.disk.cache(offset, count)
+
+
+@_reported
+def extents(h: Handle, count: int, offset: int, flags: int) -> list[Extent]:
+    """The seam's flags of an extent are NBD's, and so nbdkit's."""
+    return h.disk.extents(offset, count)

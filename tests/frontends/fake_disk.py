@@ -1,0 +1,253 @@
+"""Disks in memory behind both faces of the disk seam, for tests of the front-ends.
+
+``FakeDisk`` does the work; ``BlockingFake`` and ``AsyncFake`` are its two faces. ``install()``
+puts them where the front-ends import the real ones from. What the disks are like comes from the
+environment, because nbdkit and a daemonised mount run in other processes:
+
+    FAKE_LUNS    JSON: [{"size": 1048576, "read_only": true, ...}, ...]   changes to LunInfo
+    FAKE_FAULTS  JSON: {"write": "CommandTimeout", "open": "ConnectFailed", ...}   error by method
+    FAKE_LOG     file that gets one line per call other than reads and writes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import types
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from iserblk import errors
+from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, LunInfo
+
+MIB = 1 << 20
+BLOCK = 4096
+
+
+def lun_info(number: int, **changes: Any) -> LunInfo:
+    values: dict[str, Any] = {
+        "name": f"lun{number}",
+        "url": f"iser://127.0.0.1/iqn.2026-11.example:fake/{number}",
+        "target": "iqn.2026-11.example:fake",
+        "lun": number,
+        "size": 8 * MIB,
+        "block_size": 512,
+        "physical_block_size": 4096,
+        "read_only": False,
+        "rotational": False,
+        "write_cache": True,
+        "fua": True,
+        "can_trim": True,
+        "can_zero": True,
+        "zero_by_unmap": True,
+        "can_extents": True,
+        "vendor": "iserblk",
+        "product": "fake",
+        "revision": "1",
+        "serial": f"fake{number}",
+        "identifiers": (f"naa.600000000000000{number}",),
+        "max_transfer": MIB,
+        "optimal_transfer": 0,
+    }
+    return LunInfo(**(values | changes))
+
+
+def fail(method: str) -> None:
+    """Raise the error that FAKE_FAULTS has for ``method``, if any."""
+    name = json.loads(os.environ.get("FAKE_FAULTS", "{}")).get(method)
+    if name is not None:
+        raise getattr(errors, name)(f"{method}: made to fail")
+
+
+def note(text: str) -> None:
+    if path := os.environ.get("FAKE_LOG"):
+        with open(path, "a") as file:
+            file.write(f"{text}\n")
+
+
+class FakeDisk:
+    def __init__(self, info: LunInfo) -> None:
+        self.info = info
+        self.data = bytearray(info.size)
+        self.holes = set(range(info.size // BLOCK))
+        self.faulty = "FAKE_FAULTS" in os.environ
+
+    def check(self, method: str, offset: int, length: int) -> None:
+        if self.faulty:
+            fail(method)
+        if offset < 0 or offset + length > self.info.size:
+            raise errors.OutOfRange(f"{method}: {offset}+{length} is past the end")
+        if method in ("write", "trim", "zero") and self.info.read_only:
+            raise errors.WriteProtected(f"{self.info.name} is read-only")
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        self.check("read", offset, len(buffer))
+        with memoryview(self.data) as data:
+            buffer[:] = data[offset : offset + len(buffer)]
+
+    def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        self.check("write", offset, len(buffer))
+        if fua:
+            note(f"{self.info.name} fua write {offset} {len(buffer)}")
+        with memoryview(self.data) as data:
+            data[offset : offset + len(buffer)] = buffer
+        self.holes.difference_update(
+            range(offset // BLOCK, (offset + len(buffer) + BLOCK - 1) // BLOCK)
+        )
+
+    def flush(self) -> None:
+        note(f"{self.info.name} flush")
+        self.check("flush", 0, 0)
+
+    def trim(self, offset: int, length: int, fua: bool = False) -> None:
+        note(f"{self.info.name} trim {offset} {length} fua={fua}")
+        self.check("trim", offset, length)
+        self._punch(offset, length)
+
+    def zero(
+        self,
+        offset: int,
+        length: int,
+        *,
+        may_trim: bool = False,
+        fast: bool = False,
+        fua: bool = False,
+    ) -> None:
+        note(f"{self.info.name} zero {offset} {length} may_trim={may_trim} fast={fast} fua={fua}")
+        self.check("zero", offset, length)
+        if fast and not may_trim:
+            raise errors.NotSupported("a zero that must stay allocated is not fast here")
+        self.data[offset : offset + length] = bytes(length)
+        if may_trim:
+            self._punch(offset, length)
+
+    def _punch(self, offset: int, length: int) -> None:
+        first, last = (offset + BLOCK - 1) // BLOCK, (offset + length) // BLOCK
+        if first < last:
+            self.data[first * BLOCK : last * BLOCK] = bytes((last - first) * BLOCK)
+            self.holes.update(range(first, last))
+
+    def extents(self, offset: int, length: int) -> list[Extent]:
+        self.check("extents", offset, length)
+        found: list[Extent] = []
+        while length:
+            block = offset // BLOCK
+            kind = EXTENT_HOLE | EXTENT_ZERO if block in self.holes else EXTENT_DATA
+            part = min(length, (block + 1) * BLOCK - offset)
+            if found and found[-1][2] == kind:
+                found[-1] = (found[-1][0], found[-1][1] + part, kind)
+            else:
+                found.append((offset, part, kind))
+            offset += part
+            length -= part
+        return found
+
+    def cache(self, offset: int, length: int) -> None:
+        note(f"{self.info.name} cache {offset} {length}")
+        self.check("cache", offset, length)
+
+
+def make_disks() -> list[FakeDisk]:
+    changes = json.loads(os.environ.get("FAKE_LUNS", "[{}]"))
+    return [FakeDisk(lun_info(number, **each)) for number, each in enumerate(changes)]
+
+
+class BlockingFake:
+    """Implements BlockingDisk; the bound methods of a FakeDisk under one lock."""
+
+    def __init__(self, disk: FakeDisk) -> None:
+        self.info = disk.info
+        lock = threading.Lock()
+        for name in ("read_into", "write", "flush", "trim", "zero", "extents", "cache"):
+            setattr(self, name, self._locked(lock, getattr(disk, name)))
+
+    @staticmethod
+    def _locked(lock: threading.Lock, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with lock:
+                return method(*args, **kwargs)
+
+        return call
+
+    @property
+    def size(self) -> int:
+        return self.info.size
+
+
+class BlockingSet:
+    """Has a thread, as the real one does: it must not be made before nbdkit has forked."""
+
+    def __init__(self, disks: list[FakeDisk]) -> None:
+        self.disks = {disk.info.name: BlockingFake(disk) for disk in disks}
+        self.default = next(iter(self.disks))
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._end.wait)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        note("close")
+
+
+def open_blocking(urls: Sequence[str], options: Mapping[str, str]) -> BlockingSet:
+    note(f"open {json.dumps([list(urls), dict(options)])}")
+    fail("open")
+    return BlockingSet(make_disks())
+
+
+class AsyncFake:
+    """Implements AsyncDisk: each method of a FakeDisk after a checkpoint."""
+
+    def __init__(self, disk: FakeDisk) -> None:
+        self.info = disk.info
+        self.fake = disk
+
+    @property
+    def size(self) -> int:
+        return self.info.size
+
+    async def read_into(self, buffer: memoryview, offset: int) -> None:
+        await trio.lowlevel.checkpoint()
+        self.fake.read_into(buffer, offset)
+
+    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        await trio.lowlevel.checkpoint()
+        self.fake.write(buffer, offset, fua)
+
+    async def flush(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.fake.flush()
+
+
+class AsyncSet:
+    def __init__(self, disks: list[FakeDisk]) -> None:
+        self.disks = {disk.info.name: AsyncFake(disk) for disk in disks}
+        self.default = next(iter(self.disks))
+
+
+@asynccontextmanager
+async def open_async(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[AsyncSet]:
+    note(f"open {json.dumps([list(urls), dict(options)])}")
+    fail("open")
+    # A nursery, as the real one has: errors of its body come out in a group.
+    async with trio.open_nursery():
+        yield AsyncSet(make_disks())
+    note("close")
+
+
+def install() -> None:
+    """From now on ``open_disks`` of this process opens fakes."""
+    blocking = types.ModuleType("iserblk.disk.blocking")
+    blocking.open_disks = open_blocking  # type: ignore[attr-defined]
+    blocking.DiskSet = BlockingSet  # type: ignore[attr-defined]
+    aio = types.ModuleType("iserblk.disk.aio")
+    aio.open_disks = open_async  # type: ignore[attr-defined]
+    aio.DiskSet = AsyncSet  # type: ignore[attr-defined]
+    sys.modules[blocking.__name__] = blocking
+    sys.modules[aio.__name__] = aio

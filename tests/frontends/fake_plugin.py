@@ -1,0 +1,36 @@
+"""The nbdkit plugin over fake disks: nbdkit runs this file, which runs the plugin's in its place.
+
+Only the import of ``iserblk.disk.blocking`` is answered differently; the plugin finds its packages
+as it always does.
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+_here = os.path.dirname(os.path.realpath(sys._getframe().f_code.co_filename))
+_plugin = os.path.join(_here, "..", "..", "nbd_plugin", "iserblk.py")
+
+
+class _FakeBlocking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name == "iserblk.disk.blocking":
+            return importlib.util.spec_from_loader(name, self)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        sys.path.append(_here)
+        import fake_disk  # noqa: PLC0415 - the plugin has only now found what this needs
+
+        module.open_disks = fake_disk.open_blocking
+        module.DiskSet = fake_disk.BlockingSet
+
+
+sys.meta_path.insert(0, _FakeBlocking())
+
+with open(_plugin, encoding="utf-8") as _file:
+    exec(compile(_file.read(), _plugin, "exec"))
