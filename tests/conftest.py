@@ -1,0 +1,30 @@
+"""Options, marks and profiles that all tests share."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+# The reference machine is slow and shared: hypothesis must not judge by the clock. In continuous
+# integration the examples are the same in every run.
+hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked `long`, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        skip = pytest.mark.skip(reason="takes minutes: runs with --long only")
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(skip)
