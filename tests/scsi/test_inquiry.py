@@ -1,0 +1,203 @@
+"""INQUIRY data and VPD pages: round trips, short pages, hostile bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.scsi import inquiry
+from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
+
+U32 = st.integers(0, 0xFFFFFFFF)
+TEXT = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=4)
+
+DECODERS: list[Callable[[bytes], object]] = [
+    inquiry.decode_standard,
+    inquiry.decode_supported_pages,
+    inquiry.decode_serial,
+    inquiry.decode_identifiers,
+    inquiry.decode_block_limits,
+    inquiry.decode_characteristics,
+    inquiry.decode_provisioning,
+]
+
+
+@given(TEXT, TEXT, TEXT)
+def test_standard_round_trip(vendor: str, product: str, revision: str) -> None:
+    raw = inquiry.encode_standard(inquiry.DISK, vendor, product, revision)
+    assert len(raw) == 96 and raw[4] == 91
+    found = inquiry.decode_standard(raw)
+    assert found == (0, inquiry.DISK, 6, vendor, product, revision)
+
+
+def test_standard_of_no_device() -> None:
+    found = inquiry.decode_standard(inquiry.encode_standard(inquiry.NO_DEVICE, "V", "P", "R"))
+    assert (found.qualifier, found.device_type) == (3, 0x1F)
+
+
+def test_standard_cut_short() -> None:
+    raw = inquiry.encode_standard(inquiry.DISK, "VENDOR", "PRODUCT", "REV1")
+    for length in range(1, len(raw)):
+        found = inquiry.decode_standard(raw[:length])
+        assert found.device_type == inquiry.DISK
+        assert "VENDOR".startswith(found.vendor)
+    assert inquiry.decode_standard(raw[:36]).revision == "REV1"
+    with pytest.raises(RemoteProtocolError, match="no data"):
+        inquiry.decode_standard(b"")
+
+
+def test_text_from_the_network_is_made_fit_for_a_log() -> None:
+    raw = bytearray(inquiry.encode_standard(inquiry.DISK, "", "", ""))
+    raw[8:16] = b"\x1b[31m\n\xff "
+    assert inquiry.decode_standard(raw).vendor == "?[31m??"
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@given(data=st.binary(max_size=300))
+def test_hostile_bytes(decode: Callable[[bytes], object], data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("decode", "code"), list(zip(DECODERS[1:], (0, 0x80, 0x83, 0xB0, 0xB1, 0xB2), strict=True))
+)
+@given(body=st.binary(max_size=300), length=st.integers(0, 0xFFFF))
+def test_hostile_pages(
+    decode: Callable[[bytes], object], code: int, body: bytes, length: int
+) -> None:
+    """With the right head nothing is unusable: short or odd pages say less, no more."""
+    decode(bytes((0, code)) + length.to_bytes(2, "big") + body)
+
+
+@pytest.mark.parametrize(
+    ("decode", "nothing"),
+    list(
+        zip(
+            DECODERS[1:],
+            ((), "", (), BlockLimits(), inquiry.Characteristics(False), Provisioning()),
+            strict=True,
+        )
+    ),
+)
+def test_a_page_that_is_not_there(decode: Callable[[None], object], nothing: object) -> None:
+    assert decode(None) == nothing
+
+
+def test_another_page_than_asked_for() -> None:
+    with pytest.raises(RemoteProtocolError, match="0x80 came instead of 0xb0"):
+        inquiry.decode_block_limits(inquiry.encode_serial("S"))
+
+
+def test_supported_pages_and_serial() -> None:
+    assert inquiry.decode_supported_pages(inquiry.encode_supported_pages((0x83, 0, 0x80))) == (
+        0,
+        0x80,
+        0x83,
+    )
+    assert inquiry.decode_serial(inquiry.encode_serial("  ABC 123 ")) == "ABC 123"
+
+
+BLOCK_LIMITS = st.builds(
+    BlockLimits,
+    st.booleans(),
+    st.integers(0, 255),
+    st.integers(0, 0xFFFF),
+    *[U32] * 6,
+    st.just(0),
+    st.integers(0, 2**64 - 1),
+)
+
+
+@given(BLOCK_LIMITS, st.integers(0, 0x7FFFFFFF))
+def test_block_limits_round_trip(limits: BlockLimits, alignment: int) -> None:
+    if limits.unmap_granularity:
+        limits = limits._replace(unmap_alignment=alignment)
+    raw = inquiry.encode_block_limits(limits)
+    assert len(raw) == 64
+    assert inquiry.decode_block_limits(raw) == limits
+
+
+def test_block_limits_of_the_first_edition() -> None:
+    """SBC-2's page ended behind the optimal transfer length."""
+    full = BlockLimits(max_transfer_length=100, optimal_transfer_length=50, max_unmap_lba_count=7)
+    raw = bytearray(inquiry.encode_block_limits(full)[:16])
+    raw[3] = 12
+    assert inquiry.decode_block_limits(raw) == full._replace(max_unmap_lba_count=0)
+
+
+def test_alignment_counts_only_when_valid() -> None:
+    raw = bytearray(
+        inquiry.encode_block_limits(BlockLimits(unmap_granularity=8, unmap_alignment=3))
+    )
+    assert inquiry.decode_block_limits(raw).unmap_alignment == 3
+    raw[32] &= 0x7F
+    assert inquiry.decode_block_limits(raw).unmap_alignment == 0
+
+
+@pytest.mark.parametrize(("rate", "rotational"), [(0, False), (1, False), (7200, True)])
+def test_characteristics(rate: int, rotational: bool) -> None:
+    raw = bytearray(inquiry.encode_characteristics())
+    assert not inquiry.decode_characteristics(raw).rotational
+    raw[4:6] = rate.to_bytes(2, "big")
+    assert inquiry.decode_characteristics(raw).rotational is rotational
+
+
+@given(st.builds(Provisioning, *[st.booleans()] * 4))
+def test_provisioning_round_trip(provisioning: Provisioning) -> None:
+    raw = inquiry.encode_provisioning(provisioning)
+    assert len(raw) == 8
+    assert inquiry.decode_provisioning(raw) == provisioning
+
+
+def test_identifiers() -> None:
+    lun = inquiry.ASSOCIATION_LUN
+    designators = [
+        Designator(lun, inquiry.TYPE_NAA, inquiry.BINARY, bytes.fromhex("6001405aabbccdd0")),
+        Designator(lun, inquiry.TYPE_EUI64, inquiry.BINARY, b"\1\2\3\4\5\6\7\x08"),
+        Designator(lun, inquiry.TYPE_T10, inquiry.ASCII, b"VENDOR  42"),
+        Designator(lun, inquiry.TYPE_NAME, inquiry.UTF8, inquiry.name_string("naa.60")),
+        Designator(inquiry.ASSOCIATION_PORT, inquiry.TYPE_NAA, inquiry.BINARY, b"12345678"),
+        Designator(lun, 0, inquiry.BINARY, b"vendor's own"),
+    ]
+    raw = inquiry.encode_identifiers(designators)
+    assert list(inquiry.decode_designators(raw)) == designators
+    assert inquiry.decode_identifiers(raw) == (
+        "naa.6001405aabbccdd0",
+        "eui.0102030405060708",
+        "t10.VENDOR  42",
+        "name.naa.60",
+    )
+    # A page cut inside a descriptor tells those before it.
+    assert inquiry.decode_identifiers(raw[:20]) == ("naa.6001405aabbccdd0",)
+
+
+def test_ports_and_targets_name_their_protocol() -> None:
+    raw = inquiry.encode_identifiers(
+        [Designator(inquiry.ASSOCIATION_TARGET, inquiry.TYPE_NAME, inquiry.UTF8, b"iqn\0")]
+    )
+    assert raw[4:8] == bytes((0x53, 0xA8, 0, 4))
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_naa_follows_from_the_text_alone(one: str, other: str) -> None:
+    naa = inquiry.naa_locally_assigned(one)
+    assert len(naa) == 8 and naa[0] >> 4 == 3
+    assert (naa == inquiry.naa_locally_assigned(other)) == (one == other)
+
+
+@given(st.text(max_size=20))
+def test_name_string_is_terminated_and_padded(name: str) -> None:
+    raw = inquiry.name_string(name)
+    assert len(raw) % 4 == 0 and raw[-1] == 0
+    assert raw.rstrip(b"\0") == name.encode().rstrip(b"\0")
+
+
+def test_device_types_in_words() -> None:
+    assert inquiry.device_type_words(0x0C) == "a storage array controller"
+    assert inquiry.device_type_words(0x1B) == "device type 0x1b"

@@ -1,0 +1,65 @@
+"""MODE SENSE parameter data."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.scsi import mode
+from iserblk.scsi.mode import Modes
+
+DESCRIPTORS = st.sampled_from([b"", mode.short_descriptor(100, 512), mode.long_descriptor(1, 512)])
+# A page before the caching page, in both forms, must be stepped over.
+BEFORE = st.sampled_from([b"", mode.control_page(), b"\x7f\x01\x00\x03abc"])
+
+
+@given(st.booleans(), st.booleans(), st.booleans(), DESCRIPTORS, BEFORE)
+def test_round_trip(wp: bool, wce: bool, dpofua: bool, descriptor: bytes, before: bytes) -> None:
+    specific = (mode.WP if wp else 0) | (mode.DPOFUA if dpofua else 0)
+    pages = before + mode.caching_page(wce)
+    six = mode.encode_sense6(specific, descriptor, pages)
+    ten = mode.encode_sense10(specific, descriptor, pages)
+    assert six[0] == len(six) - 1
+    assert int.from_bytes(ten[:2], "big") == len(ten) - 2
+    assert mode.decode_sense6(six) == Modes(wp, wce, dpofua)
+    assert mode.decode_sense10(ten) == Modes(wp, wce, dpofua)
+
+
+def test_golden() -> None:
+    raw = mode.encode_sense6(mode.DPOFUA, b"", mode.caching_page(True))
+    assert raw == bytes.fromhex("17 00 10 00 08 12 04") + bytes(17)
+    raw = mode.encode_sense10(mode.WP, mode.long_descriptor(1 << 33, 4096), b"")
+    assert raw == bytes.fromhex("0016 00 80 01 00 0010 0000000200000000 00000000 00001000")
+    assert mode.short_descriptor(1 << 33, 4096) == bytes.fromhex("ffffffff 00001000")
+
+
+@pytest.mark.parametrize("pages", [b"", mode.control_page(), mode.caching_page(False)[:2]])
+def test_a_write_cache_is_assumed_where_nothing_is_told(pages: bytes) -> None:
+    assert mode.decode_sense6(mode.encode_sense6(0, b"", pages)).write_cache
+
+
+def test_what_lies_behind_the_data_length_does_not_count() -> None:
+    raw = mode.encode_sense6(0, b"", mode.control_page()) + mode.caching_page(False)
+    assert mode.decode_sense6(raw).write_cache
+
+
+def test_nothing_is_changeable() -> None:
+    assert mode.changeable(mode.caching_page(True)) == b"\x08\x12" + bytes(18)
+
+
+@given(st.binary(max_size=300))
+def test_hostile_bytes(data: bytes) -> None:
+    for decode in (mode.decode_sense6, mode.decode_sense10):
+        with contextlib.suppress(RemoteProtocolError):
+            decode(data)
+
+
+def test_too_short_for_a_header() -> None:
+    with pytest.raises(RemoteProtocolError, match="3 bytes"):
+        mode.decode_sense6(b"\3\0\0")
+    with pytest.raises(RemoteProtocolError, match="7 bytes"):
+        mode.decode_sense10(bytes(7))
