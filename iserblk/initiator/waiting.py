@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -127,8 +128,9 @@ class BlockingDriver:
                 self._next_tick = now + TICK_S
                 self._ladder.tick(now)
             if self._rung:
-                os.eventfd_read(self._bell)
-                self._rung = False
+                with suppress(BlockingIOError):  # being rung: read it next time
+                    os.eventfd_read(self._bell)
+                    self._rung = False
             events = select.POLLIN | select.POLLOUT if session.wants_write() else select.POLLIN
             if events != self._events and session.error is None:
                 self._events = events
