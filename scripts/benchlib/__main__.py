@@ -1,0 +1,129 @@
+"""The command line of scripts/bench."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from benchlib import goals, machine, report
+from benchlib.results import Row
+from benchlib.sections import SECTIONS, Plan, Section, Stopped, run_section
+
+FILE_SIZE = 256 << 20
+_NEEDED = 2 * FILE_SIZE + (64 << 20)
+_CHUNK = 8 << 20
+_QUIET_LOAD = 0.5
+_BAD_ARGUMENT = 7
+_PIPE_WIDTH = 200
+
+
+@click.command(epilog="Exit status: 0 all measured, 1 a row failed, 7 bad argument.")
+@click.option("--quick", is_flag=True, help="One round of one second each.")
+@click.option("--rows", "pattern", default="*", metavar="GLOB", help="SECTION/JOB/SUBJECT to run.")
+@click.option("--list", "only_list", is_flag=True, help="Print the rows and do nothing.")
+@click.option("--rounds", type=click.IntRange(1), help="Of each row (default 3).")
+@click.option("--seconds", type=click.FloatRange(0.1), help="Each run takes (default 3).")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="Write everything there, too.")  # fmt: skip
+@click.option("--keep-going", is_flag=True, help="Past rows that fail.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="For the two backing files (default /dev/shm, else TMPDIR).")  # fmt: skip
+def bench(
+    quick: bool,
+    pattern: str,
+    only_list: bool,
+    rounds: int | None,
+    seconds: float | None,
+    json_file: Path | None,
+    keep_going: bool,
+    directory: Path | None,
+) -> int:
+    """Measure iserblk beside its peers and the ceilings of its front-ends, in one run.
+
+    docs/benchmarking.md says what each row is, and how to read them.
+    """
+    rows = {section: section.rows(pattern) for section in SECTIONS}
+    every = [row for found in rows.values() for row in found]
+    if not every:
+        raise click.UsageError(f"no row is called {pattern}; --list shows them all")
+    if only_list:
+        click.echo("\n".join(row.name for row in every))
+        return 0
+    plan = Plan(rounds or (1 if quick else 3), seconds or (1.0 if quick else 3.0), keep_going)
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    about = machine.describe()
+    console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
+    if about["load_average"] > _QUIET_LOAD:
+        console.print(f"This machine is busy (load {about['load_average']:.1f}): expect noise.")
+    complete = measure_all(rows, plan, directory or place_for_files())
+    outcomes = goals.judge(every)
+    report.print_report(console, every, outcomes)
+    if json_file is not None:
+        report.write_json(json_file, report.as_json(about, every, outcomes))
+    return 0 if complete else 1
+
+
+def measure_all(rows: dict[Section, list[Row]], plan: Plan, directory: Path) -> bool:
+    """Fill the rows of every section. Returns whether none of them failed."""
+    errors = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=directory) as name:
+        files = (Path(name) / "ours", Path(name) / "theirs")
+        fill(files, FILE_SIZE)
+        with errors.status("starting") as status:
+            for section, its_rows in rows.items():
+                try:
+                    run_section(section, plan, files, its_rows, status.update)
+                except Stopped as reason:
+                    click.echo(f"bench: {reason}; --keep-going measures the others", err=True)
+                    return False
+    return not any(row.failed for found in rows.values() for row in found)
+
+
+def place_for_files() -> Path:
+    """Memory where there is enough: both sides then wait for no disk."""
+    shared_memory = Path("/dev/shm")
+    if shared_memory.is_dir() and shutil.disk_usage(shared_memory).free > _NEEDED:
+        return shared_memory
+    return Path(tempfile.gettempdir())
+
+
+def fill(files: tuple[Path, Path], size: int) -> None:
+    """The same random bytes into each, wholly allocated and on the disk."""
+    with files[0].open("wb") as first, files[1].open("wb") as second:
+        for _ in range(size // _CHUNK):
+            chunk = os.urandom(_CHUNK)
+            for file in (first, second):
+                file.write(chunk)
+        for file in (first, second):
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def main() -> int:
+    # Of scripts/bench for this module; what is measured starts as its user would start it.
+    os.environ.pop("PYTHONPATH", None)
+    # Ended by a signal, all servers are ended first, as on Ctrl-C.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
+    try:
+        status: int = bench.main(prog_name="scripts/bench", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        click.echo(f"bench: {error.format_message()}", err=True)
+        return _BAD_ARGUMENT
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("bench: stopped; everything that it started has ended", err=True)
+        return 128 + signal.SIGINT
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

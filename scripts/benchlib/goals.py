@@ -1,0 +1,99 @@
+"""The targets that iserblk is measured against, and whether a run met them.
+
+``OURS`` (MPA CRC on, the default) decides; the row without CRC stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from benchlib.load import JOBS, MEMORY_JOBS
+from benchlib.results import Row, ratio
+
+OURS = "iserblk"
+OURS_NO_CRC = "iserblk-nocrc"
+MEMORY_LIMIT = 150 << 20
+MEMORY_PROCESS = "nbdkit"
+
+# What each section is compared with.
+PEERS = {"nbd": "qemu-nbd", "fuse": "qemu-fuse", "api": "iscsi-perf"}
+CEILINGS = {"nbd": "python-150us", "fuse": "pyfuse3-null"}
+
+
+class Verdict(Enum):
+    MET = "met"
+    MISSED = "missed"
+    UNKNOWN = "not measured"
+
+
+@dataclass(slots=True, frozen=True)
+class Goal:
+    """``subject`` must reach ``wanted`` times ``other`` in one job; or, with ``memory``, stay
+    below ``wanted`` bytes."""
+
+    section: str
+    job: str
+    other: str
+    wanted: float
+    memory: bool = False
+
+    @property
+    def text(self) -> str:
+        if self.memory:
+            return f"peak memory of {self.other}"
+        return f"of {self.other}"
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """``value`` is in the goal's own measure; None where it was not measured."""
+
+    goal: Goal
+    value: float | None
+    value_no_crc: float | None
+    verdict: Verdict
+
+
+def goals() -> list[Goal]:
+    """In the order of the table."""
+    found = []
+    for section in ("nbd", "fuse"):
+        for job in JOBS:
+            if job.large:
+                found.append(Goal(section, job.name, PEERS[section], 1.0))
+            elif job.depth == 1:
+                found.append(Goal(section, job.name, PEERS[section], 0.7))
+            else:
+                found.append(Goal(section, job.name, CEILINGS[section], 0.6))
+    found.append(Goal("api", "4k-randread-d32", PEERS["api"], 0.6))
+    found += [Goal("nbd", job.name, MEMORY_PROCESS, MEMORY_LIMIT, True) for job in MEMORY_JOBS]
+    return found
+
+
+def judge(rows: Iterable[Row]) -> list[Outcome]:
+    """One outcome for each goal."""
+    table = {(row.section, row.job.name, row.subject): row for row in rows}
+    outcomes = []
+    for goal in goals():
+        value = _value(table, goal, OURS)
+        if value is None:
+            verdict = Verdict.UNKNOWN
+        elif value < goal.wanted if goal.memory else value >= goal.wanted:
+            verdict = Verdict.MET
+        else:
+            verdict = Verdict.MISSED
+        outcomes.append(Outcome(goal, value, _value(table, goal, OURS_NO_CRC), verdict))
+    return outcomes
+
+
+def _value(table: dict[tuple[str, str, str], Row], goal: Goal, subject: str) -> float | None:
+    ours = table.get((goal.section, goal.job, subject))
+    if ours is None or ours.missing or not ours.samples:
+        return None
+    if goal.memory:
+        return ours.peak_rss().get(goal.other)
+    other = table.get((goal.section, goal.job, goal.other))
+    compared = ratio(ours, other) if other is not None else None
+    return compared.median if compared is not None else None

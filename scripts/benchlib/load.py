@@ -1,0 +1,202 @@
+"""Load on a disk: the jobs, and the programs that make them and say how it went."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from benchlib import proc
+
+_GRACE_S = 60.0  # beyond the run time, before a client counts as hung
+_POLL_S = 0.05
+_API = Path(__file__).with_name("api.py")
+
+# "iops average 43601 (170 MB/s)", overwritten in place; iscsi-perf counts MB of 2^20 bytes.
+_ISCSI_PERF_AVERAGE = re.compile(r"iops average (\d+) \(")
+
+
+class JobFailed(Exception):
+    """A client failed or said nothing that can be read; the text says what, in one line."""
+
+
+class Job(NamedTuple):
+    """One kind of load."""
+
+    name: str
+    pattern: str  # fio's rw=
+    block: int  # bytes of one request
+    depth: int  # requests in flight
+
+    @property
+    def large(self) -> bool:
+        """Counted in bytes per second, not in requests per second."""
+        return self.block >= 1 << 20
+
+    @property
+    def writes(self) -> bool:
+        return self.pattern.endswith("write")
+
+
+JOBS = (
+    Job("4k-randread-d1", "randread", 4096, 1),
+    Job("4k-randwrite-d1", "randwrite", 4096, 1),
+    Job("4k-randread-d32", "randread", 4096, 32),
+    Job("4k-randwrite-d32", "randwrite", 4096, 32),
+    Job("1m-read-d8", "read", 1 << 20, 8),
+    Job("1m-write-d8", "write", 1 << 20, 8),
+)
+MEMORY_JOBS = (
+    Job("1m-read-d32", "read", 1 << 20, 32),
+    Job("1m-write-d32", "write", 1 << 20, 32),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Measurement:
+    """What a client counted in one run. Latencies are None where it does not measure them."""
+
+    ios: int
+    bytes: int
+    seconds: float
+    latency_p50_us: float | None = None
+    latency_p99_us: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class ClientUse:
+    """What the client process itself used."""
+
+    output: str
+    cpu_seconds: float
+    peak_rss: int  # bytes
+
+
+def run_client(command: Sequence[str], seconds: float) -> ClientUse:
+    """Run a client that takes about ``seconds``. Raises JobFailed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    peak = 0
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        try:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        except FileNotFoundError as error:
+            raise JobFailed(f"{error.filename} is not installed") from None
+        deadline = time.monotonic() + seconds + _GRACE_S
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise JobFailed(f"{command[0]} did not end {_GRACE_S:.0f} s after its time")
+                with suppress(proc.NoSuchProcess):
+                    peak = max(peak, proc.peak_rss([process.pid]))
+                time.sleep(_POLL_S)
+        finally:
+            process.kill()
+            process.wait()
+        stdout.seek(0)
+        stderr.seek(0)
+        output = stdout.read().decode(errors="replace")
+        errors = stderr.read().decode(errors="replace")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode:
+        words = (errors.strip() or output.strip() or "it said nothing").splitlines()[-1]
+        raise JobFailed(f"{command[0]} ended with status {process.returncode}: {words}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return ClientUse(output, cpu, peak)
+
+
+def fio_command(job: Job, engine: Sequence[str], seconds: float) -> list[str]:
+    """``engine``: the options that say what to read and write, and how."""
+    return [
+        "fio",
+        f"--name={job.name}",
+        *engine,
+        f"--rw={job.pattern}",
+        f"--bs={job.block}",
+        f"--iodepth={job.depth}",
+        f"--runtime={seconds}",
+        "--time_based",
+        "--thread",  # one process: its CPU time and memory are one line
+        "--norandommap",
+        "--output-format=json",
+    ]
+
+
+def fio_nbd(socket_path: str) -> list[str]:
+    return ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={socket_path}"]
+
+
+def fio_file(path: str) -> list[str]:
+    return ["--ioengine=libaio", "--direct=1", f"--filename={path}"]
+
+
+def parse_fio(output: str, job: Job) -> Measurement:
+    """From fio's JSON, which warnings may precede. Raises JobFailed."""
+    start = output.find("{\n")
+    if start < 0:
+        raise JobFailed("fio printed no JSON")
+    try:
+        result = json.loads(output[start:])["jobs"][0]
+        side = result["write" if job.writes else "read"]
+        measured = Measurement(
+            ios=side["total_ios"],
+            bytes=side["io_bytes"],
+            seconds=side["runtime"] / 1000,
+            latency_p50_us=side["clat_ns"]["percentile"]["50.000000"] / 1000,
+            latency_p99_us=side["clat_ns"]["percentile"]["99.000000"] / 1000,
+        )
+        errors = result["error"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise JobFailed(f"fio's JSON is not understood: {error!r}") from None
+    if errors or not measured.ios or not measured.seconds:
+        raise JobFailed(f"fio: error {errors}, {measured.ios} requests done")
+    return measured
+
+
+def iscsi_perf_command(job: Job, url: str, seconds: float, block_size: int = 512) -> list[str]:
+    """Reads only: iscsi-perf does not write."""
+    command = ["iscsi-perf", "-b", str(job.block // block_size), "-m", str(job.depth)]
+    if job.pattern.startswith("rand"):
+        command.append("-r")
+    return [*command, "-t", str(max(1, round(seconds))), url]
+
+
+def parse_iscsi_perf(output: str, job: Job, seconds: float) -> Measurement:
+    """From the last of its running averages. Raises JobFailed."""
+    averages = _ISCSI_PERF_AVERAGE.findall(output)
+    if not averages:
+        raise JobFailed("iscsi-perf printed no average")
+    duration = max(1, round(seconds))
+    ios = int(averages[-1]) * duration
+    if not ios:
+        raise JobFailed("iscsi-perf: 0 requests done")
+    return Measurement(ios, ios * job.block, duration)
+
+
+def api_command(job: Job, url: str, seconds: float) -> list[str]:
+    """Load from Python itself: ``benchlib/api.py``."""
+    # -P: the modules beside it must not shadow the standard library's.
+    command = [sys.executable, "-P", str(_API), url, job.pattern]
+    return [*command, str(job.block), str(job.depth), str(seconds)]
+
+
+def parse_api(output: str, _job: Job, _seconds: float) -> Measurement:
+    """Raises JobFailed."""
+    try:
+        counted = json.loads(output)
+        return Measurement(counted["ios"], counted["bytes"], counted["seconds"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise JobFailed(f"what api.py printed is not understood: {error!r}") from None

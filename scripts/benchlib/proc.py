@@ -1,0 +1,114 @@
+"""What /proc tells of processes: descendants, CPU time, peak memory, listening sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LISTEN = "0A"
+_RESET_PEAK_RSS = "5"  # proc(5), clear_refs
+
+
+class NoSuchProcess(Exception):
+    """It has ended."""
+
+
+def family(pid: int) -> list[int]:
+    """``pid`` and all its living descendants."""
+    found = [pid]
+    for parent in found:  # grows while we walk
+        with suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def lives_in(session: int, pid: int) -> bool:
+    """Whether the process lives, in that session: a number may have been used again."""
+    try:
+        state, _ppid, _pgrp, its_session = _stat_fields(_read(pid, "stat"))[:4]
+    except NoSuchProcess:
+        return False
+    return state not in "ZX" and int(its_session) == session
+
+
+def parse_cpu_seconds(stat: str) -> float:
+    """User and system time of all threads, ended ones included, from the text of PID/stat."""
+    utime, stime = map(int, _stat_fields(stat)[11:13])
+    return (utime + stime) / _TICKS_PER_S
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Of the processes together. Raises NoSuchProcess."""
+    return sum(parse_cpu_seconds(_read(pid, "stat")) for pid in pids)
+
+
+def parse_peak_rss(status: str) -> int:
+    """VmHWM in bytes, from the text of PID/status."""
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return int(value.split()[0]) * 1024  # always in kB
+    raise NoSuchProcess  # a zombie has no memory
+
+
+def peak_rss(pids: Iterable[int]) -> int:
+    """Sum of the peaks in bytes since ``reset_peak_rss``. Raises NoSuchProcess."""
+    return sum(parse_peak_rss(_read(pid, "status")) for pid in pids)
+
+
+def reset_peak_rss(pids: Iterable[int]) -> None:
+    """Peaks count from the present resident size on."""
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
+
+
+def parse_listeners(table: str) -> dict[str, tuple[str, int]]:
+    """Socket inode → (IPv4 address, port), of the listening sockets in /proc/net/tcp's text."""
+    found = {}
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == _LISTEN:
+            address, port = fields[1].split(":")
+            host = socket.inet_ntoa(struct.pack("=I", int(address, 16)))
+            found[fields[9]] = (host, int(port, 16))
+    return found
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """The IPv4 (address, port) pairs that the process listens on."""
+    listeners = parse_listeners(Path("/proc/net/tcp").read_text(encoding="ascii"))
+    found = set()
+    with suppress(FileNotFoundError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                kind, _, inode = os.readlink(entry).partition(":")
+                if kind == "socket" and inode.strip("[]") in listeners:
+                    found.add(listeners[inode.strip("[]")])
+    return found
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free just now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _stat_fields(stat: str) -> list[str]:
+    """Those after the name, from the state on; the name may hold anything, ")" too (proc(5))."""
+    return stat[stat.rindex(")") + 2 :].split()
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise NoSuchProcess(pid) from None

@@ -1,0 +1,182 @@
+"""The tables that people read, and the JSON that machines do (docs/benchmarking.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchlib.goals import PEERS, Outcome, Verdict
+from benchlib.results import Row, Spread, ratio
+
+JSON_VERSION = 1
+_MEBI = 1 << 20
+
+
+def rate_text(spread: Spread, large: bool) -> str:
+    """Median and, in brackets, lowest to highest."""
+    if large:
+        low, mid, high = (f"{value / _MEBI:,.0f}" for value in _ordered(spread))
+        return f"{mid} MiB/s ({low}–{high})"
+    low, mid, high = (f"{value / 1000:.1f}" for value in _ordered(spread))
+    return f"{mid} K/s ({low}–{high})"
+
+
+def by_process(values: dict[str, float], unit: str) -> str:
+    """ "nbdkit 60 + target 40 µs", the client last as it came."""
+    return " + ".join(f"{name} {value:,.0f}" for name, value in values.items()) + f" {unit}"
+
+
+def section_table(section: str, rows: Sequence[Row]) -> Table:
+    """One line per row that was measured; ratios are to the section's peer."""
+    peer = PEERS[section]
+    table = Table(title=f"{section}: ratios are to {peer}", title_justify="left")
+    table.add_column("job", no_wrap=True)
+    table.add_column("subject", no_wrap=True)
+    for heading in ("median (low–high)", "ratio", "p50 µs", "p99 µs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("CPU time per request")
+    table.add_column("peak memory")
+    peers = {row.job: row for row in rows if row.subject == peer}
+    last_job = None
+    for row in rows:
+        if row.missing or not row.samples:
+            continue
+        if last_job not in {None, row.job}:
+            table.add_section()
+        job = row.job.name if row.job != last_job else ""
+        last_job = row.job
+        compared = ratio(row, peers[row.job]) if row.job in peers else None
+        table.add_row(
+            job,
+            row.subject,
+            rate_text(row.rate(), row.job.large),
+            f"{compared.median:.2f}" if compared is not None else "",
+            _number(row.latency_us(50)),
+            _number(row.latency_us(99)),
+            by_process(row.cpu_us_per_io(), "µs"),
+            by_process({k: v / _MEBI for k, v in row.peak_rss().items()}, "MiB"),
+        )
+    return table
+
+
+def goals_table(outcomes: Sequence[Outcome]) -> Table:
+    """The last table: each goal, what was reached, with and without CRC, and the verdict."""
+    table = Table(title="goals (decided with MPA CRC on, the default)", title_justify="left")
+    for heading in ("section", "job", "goal"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("reached", "without CRC"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    colour = {Verdict.MET: "green", Verdict.MISSED: "red", Verdict.UNKNOWN: "dim"}
+    for outcome in outcomes:
+        goal = outcome.goal
+        if goal.memory:
+            wanted = f"{goal.text} < {goal.wanted / _MEBI:.0f} MiB"
+            reached, no_crc = (
+                "–" if value is None else f"{value / _MEBI:.0f} MiB"
+                for value in (outcome.value, outcome.value_no_crc)
+            )
+        else:
+            wanted = f"≥ {goal.wanted:.1f} {goal.text}"
+            reached, no_crc = (
+                "–" if value is None else f"{value:.2f}"
+                for value in (outcome.value, outcome.value_no_crc)
+            )
+        verdict = outcome.verdict
+        table.add_row(
+            goal.section, goal.job, wanted, reached, no_crc,
+            f"[{colour[verdict]}]{verdict.value}[/]",
+        )  # fmt: skip
+    return table
+
+
+def absences(rows: Sequence[Row]) -> list[str]:
+    """One line per subject and reason: which rows are missing, and exactly why."""
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.missing or not row.samples:
+            why = row.missing or "not reached"
+            reasons.setdefault((row.section, row.subject, why), []).append(row.job.name)
+    total: dict[tuple[str, str], int] = {}
+    for row in rows:
+        total[row.section, row.subject] = total.get((row.section, row.subject), 0) + 1
+    return [
+        f"{section}/{'*' if len(jobs) == total[section, subject] else ','.join(jobs)}/{subject}: "
+        f"{reason}"
+        for (section, subject, reason), jobs in reasons.items()
+    ]
+
+
+def print_report(console: Console, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
+    for section in dict.fromkeys(row.section for row in rows):
+        console.print(section_table(section, [row for row in rows if row.section == section]))
+    missing = absences(rows)
+    if missing:
+        console.print("Rows that are absent, and why:")
+        for line in missing:
+            console.print(f"  {line}", markup=False, highlight=False)
+    console.print(goals_table(outcomes))
+
+
+def as_json(
+    machine: dict[str, Any], rows: Sequence[Row], outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
+    """Everything, unrounded; every sample of every round."""
+    return {
+        "version": JSON_VERSION,
+        "machine": machine,
+        "rows": [_row_json(row, rows) for row in rows],
+        "goals": [
+            {
+                "section": outcome.goal.section,
+                "job": outcome.goal.job,
+                "other": outcome.goal.other,
+                "kind": "peak_rss_bytes" if outcome.goal.memory else "ratio",
+                "wanted": outcome.goal.wanted,
+                "value": outcome.value,
+                "value_no_crc": outcome.value_no_crc,
+                "verdict": outcome.verdict.value,
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _row_json(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "section": row.section,
+        "job": row.job.name,
+        "subject": row.subject,
+        "unit": "bytes/s" if row.job.large else "requests/s",
+        "missing": row.missing or None,
+        "samples": [asdict(sample) for sample in row.samples],
+    }
+    if row.samples and not row.missing:
+        found["rate"] = asdict(row.rate())
+        found["cpu_us_per_io"] = row.cpu_us_per_io()
+        found["peak_rss"] = row.peak_rss()
+        found["ratios"] = {
+            other.subject: compared.median
+            for other in rows
+            if (other.section, other.job) == (row.section, row.job) and other is not row
+            if (compared := ratio(row, other)) is not None
+        }
+    return found
+
+
+def _ordered(spread: Spread) -> tuple[float, float, float]:
+    return spread.low, spread.median, spread.high
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"

@@ -1,0 +1,155 @@
+"""Which subjects run which jobs, and running them: round by round, side by side."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from benchlib import proc, subjects
+from benchlib.goals import CEILINGS, OURS, OURS_NO_CRC, PEERS
+from benchlib.load import JOBS, MEMORY_JOBS, Job, JobFailed
+from benchlib.results import Row, Sample
+from benchlib.servers import Absent
+from benchlib.subjects import Bench, Endpoint
+
+Opener = Callable[[Bench], Endpoint]
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Section:
+    """Subjects that are compared with each other; in this order within each round."""
+
+    name: str
+    jobs: Sequence[Job]
+    openers: dict[str, Opener]
+    memory_subjects: Sequence[str] = ()  # those that run MEMORY_JOBS too
+
+    def rows(self, pattern: str) -> list[Row]:
+        """By job, then subject: those whose name the glob matches."""
+        found = [Row(self.name, job, subject) for job in self.jobs for subject in self.openers]
+        found += [
+            Row(self.name, job, subject) for job in MEMORY_JOBS for subject in self.memory_subjects
+        ]
+        return [row for row in found if fnmatchcase(row.name, pattern)]
+
+
+SECTIONS = (
+    Section(
+        "nbd",
+        JOBS,
+        {
+            OURS: partial(subjects.nbd_ours, mpa_crc="yes"),
+            OURS_NO_CRC: partial(subjects.nbd_ours, mpa_crc="no"),
+            PEERS["nbd"]: subjects.nbd_qemu,
+            "memory": subjects.nbd_memory,
+            "python-null": partial(subjects.nbd_null, sleep_us=0),
+            CEILINGS["nbd"]: partial(subjects.nbd_null, sleep_us=150),
+        },
+        memory_subjects=(OURS, OURS_NO_CRC, PEERS["nbd"]),
+    ),
+    Section(
+        "fuse",
+        JOBS,
+        {
+            OURS: partial(subjects.fuse_ours, mpa_crc="yes"),
+            OURS_NO_CRC: partial(subjects.fuse_ours, mpa_crc="no"),
+            PEERS["fuse"]: subjects.fuse_qemu,
+            CEILINGS["fuse"]: subjects.fuse_null,
+        },
+    ),
+    Section(
+        "api",
+        [job for job in JOBS if not job.writes],  # iscsi-perf only reads
+        {
+            OURS: partial(subjects.api_ours, mpa_crc="yes"),
+            OURS_NO_CRC: partial(subjects.api_ours, mpa_crc="no"),
+            PEERS["api"]: subjects.api_iscsi_perf,
+        },
+    ),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """``rounds`` of ``seconds`` each; ``keep_going`` past rows that fail."""
+
+    rounds: int
+    seconds: float
+    keep_going: bool
+
+
+class Stopped(Exception):
+    """A row failed, and the plan is not to keep going; the text says which and why."""
+
+
+def run_section(
+    section: Section,
+    plan: Plan,
+    files: tuple[Path, Path],
+    rows: list[Row],
+    progress: Callable[[str], None],
+) -> None:
+    """Fill ``rows`` (of ``section.rows``). Ends every server that it started, however it ends.
+
+    ``files`` back our disk and the peer's; ``progress`` is told what goes on. Raises Stopped.
+    A subject that cannot be had leaves its reason in its rows, and stops nothing.
+    """
+    with ExitStack() as stack:
+        # Sockets have short names: not below a TMPDIR of any length.
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir="/tmp"))
+        bench = Bench(stack, Path(name), *files)
+        endpoints: dict[str, Endpoint] = {}
+        for subject in dict.fromkeys(row.subject for row in rows):
+            progress(f"starting {section.name}/{subject}")
+            try:
+                endpoints[subject] = section.openers[subject](bench)
+            except Absent as reason:
+                for row in rows:
+                    if row.subject == subject:
+                        row.absent = str(reason)
+        for row in in_rounds(rows, plan.rounds):
+            if row.missing:
+                continue
+            progress(f"round {len(row.samples) + 1} of {plan.rounds}: {row.name}")
+            try:
+                row.samples.append(measure(endpoints[row.subject], row.job, plan.seconds))
+            except (JobFailed, proc.NoSuchProcess) as reason:
+                row.failed = explain(endpoints[row.subject], reason)
+                if not plan.keep_going:
+                    raise Stopped(f"{row.name} failed: {row.failed}") from None
+
+
+def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[Row]:
+    """A B A B …: the rows of one job stand side by side, all its rounds in a row. What slows the
+    machine for a while then meets all that are compared."""
+    for job in dict.fromkeys(row.job for row in rows):
+        side_by_side = [row for row in rows if row.job == job]
+        for _ in range(rounds):
+            yield from side_by_side
+
+
+def measure(endpoint: Endpoint, job: Job, seconds: float) -> Sample:
+    """One run, with what every process involved used for it. Raises JobFailed, NoSuchProcess."""
+    pids = {name: server.pids for name, server in endpoint.servers.items()}
+    for family in pids.values():
+        proc.reset_peak_rss(family)
+    before = {name: proc.cpu_seconds(family) for name, family in pids.items()}
+    measured, client = endpoint.run(job, seconds)
+    cpu = {name: proc.cpu_seconds(family) - before[name] for name, family in pids.items()}
+    rss = {name: proc.peak_rss(family) for name, family in pids.items()}
+    cpu[endpoint.client] = client.cpu_seconds
+    rss[endpoint.client] = client.peak_rss
+    return Sample(measured, cpu, rss)
+
+
+def explain(endpoint: Endpoint, reason: Exception) -> str:
+    """Why a run failed: a server that died says more than the client that missed it."""
+    for name, server in endpoint.servers.items():
+        if not server.running():
+            return f"{name} died: {server.last_words()}"
+    return str(reason) or "a process ended during the run"

@@ -1,0 +1,293 @@
+"""What is measured: each subject is a front-end, and the target behind it where there is one.
+
+A subject's opener starts its servers on the section's ExitStack and returns an Endpoint. Targets
+are shared by the subjects of a section: one of ours, one tgtd, each with its own backing file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchlib import load, proc
+from benchlib.load import ClientUse, Job, Measurement
+from benchlib.servers import Absent, Server, run
+
+OUR_IQN = "iqn.2026-11.example:bench"
+PEER_IQN = "iqn.2026-11.example:peer"
+THREADS = 32  # the greatest depth of the jobs
+
+_TOP = Path(__file__).resolve().parents[2]
+_PLUGINS = Path(__file__).resolve().parent / "plugins"
+_BIND_TRIES = 5
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """Something that jobs can run on.
+
+    ``client`` is the name of the process that makes the load, ``servers`` the others by name.
+    ``command(job, seconds)`` starts it, ``parse(output, job, seconds)`` reads what it says.
+    """
+
+    client: str
+    command: Callable[[Job, float], Sequence[str]]
+    parse: Callable[[str, Job, float], Measurement]
+    servers: dict[str, Server] = field(default_factory=dict)
+
+    def run(self, job: Job, seconds: float) -> tuple[Measurement, ClientUse]:
+        """Raises JobFailed."""
+        use = load.run_client(self.command(job, seconds), seconds)
+        return self.parse(use.output, job, seconds), use
+
+
+class Bench:
+    """The servers of one section, started when a subject first needs them."""
+
+    def __init__(self, stack: ExitStack, directory: Path, ours: Path, theirs: Path) -> None:
+        """``directory`` takes logs, sockets and mount points; the two files back the disks."""
+        self._stack = stack
+        self._directory = directory
+        self._ours = ours
+        self._theirs = theirs
+        self._targets: dict[str, tuple[Server, str] | Absent] = {}
+
+    def path(self, name: str) -> Path:
+        return self._directory / name
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        stop_signal: signal.Signals = signal.SIGTERM,
+        environment: dict[str, str] | None = None,
+    ) -> Server:
+        """Start a server that ends with the section. Raises Absent."""
+        server = Server(
+            name, command, self._directory, environment=environment, stop_signal=stop_signal
+        )
+        return self._stack.enter_context(server)
+
+    def mount_point(self, name: str) -> Path:
+        """An empty directory, unmounted at the end should its server have died mounted."""
+        path = self.path(name)
+        path.mkdir()
+        self._stack.callback(unmount, path)
+        return path
+
+    def our_target(self) -> tuple[Server, str]:
+        """Our target and its URL. Raises Absent."""
+        return self._once("ours", self._start_our_target)
+
+    def tgtd(self) -> tuple[Server, str]:
+        """tgtd and the URL of its disk. Raises Absent."""
+        return self._once("tgtd", self._start_tgtd)
+
+    def size(self) -> int:
+        return self._ours.stat().st_size
+
+    def _once(self, name: str, start: Callable[[], tuple[Server, str]]) -> tuple[Server, str]:
+        found = self._targets.get(name)
+        if found is None:
+            try:
+                found = start()
+            except Absent as error:
+                found = error
+            self._targets[name] = found
+        if isinstance(found, Absent):
+            raise found
+        return found
+
+    def _start_our_target(self) -> tuple[Server, str]:
+        command = iserblk("target", "--listen", "127.0.0.1:0", "--iqn", OUR_IQN)
+        server = self.start("target", [*command, "--lun", f"{self._ours}:wce=1"])
+        portal = server.wait_until(lambda: ready_url(server)).removeprefix("iser://").split("/")[0]
+        return server, f"iser://{portal}/{OUR_IQN}/0"
+
+    def _start_tgtd(self) -> tuple[Server, str]:
+        sbin = Path(peer("tgt")) / "usr/sbin"
+        # Its control socket: tgtd's own place may belong to a tgtd that is not ours.
+        environment = {"TGT_IPC_SOCKET": str(self.path("tgtd.ipc"))}
+
+        def admin(*arguments: str) -> None:
+            run("tgtadm", [str(sbin / "tgtadm"), "--lld", "iscsi", *arguments], environment)
+
+        for _ in range(_BIND_TRIES):
+            portal = ("127.0.0.1", proc.free_port())
+            command = [str(sbin / "tgtd"), "-f", "--iscsi", f"portal={portal[0]}:{portal[1]}"]
+            # It ignores SIGTERM while it has targets, and has nothing to lose: KILL.
+            server = self.start("tgtd", command, signal.SIGKILL, environment)
+            bound = server.wait_until(partial(_listens, server))
+            if bound == {portal}:
+                break
+            server.stop()  # it falls back to 0.0.0.0:3260 when the port was taken meanwhile
+        else:
+            raise Absent(f"tgtd listens on {bound}, not on the free port that it was given")
+        admin("--op", "new", "--mode", "target", "--tid", "1", "-T", PEER_IQN)
+        admin("--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1",
+              "-b", str(self._theirs))  # fmt: skip
+        admin("--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL")
+        return server, f"iscsi://{portal[0]}:{portal[1]}/{PEER_IQN}/1"
+
+
+# --- NBD ---------------------------------------------------------------------------------------
+
+
+def nbd_ours(bench: Bench, mpa_crc: str) -> Endpoint:
+    target, url = bench.our_target()
+    socket = bench.path(f"ours-{mpa_crc}.sock")
+    command = iserblk("nbd", f"{url}?mpa-crc={mpa_crc}", "--socket", str(socket))
+    server = bench.start(f"nbd-{mpa_crc}", [*command, "--threads", str(THREADS)])
+    server.wait_until(lambda: ready_url(server))
+    return _through_nbd(socket, {"nbdkit": server, "target": target})
+
+
+def nbd_qemu(bench: Bench) -> Endpoint:
+    tgtd, url = bench.tgtd()
+    socket = bench.path("qemu-nbd.sock")
+    server = bench.start(
+        "qemu-nbd",
+        ["qemu-nbd", "-f", "raw", "-k", str(socket), "-e", "8", "-t", "--cache=none",
+         "--aio=native", url],
+    )  # fmt: skip
+    server.wait_until(socket.exists)
+    return _through_nbd(socket, {"qemu-nbd": server, "tgtd": tgtd})
+
+
+def nbd_memory(bench: Bench) -> Endpoint:
+    return _nbdkit(bench, "memory", ["memory", f"size={bench.size()}"])
+
+
+def nbd_null(bench: Bench, sleep_us: int) -> Endpoint:
+    plugin = str(_PLUGINS / "null_plugin.py")
+    arguments = ["python", plugin, f"size={bench.size()}", f"sleep_us={sleep_us}"]
+    return _nbdkit(bench, f"python-{sleep_us}us", arguments)
+
+
+def _nbdkit(bench: Bench, name: str, arguments: Sequence[str]) -> Endpoint:
+    socket = bench.path(f"{name}.sock")
+    command = ["nbdkit", "-f", "-t", str(THREADS), "-U", str(socket), *arguments]
+    server = bench.start(name, command)
+    server.wait_until(socket.exists)
+    return _through_nbd(socket, {"nbdkit": server})
+
+
+def _through_nbd(socket: Path, servers: dict[str, Server]) -> Endpoint:
+    return _fio(load.fio_nbd(str(socket)), servers)
+
+
+# --- FUSE --------------------------------------------------------------------------------------
+
+
+def fuse_ours(bench: Bench, mpa_crc: str) -> Endpoint:
+    _need_fuse()
+    target, url = bench.our_target()
+    mount_point = bench.mount_point(f"mount-{mpa_crc}")
+    server = bench.start(
+        f"fuse-{mpa_crc}", iserblk("mount", "-f", f"{url}?mpa-crc={mpa_crc}", str(mount_point))
+    )
+    file = mount_point / "lun0"
+    server.wait_until(file.exists)
+    return _fio(load.fio_file(str(file)), {"mount": server, "target": target})
+
+
+def fuse_qemu(bench: Bench) -> Endpoint:
+    _need_fuse()
+    program = Path(peer("qsd")) / "usr/bin/qemu-storage-daemon"
+    tgtd, url = bench.tgtd()
+    portal, iqn, lun = url.removeprefix("iscsi://").split("/")
+    file = bench.path("qemu-fuse")
+    file.touch()  # the mount point of an export is a file
+    disk = f"driver=iscsi,node-name=disk,transport=tcp,portal={portal},target={iqn},lun={lun}"
+    export = f"type=fuse,id=export,node-name=disk,mountpoint={file},writable=on,allow-other=off"
+    server = bench.start(
+        "qemu-storage-daemon", [str(program), "--blockdev", disk, "--export", export]
+    )
+    server.wait_until(lambda: file.stat().st_size == bench.size())
+    return _fio(load.fio_file(str(file)), {"qemu-storage-daemon": server, "tgtd": tgtd})
+
+
+def fuse_null(bench: Bench) -> Endpoint:
+    _need_fuse()
+    mount_point = bench.mount_point("mount-null")
+    program = str(_PLUGINS / "null_fuse.py")
+    server = bench.start(
+        "pyfuse3-null", [sys.executable, program, str(mount_point), str(bench.size())]
+    )
+    file = mount_point / "null"
+    server.wait_until(file.exists)
+    return _fio(load.fio_file(str(file)), {"pyfuse3": server})
+
+
+# --- API ---------------------------------------------------------------------------------------
+
+
+def api_ours(bench: Bench, mpa_crc: str) -> Endpoint:
+    target, url = bench.our_target()
+    url = f"{url}?mpa-crc={mpa_crc}"
+
+    def command(job: Job, seconds: float) -> list[str]:
+        return load.api_command(job, url, seconds)
+
+    return Endpoint("python", command, load.parse_api, {"target": target})
+
+
+def api_iscsi_perf(bench: Bench) -> Endpoint:
+    tgtd, url = bench.tgtd()
+
+    def command(job: Job, seconds: float) -> list[str]:
+        return load.iscsi_perf_command(job, url, seconds)
+
+    return Endpoint("iscsi-perf", command, load.parse_iscsi_perf, {"tgtd": tgtd})
+
+
+# --- shared ------------------------------------------------------------------------------------
+
+
+def iserblk(*arguments: str) -> list[str]:
+    """Our command line, as scripts/setup made it."""
+    return [str(_TOP / ".venv/bin/iserblk"), *arguments]
+
+
+def ready_url(server: Server) -> str | None:
+    """The URL of the `ready URL` line, once it is there."""
+    for line in server.said().splitlines():
+        if line.startswith("ready "):
+            return line.split()[1]
+    return None
+
+
+def peer(name: str) -> str:
+    """Where scripts/peers has it. Raises Absent with its reason."""
+    return run("scripts/peers", [str(_TOP / "scripts/peers"), name]).strip()
+
+
+def unmount(mount_point: Path) -> None:
+    if os.path.ismount(mount_point):
+        subprocess.run(["fusermount3", "-u", "-z", str(mount_point)], check=False)
+
+
+def _need_fuse() -> None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Absent("/dev/fuse is missing, or may not be opened")
+
+
+def _fio(engine: list[str], servers: dict[str, Server]) -> Endpoint:
+    def command(job: Job, seconds: float) -> list[str]:
+        return load.fio_command(job, engine, seconds)
+
+    return Endpoint("fio", command, lambda output, job, _: load.parse_fio(output, job), servers)
+
+
+def _listens(server: Server) -> set[tuple[str, int]]:
+    found = set()
+    for pid in server.pids:
+        found |= proc.listening(pid)
+    return found
