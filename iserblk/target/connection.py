@@ -52,6 +52,7 @@ class TargetTask(TargetSlot):
         "buffer",
         "control",
         "edtl",
+        "filled",
         "flags",
         "itt",
         "lun",
@@ -67,6 +68,7 @@ class TargetTask(TargetSlot):
         self.itt = _NO_TAG
         self.lun = 0
         self.edtl = 0
+        self.filled = 0  # bytes of Data-Out that came as immediate data
         self.flags = 0
         self.task: ScsiTask
         self.buffer: memoryview | None = None
@@ -104,6 +106,8 @@ class TargetConnection:
         self.done = False
         self.nexus = object()
         self._attached = False
+        self.running = 0  # tasks in threads
+        self._held = False
         self._pool = BufferPool()
         self._tasks: dict[int, TargetTask] = {}  # by ITT: not yet ended
         self._deferred: deque[TargetTask] = deque()
@@ -125,6 +129,17 @@ class TargetConnection:
         self._dm.flush()
 
     def flush(self) -> None:
+        self._dm.flush()
+
+    def hold(self) -> None:
+        """Start no command until ``unhold``: tasks of the session that this one reinstates are
+        still writing, and an old write must not land after a new one."""
+        self._held = True
+
+    def unhold(self) -> None:
+        """Raises TransportError as ``flush``."""
+        self._held = False
+        self._resume()
         self._dm.flush()
 
     def abandon(self) -> None:
@@ -190,6 +205,7 @@ class TargetConnection:
             slot.buffer = None
         self._dm.deallocate_task_resources(slot)
         slot.state = _IDLE
+        slot.filled = 0
         slot.aborted = False
         (self._control if slot.control else self._free).append(slot)
 
@@ -304,15 +320,11 @@ class TargetConnection:
             if immediate:
                 # Copied: the receive buffer is good until the next progress only.
                 data = bhs.data_segment_untrusted(message, at)
+                slot.filled = min(immediate, task.length)
                 slot.buffer = self._pool.take(max(task.length, 1))
-                kept = min(immediate, task.length)
-                slot.buffer[:kept] = data[:kept]
-                if kept == task.length:
-                    self._execute(slot)
-                else:
-                    self._fetch(slot, kept)
-                return
-        if self._deferred or (self._pool.used and self._pool.used + task.length > DATA_BUDGET):
+                slot.buffer[: slot.filled] = data[: slot.filled]
+        used = self._pool.used
+        if self._held or self._deferred or (used and used + task.length > DATA_BUDGET):
             slot.state = _DEFERRED
             self._deferred.append(slot)
         else:
@@ -320,7 +332,7 @@ class TargetConnection:
 
     def _resume(self) -> None:
         """Buffers came back: go on with what waited for them, in order."""
-        while self._deferred:
+        while self._deferred and not self._held:
             slot = self._deferred[0]
             if self._pool.used and self._pool.used + slot.task.length > DATA_BUDGET:
                 return
@@ -330,17 +342,18 @@ class TargetConnection:
     def _start(self, slot: TargetTask) -> None:
         """Get the buffer and the data that the task needs, and run it."""
         task = slot.task
-        if task.length:
+        if slot.buffer is None and task.length:
             slot.buffer = self._pool.take(task.length)
-            if task.direction == DATA_OUT:
-                self._fetch(slot, 0)
-                return
-        self._execute(slot)
+        if task.direction == DATA_OUT and slot.filled < task.length:
+            self._fetch(slot)
+        else:
+            self._execute(slot)
 
-    def _fetch(self, slot: TargetTask, at: int) -> None:
+    def _fetch(self, slot: TargetTask) -> None:
         """R2T: what immediate data did not bring. Running code advertises the first byte that it
         did not send (RFC 7145 calls that TaggedBufferForSolicitedDataOnly=Yes)."""
         assert slot.buffer is not None and self.parameters is not None
+        at = slot.filled
         whole = self.parameters.tagged_buffer_for_solicited_data_only is False
         slot.state = _FETCHING
         self._dm.get_data(slot, slot.buffer[at:], at if whole else 0)
@@ -352,12 +365,14 @@ class TargetConnection:
         elif task.may_block or not self._device.run(task, slot.buffer, True):
             # Disks are waited for elsewhere; the answer comes through ``finish``.
             slot.state = _RUNNING
+            self.running += 1
             self.offload(slot)
         else:
             self._respond(slot)
 
     def finish(self, slot: TargetTask) -> None:
         """The offloaded ``run`` has ended."""
+        self.running -= 1
         if self.done:
             return
         if slot.aborted:

@@ -65,6 +65,7 @@ class TargetServer:
         self.device = DeviceServer(luns, iqn)
         self._connections: dict[TargetConnection, WriteWatch] = {}
         self._sessions: dict[_SessionName, TargetConnection] = {}
+        self._successors: dict[TargetConnection, TargetConnection] = {}
         self._next_tsih = 1
         self._limiter = trio.CapacityLimiter(16)  # disk threads
 
@@ -131,6 +132,7 @@ class TargetServer:
             # Only now, with no task waiting for the descriptor and no thread in a buffer.
             self._forget(connection)
             connection.close()
+            self._release_successor(connection)
         if error is not None:
             raise error
 
@@ -189,9 +191,9 @@ class TargetServer:
             await trio.to_thread.run_sync(
                 self.device.run, slot.task, slot.buffer, limiter=self._limiter
             )
+        connection.finish(slot)
         if connection.done:
             return
-        connection.finish(slot)
         try:
             connection.flush()
         except TransportError as error:
@@ -218,6 +220,13 @@ class TargetServer:
             log.info("%s: session reinstated", login.initiator_name)
             self._forget(old)
             old.abandon()
+            if old.running:
+                self._successors[old] = connection
+                connection.hold()
+            for elder, held in list(self._successors.items()):
+                if held is old:  # it never began: its elder's tasks are waited for still
+                    self._successors[elder] = connection
+                    connection.hold()
         self._sessions[name] = connection
 
     def _forget(self, connection: TargetConnection) -> None:
@@ -225,6 +234,18 @@ class TargetServer:
         for name, held in list(self._sessions.items()):
             if held is connection:
                 del self._sessions[name]
+
+    def _release_successor(self, old: TargetConnection) -> None:
+        """The last task of ``old`` has ended: the session that took its name may begin."""
+        connection = self._successors.pop(old, None)
+        if connection is None or connection.done:
+            return
+        try:
+            connection.unhold()
+        except TransportError as error:
+            log.debug("a reinstated session ended at once: %s", error)
+        if connection in self._connections:
+            self._connections[connection].wake()
 
     def _reset(self, lun: int, by: TargetConnection) -> None:
         for connection, writes in list(self._connections.items()):
