@@ -119,7 +119,9 @@ class StagTable:
         raise LocalProtocolError(f"STag 0x{stag:08x} is not one of ours, or was retired before")
 
     def release(self, region: Region) -> None:
-        """Forget the memory; the index may be used again. ``valid`` was cleared before."""
+        """Forget the memory; the index may be used again. The caller has made sure before that
+        nothing is placed into it or sent from it any more."""
+        region.valid = False
         region.state = FREE
         region.view = NOTHING
         region.length = 0

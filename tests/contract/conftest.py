@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from rcap.wire import Driver, iwarp_pair
 
 from iserblk.rcap import seam
 from iserblk.rcap.memory import memory_pair
+from tests.rcap.wire import Driver, iwarp_pair
 
 
 @dataclass(frozen=True)

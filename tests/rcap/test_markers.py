@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from iserblk.rcap.iwarp import ddp
 from iserblk.rcap.iwarp.markers import MarkerFramer
-from rcap.wire import Unmarker
+from tests.rcap.wire import Unmarker
 
 # RFC 5044 figure 5: the first FPDU of a stream; figure 6: the second, after one of 492 bytes.
 FIGURE_5 = bytes.fromhex(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.rcap.iwarp import ddp, mpa
-from rcap.wire import start_up
+from tests.rcap.wire import Unmarker, start_up
 
 REQUEST, REPLY = mpa.REQUEST_KEY, mpa.REPLY_KEY
 
@@ -258,6 +258,7 @@ def test_replies_that_end_it(reply: bytes, text: str) -> None:
     assert initiator.data_to_send() == b""
 
 
+@pytest.mark.parametrize("markers", [0, mpa.MARKERS])
 @pytest.mark.parametrize(
     ("word_ird", "word_ord", "rtr", "code"),
     [
@@ -268,15 +269,19 @@ def test_replies_that_end_it(reply: bytes, text: str) -> None:
     ],
 )
 def test_replies_that_are_answered_with_a_terminate(
-    word_ird: int, word_ord: int, rtr: int, code: tuple[int, int, int]
+    word_ird: int, word_ord: int, rtr: int, code: tuple[int, int, int], markers: int
 ) -> None:
     initiator = mpa.MpaInitiator(rtr=rtr)
     initiator.data_to_send()
-    flags = mpa.ENHANCED_CONNECTION
+    flags = mpa.ENHANCED_CONNECTION | markers
     with pytest.raises(RemoteProtocolError) as caught:
         initiator.receive_data(frame(REPLY, flags, 2, enhanced(word_ird, word_ord)))
     assert caught.value.terminate == code
-    assert bytes((0x20, code[2], 0, 0)) in initiator.data_to_send()
+    sent = initiator.data_to_send()
+    decoded = ddp.decode_fpdu_untrusted(
+        Unmarker(crc=True).feed(sent) if markers else sent, crc=True
+    )
+    assert decoded is not None and decoded[0].payload == bytes((0x20, code[2], 0, 0))
 
 
 def test_reject_is_sent_and_understood() -> None:

@@ -9,7 +9,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from iserblk.rcap.iwarp.receive import ReceiveCore
 from iserblk.rcap.stags import StagTable
-from rcap import streams
+from tests.rcap import streams
 
 FPDU_STREAMS = [
     name for name in streams.names() if not streams.is_mpa(name) and name != streams.BAD_CRC
@@ -29,7 +29,6 @@ def _payload_again(frame: ddp.Fpdu) -> bytes:
 
 @pytest.mark.parametrize("name", FPDU_STREAMS)
 def test_every_frame_is_encoded_again_byte_for_byte(name: str) -> None:
-    # proves: ISER-A.3-1, ISER-A.4-1, ISER-A.5-1, ISER-A.6-1, ISER-A.7-1, ISER-A.8-1
     again = b""
     for frame in streams.frames(name):
         crc = streams.has_crc(name)

@@ -22,6 +22,7 @@ from struct import Struct
 
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.rcap.iwarp import ddp, rdmap
+from iserblk.rcap.iwarp.markers import MarkerFramer
 
 REQUEST_KEY = b"MPA ID Req Frame"
 REPLY_KEY = b"MPA ID Rep Frame"
@@ -273,7 +274,9 @@ class MpaInitiator:
             1,
             0,
         )
-        if not result.markers:
+        if result.markers:
+            self._out = MarkerFramer(crc=result.crc).frame([header.pack(), payload])
+        else:
             self._out = ddp.encode_fpdu(header, payload, crc=result.crc)
         return RemoteProtocolError("MPA", text, code)
 

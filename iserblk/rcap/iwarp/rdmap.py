@@ -138,12 +138,11 @@ class Terminate(NamedTuple):
         """Read a Terminate payload, in either bit order; every content has a meaning.
 
         The HdrCt bits tell the order; where none is set, the reading that is defined wins, RFC
-        5040's first. Raises RemoteProtocolError when the control word is not complete.
+        5040's first. Raises RemoteProtocolError when the control word is not complete; a
+        Terminate is never answered by another.
         """
         if len(data) < 4:
-            raise RemoteProtocolError(
-                "RDMAP", f"a Terminate of {len(data)} bytes", UNEXPECTED_OPCODE
-            )
+            raise RemoteProtocolError("RDMAP", f"a Terminate of {len(data)} bytes")
         high, low, code, hdrct = data[0] >> 4, data[0] & 15, data[1], data[2]
         if hdrct & 0xE0:
             swapped = False

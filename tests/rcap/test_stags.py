@@ -1,0 +1,90 @@
+"""The table of STags."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from iserblk.errors import LocalProtocolError
+from iserblk.rcap.seam import REMOTE_READ, REMOTE_WRITE
+from iserblk.rcap.stags import FIRST_ENTRIES, StagTable
+
+
+def test_an_index_comes_again_last_and_with_another_key() -> None:
+    table = StagTable()
+    buffer = memoryview(bytearray(8))
+    keys: dict[int, list[int]] = {}
+    for n in range(3 * FIRST_ENTRIES):
+        stag = table.advertise(buffer, REMOTE_WRITE)
+        keys.setdefault(stag >> 8, []).append(stag & 255)
+        assert (stag >> 8) == n % FIRST_ENTRIES + 1
+        table.release(table.owned(stag))
+    assert all(len(set(used)) == 3 for used in keys.values())
+
+
+def test_the_table_grows_with_what_is_advertised_at_once() -> None:
+    table = StagTable()
+    buffer = memoryview(bytearray(8))
+    stags = [table.advertise(buffer, REMOTE_READ) for _ in range(2 * FIRST_ENTRIES)]
+    assert len(set(stags)) == len(stags) == table.count()
+    assert all(table.find(stag) is not None for stag in stags)
+    for stag in stags:
+        region = table.owned(stag)
+        region.valid = False
+        table.release(region)
+        assert table.find(stag) is None
+    assert table.count() == 0
+
+
+def test_the_key_wraps() -> None:
+    table = StagTable()
+    buffer = memoryview(bytearray(8))
+    table._free.clear()  # a single index, used again at once
+    table._free.append(table.regions[1])
+    stags = []
+    for _ in range(257):
+        stags.append(table.advertise(buffer, REMOTE_READ))
+        table.release(table.owned(stags[-1]))
+    assert len(set(stags)) == 256
+    assert stags[256] == stags[0]
+    assert {stag >> 8 for stag in stags} == {1}
+
+
+@pytest.mark.parametrize("stag", [0, 1, 255, 256, 0x100, 0xFFFFFFFF])
+def test_numbers_that_were_never_handed_out(stag: int) -> None:
+    table = StagTable()
+    table.advertise(memoryview(bytearray(8)), REMOTE_READ)  # 0x101
+    assert table.find(stag) is None
+    with pytest.raises(LocalProtocolError):
+        table.owned(stag)
+
+
+def test_what_can_be_advertised() -> None:
+    table = StagTable()
+    with pytest.raises(LocalProtocolError):
+        table.advertise(memoryview(bytes(8)), REMOTE_WRITE)
+    with pytest.raises(LocalProtocolError):
+        table.advertise(memoryview(bytearray(8))[::2], REMOTE_READ)
+    words = memoryview(bytearray(16)).cast("I")
+    region = table.owned(table.advertise(words, REMOTE_READ | REMOTE_WRITE))
+    assert region.length == 16
+    assert table.owned(table.advertise(memoryview(b""), REMOTE_READ)).length == 0
+
+
+def test_threads_get_different_stags() -> None:
+    table = StagTable()
+    buffer = memoryview(bytearray(8))
+    found: list[list[int]] = [[] for _ in range(8)]
+
+    def work(mine: list[int]) -> None:
+        for _ in range(500):
+            mine.append(table.advertise(buffer, REMOTE_READ))
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stags = [stag for mine in found for stag in mine]
+    assert len(set(stags)) == len(stags) == table.count()
