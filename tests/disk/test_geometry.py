@@ -1,0 +1,77 @@
+"""How ranges are cut, and how GET LBA STATUS reads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iserblk.disk.geometry import Geometry
+from iserblk.errors import RemoteProtocolError
+from iserblk.scsi.lba import encode_lba_status
+
+
+def geometry(**limits: int) -> Geometry:
+    return Geometry(block=512, long_cdbs=True, zero_when_unmapped=True, **limits)
+
+
+@given(
+    offset=st.integers(0, 1 << 40),
+    length=st.integers(0, 1 << 34),
+    granularity=st.integers(0, 64),
+    alignment=st.integers(0, 63),
+    maximum=st.integers(0, 1 << 20),
+)
+def test_unmap_stays_inside(
+    offset: int, length: int, granularity: int, alignment: int, maximum: int
+) -> None:
+    """Never a block outside of the range, never more than the limit, always ascending."""
+    cut = geometry(
+        unmap_granularity=granularity,
+        unmap_alignment=alignment % max(granularity, 1),
+        max_unmap_blocks=maximum and max(maximum, granularity, length // 512 // 1000 + 1),
+    )
+    position = -(-offset // 512)
+    for first, blocks in cut.unmap_ranges(offset, length):
+        assert first >= position and blocks > 0
+        assert blocks <= (cut.max_unmap_blocks or 0xFFFFFFFF)
+        position = first + blocks
+        assert position * 512 <= offset + length
+
+
+@pytest.mark.parametrize("blocks", [1, 0xFFFF, 0x10000, 0xFFFFFFFF, 0x100000000, 0x100000001])
+def test_write_same_is_cut_at_what_a_cdb_holds(blocks: int) -> None:
+    """Sizes around powers of two: no block is left out, none comes twice."""
+    pieces = list(geometry().write_same_ranges(7, blocks))
+    assert pieces[0][0] == 7 and sum(count for _, count in pieces) == blocks
+    assert all(count <= 0xFFFFFFFF for _, count in pieces)
+
+
+def test_extents_follow_the_descriptors() -> None:
+    answer = encode_lba_status([(0, 8, 0), (8, 8, 1), (16, 100, 0)])
+    got = geometry().extents_untrusted(memoryview(answer), 512, 20 * 512)
+    assert got == [(512, 7 * 512, 0), (8 * 512, 8 * 512, 3), (16 * 512, 5 * 512, 0)]
+
+
+def test_extents_merge_equal_neighbours() -> None:
+    answer = encode_lba_status([(0, 8, 1), (8, 8, 2), (16, 4, 1)])
+    assert geometry().extents_untrusted(memoryview(answer), 0, 20 * 512) == [(0, 20 * 512, 3)]
+
+
+def test_extents_with_a_gap_are_refused() -> None:
+    answer = encode_lba_status([(8, 8, 1)])
+    with pytest.raises(RemoteProtocolError, match="gap"):
+        geometry().extents_untrusted(memoryview(answer), 0, 512)
+
+
+@given(st.binary(max_size=200), st.integers(0, 100), st.integers(1, 1000))
+def test_any_answer(data: bytes, offset: int, length: int) -> None:
+    try:
+        extents = geometry().extents_untrusted(memoryview(data), offset, length)
+    except RemoteProtocolError:
+        return
+    position = offset
+    for start, size, _ in extents:
+        assert start == position and size > 0
+        position += size
+    assert position <= offset + length

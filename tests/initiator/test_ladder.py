@@ -1,0 +1,129 @@
+"""Deadlines, rung by rung, with time as an argument."""
+
+from __future__ import annotations
+
+import pytest
+from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
+
+from iserblk.errors import CommandTimeout
+from iserblk.initiator.ladder import IDLE_S, STEP_S, Ladder
+from iserblk.initiator.task import ABORTING, SENT, TAKEN
+from iserblk.iscsi import bhs, pdu
+
+
+def answer(dm: FakeDatamover, code: int) -> None:
+    """The target answers the task management function that was sent last."""
+    dm.inbox.append(
+        pdu.TaskManagementResponse(
+            response=code, itt=itt_of(dm.sent[-1]), stat_sn=100, exp_cmd_sn=2, max_cmd_sn=32
+        ).pack()
+    )
+
+
+def late() -> tuple[Ladder, FakeDatamover, CountingWaiter, float]:
+    """A command whose deadline has just passed."""
+    made, dm = session()
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    ladder = Ladder(made)
+    ladder.tick(slot.deadline - 0.1)
+    assert len(dm.sent) == 1
+    ladder.tick(slot.deadline)
+    assert slot.state == ABORTING
+    return ladder, dm, waiter, slot.deadline
+
+
+def test_first_rung_is_abort_task() -> None:
+    _, dm, waiter, _ = late()
+    request = pdu.TaskManagementRequest.unpack_from(dm.sent[1][1])
+    assert request.function == pdu.TMF_ABORT_TASK
+    assert request.referenced_task_tag == itt_of(dm.sent[0])
+    assert request.ref_cmd_sn == 1 and request.opcode & bhs.IMMEDIATE
+    assert waiter.pending == 1  # the buffer is the target's until it says otherwise
+
+
+@pytest.mark.parametrize("code", [pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST])
+def test_abort_answered(code: int) -> None:
+    ladder, dm, waiter, _ = late()
+    slot = ladder._session.tasks[0]
+    answer(dm, code)
+    ladder._session.progress(31.0)
+    assert waiter.woken == 1 and slot.state == TAKEN
+    assert isinstance(slot.error, CommandTimeout) and "io-timeout" in str(slot.error)
+    assert [ended[0] for ended in dm.ended] == [slot]
+
+
+def test_response_wins_the_race() -> None:
+    """The command ends normally while its abort is on the way."""
+    ladder, dm, waiter, _ = late()
+    dm.inbox.append(response(itt_of(dm.sent[0])))
+    answer(dm, pdu.TMF_TASK_DOES_NOT_EXIST)
+    ladder._session.progress(31.0)
+    assert waiter.woken == 1 and waiter.pending == 0
+    assert ladder._session.error is None
+
+
+def test_next_rungs() -> None:
+    """No answer: LOGICAL UNIT RESET; none again: the connection."""
+    ladder, dm, waiter, now = late()
+    ladder.tick(now + STEP_S - 0.1)
+    assert len(dm.sent) == 2
+    ladder.tick(now + STEP_S)
+    request = pdu.TaskManagementRequest.unpack_from(dm.sent[2][1])
+    assert request.function == pdu.TMF_LOGICAL_UNIT_RESET
+    assert not dm.disconnected
+    ladder.tick(now + 2 * STEP_S)
+    assert dm.disconnected and waiter.pending == 1
+
+
+def test_refused_abort_climbs() -> None:
+    ladder, dm, _, now = late()
+    answer(dm, pdu.TMF_NOT_SUPPORTED)
+    ladder._session.progress(now)
+    ladder.tick(now + 0.1)
+    request = pdu.TaskManagementRequest.unpack_from(dm.sent[-1][1])
+    assert request.function == pdu.TMF_LOGICAL_UNIT_RESET
+
+
+def test_queued_command_just_ends() -> None:
+    """Behind a closed window nothing has to be aborted."""
+    made, dm = session(window=0)
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    Ladder(made).tick(slot.deadline)
+    assert waiter.woken == 1 and isinstance(slot.error, CommandTimeout)
+    assert all(sent[0] is not slot for sent in dm.sent)
+
+
+def test_idle_session_is_pinged() -> None:
+    made, dm = session()
+    ladder = Ladder(made)
+    start = made.last_heard
+    ladder.tick(start + IDLE_S - 1)
+    assert not dm.sent
+    ladder.tick(start + IDLE_S)
+    ping = pdu.NopOut.unpack_from(dm.sent[0][1])
+    assert ping.itt != bhs.NO_TAG and ping.ttt == bhs.NO_TAG
+    ladder.tick(start + IDLE_S + 1)
+    assert len(dm.sent) == 1
+    dm.inbox.append(pdu.NopIn(itt=ping.itt, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack())
+    made.progress(start + IDLE_S + 2)
+    ladder.tick(start + IDLE_S + STEP_S + 1)
+    assert not dm.disconnected and made.error is None
+
+
+def test_no_sign_of_life() -> None:
+    made, dm = session()
+    ladder = Ladder(made)
+    ladder.tick(made.last_heard + IDLE_S)
+    ladder.tick(made.last_heard + IDLE_S + STEP_S)
+    assert dm.disconnected
+
+
+def test_busy_session_is_not_pinged() -> None:
+    """Commands in flight have deadlines of their own; a ping would only add load."""
+    made, dm = session()
+    slot = command(made, CountingWaiter())
+    slot.deadline = made.last_heard + 10 * IDLE_S
+    Ladder(made).tick(made.last_heard + 2 * IDLE_S)
+    assert len(dm.sent) == 1 and slot.state == SENT

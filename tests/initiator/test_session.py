@@ -1,0 +1,212 @@
+"""The session engine over a datamover that a test answers by hand."""
+
+from __future__ import annotations
+
+import pytest
+from tests.initiator.fake import CountingWaiter, cmd_sn_of, command, itt_of, response, session
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
+from iserblk.initiator.task import FREE, QUEUED, SENT, TAKEN
+from iserblk.iscsi import bhs, pdu
+
+
+def test_one_command_there_and_back() -> None:
+    made, dm = session()
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    assert slot.state == SENT and cmd_sn_of(dm.sent[0]) == 1
+    dm.inbox.append(response(itt_of(dm.sent[0]), status=2, sense=b"sense!", residual=0))
+    made.progress(1.0)
+    assert (slot.state, slot.status, slot.sense, waiter.woken) == (TAKEN, 2, b"sense!", 1)
+    assert dm.ended == [(slot, 0)]
+    made.release(slot)
+    assert slot.state == FREE
+
+
+@pytest.mark.parametrize("first", [1, 0xFFFFFFFE, 0xFFFFFFFF, 0])
+def test_window_is_kept_and_order_too(first: int) -> None:
+    """CmdSN never passes MaxCmdSN; what waits goes out in order. proves: RFC7143-4.2.2.1"""
+    made, dm = session(depth=8, window=2, cmd_sn=first)
+    waiter = CountingWaiter()
+    slots = [command(made, waiter) for _ in range(6)]
+    assert [slot.state for slot in slots] == [SENT] * 2 + [QUEUED] * 4
+    top = (first + 1) & 0xFFFFFFFF
+    for index in range(6):
+        top = (top + 1) & 0xFFFFFFFF
+        dm.inbox.append(
+            response(
+                itt_of(dm.sent[index]),
+                max_cmd_sn=top,
+                exp_cmd_sn=(first + index + 1) & 0xFFFFFFFF,
+            )
+        )
+        made.progress(1.0)
+        assert len(dm.sent) == min(6, index + 3)
+    assert [sent[0] for sent in dm.sent] == slots
+    assert [cmd_sn_of(sent) for sent in dm.sent] == [(first + i) & 0xFFFFFFFF for i in range(6)]
+    assert waiter.woken == 1 and waiter.pending == 0
+
+
+def test_closed_window_opens() -> None:
+    """tgtd starts with a closed window, LIO with one of one command."""
+    made, dm = session(window=0)
+    slot = command(made, CountingWaiter())
+    assert slot.state == QUEUED and not dm.sent
+    nop = pdu.NopIn(itt=bhs.NO_TAG, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=1)
+    dm.inbox.append(nop.pack())
+    made.progress(1.0)
+    assert slot.state == SENT and cmd_sn_of(dm.sent[0]) == 1
+
+
+def test_window_never_goes_back() -> None:
+    made, dm = session(window=4)
+    nop = pdu.NopIn(itt=bhs.NO_TAG, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=1)
+    dm.inbox.append(nop.pack())
+    nonsense = pdu.NopIn(itt=bhs.NO_TAG, stat_sn=100, exp_cmd_sn=50, max_cmd_sn=10)
+    dm.inbox.append(nonsense.pack())
+    made.progress(1.0)
+    waiter = CountingWaiter()
+    for _ in range(4):
+        assert command(made, waiter).state == SENT
+
+
+def test_slots_run_out_and_come_back() -> None:
+    made, dm = session(depth=1)
+    waiter, second = CountingWaiter(), CountingWaiter()
+    slot = command(made, waiter)
+    assert made.take_now() is None
+    assert made.take(second) is None and second.pending == 1
+    dm.inbox.append(response(itt_of(dm.sent[0])))
+    made.progress(1.0)
+    made.release(slot)
+    assert second.pending == 0 and made.take(second) is slot
+
+
+def test_forgotten_taker_takes_nothing() -> None:
+    made, _ = session(depth=1)
+    slot = made.take(CountingWaiter())
+    assert slot is not None
+    waiter = CountingWaiter()
+    assert made.take(waiter) is None
+    made.forget(waiter)
+    assert waiter.pending == 0
+    made.release(slot)
+    assert made.take_now() is slot
+
+
+def test_response_to_an_earlier_task_is_refused() -> None:
+    """A tag names one task, not whoever uses its slot next."""
+    made, dm = session(depth=1)
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    old = itt_of(dm.sent[0])
+    dm.inbox.append(response(old))
+    made.progress(1.0)
+    made.release(slot)
+    command(made, waiter)
+    dm.inbox.append(response(old, stat_sn=101))
+    made.progress(1.0)
+    assert isinstance(made.error, RemoteProtocolError)
+
+
+@given(st.binary(min_size=48, max_size=120))
+def test_any_pdu_from_the_target(data: bytes) -> None:
+    """The documented error or nothing, and the command in flight ends exactly once."""
+    made, dm = session(depth=2)
+    waiter = CountingWaiter()
+    command(made, waiter)
+    dm.inbox.append(data)
+    made.progress(1.0)
+    assert made.error is None or isinstance(made.error, RemoteProtocolError | ConnectionLost)
+    if made.error is None:
+        made.fail(ConnectionLost("end of test"))
+    assert waiter.pending == 0
+
+
+def test_failure_ends_everything_once() -> None:
+    made, dm = session(depth=4, window=2)
+    waiter, taker = CountingWaiter(), CountingWaiter()
+    slots = [command(made, waiter) for _ in range(4)]
+    assert made.take(taker) is None
+    dm.inbox.append(ConnectionLost("gone"))
+    made.progress(1.0)
+    assert dm.terminated and waiter.woken == 1 and taker.woken == 1
+    assert all(isinstance(slot.error, ConnectionLost) for slot in slots)
+    with pytest.raises(ConnectionLost, match="gone"):
+        made.take(CountingWaiter())
+    assert made.take_now() is None
+    late = slots[0]
+    late.waiter = waiter
+    waiter.pending = 1
+    made.submit(late)
+    assert waiter.pending == 0 and isinstance(late.error, ConnectionLost)
+
+
+def test_reject_ends_the_command() -> None:
+    made, dm = session()
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    reject = pdu.Reject(reason=4, data_length=48, stat_sn=100, exp_cmd_sn=2, max_cmd_sn=32)
+    dm.inbox.append(reject.pack() + dm.sent[0][1])
+    made.progress(1.0)
+    assert isinstance(slot.error, CommandRejected) and "protocol error" in str(slot.error)
+    assert waiter.woken == 1 and made.error is None
+
+
+def test_ping_is_answered_with_its_tag() -> None:
+    """A NOP-In that asks comes back as a NOP-Out. proves: RFC7143-11.18"""
+    made, dm = session()
+    nop = pdu.NopIn(
+        itt=bhs.NO_TAG, ttt=77, lun=b"\0\5" + bytes(6), stat_sn=9, exp_cmd_sn=1, max_cmd_sn=32
+    )
+    dm.inbox.append(nop.pack())
+    made.progress(1.0)
+    answer = pdu.NopOut.unpack_from(dm.sent[0][1])
+    assert (answer.ttt, answer.itt, answer.lun) == (77, bhs.NO_TAG, b"\0\5" + bytes(6))
+    assert answer.opcode == bhs.NOP_OUT | bhs.IMMEDIATE and answer.cmd_sn == 1
+
+
+def test_announced_drop_ends_the_session() -> None:
+    made, dm = session()
+    message = pdu.AsyncMessage(
+        event=pdu.ASYNC_CONNECTION_DROP, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32
+    )
+    dm.inbox.append(message.pack())
+    made.progress(1.0)
+    assert isinstance(made.error, ConnectionLost) and "drop this connection" in str(made.error)
+
+
+@pytest.mark.parametrize(
+    ("flags", "count", "residual"), [(0x80, 0, 0), (0x82, 512, 512), (0x84, 5, -5)]
+)
+def test_residuals(flags: int, count: int, residual: int) -> None:
+    made, dm = session()
+    slot = command(made, CountingWaiter())
+    dm.inbox.append(response(itt_of(dm.sent[0]), flags=flags, residual=count))
+    made.progress(1.0)
+    assert slot.residual == residual
+
+
+def test_corked_commands_leave_together() -> None:
+    made, dm = session()
+    made.corked = True
+    waiter = CountingWaiter()
+    for _ in range(3):
+        command(made, waiter)
+    assert not dm.sent
+    made.corked = False
+    made.flush()
+    assert [cmd_sn_of(sent) for sent in dm.sent] == [1, 2, 3]
+
+
+def test_full_socket_is_told_to_the_driver() -> None:
+    made, dm = session()
+    called: list[bool] = []
+    made.on_blocked = lambda: called.append(True)
+    command(made, CountingWaiter())
+    assert not called
+    dm.full = True
+    command(made, CountingWaiter())
+    assert called

@@ -1,0 +1,80 @@
+"""Imports point downwards only, and the data path knows neither trio nor errno."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "iserblk"
+
+# What each layer may import of iserblk, itself excepted.
+ALLOWED = {
+    "errors": set(),
+    "trio_io": set(),
+    "url": {"errors"},
+    "rcap": {"errors"},
+    "scsi": {"errors"},
+    "iscsi": {"errors"},
+    "datamover": {"errors", "rcap"},
+    "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url"},
+    "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url"},
+    "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
+    "cli": {"errors", "url", "disk", "target", "scsi"},
+}
+# Beside the drivers, the shells and the command line, nobody waits.
+TRIO_ALLOWED = {
+    "trio_io",
+    "cli",
+    "initiator.connect",
+    "initiator.trio_driver",
+    "disk.aio",
+    "disk.blocking",
+    "target.server",
+}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_point_downwards(path: Path) -> None:
+    layer = name_of(path).split(".", maxsplit=1)[0]
+    for name in imports_of(path):
+        if name.startswith("iserblk.") and not name.startswith("iserblk.__"):
+            other = name.split(".")[1]
+            assert other == layer or other in ALLOWED[layer], f"{name_of(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_only_shells_import_trio(path: Path) -> None:
+    name = name_of(path)
+    if any(name == allowed or name.startswith(f"{allowed}.") for allowed in TRIO_ALLOWED):
+        return
+    assert not any(module.split(".")[0] == "trio" for module in imports_of(path))
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_protocol_layers_open_no_sockets(path: Path) -> None:
+    """scsi, iscsi and datamover are sans-IO."""
+    if name_of(path).split(".")[0] in ("scsi", "iscsi", "datamover"):
+        used = {module.split(".")[0] for module in imports_of(path)}
+        assert not used & {"socket", "select", "os", "trio", "errno"}
