@@ -116,14 +116,18 @@ class ConnectTimeout(TransportError):
 
 
 class LoginError(IserblkError):
-    """Login refused. ``status`` is (Status-Class << 8) | Status-Detail, RFC 7143 11.13.5."""
+    """Login refused. ``status`` is (Status-Class << 8) | Status-Detail, RFC 7143 11.13.5.
+
+    ``address``: where the target has moved to (TargetAddress, ``host[:port]``), else "".
+    """
 
     errno = _errno.EACCES
     exit_status = 5
 
-    def __init__(self, text: str, status: int = 0) -> None:
+    def __init__(self, text: str, status: int = 0, address: str = "") -> None:
         super().__init__(text)
         self.status = status
+        self.address = address
 
 
 class TargetNotFound(LoginError):

@@ -84,8 +84,16 @@ def window_size(cmd_sn: int, max_cmd_sn: int) -> int:
     return size if size < 1 << 31 else size - (1 << 32)
 
 
+def check_untrusted(message: _ANY_BUFFER, at: int) -> None:
+    """There is a whole BHS at ``message[at]``."""
+    if len(message) - at < BHS_LENGTH:
+        raise RemoteProtocolError("iSCSI", f"PDU of {max(0, len(message) - at)} bytes")
+
+
 def data_segment_untrusted(message: memoryview, at: int = 0) -> memoryview:
-    """The data segment of the PDU whose BHS is at ``message[at]``; no copy, no padding."""
+    """The data segment of the PDU whose BHS is at ``message[at]``; no copy, no padding. Bytes
+    behind it are ignored: padding is optional in running code."""
+    check_untrusted(message, at)
     (lengths,) = LENGTHS.unpack_from(message, at + LENGTHS_OFFSET)
     start = at + BHS_LENGTH + (lengths >> 24) * 4
     end = start + (lengths & 0xFFFFFF)
@@ -107,6 +115,7 @@ def sense_of_untrusted(message: memoryview, at: int = 0) -> bytes:
 
 def extended_cdb_untrusted(message: memoryview, at: int = 0) -> bytes:
     """What Extended CDB AHSs add to the 16 bytes in the BHS (11.2.2.3); other AHSs are skipped."""
+    check_untrusted(message, at)
     start = at + BHS_LENGTH
     end = start + message[at + LENGTHS_OFFSET] * 4
     if end > len(message):

@@ -3,10 +3,14 @@
 Over iSER, digests are forced to None and markers to No whatever is said; data lengths are those of
 TargetRecvDataSegmentLength and InitiatorRecvDataSegmentLength, and MaxRecvDataSegmentLength counts
 for nothing.
+
+A key that means nothing in the session at hand is still answered with a value, not with
+Irrelevant, wherever a legal value exists: running initiators take that word for a failure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,21 +22,38 @@ AND = "and"  # Yes only if both say Yes
 OR = "or"  # Yes if one says Yes
 MINIMUM = "minimum"
 MAXIMUM = "maximum"
-LIST = "list"  # the first of the offer that is acceptable
+LIST = "list"  # ours, if the offer has it
 DECLARE = "declare"  # no answer
+OBSOLETE = "obsolete"  # always Reject: obsolete, or not for login
+
+# Who may send a key; EITHER: both.
+EITHER = "either"
+INITIATOR = "initiator"
+TARGET = "target"
+
+# What a value looks like.
+BOOLEAN = "boolean"
+NUMBER = "number"
+TEXT = "text"
 
 NOT_UNDERSTOOD = "NotUnderstood"
 IRRELEVANT = "Irrelevant"
 REJECT = "Reject"
-_ANSWERS = (NOT_UNDERSTOOD, IRRELEVANT, REJECT)
+ANSWER_WORDS = (NOT_UNDERSTOOD, IRRELEVANT, REJECT)
 
 _MAXIMUM_LENGTH = (1 << 24) - 1
 _MAXIMUM_NUMBER = (1 << 32) - 1
 
+Value = int | bool | str
+
 
 @dataclass(slots=True)
 class SessionParameters:
-    """What login agreed on. Lengths are bytes, times seconds. Defaults are the standards'."""
+    """What login agreed on. Lengths are bytes, times seconds. Defaults are the standards'.
+
+    What is only declared is the peer's: ``max_outstanding_unexpected_pdus`` and
+    ``max_ahs_length`` are what it takes (0: no limit).
+    """
 
     rdma_extensions: bool = False
     max_connections: int = 1
@@ -50,6 +71,8 @@ class SessionParameters:
     data_digest: str = "None"
     if_marker: bool = False
     of_marker: bool = False
+    task_reporting: str = "RFC3720"
+    protocol_level: int = 1
     target_recv_data_segment_length: int = 8192
     initiator_recv_data_segment_length: int = 8192
     max_outstanding_unexpected_pdus: int = 0
@@ -61,113 +84,132 @@ class SessionParameters:
     target_alias: str = ""
     target_address: str = ""
     initiator_alias: str = ""
+    node_architecture: str = ""
 
 
 class Key(NamedTuple):
-    """One row. ``low``, ``high``: range of a number; ``discovery``: has a meaning there."""
+    """One row. ``low``, ``high``: range of a number. ``discovery``: has a meaning there."""
 
     name: str
     kind: str
     field: str
+    value: str
     low: int = 0
     high: int = 0
+    sender: str = EITHER
     discovery: bool = True
 
 
+def _boolean(name: str, kind: str, field: str, *, discovery: bool, sender: str = EITHER) -> Key:
+    return Key(name, kind, field, BOOLEAN, sender=sender, discovery=discovery)
+
+
+def _number(
+    name: str, kind: str, field: str, low: int, high: int, *, discovery: bool, sender: str = EITHER
+) -> Key:
+    return Key(name, kind, field, NUMBER, low, high, sender, discovery)
+
+
+def _text(name: str, kind: str, field: str, sender: str = EITHER) -> Key:
+    return Key(name, kind, field, TEXT, sender=sender)
+
+
 _ROWS = (
-    Key("RDMAExtensions", AND, "rdma_extensions", discovery=False),
-    Key("HeaderDigest", LIST, "header_digest"),
-    Key("DataDigest", LIST, "data_digest"),
-    Key("MaxConnections", MINIMUM, "max_connections", 1, 65535, discovery=False),
-    Key("InitialR2T", OR, "initial_r2t", discovery=False),
-    Key("ImmediateData", AND, "immediate_data", discovery=False),
-    Key("MaxBurstLength", MINIMUM, "max_burst_length", 512, _MAXIMUM_LENGTH, discovery=False),
-    Key("FirstBurstLength", MINIMUM, "first_burst_length", 512, _MAXIMUM_LENGTH, discovery=False),
-    Key("DefaultTime2Wait", MAXIMUM, "default_time2wait", 0, 3600),
-    Key("DefaultTime2Retain", MINIMUM, "default_time2retain", 0, 3600),
-    Key("MaxOutstandingR2T", MINIMUM, "max_outstanding_r2t", 1, 65535, discovery=False),
-    Key("DataPDUInOrder", OR, "data_pdu_in_order", discovery=False),
-    Key("DataSequenceInOrder", OR, "data_sequence_in_order", discovery=False),
-    Key("ErrorRecoveryLevel", MINIMUM, "error_recovery_level", 0, 2),
-    Key("IFMarker", AND, "if_marker"),
-    Key("OFMarker", AND, "of_marker"),
-    Key(
+    _boolean("RDMAExtensions", AND, "rdma_extensions", discovery=False),
+    _text("HeaderDigest", LIST, "header_digest"),
+    _text("DataDigest", LIST, "data_digest"),
+    _number("MaxConnections", MINIMUM, "max_connections", 1, 65535, discovery=False),
+    _boolean("InitialR2T", OR, "initial_r2t", discovery=False),
+    _boolean("ImmediateData", AND, "immediate_data", discovery=False),
+    _number("MaxBurstLength", MINIMUM, "max_burst_length", 512, _MAXIMUM_LENGTH, discovery=False),
+    _number(
+        "FirstBurstLength", MINIMUM, "first_burst_length", 512, _MAXIMUM_LENGTH, discovery=False
+    ),
+    _number("DefaultTime2Wait", MAXIMUM, "default_time2wait", 0, 3600, discovery=True),
+    _number("DefaultTime2Retain", MINIMUM, "default_time2retain", 0, 3600, discovery=True),
+    _number("MaxOutstandingR2T", MINIMUM, "max_outstanding_r2t", 1, 65535, discovery=False),
+    _boolean("DataPDUInOrder", OR, "data_pdu_in_order", discovery=False),
+    _boolean("DataSequenceInOrder", OR, "data_sequence_in_order", discovery=False),
+    _number("ErrorRecoveryLevel", MINIMUM, "error_recovery_level", 0, 2, discovery=True),
+    _boolean("IFMarker", AND, "if_marker", discovery=True),
+    _boolean("OFMarker", AND, "of_marker", discovery=True),
+    Key("IFMarkInt", OBSOLETE, "", TEXT),
+    Key("OFMarkInt", OBSOLETE, "", TEXT),
+    Key("SendTargets", OBSOLETE, "", TEXT, sender=INITIATOR),
+    Key("TaskReporting", LIST, "task_reporting", TEXT, discovery=False),
+    _number("iSCSIProtocolLevel", MINIMUM, "protocol_level", 0, 31, discovery=False),
+    _number(
         "TargetRecvDataSegmentLength",
         MINIMUM,
         "target_recv_data_segment_length",
         512,
         _MAXIMUM_LENGTH,
+        discovery=False,
     ),
-    Key(
+    _number(
         "InitiatorRecvDataSegmentLength",
         MINIMUM,
         "initiator_recv_data_segment_length",
         512,
         _MAXIMUM_LENGTH,
+        discovery=False,
     ),
-    Key(
+    _number(
         "MaxOutstandingUnexpectedPDUs",
         DECLARE,
         "max_outstanding_unexpected_pdus",
         0,
         _MAXIMUM_NUMBER,
+        discovery=False,
     ),
-    Key("MaxAHSLength", DECLARE, "max_ahs_length", 0, _MAXIMUM_NUMBER),
-    Key("TaggedBufferForSolicitedDataOnly", DECLARE, "tagged_buffer_for_solicited_data_only"),
-    Key("iSERHelloRequired", DECLARE, "iser_hello_required"),
-    Key("MaxRecvDataSegmentLength", DECLARE, "max_recv_data_segment_length", 512, _MAXIMUM_LENGTH),
-    Key("TargetPortalGroupTag", DECLARE, "target_portal_group_tag", 0, 65535),
-    Key("TargetAlias", DECLARE, "target_alias"),
-    Key("TargetAddress", DECLARE, "target_address"),
-    Key("InitiatorAlias", DECLARE, "initiator_alias"),
+    _number("MaxAHSLength", DECLARE, "max_ahs_length", 0, _MAXIMUM_NUMBER, discovery=False),
+    _boolean(
+        "TaggedBufferForSolicitedDataOnly",
+        DECLARE,
+        "tagged_buffer_for_solicited_data_only",
+        discovery=False,
+        sender=INITIATOR,
+    ),
+    _boolean(
+        "iSERHelloRequired", DECLARE, "iser_hello_required", discovery=False, sender=INITIATOR
+    ),
+    _number(
+        "MaxRecvDataSegmentLength",
+        DECLARE,
+        "max_recv_data_segment_length",
+        512,
+        _MAXIMUM_LENGTH,
+        discovery=True,
+    ),
+    _number(
+        "TargetPortalGroupTag",
+        DECLARE,
+        "target_portal_group_tag",
+        0,
+        65535,
+        discovery=True,
+        sender=TARGET,
+    ),
+    _text("TargetAlias", DECLARE, "target_alias", TARGET),
+    _text("TargetAddress", DECLARE, "target_address", TARGET),
+    _text("InitiatorAlias", DECLARE, "initiator_alias", INITIATOR),
+    _text("X#NodeArchitecture", DECLARE, "node_architecture"),
 )
 TABLE = {row.name: row for row in _ROWS}
-_BOOLEANS = frozenset(
-    row.name for row in _ROWS if isinstance(getattr(SessionParameters(), row.field), bool)
-) | {"TaggedBufferForSolicitedDataOnly"}
 
 # 1 is no legal number of unexpected PDUs or of AHS bytes: 0 means no limit, else 2 and more.
 _NOT_ONE = ("MaxOutstandingUnexpectedPDUs", "MaxAHSLength")
 
 # Forced whatever is asked for: iSER has its own integrity, and no stream to mark.
-_FORCED: dict[str, str | bool] = {
-    "HeaderDigest": "None",
-    "DataDigest": "None",
-    "IFMarker": False,
-    "OFMarker": False,
-}
+_DIGESTS = ("HeaderDigest", "DataDigest")
+_FORCED_NO = ("IFMarker", "OFMarker")
 
+# Keys of RFC 7145, which a peer need not know; RFC 7143 demands that all its own are known.
+_MAY_BE_UNKNOWN = frozenset(
+    ("RDMAExtensions", "TargetRecvDataSegmentLength", "InitiatorRecvDataSegmentLength")
+)
 
-def _parse(key: Key, text: str) -> int | bool | str:
-    """A value of ``key``. Raises RemoteProtocolError when it is none."""
-    if key.name in _BOOLEANS:
-        if text not in ("Yes", "No"):
-            raise RemoteProtocolError("iSCSI", f"{key.name}={text[:40]}: Yes or No")
-        return text == "Yes"
-    if not key.high:
-        return text
-    try:
-        value = int(text, 16) if text[:2] in ("0x", "0X") else _decimal(text)
-    except ValueError:
-        raise RemoteProtocolError("iSCSI", f"{key.name}={text[:40]}: not a number") from None
-    if not key.low <= value <= key.high or (value == 1 and key.name in _NOT_ONE):
-        raise RemoteProtocolError(
-            "iSCSI", f"{key.name}={value}: outside of {key.low} to {key.high}"
-        )
-    return value
-
-
-def _decimal(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 20:
-        raise ValueError(text)
-    return int(text)
-
-
-def text_of(value: int | bool | str | None) -> str:
-    if isinstance(value, bool):
-        return "Yes" if value else "No"
-    return str(value)
-
+_NUMERICAL_VALUE = re.compile("[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}")
 
 _COMBINE: dict[str, Callable[[int, int], int]] = {
     AND: lambda a, b: a and b,
@@ -177,63 +219,98 @@ _COMBINE: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def answer(wish: SessionParameters, name: str, offer: str, discovery: bool) -> str | None:
+def _parse(key: Key, text: str) -> Value | None:
+    """A value of ``key``; None when the key cannot have it."""
+    if key.value == BOOLEAN:
+        return {"Yes": True, "No": False}.get(text)
+    if key.value == TEXT:
+        return text
+    if not _NUMERICAL_VALUE.fullmatch(text):
+        return None
+    value = int(text, 16 if text[:2] in ("0x", "0X") else 10)
+    if not key.low <= value <= key.high or (value == 1 and key.name in _NOT_ONE):
+        return None
+    return value
+
+
+def text_of(value: Value | None) -> str:
+    if isinstance(value, bool):
+        return "Yes" if value else "No"
+    return str(value)
+
+
+def answer(
+    wish: SessionParameters, name: str, offer: str, discovery: bool, by_target: bool = False
+) -> str | None:
     """The responder's side: settle ``name`` in ``wish``, which becomes the outcome key by key.
 
-    Returns the value to answer with, None for declarations. Raises RemoteProtocolError for a
-    value that the key cannot have.
+    ``by_target``: the target has sent it. Returns the value to answer with, None for declarations,
+    Reject for a value that the key cannot have. Raises RemoteProtocolError for what must not be
+    sent at all: a word that is reserved for answers, a key of the other side.
     """
+    if offer in ANSWER_WORDS:
+        raise RemoteProtocolError("iSCSI", f"{name[:63]}={offer}, but nothing was asked")
     key = TABLE.get(name)
     if key is None:
         return NOT_UNDERSTOOD
-    if discovery and not key.discovery:
-        # RDMAExtensions is the exception that running code makes: it answers No.
-        return "No" if name == "RDMAExtensions" else IRRELEVANT
-    if key.kind == LIST:
-        if "None" not in offer.split(","):
-            return REJECT  # only None is possible over iSER
-        return "None"
+    if key.sender == (INITIATOR if by_target else TARGET):
+        raise RemoteProtocolError("iSCSI", f"{name} was sent by the wrong side")
     value = _parse(key, offer)
+    if value is None or key.kind == OBSOLETE:
+        return REJECT
     if key.kind == DECLARE:
         setattr(wish, key.field, value)
         return None
+    own = getattr(wish, key.field)
+    if key.kind == LIST:
+        if own in offer.split(","):
+            return text_of(own)
+        return IRRELEVANT if name in _DIGESTS else REJECT
     assert not isinstance(value, str)
-    own = _FORCED.get(name, getattr(wish, key.field))
-    assert not isinstance(own, str)
+    if name in _FORCED_NO or (name == "RDMAExtensions" and discovery):
+        own = False
     result = _COMBINE[key.kind](value, own)
     setattr(wish, key.field, result)
     return text_of(result)
 
 
 def accept(offered: SessionParameters, name: str, result: str) -> None:
-    """The originator's side: take the target's answer to a key that we offered.
+    """The originator's side: take the peer's answer to a key that we offered.
 
     Raises RemoteProtocolError for an answer that does not follow from the offer.
     """
     key = TABLE[name]
-    if result in _ANSWERS:
-        if name in ("MaxRecvDataSegmentLength", *_FORCED) or key.kind == DECLARE:
-            return
-        if result == NOT_UNDERSTOOD and name not in (
-            "RDMAExtensions",
-            "TargetRecvDataSegmentLength",
-            "InitiatorRecvDataSegmentLength",
-        ):
-            raise RemoteProtocolError("iSCSI", f"the target answered {name}={result}")
-        # The key has no effect: its default holds.
-        setattr(offered, key.field, getattr(SessionParameters(), key.field))
+    if key.kind == DECLARE:
+        # No answer but a declaration of the peer's own, unless it says that it cannot use ours.
+        if result not in ANSWER_WORDS:
+            value = _parse(key, result)
+            if value is None:
+                raise RemoteProtocolError("iSCSI", f"{name}={result[:40]} is no value of it")
+            setattr(offered, key.field, value)
         return
-    if key.kind == LIST:
-        if result != "None":
-            raise RemoteProtocolError("iSCSI", f"the target chose {name}={result[:40]}")
+    if result in ANSWER_WORDS:
+        if result == NOT_UNDERSTOOD and name not in _MAY_BE_UNKNOWN:
+            raise RemoteProtocolError("iSCSI", f"{name}={result}, but it has to be understood")
+        not_answered(offered, name)
         return
+    own = getattr(offered, key.field)
     value = _parse(key, result)
-    if key.kind in _COMBINE:
-        assert not isinstance(value, str)
-        own = getattr(offered, key.field)
-        # Legal answers are those that some wish of the target leads to.
-        if _COMBINE[key.kind](value, own) != value:
-            raise RemoteProtocolError(
-                "iSCSI", f"{name}={text_of(own)} was offered, {name}={result[:40]} answered"
-            )
+    # Legal answers are those that some wish of the peer leads to.
+    if value is None or (
+        value != own if key.kind == LIST else _COMBINE[key.kind](int(value), own) != value
+    ):
+        raise RemoteProtocolError(
+            "iSCSI", f"{name}={text_of(own)} was offered, {name}={result[:40]} answered"
+        )
     setattr(offered, key.field, value)
+
+
+def not_answered(offered: SessionParameters, name: str) -> None:
+    """A key of ours got no value in answer: the peer keeps to the key's default, and the outcome
+    is what that and our offer lead to. So ImmediateData=No holds although nothing but No can
+    follow, for which the answer is optional (RFC 7143 section 6.2.2)."""
+    key = TABLE[name]
+    if key.kind in _COMBINE:
+        own = getattr(offered, key.field)
+        default = getattr(SessionParameters(), key.field)
+        setattr(offered, key.field, _COMBINE[key.kind](own, default))

@@ -12,22 +12,59 @@ from dataclasses import dataclass
 from iserblk.errors import AuthenticationError, LoginError, RemoteProtocolError, TargetNotFound
 from iserblk.iscsi import bhs, keys, pdu, reasons
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.iscsi.serial import MASK32, serial_lt
 from iserblk.iscsi.text import Collector, encode
 
 MAXIMUM_ROUNDS = 32
 _ITT = 0
+_FIRST_CMD_SN = 1
+_AUTHENTICATION_FAILURE = 0x0201
+_NOT_FOUND = (0x0203, 0x0204)
+
+# What is offered, in this order.
+_NORMAL = (
+    "RDMAExtensions",  # first of them: RFC 7145 section 6.3
+    "HeaderDigest",
+    "DataDigest",
+    "TargetRecvDataSegmentLength",
+    "InitiatorRecvDataSegmentLength",
+    "MaxOutstandingUnexpectedPDUs",
+    "MaxConnections",
+    "InitialR2T",
+    "ImmediateData",
+    "MaxBurstLength",
+    "FirstBurstLength",
+    "DefaultTime2Wait",
+    "DefaultTime2Retain",
+    "MaxOutstandingR2T",
+    "DataPDUInOrder",
+    "DataSequenceInOrder",
+    "ErrorRecoveryLevel",
+)
+# RDMAExtensions is not for discovery sessions, and what hangs on it neither (RFC 7145 section 5.1).
+_DISCOVERY = (
+    "HeaderDigest",
+    "DataDigest",
+    "MaxRecvDataSegmentLength",
+    "DefaultTime2Wait",
+    "DefaultTime2Retain",
+    "ErrorRecoveryLevel",
+)
 
 
 @dataclass(slots=True, frozen=True)
 class LoginInitiatorConfig:
-    """``isid``: 6 bytes. ``receive_data_segment_length``: data bytes of one PDU that we take.
-    ``discovery``: a discovery session, which has no target name."""
+    """``isid``: 6 bytes. ``receive_data_segment_length`` and ``send_data_segment_length``: data
+    bytes of one PDU that we take, and at most send. ``unexpected_pdus``: how many PDUs that answer
+    nothing we take at once. ``discovery``: a discovery session, which has no target name."""
 
     initiator_name: str
     target_name: str
     isid: bytes
     immediate_data: bool = False
     receive_data_segment_length: int = 8192
+    send_data_segment_length: int = 8192
+    unexpected_pdus: int = 32
     discovery: bool = False
     cid: int = 0
 
@@ -43,16 +80,16 @@ class LoginInitiator:
         self._config = config
         self._collector = Collector()
         self._stage = pdu.OPERATIONAL_STAGE
+        self._next_stage: int | None = None  # the NSG that the request in flight asks for
         self._offered: set[str] = set()
-        self._answered: set[str] = set()
+        self._settled: set[str] = set()  # answered by the target, or offered by it
         self._rounds = 0
-        self._sent_operational = False
         self.done = False
         self.tsih = 0
-        self.cmd_sn = 1
+        self.cmd_sn = _FIRST_CMD_SN
         self.exp_stat_sn = 0
-        self.exp_cmd_sn = 1
-        self.max_cmd_sn = 1
+        self.exp_cmd_sn = _FIRST_CMD_SN
+        self.max_cmd_sn = _FIRST_CMD_SN - 1  # closed, until the target says otherwise
         self.parameters = SessionParameters(
             rdma_extensions=not config.discovery,
             initial_r2t=True,
@@ -61,14 +98,13 @@ class LoginInitiator:
             first_burst_length=65536,
             default_time2wait=0,
             default_time2retain=0,
-            target_recv_data_segment_length=262144,
+            target_recv_data_segment_length=config.send_data_segment_length,
             initiator_recv_data_segment_length=config.receive_data_segment_length,
-            max_outstanding_unexpected_pdus=0,
         )
 
     def start(self) -> tuple[bytes, bytes]:
         """The first Login Request, as (BHS, data segment)."""
-        return self._request(self._identity() + self._operational(), transit=True)
+        return self._request(self._identity() + self._offers(), transit=True)
 
     def _identity(self) -> list[tuple[str, str]]:
         config = self._config
@@ -77,47 +113,35 @@ class LoginInitiator:
             return [*pairs, ("SessionType", "Discovery")]
         return [*pairs, ("TargetName", config.target_name), ("SessionType", "Normal")]
 
-    def _operational(self) -> list[tuple[str, str]]:
-        """All operational keys; once only (RFC 7143 section 6.2: no key twice)."""
-        if self._sent_operational:
-            return []
-        self._sent_operational = True
+    def _offers(self) -> list[tuple[str, str]]:
+        """The operational keys that are not settled: all of them at first; those that a target
+        left open that went back to the security stage."""
         wish = self.parameters
-        names = [
-            # First of them: RFC 7145 section 6.3.
-            "RDMAExtensions",
-            "HeaderDigest",
-            "DataDigest",
-            "TargetRecvDataSegmentLength",
-            "InitiatorRecvDataSegmentLength",
-            "MaxOutstandingUnexpectedPDUs",
-            "MaxConnections",
-            "InitialR2T",
-            "ImmediateData",
-            "MaxBurstLength",
-            "FirstBurstLength",
-            "DefaultTime2Wait",
-            "DefaultTime2Retain",
-            "MaxOutstandingR2T",
-            "DataPDUInOrder",
-            "DataSequenceInOrder",
-            "ErrorRecoveryLevel",
-        ]
-        if self._config.discovery:
-            names = [name for name in names if keys.TABLE[name].discovery]
-        self._offered.update(names)
-        return [(name, keys.text_of(getattr(wish, keys.TABLE[name].field))) for name in names]
+        # Declared, and not part of the outcome: the same fields tell what the target declared.
+        declared: dict[str, int] = {
+            "MaxOutstandingUnexpectedPDUs": self._config.unexpected_pdus,
+            "MaxRecvDataSegmentLength": self._config.receive_data_segment_length,
+        }
+        names = _DISCOVERY if self._config.discovery else _NORMAL
+        offers: list[tuple[str, str]] = []
+        for name in names:
+            if name not in self._settled:
+                self._offered.add(name)
+                value = declared.get(name, getattr(wish, keys.TABLE[name].field))
+                offers.append((name, keys.text_of(value)))
+        return offers
 
     def _request(self, pairs: list[tuple[str, str]], transit: bool) -> tuple[bytes, bytes]:
         data = encode(pairs)
         flags = self._stage << pdu.CSG_SHIFT
+        self._next_stage = None
         if transit:
-            following = (
+            self._next_stage = (
                 pdu.OPERATIONAL_STAGE
                 if self._stage == pdu.SECURITY_STAGE
                 else pdu.FULL_FEATURE_PHASE
             )
-            flags |= pdu.TRANSIT | following
+            flags |= pdu.TRANSIT | self._next_stage
         request = pdu.LoginRequest(
             flags=flags,
             data_length=len(data),
@@ -139,110 +163,114 @@ class LoginInitiator:
         self._rounds += 1
         if self._rounds > MAXIMUM_ROUNDS:
             raise RemoteProtocolError("iSCSI", f"no end of login after {MAXIMUM_ROUNDS} rounds")
-        if header[0] & bhs.OPCODE_MASK == bhs.REJECT:
+        response = pdu.LoginResponse.unpack_from(header)
+        opcode = response.opcode & bhs.OPCODE_MASK
+        if opcode == bhs.REJECT:
             words = reasons.reject_reason(pdu.Reject.unpack_from(header).reason)
             raise LoginError(f"the target rejected the login request: {words}")
-        if header[0] & bhs.OPCODE_MASK != bhs.LOGIN_RESPONSE:
-            raise RemoteProtocolError(
-                "iSCSI", f"opcode {header[0]:#x} in answer to a login request"
-            )
-        response = pdu.LoginResponse.unpack_from(header)
+        if opcode != bhs.LOGIN_RESPONSE:
+            raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} in answer to a login request")
         if response.itt != _ITT or response.isid != self._config.isid:
             raise RemoteProtocolError("iSCSI", "a login response to somebody else's request")
         if response.status:
             raise self._refused(response.status, data)
-        self.exp_stat_sn = (response.stat_sn + 1) & 0xFFFFFFFF
-        self.exp_cmd_sn = response.exp_cmd_sn
-        self.max_cmd_sn = response.max_cmd_sn
+        if response.version_active:
+            raise LoginError(
+                f"the target speaks version {response.version_active} of iSCSI; we speak 0"
+            )
+        self._take_numbers(response)
+        self._collector.add(data)
         if response.flags & bhs.FLAG_CONTINUE:
-            self._collector.add(data, more=True)
+            if response.flags & pdu.TRANSIT:
+                raise RemoteProtocolError("iSCSI", "a login response with both T and C")
             return [self._request([], transit=False)]
-        pairs = self._collector.add(data, more=False)
-        answers = self._take(pairs or [])
-        return self._advance(response, answers)
+        pairs = self._collector.take()
+        return self._advance(response, pairs)
+
+    def _take_numbers(self, response: pdu.LoginResponse) -> None:
+        """StatSN, and the window (RFC 7143 section 4.2.2.1)."""
+        self.exp_stat_sn = (response.stat_sn + 1) & MASK32
+        if not serial_lt(response.max_cmd_sn, (response.exp_cmd_sn - 1) & MASK32):
+            self.exp_cmd_sn = response.exp_cmd_sn
+            self.max_cmd_sn = response.max_cmd_sn
 
     def _advance(
-        self, response: pdu.LoginResponse, answers: list[tuple[str, str]]
+        self, response: pdu.LoginResponse, pairs: list[tuple[str, str]]
     ) -> list[tuple[bytes, bytes]]:
         stage = response.flags >> pdu.CSG_SHIFT & pdu.STAGE_MASK
         following = response.flags & pdu.STAGE_MASK
-        if stage == pdu.SECURITY_STAGE and self._stage == pdu.OPERATIONAL_STAGE:
+        transit = bool(response.flags & pdu.TRANSIT)
+        if stage == pdu.SECURITY_STAGE and self._stage == pdu.OPERATIONAL_STAGE and not transit:
             # We skipped the security stage, and the target wants it.
             self._stage = pdu.SECURITY_STAGE
         elif stage != self._stage:
             raise RemoteProtocolError("iSCSI", f"the target is in login stage {stage}")
-        if not response.flags & pdu.TRANSIT:
-            if self._stage == pdu.SECURITY_STAGE:
-                if "AuthMethod" not in self._offered:
-                    self._offered.add("AuthMethod")
-                    answers = [("AuthMethod", "None"), *answers]
-                return [self._request(answers, transit=True)]
+        answers = self._take(pairs)
+        if not transit:
+            if stage == pdu.SECURITY_STAGE and "AuthMethod" not in self._settled | self._offered:
+                self._offered.add("AuthMethod")
+                answers.append(("AuthMethod", "None"))
             return [self._request(answers, transit=True)]
-        if following == pdu.FULL_FEATURE_PHASE:
-            if answers:
-                raise RemoteProtocolError(
-                    "iSCSI", f"the target offered {answers[0][0]} with its last login response"
-                )
-            self.tsih = response.tsih
-            self._finish()
-            return []
-        if following != pdu.OPERATIONAL_STAGE or self._stage != pdu.SECURITY_STAGE:
-            raise RemoteProtocolError("iSCSI", f"the target goes to login stage {following}")
-        self._stage = pdu.OPERATIONAL_STAGE
-        return [self._request(self._operational() + answers, transit=True)]
+        if following != self._next_stage:
+            raise RemoteProtocolError("iSCSI", f"the target goes on to login stage {following}")
+        if following == pdu.OPERATIONAL_STAGE:
+            self._stage = pdu.OPERATIONAL_STAGE
+            return [self._request(self._offers() + answers, transit=True)]
+        # Offers in the last response cannot be answered: good if there is nothing to say to them.
+        if any(pair not in pairs for pair in answers):
+            raise RemoteProtocolError(
+                "iSCSI", f"the target offered {answers[0][0]} with its last login response"
+            )
+        self.tsih = response.tsih
+        self._finish()
+        return []
 
     def _take(self, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Settle what came; returns our answers to what the target offered by itself."""
         answers: list[tuple[str, str]] = []
         for name, value in pairs:
+            if name in self._settled:
+                raise RemoteProtocolError("iSCSI", f"the target sent {name} in two responses")
+            self._settled.add(name)
             if name == "AuthMethod":
-                if value != "None":
+                if "None" not in value.split(","):
                     raise AuthenticationError(
-                        f"the target wants {value[:40]} authentication, which is not supported "
+                        f"the target wants authentication ({value[:40]}), which is not supported "
                         "yet; allow this initiator without it"
                     )
-            elif name in self._offered and name not in self._answered:
-                self._answered.add(name)
+                if name not in self._offered:
+                    answers.append((name, "None"))
+            elif name in self._offered:
                 keys.accept(self.parameters, name, value)
-            elif name in self._answered:
-                raise RemoteProtocolError("iSCSI", f"the target answered {name} twice")
             else:
-                self._answered.add(name)
-                answer = keys.answer(self.parameters, name, value, self._config.discovery)
+                answer = keys.answer(
+                    self.parameters, name, value, self._config.discovery, by_target=True
+                )
                 if answer is not None:
                     answers.append((name, answer))
         return answers
 
     def _finish(self) -> None:
-        parameters = self.parameters
-        if not self._config.discovery and (
-            "RDMAExtensions" not in self._answered or not parameters.rdma_extensions
-        ):
+        for name in self._offered - self._settled - {"AuthMethod"}:
+            keys.not_answered(self.parameters, name)
+        if not self._config.discovery and not self.parameters.rdma_extensions:
             raise LoginError(
                 "the target does not agree to iSER (RDMAExtensions is not Yes); "
                 "use a portal of it that has iSER enabled"
             )
-        if parameters.iser_hello_required:
-            raise LoginError("the target requires iSER Hello, which only an initiator may ask for")
-        # What a key says that was not answered is its default.
-        defaults = SessionParameters()
-        for name in self._offered - self._answered - {"AuthMethod"}:
-            field = keys.TABLE[name].field
-            if keys.TABLE[name].kind not in (keys.DECLARE, keys.LIST):
-                setattr(parameters, field, getattr(defaults, field))
         self.done = True
 
     def _refused(self, status: int, data: bytes | memoryview) -> LoginError:
         words = reasons.login_status(status)
         name = self._config.target_name
         if status >> 8 == 1:
-            address = next(
-                (v for k, v in self._collector.add(data, more=False) or () if k == "TargetAddress"),
-                "an address that it does not name",
-            )
-            return LoginError(f"{words}, to {address[:200]}: put that into the URL", status)
-        if status == 0x0201:
+            self._collector.add(data)
+            pairs = self._collector.take()
+            address = next((value for key, value in pairs if key == "TargetAddress"), "")[:256]
+            where = f", to {address}: put that into the URL" if address else ""
+            return LoginError(f"{words}{where}", status, address)
+        if status == _AUTHENTICATION_FAILURE:
             return AuthenticationError(f"login refused: {words}", status)
-        if status in (0x0203, 0x0204):
+        if status in _NOT_FOUND:
             return TargetNotFound(f"no target {name}: {words}", status)
         return LoginError(f"login to {name or 'discovery session'} refused: {words}", status)

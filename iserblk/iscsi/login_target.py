@@ -5,34 +5,44 @@ No authentication: AuthMethod=None in the security stage, which an initiator may
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.iscsi.serial import MASK32
 from iserblk.iscsi.text import Collector, encode
 
 MAXIMUM_ROUNDS = 32
 _MAXIMUM_NAME = 223
+_MAXIMUM_RESPONSE = 8192  # bytes that any initiator takes in one Login Response
 
 INITIATOR_ERROR = 0x0200
+AUTHENTICATION_FAILURE = 0x0201
 NOT_FOUND = 0x0203
 UNSUPPORTED_VERSION = 0x0205
+TOO_MANY_CONNECTIONS = 0x0206
 MISSING_PARAMETER = 0x0207
 SESSION_TYPE_NOT_SUPPORTED = 0x0209
 SESSION_DOES_NOT_EXIST = 0x020A
-AUTHENTICATION_FAILURE = 0x0201
+
+_IDENTITY = ("InitiatorName", "TargetName", "SessionType")
 
 
 @dataclass(slots=True, frozen=True)
 class LoginTargetConfig:
     """``tsih``: what a new session gets. ``receive_data_segment_length``: data bytes of one PDU
-    that we take. ``queue_depth``: commands that an initiator may have outstanding."""
+    that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
+    ``queue_depth``: commands that an initiator may have outstanding. ``sessions``: the TSIHs that
+    are in use."""
 
     target_name: str
     tsih: int
     receive_data_segment_length: int = 8192
+    unexpected_pdus: int = 32
     queue_depth: int = 128
+    sessions: Container[int] = ()
 
 
 class _Refusal(Exception):
@@ -54,9 +64,10 @@ class LoginTarget:
         self._config = config
         self._collector = Collector()
         self._rounds = 0
-        self._answered: set[str] = set()
+        self._first: pdu.LoginRequest | None = None
+        self._received: dict[str, str] = {}  # every key of the initiator so far
+        self._offered: set[str] = set()  # keys that we offered, and that are not answered
         self._stage: int | None = None
-        self._pending: list[tuple[str, str]] = []
         self.done = False
         self.failed = False
         self.discovery = False
@@ -88,20 +99,27 @@ class LoginTarget:
         if self._rounds > MAXIMUM_ROUNDS:
             raise RemoteProtocolError("iSCSI", f"no end of login after {MAXIMUM_ROUNDS} rounds")
         request = pdu.LoginRequest.unpack_from(header)
-        if not self.isid:
+        if request.opcode & bhs.OPCODE_MASK != bhs.LOGIN_REQUEST:
+            raise RemoteProtocolError("iSCSI", f"opcode {request.opcode:#x} during login")
+        if self._first is None:
+            self._first = request
             self.isid = request.isid
             # StatSN starts where the initiator expects it; CmdSN is of its choice.
             self.stat_sn = request.exp_stat_sn
-        self.exp_cmd_sn = request.cmd_sn
-        self.max_cmd_sn = (request.cmd_sn + self._config.queue_depth - 1) & 0xFFFFFFFF
+            self.exp_cmd_sn = request.cmd_sn
+            self.max_cmd_sn = (request.cmd_sn + self._config.queue_depth - 1) & MASK32
         try:
-            return self._take(request, data)
+            return self._take(request, self._first, data)
         except _Refusal as refusal:
             self.failed = True
             return [self._response(request, 0, b"", refusal.status)]
+        except RemoteProtocolError:
+            # It is a login still, though a bad one: the initiator is told so (section 6.3).
+            self.failed = True
+            return [self._response(request, 0, b"", INITIATOR_ERROR)]
 
     def _take(
-        self, request: pdu.LoginRequest, data: bytes | memoryview
+        self, request: pdu.LoginRequest, first: pdu.LoginRequest, data: bytes | memoryview
     ) -> list[tuple[bytes, bytes]]:
         stage = request.flags >> pdu.CSG_SHIFT & pdu.STAGE_MASK
         following = request.flags & pdu.STAGE_MASK
@@ -110,97 +128,133 @@ class LoginTarget:
             raise _Refusal(UNSUPPORTED_VERSION)
         if request.tsih:
             # Another connection of a session: there is one per session here.
-            raise _Refusal(SESSION_DOES_NOT_EXIST)
+            known = request.tsih in self._config.sessions
+            raise _Refusal(TOO_MANY_CONNECTIONS if known else SESSION_DOES_NOT_EXIST)
+        if (request.isid, request.itt, request.cid) != (first.isid, first.itt, first.cid):
+            raise _Refusal(INITIATOR_ERROR)
         if self._stage is not None and stage != self._stage:
             raise _Refusal(INITIATOR_ERROR)
         if stage not in (pdu.SECURITY_STAGE, pdu.OPERATIONAL_STAGE):
             raise _Refusal(INITIATOR_ERROR)
         self._stage = stage
+        self._collector.add(data)
         if request.flags & bhs.FLAG_CONTINUE:
             if transit:
                 raise _Refusal(INITIATOR_ERROR)
-            self._collector.add(data, more=True)
             return [self._response(request, stage << pdu.CSG_SHIFT, b"")]
-        pairs = self._collector.add(data, more=False) or []
-        if not self.initiator_name:
-            pairs = self._identify(pairs)
-        answers = self._pending
-        self._pending = []
-        for name, value in pairs:
-            answers += self._answer(name, value, stage)
+        answers = self._answers(self._collector.take(), stage)
+        if transit and (
+            following <= stage or following not in (pdu.OPERATIONAL_STAGE, pdu.FULL_FEATURE_PHASE)
+        ):
+            raise _Refusal(INITIATOR_ERROR)
+        if following == pdu.FULL_FEATURE_PHASE and not self._may_finish(stage):
+            # Not yet: from the security stage by way of the other one, else when all is answered.
+            following = pdu.OPERATIONAL_STAGE
+            transit = transit and stage == pdu.SECURITY_STAGE
+        text = encode(answers)
+        if len(text) > _MAXIMUM_RESPONSE:
+            raise _Refusal(INITIATOR_ERROR)
         flags = stage << pdu.CSG_SHIFT
         if transit:
-            if following <= stage or following not in (
-                pdu.OPERATIONAL_STAGE,
-                pdu.FULL_FEATURE_PHASE,
-            ):
-                raise _Refusal(INITIATOR_ERROR)
             flags |= pdu.TRANSIT | following
             self._stage = following
-        text = encode(answers)
-        if len(text) > self._config.receive_data_segment_length:
-            raise _Refusal(INITIATOR_ERROR)
-        ends = transit and following == pdu.FULL_FEATURE_PHASE
-        if ends and not self.discovery and not self.parameters.rdma_extensions:
-            raise _Refusal(INITIATOR_ERROR)  # this connection is iSER already
-        self.done = ends
+            self.done = following == pdu.FULL_FEATURE_PHASE
         return [self._response(request, flags, text)]
 
-    def _identify(self, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Who wants what: the keys of the first request; returns the others."""
-        named = dict(pairs)
-        name = named.pop("InitiatorName", "")
+    def _may_finish(self, stage: int) -> bool:
+        """Full feature phase may follow on ``stage``. Without RDMAExtensions=Yes it never does:
+        this connection is iSER already."""
+        if self.discovery:
+            return True
+        if stage == pdu.SECURITY_STAGE or self._offered:
+            return False
+        if not self.parameters.rdma_extensions:
+            raise _Refusal(INITIATOR_ERROR)
+        return True
+
+    def _answers(self, pairs: list[tuple[str, str]], stage: int) -> list[tuple[str, str]]:
+        """Take one whole text of the initiator; returns ours."""
+        answers: list[tuple[str, str]] = []
+        fresh: list[tuple[str, str]] = []
+        for name, value in pairs:
+            if name not in self._received:
+                self._received[name] = value
+                fresh.append((name, value))
+            elif self._received[name] != value or not self._is_declared(name):
+                raise _Refusal(INITIATOR_ERROR)  # no renegotiation within login (section 6.3)
+            # else: libiscsi says again in the operational stage who it is
+        if not self.initiator_name:
+            answers += self._identify()
+        for name, value in fresh:
+            answers += self._answer(name, value, stage)
+        if stage == pdu.OPERATIONAL_STAGE and not self.discovery:
+            if "RDMAExtensions" not in self._received and not self._offered:
+                # RFC 7145 section 6.3: as early as it may be, and before anything ends.
+                self._offered.add("RDMAExtensions")
+                answers.insert(0, ("RDMAExtensions", "Yes"))
+            elif self._offered and "RDMAExtensions" not in {name for name, _ in fresh}:
+                self._offered.clear()  # offered, and not answered: the default, No
+                self.parameters.rdma_extensions = False
+        return answers
+
+    @staticmethod
+    def _is_declared(name: str) -> bool:
+        key = keys.TABLE.get(name)
+        return name in _IDENTITY or (key is not None and key.kind == keys.DECLARE)
+
+    def _identify(self) -> list[tuple[str, str]]:
+        """Who wants what: said in the first text."""
+        received = self._received
+        name = received.get("InitiatorName", "")
         if not name or len(name) > _MAXIMUM_NAME:
             raise _Refusal(MISSING_PARAMETER)
-        kind = named.pop("SessionType", "Normal")
+        kind = received.get("SessionType", "Normal")
         if kind not in ("Normal", "Discovery"):
             raise _Refusal(SESSION_TYPE_NOT_SUPPORTED)
         self.discovery = kind == "Discovery"
-        target = named.pop("TargetName", "")
+        self.initiator_name = name
+        target = received.get("TargetName", "")
         if not self.discovery:
             if not target:
                 raise _Refusal(MISSING_PARAMETER)
             if target.lower() != self._config.target_name.lower():
                 raise _Refusal(NOT_FOUND)
-        self.initiator_name = name
-        if not self.discovery:
-            self._pending.append(
-                ("TargetPortalGroupTag", str(self.parameters.target_portal_group_tag))
-            )
-        return list(named.items())
+        return [("TargetPortalGroupTag", str(self.parameters.target_portal_group_tag))]
 
     def _answer(self, name: str, value: str, stage: int) -> list[tuple[str, str]]:
-        if name in self._answered:
-            raise _Refusal(INITIATOR_ERROR)  # renegotiation within login (RFC 7143 section 6.2)
-        self._answered.add(name)
+        if name in _IDENTITY:
+            return []
         if name == "AuthMethod":
             if stage != pdu.SECURITY_STAGE:
                 raise _Refusal(INITIATOR_ERROR)
             if "None" not in value.split(","):
                 raise _Refusal(AUTHENTICATION_FAILURE)
             return [(name, "None")]
-        if name in ("InitiatorName", "TargetName", "SessionType"):
-            raise _Refusal(INITIATOR_ERROR)
-        try:
-            answer = keys.answer(self.parameters, name, value, self.discovery)
-        except RemoteProtocolError:
-            return [(name, keys.REJECT)]
-        return [] if answer is None else [(name, answer)]
+        if name in self._offered:
+            self._offered.remove(name)
+            keys.accept(self.parameters, name, value)
+            return []
+        answer = keys.answer(self.parameters, name, value, self.discovery)
+        if answer is not None:
+            return [(name, answer)]
+        if name == "MaxOutstandingUnexpectedPDUs":
+            # Ours, too; but only to those who know the key: others take it for an error.
+            return [(name, str(self._config.unexpected_pdus))]
+        return []
 
     def _response(
         self, request: pdu.LoginRequest, flags: int, data: bytes, status: int = 0
     ) -> tuple[bytes, bytes]:
-        final = flags & pdu.TRANSIT and flags & pdu.STAGE_MASK == pdu.FULL_FEATURE_PHASE
         response = pdu.LoginResponse(
             flags=flags,
             data_length=len(data),
             isid=request.isid,
-            tsih=self._config.tsih if final else 0,
+            tsih=self._config.tsih if self.done else 0,
             itt=request.itt,
             stat_sn=self.stat_sn,
             exp_cmd_sn=self.exp_cmd_sn,
             max_cmd_sn=self.max_cmd_sn,
             status=status,
         )
-        self.stat_sn = (self.stat_sn + 1) & 0xFFFFFFFF
+        self.stat_sn = (self.stat_sn + 1) & MASK32
         return response.pack(), data

@@ -13,7 +13,6 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs
 
 TARGET_OPCODES = frozenset(
@@ -89,8 +88,7 @@ class Pdu:
 
     @classmethod
     def unpack_from(cls, buffer: bytes | bytearray | memoryview, offset: int = 0) -> Self:
-        if len(buffer) - offset < bhs.BHS_LENGTH:
-            raise RemoteProtocolError("iSCSI", f"PDU of {len(buffer) - offset} bytes")
+        bhs.check_untrusted(buffer, offset)
         return cls(**dict(zip(cls._names(), cls.LAYOUT.unpack_from(buffer, offset), strict=True)))
 
 

@@ -15,9 +15,3 @@ def serial_lt(a: int, b: int) -> bool:
     Numbers exactly half the space apart have no order (RFC 1982 section 3.2): then False both ways.
     """
     return 0 < ((b - a) & MASK32) < _HALF
-
-
-def window_size(cmd_sn: int, max_cmd_sn: int) -> int:
-    """How many commands may still be sent: ``cmd_sn`` is the next, ``max_cmd_sn`` the last one
-    that the target takes. 0: closed. Negative: commands beyond the window are out already."""
-    return ((max_cmd_sn - cmd_sn + 1 + _HALF) & MASK32) - _HALF

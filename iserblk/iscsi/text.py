@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from iserblk.errors import RemoteProtocolError
 
 MAXIMUM_TEXT = 64 * 1024  # bytes of one negotiation step, all its PDUs together
+MAXIMUM_PAIRS = 256  # far above what all standards together define
 _MAXIMUM_KEY = 63
 _MAXIMUM_VALUE = 8192  # the longest that the standard allows is 255; CHAP and lists may be longer
-_KEY_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+@_")
+_KEY_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+@_#")
+_REPEATABLE = ("TargetName", "TargetAddress")  # in answers to SendTargets, and redirections
 
 
 def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
@@ -19,8 +21,11 @@ def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
 def decode_untrusted(data: bytes | memoryview) -> list[tuple[str, str]]:
     """The pairs of one whole text, in order. Raises RemoteProtocolError for anything else.
 
-    Tolerated, because peers do it: NULs of padding, and a last pair without its NUL.
+    Tolerated, because peers do it: NULs of padding, and a last pair without its NUL. No key comes
+    twice, but TargetName and TargetAddress may.
     """
+    if len(data) > MAXIMUM_TEXT:
+        raise RemoteProtocolError("iSCSI", f"a text of {len(data)} bytes")
     pairs: list[tuple[str, str]] = []
     seen: set[str] = set()
     for item in bytes(data).split(b"\0"):
@@ -35,8 +40,10 @@ def decode_untrusted(data: bytes | memoryview) -> list[tuple[str, str]]:
             raise RemoteProtocolError("iSCSI", f"text that is no key=value pair: {item[:40]!r}")
         if len(value) > _MAXIMUM_VALUE:
             raise RemoteProtocolError("iSCSI", f"a value of {len(value)} characters for {key}")
-        if key in seen:
+        if key in seen and key not in _REPEATABLE:
             raise RemoteProtocolError("iSCSI", f"{key} was given twice")
+        if len(pairs) == MAXIMUM_PAIRS:
+            raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_PAIRS} keys")
         seen.add(key)
         pairs.append((key, value))
     return pairs
@@ -48,13 +55,14 @@ class Collector:
     def __init__(self) -> None:
         self._parts = bytearray()
 
-    def add(self, data: bytes | memoryview, more: bool) -> list[tuple[str, str]] | None:
-        """The pairs when ``data`` was the last part, None when ``more`` follow."""
+    def add(self, data: bytes | memoryview) -> None:
+        """One more part. Raises RemoteProtocolError when they become too many bytes."""
         if len(self._parts) + len(data) > MAXIMUM_TEXT:
             raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_TEXT} bytes")
         self._parts += data
-        if more:
-            return None
+
+    def take(self) -> list[tuple[str, str]]:
+        """The last part is in: the pairs of the whole; the next step begins empty."""
         whole = bytes(self._parts)
         self._parts.clear()
         return decode_untrusted(whole)
