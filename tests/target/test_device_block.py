@@ -1,0 +1,367 @@
+"""READ, WRITE, VERIFY, COMPARE AND WRITE, SYNCHRONIZE CACHE, PRE-FETCH."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+
+from iserblk.scsi import cdb, opcodes, sense
+from iserblk.scsi import status as sam
+from iserblk.target.device import DeviceServer, LogicalUnit
+from tests.target.fake_store import FakeStore
+from tests.target.scsi_client import (
+    GOOD,
+    INVALID_FIELD,
+    IQN,
+    LBA_OUT_OF_RANGE,
+    WRITE_PROTECTED,
+    Client,
+)
+
+BLOCKS = 64
+FUA = cdb.FUA
+MISCOMPARE = (sense.MISCOMPARE, sense.MISCOMPARE_DURING_VERIFY)
+
+
+def unit_of(store: FakeStore, block: int = 512, **options: bool) -> LogicalUnit:
+    return LogicalUnit(store, serial="S", block=block, **options)
+
+
+def client_of(store: FakeStore, block: int = 512, **options: bool) -> Client:
+    return Client(DeviceServer({0: unit_of(store, block, **options)}, IQN))
+
+
+@pytest.fixture(params=[512, 4096])
+def block(request: pytest.FixtureRequest) -> int:
+    assert isinstance(request.param, int)
+    return request.param
+
+
+@pytest.fixture
+def store(block: int) -> FakeStore:
+    store = FakeStore(BLOCKS * block)
+    store.content[:] = os.urandom(store.size)
+    return store
+
+
+@pytest.fixture
+def client(store: FakeStore, block: int) -> Client:
+    return client_of(store, block)
+
+
+def rw(opcode: int, lba: int, blocks: int, flags: int = 0) -> bytes:
+    """READ or WRITE of any length of CDB."""
+    if opcode in (opcodes.READ_6, opcodes.WRITE_6):
+        return cdb.RW6.pack(opcode, lba >> 16, lba & 0xFFFF, blocks & 0xFF, 0)
+    if opcode in (opcodes.READ_10, opcodes.WRITE_10):
+        return cdb.RW10.pack(opcode, flags, lba, 0, blocks, 0)
+    if opcode in (opcodes.READ_12, opcodes.WRITE_12):
+        return cdb.RW12.pack(opcode, flags, lba, blocks, 0, 0)
+    return cdb.RW16.pack(opcode, flags, lba, blocks, 0, 0)
+
+
+READS = [opcodes.READ_6, opcodes.READ_10, opcodes.READ_12, opcodes.READ_16]
+WRITES = [opcodes.WRITE_6, opcodes.WRITE_10, opcodes.WRITE_12, opcodes.WRITE_16]
+NAMED = {"ids": lambda opcode: opcodes.name(bytes((opcode,)))}
+
+
+@pytest.mark.parametrize("opcode", READS, **NAMED)
+def test_read(client: Client, store: FakeStore, block: int, opcode: int) -> None:
+    for lba, blocks in ((0, 1), (5, 7), (BLOCKS - 1, 1), (0, BLOCKS)):
+        expected = store.content[lba * block : (lba + blocks) * block]
+        assert client.data(rw(opcode, lba, blocks)) == expected
+
+
+@pytest.mark.parametrize("opcode", WRITES, **NAMED)
+def test_write(client: Client, store: FakeStore, block: int, opcode: int) -> None:
+    for lba, blocks in ((0, 1), (5, 7), (BLOCKS - 1, 1), (0, BLOCKS)):
+        expected = bytearray(store.content)
+        data = os.urandom(blocks * block)
+        expected[lba * block : (lba + blocks) * block] = data
+        store.calls.clear()
+        assert client.code(rw(opcode, lba, blocks), data) == GOOD
+        assert store.content == expected
+        assert store.calls == [("write", lba * block, len(data), False)]
+
+
+@pytest.mark.parametrize("opcode", READS + WRITES, **NAMED)
+def test_addresses_past_the_end(client: Client, opcode: int) -> None:
+    for lba, blocks in ((BLOCKS, 1), (BLOCKS - 1, 2), (1, BLOCKS), (0x1FFFFF, 255)):
+        assert client.code(rw(opcode, lba, blocks)) == LBA_OUT_OF_RANGE
+    if opcode in (opcodes.READ_16, opcodes.WRITE_16):
+        assert client.code(rw(opcode, 2**64 - 1, 1)) == LBA_OUT_OF_RANGE
+        assert client.code(rw(opcode, 2**64 - 1, 2**32 - 1)) == LBA_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize("opcode", READS[1:] + WRITES[1:], **NAMED)
+def test_zero_blocks_are_legal(client: Client, store: FakeStore, opcode: int) -> None:
+    answer = client.run(rw(opcode, BLOCKS - 1, 0))
+    assert (answer.code, answer.data) == (GOOD, b"")
+    assert not store.calls
+    assert client.code(rw(opcode, BLOCKS, 0)) == LBA_OUT_OF_RANGE
+
+
+def test_zero_blocks_mean_256_in_six_byte_cdbs() -> None:
+    store = FakeStore(256 * 512)
+    client = client_of(store)
+    data = os.urandom(store.size)
+    assert client.code(rw(opcodes.WRITE_6, 0, 0), data) == GOOD
+    assert client.data(rw(opcodes.READ_6, 0, 0)) == data == store.content
+    assert client.code(rw(opcodes.READ_6, 1, 0)) == LBA_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(
+    ("opcode", "field"),
+    [
+        (opcodes.READ_10, 7),
+        (opcodes.READ_12, 6),
+        (opcodes.READ_16, 10),
+        (opcodes.WRITE_10, 7),
+        (opcodes.WRITE_12, 6),
+        (opcodes.WRITE_16, 10),
+    ],
+    **NAMED,
+)
+def test_longer_than_the_limit(opcode: int, field: int) -> None:
+    """VPD page B0h allows 32768 blocks of 512 bytes."""
+    store = FakeStore(0)
+    store.size = 1 << 30
+    server = DeviceServer({0: unit_of(store)}, IQN)
+    client = Client(server)
+    assert server.begin(client.nexus, 0, rw(opcode, 0, 32768)).length == 16 << 20
+    answer = client.run(rw(opcode, 0, 32769))
+    assert (answer.code, answer.sense.field) == (INVALID_FIELD, field)
+
+
+# -- durability ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opcode", WRITES[1:], **NAMED)
+def test_fua_write_is_durable(client: Client, store: FakeStore, block: int, opcode: int) -> None:
+    task = client.server.begin(client.nexus, 0, rw(opcode, 0, 1, FUA))
+    assert task.may_block
+    assert client.code(rw(opcode, 0, 1, FUA), bytes(block)) == GOOD
+    assert store.calls == [("write", 0, block, True)]
+
+
+@pytest.mark.parametrize("opcode", WRITES, **NAMED)
+def test_every_write_is_durable_without_a_write_cache(opcode: int) -> None:
+    store = FakeStore(BLOCKS * 512)
+    client = client_of(store, write_cache=False)
+    assert client.server.begin(client.nexus, 0, rw(opcode, 0, 1)).may_block
+    assert client.code(rw(opcode, 0, 1), bytes(512)) == GOOD
+    assert store.calls == [("write", 0, 512, True)]
+
+
+def test_fua_read_comes_from_the_medium(client: Client, store: FakeStore) -> None:
+    task = client.server.begin(client.nexus, 0, rw(opcodes.READ_16, 0, 1, FUA))
+    assert task.may_block
+    assert client.run(rw(opcodes.READ_16, 0, 1, FUA)).code == GOOD
+    assert store.calls == [("flush",)]
+
+
+def test_dpo_is_only_advice(client: Client, store: FakeStore, block: int) -> None:
+    assert client.code(rw(opcodes.WRITE_10, 0, 1, cdb.DPO), bytes(block)) == GOOD
+    assert client.data(rw(opcodes.READ_10, 0, 1, cdb.DPO)) == bytes(block)
+    assert store.calls == [("write", 0, block, False)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        cdb.synchronize_cache10(0, 0),
+        cdb.synchronize_cache10(BLOCKS - 1, 1, immed=True),
+        cdb.synchronize_cache16(0, BLOCKS),
+        bytes((opcodes.START_STOP_UNIT, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_flushes(client: Client, store: FakeStore, command: bytes) -> None:
+    assert client.server.begin(client.nexus, 0, command).may_block
+    assert client.code(command) == GOOD
+    assert store.calls == [("flush",)]
+
+
+@pytest.mark.parametrize("options", [{"read_only": True}, {"write_cache": False}])
+def test_nothing_to_flush(options: dict[str, bool]) -> None:
+    store = FakeStore(BLOCKS * 512)
+    client = client_of(store, **options)
+    assert client.code(cdb.synchronize_cache16(0, 0)) == GOOD
+    assert not store.calls
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        cdb.synchronize_cache10,
+        cdb.synchronize_cache16,
+        cdb.pre_fetch10,
+        cdb.pre_fetch16,
+        cdb.verify10,
+        cdb.verify16,
+        cdb.write_same10,
+        cdb.write_same16,
+    ],
+)
+def test_ranges_past_the_end(client: Client, build: object) -> None:
+    assert callable(build)
+    for lba, blocks in ((BLOCKS, 0), (BLOCKS, 1), (BLOCKS - 1, 2), (1, BLOCKS)):
+        assert client.code(build(lba, blocks)) == LBA_OUT_OF_RANGE
+
+
+def test_pre_fetch(client: Client, store: FakeStore, block: int) -> None:
+    for command in (cdb.pre_fetch10(4, 8), cdb.pre_fetch16(4, 8), cdb.pre_fetch16(4, 0)):
+        assert client.run(command).status == sam.GOOD
+    ahead = ("prefetch", 4 * block, 8 * block)
+    assert store.calls == [ahead, ahead, ("prefetch", 4 * block, (BLOCKS - 4) * block)]
+
+
+# -- VERIFY, COMPARE AND WRITE ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [cdb.verify10, cdb.verify16])
+def test_verify(client: Client, store: FakeStore, block: int, build: object) -> None:
+    assert callable(build)
+    assert client.code(build(1, 3)) == GOOD
+    assert client.code(build(1, 0)) == GOOD
+    assert client.code(build(1, 0, cdb.BYTCHK)) == GOOD
+    data = bytearray(store.content[block : 4 * block])
+    assert client.code(build(1, 3, cdb.BYTCHK), bytes(data)) == GOOD
+    for wrong in (0, 1, block, 2 * block + 7, 3 * block - 1):
+        changed = bytearray(data)
+        changed[wrong] ^= 1
+        answer = client.run(build(1, 3, cdb.BYTCHK), bytes(changed))
+        assert (answer.code, answer.sense.information) == (MISCOMPARE, wrong)
+    for unknown in (0x04, 0x06):
+        assert client.run(build(0, 1, unknown)).sense.field == 1
+    assert not store.calls
+    store.failure = OSError(errno.EIO, "bad block")
+    assert client.code(build(1, 3))[0] == sense.MEDIUM_ERROR
+
+
+def test_compare_and_write(client: Client, store: FakeStore, block: int) -> None:
+    old, new = bytes(store.content[block : 3 * block]), os.urandom(2 * block)
+    command = cdb.compare_and_write(1, 2)
+    assert client.server.begin(client.nexus, 0, command).may_block
+    assert client.code(command, old + new) == GOOD
+    assert store.content[block : 3 * block] == new
+    answer = client.run(command, new[:-1] + bytes((new[-1] ^ 1,)) + old)
+    assert (answer.code, answer.sense.information) == (MISCOMPARE, 2 * block - 1)
+    assert store.content[block : 3 * block] == new
+    assert store.calls == [("write", block, 2 * block, False)]
+    assert client.code(cdb.compare_and_write(1, 2, FUA), new + old) == GOOD
+    assert store.calls[-1] == ("write", block, 2 * block, True)
+    assert client.code(cdb.compare_and_write(1, 0)) == GOOD
+    assert client.code(cdb.compare_and_write(BLOCKS - 1, 2)) == LBA_OUT_OF_RANGE
+
+
+def test_compare_and_write_counts_without_losing_any() -> None:
+    """Threads that increment one counter block: every success is one increment."""
+    store = FakeStore(BLOCKS * 512)
+    server = DeviceServer({0: unit_of(store)}, IQN)
+    clients = [Client(server) for _ in range(4)]
+
+    def increment(client: Client) -> None:
+        done = 0
+        while done < 25:
+            old = client.data(rw(opcodes.READ_16, 0, 1))
+            new = (int.from_bytes(old, "big") + 1).to_bytes(512, "big")
+            code = client.code(cdb.compare_and_write(0, 1), old + new)
+            assert code in (GOOD, MISCOMPARE)
+            done += code == GOOD
+
+    threads = [threading.Thread(target=increment, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert int.from_bytes(store.content[:512], "big") == 100
+
+
+def test_a_write_stays_out_of_a_compare_and_write() -> None:
+    """Without waiting it is put off; in a thread it waits; elsewhere it goes on."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class SlowStore(FakeStore):
+        def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
+            inside.set()
+            assert go_on.wait(30)
+            return super().read_into(buffer, offset, nowait)
+
+    store = SlowStore(BLOCKS * 512)
+    server = DeviceServer({0: unit_of(store)}, IQN)
+    client, other = Client(server), Client(server)
+    swap = threading.Thread(
+        target=client.code, args=(cdb.compare_and_write(4, 2), bytes(1024) + b"\xaa" * 1024)
+    )
+    swap.start()
+    assert inside.wait(30)
+    inner = server.begin(other.nexus, 0, rw(opcodes.WRITE_16, 5, 1))
+    data = memoryview(bytearray(b"\xbb" * 512))
+    assert not server.run(inner, data, nowait=True)
+    assert not store.calls
+    assert other.code(rw(opcodes.WRITE_16, 6, 1), b"\xcc" * 512) == GOOD
+    waiting = threading.Thread(target=server.run, args=(inner, data))
+    waiting.start()
+    go_on.set()
+    swap.join()
+    waiting.join()
+    assert [call[1] for call in store.calls] == [6 * 512, 4 * 512, 5 * 512]
+    assert store.content[4 * 512 : 7 * 512] == b"\xaa" * 512 + b"\xbb" * 512 + b"\xcc" * 512
+
+
+# -- what can go wrong -----------------------------------------------------------------------------
+
+
+def test_read_only() -> None:
+    store = FakeStore(BLOCKS * 512)
+    client = client_of(store, read_only=True)
+    for command in (
+        *(rw(opcode, 0, 1) for opcode in WRITES),
+        cdb.unmap(24),
+        cdb.write_same10(0, 1),
+        cdb.write_same16(0, 1, ndob=True),
+        cdb.compare_and_write(0, 1),
+    ):
+        assert client.code(command) == WRITE_PROTECTED
+    assert client.data(rw(opcodes.READ_16, 0, 1)) == bytes(512)
+    assert client.data(rw(opcodes.READ_16, 0, 1, FUA)) == bytes(512)
+    assert not store.calls
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOSPC, (sense.DATA_PROTECT, sense.SPACE_ALLOCATION_FAILED)),
+        (errno.EDQUOT, (sense.DATA_PROTECT, sense.SPACE_ALLOCATION_FAILED)),
+        (errno.EROFS, WRITE_PROTECTED),
+        (errno.EIO, (sense.MEDIUM_ERROR, sense.WRITE_ERROR)),
+    ],
+)
+def test_errors_of_the_file(
+    client: Client, store: FakeStore, block: int, number: int, expected: tuple[int, int]
+) -> None:
+    store.failure = OSError(number, os.strerror(number))
+    assert client.code(rw(opcodes.WRITE_16, 0, 1), bytes(block)) == expected
+    assert client.code(cdb.synchronize_cache16(0, 0)) == expected
+    assert client.code(cdb.write_same16(0, 1, ndob=True)) == expected
+    store.failure = OSError(errno.EIO, "bad block")
+    answer = client.run(rw(opcodes.READ_16, 0, 1))
+    assert answer.code == (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR)
+    assert answer.data == b""
+    # The writer has left the range: nobody waits for it for ever.
+    store.failure = None
+    assert client.code(cdb.compare_and_write(0, 1), bytes(store.content[:block]) * 2) == GOOD
+
+
+def test_a_read_that_would_wait_is_put_off(client: Client, store: FakeStore, block: int) -> None:
+    store.cached = False
+    task = client.server.begin(client.nexus, 0, rw(opcodes.READ_16, 3, 2))
+    assert not task.may_block
+    buffer = memoryview(bytearray(2 * block))
+    assert not client.server.run(task, buffer, nowait=True)
+    assert client.server.run(task, buffer)
+    assert (task.status, task.transferred) == (sam.GOOD, 2 * block)
+    assert buffer == store.content[3 * block : 5 * block]
