@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -15,10 +14,8 @@ from rich.console import Console
 from benchlib import goals, machine, report
 from benchlib.results import Row
 from benchlib.sections import SECTIONS, Plan, Section, Stopped, run_section
+from benchlib.storage import FILE_SIZE, fill, place_for_files
 
-FILE_SIZE = 256 << 20
-_NEEDED = 2 * FILE_SIZE + (64 << 20)
-_CHUNK = 8 << 20
 _QUIET_LOAD = 0.5
 _BAD_ARGUMENT = 7
 _PIPE_WIDTH = 200
@@ -84,26 +81,6 @@ def measure_all(rows: dict[Section, list[Row]], plan: Plan, directory: Path) -> 
                     click.echo(f"bench: {reason}; --keep-going measures the others", err=True)
                     return False
     return not any(row.failed for found in rows.values() for row in found)
-
-
-def place_for_files() -> Path:
-    """Memory where there is enough: both sides then wait for no disk."""
-    shared_memory = Path("/dev/shm")
-    if shared_memory.is_dir() and shutil.disk_usage(shared_memory).free > _NEEDED:
-        return shared_memory
-    return Path(tempfile.gettempdir())
-
-
-def fill(files: tuple[Path, Path], size: int) -> None:
-    """The same random bytes into each, wholly allocated and on the disk."""
-    with files[0].open("wb") as first, files[1].open("wb") as second:
-        for _ in range(size // _CHUNK):
-            chunk = os.urandom(_CHUNK)
-            for file in (first, second):
-                file.write(chunk)
-        for file in (first, second):
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def main() -> int:

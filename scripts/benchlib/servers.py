@@ -111,14 +111,21 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
         session = self._process.pid
-        while any(proc.lives_in(session, pid) for pid in family):
-            if time.monotonic() > deadline:
-                with suppress(ProcessLookupError):
-                    os.killpg(session, signal.SIGKILL)
-                return
-            time.sleep(_POLL_S)
+        if not _gone(session, family):
+            with suppress(ProcessLookupError):
+                os.killpg(session, signal.SIGKILL)
+            _gone(session, family)
+
+
+def _gone(session: int, family: Sequence[int]) -> bool:
+    """Wait for the end of all of them; False if one outlives the time for it."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while any(proc.lives_in(session, pid) for pid in family):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def run(name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:

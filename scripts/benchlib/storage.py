@@ -1,0 +1,32 @@
+"""The files behind the disks: the same size, the same content, the same file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+FILE_SIZE = 256 << 20
+_NEEDED = 2 * FILE_SIZE + (64 << 20)
+_CHUNK = 8 << 20
+
+
+def place_for_files() -> Path:
+    """Memory where there is enough: both sides then wait for no disk."""
+    shared_memory = Path("/dev/shm")
+    if shared_memory.is_dir() and shutil.disk_usage(shared_memory).free > _NEEDED:
+        return shared_memory
+    return Path(tempfile.gettempdir())
+
+
+def fill(files: tuple[Path, Path], size: int) -> None:
+    """The same random bytes into each, wholly allocated and on the disk."""
+    with files[0].open("wb") as first, files[1].open("wb") as second:
+        for _ in range(size // _CHUNK):
+            chunk = os.urandom(_CHUNK)
+            for file in (first, second):
+                file.write(chunk)
+        for file in (first, second):
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,53 @@
+"""scripts/bench and scripts/peers as commands: bad arguments, and their parts."""
+
+from __future__ import annotations
+
+import subprocess
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from benchlib import api, machine
+from benchlib.__main__ import bench
+from click.testing import CliRunner
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.mark.parametrize("arguments", [["--rows", "nothing/*"], ["--rounds", "0"], ["--foo"]])
+def test_bad_arguments_are_refused_before_anything_starts(arguments: list[str]) -> None:
+    result = CliRunner().invoke(bench, arguments)
+    assert result.exit_code == 2  # click's; main() makes it 7
+    assert "Error" in result.output
+
+
+def test_list_prints_the_names_that_rows_takes() -> None:
+    result = CliRunner().invoke(bench, ["--list", "--rows", "api/*"], standalone_mode=False)
+    assert result.return_value == 0
+    assert len(result.output.split()) == 9
+    assert "api/4k-randread-d32/iscsi-perf" in result.output.split()
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-peer"], ["tgt", "qsd"]])
+def test_peers_names_what_there_is(arguments: list[str]) -> None:
+    done = subprocess.run([SCRIPTS / "peers", *arguments], capture_output=True, check=False)
+    assert done.returncode == 7
+    assert done.stdout == b""
+    assert done.stderr.startswith(b"peers: ")
+
+
+def test_offsets_stay_inside_the_disk() -> None:
+    size, block = 10 * 4096 + 100, 4096
+    scattered = list(islice(api.offsets(size, block, True), 1000))
+    assert set(scattered) == set(range(0, 10 * block, block))
+    assert list(islice(api.offsets(size, block, False), 12))[8:] == [
+        8 * block, 9 * block, 0, block
+    ]  # fmt: skip
+
+
+def test_machine_is_described_without_what_is_missing() -> None:
+    assert machine.cpu_model("processor\t: 0\nmodel name\t: A CPU @ 2 GHz\n") == "A CPU @ 2 GHz"
+    assert machine.cpu_model("") != ""
+    assert machine.first_line(["no-such-program"]) is None
+    assert machine.first_line(["false"]) is None
+    assert machine.first_line(["printf", "one\ntwo\n"]) == "one"

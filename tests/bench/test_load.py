@@ -1,0 +1,135 @@
+"""Commands for the clients, and what is read out of what they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from benchlib import load
+from benchlib.load import Job, JobFailed
+
+READ = Job("4k-randread-d32", "randread", 4096, 32)
+WRITE = Job("1m-write-d8", "write", 1 << 20, 8)
+
+
+def fio_side(ios: int, size: int, runtime_ms: int) -> dict[str, Any]:
+    percentiles = {"50.000000": 36608, "99.000000": 68096}
+    return {
+        "io_bytes": ios * size,
+        "total_ios": ios,
+        "runtime": runtime_ms,
+        "clat_ns": {"percentile": percentiles},
+    }
+
+
+def fio_output(**job: Any) -> str:
+    idle: dict[str, Any] = {"io_bytes": 0, "total_ios": 0, "runtime": 0, "clat_ns": {}}
+    content = {"jobs": [{"error": 0, "read": idle, "write": idle, **job}]}
+    return json.dumps(content, indent=2)
+
+
+def test_fio_counts_the_side_that_the_job_uses() -> None:
+    output = fio_output(read=fio_side(9000, 4096, 1500), write=fio_side(10, 1 << 20, 2000))
+    measured = load.parse_fio(output, READ)
+    assert (measured.ios, measured.bytes, measured.seconds) == (9000, 9000 * 4096, 1.5)
+    assert (measured.latency_p50_us, measured.latency_p99_us) == (36.608, 68.096)
+    assert load.parse_fio(output, WRITE).bytes == 10 << 20
+
+
+def test_fio_may_warn_before_its_json() -> None:
+    output = "note: both iodepth >= 1 and {synchronous} engine\n"
+    output += fio_output(read=fio_side(1, 4096, 1))
+    assert load.parse_fio(output, READ).ios == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("", "no JSON"),
+        ("{\n", "not understood"),
+        ('{\n"jobs": []}', "not understood"),
+        (fio_output(read=fio_side(5, 4096, 1), error=5), "error 5"),
+        (fio_output(read=fio_side(0, 4096, 1)), "0 requests"),
+        (fio_output(), "not understood"),
+    ],
+)
+def test_fio_that_measured_nothing_has_failed(output: str, words: str) -> None:
+    with pytest.raises(JobFailed, match=words):
+        load.parse_fio(output, READ)
+
+
+def test_fio_command_names_the_load() -> None:
+    command = load.fio_command(READ, load.fio_nbd("/tmp/nbd.sock"), 2.5)
+    assert command[0] == "fio"
+    assert {"--rw=randread", "--bs=4096", "--iodepth=32", "--runtime=2.5"} <= set(command)
+    assert "--uri=nbd+unix:///?socket=/tmp/nbd.sock" in command
+
+
+# As iscsi-perf 1.19 prints it: averages overwrite each other on one line.
+ISCSI_PERF = (
+    "connected to iscsi://127.0.0.1:3260/iqn.t/1\n"
+    "performing RANDOM READ with 32 parallel requests\n\n"
+    "\r00:00:02 - lba 126103, iops current 41753 (163 MB/s), iops average 41753 (163 MB/s),"
+    " in_flight 32, busy 0     "
+    "\r00:00:01 - lba 18792, iops current 43401 (169 MB/s), iops average 42577 (166 MB/s),"
+    " in_flight 32, busy 0     "
+    "\riops average 43601 (170 MB/s)                                \n\nfinished.\n"
+)
+
+
+def test_iscsi_perf_last_average_counts() -> None:
+    measured = load.parse_iscsi_perf(ISCSI_PERF, READ, 3.0)
+    assert measured.ios == 43601 * 3
+    assert measured.bytes == 43601 * 3 * 4096
+    assert measured.seconds == 3
+    assert measured.latency_p50_us is None
+
+
+@pytest.mark.parametrize("output", ["", "iops average 0 (0 MB/s)", "iscsi_connect failed"])
+def test_iscsi_perf_that_measured_nothing_has_failed(output: str) -> None:
+    with pytest.raises(JobFailed, match="iscsi-perf"):
+        load.parse_iscsi_perf(output, READ, 3.0)
+
+
+def test_iscsi_perf_counts_in_blocks_and_whole_seconds() -> None:
+    assert load.iscsi_perf_command(READ, "iscsi://x", 0.2) == (
+        ["iscsi-perf", "-b", "8", "-m", "32", "-r", "-t", "1", "iscsi://x"]
+    )
+    sequential = READ._replace(pattern="read", block=1 << 20)
+    assert load.iscsi_perf_command(sequential, "iscsi://x", 3.0)[1:3] == ["-b", "2048"]
+
+
+def test_api_prints_what_is_parsed() -> None:
+    measured = load.parse_api('{"ios": 3, "bytes": 12288, "seconds": 0.5}\n', READ, 1.0)
+    assert (measured.ios, measured.bytes, measured.seconds) == (3, 12288, 0.5)
+    for output in ("", "[]", '{"ios": 3}'):
+        with pytest.raises(JobFailed, match=r"api\.py"):
+            load.parse_api(output, READ, 1.0)
+
+
+def test_job_names_say_what_they_are() -> None:
+    for job in (*load.JOBS, *load.MEMORY_JOBS):
+        size = {4096: "4k", 1 << 20: "1m"}[job.block]
+        assert job.name == f"{size}-{job.pattern}-d{job.depth}"
+        assert job.large == (size == "1m")
+        assert job.writes == ("write" in job.name)
+
+
+def test_client_is_watched_while_it_runs() -> None:
+    program = "import time; b = bytearray(40 << 20); print('done'); time.sleep(0.5)"
+    use = load.run_client([sys.executable, "-c", program], 0.5)
+    assert use.output == "done\n"
+    assert use.peak_rss > 40 << 20
+    assert use.cpu_seconds > 0
+
+
+def test_client_that_fails_is_quoted() -> None:
+    with pytest.raises(JobFailed, match="status 3: no such disk"):
+        load.run_client(["sh", "-c", "echo hello; echo no such disk >&2; exit 3"], 0.1)
+
+
+def test_client_that_is_missing_is_named() -> None:
+    with pytest.raises(JobFailed, match="no-such-client"):
+        load.run_client(["no-such-client"], 0.1)

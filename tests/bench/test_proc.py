@@ -1,0 +1,75 @@
+"""What is read from /proc, of texts and of this process itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from benchlib import proc
+
+# proc(5): name with the worst characters; utime 250, stime 50 in ticks of 10 ms.
+STAT = "77 (a) b (c) S 1 77 55 0 -1 4194304 9 8 7 6 250 50 3 2 20 0 9 0 123 1 2"
+TCP = (
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout"
+    " inode\n"
+    "   0: 0100007F:0CBC 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0"
+    " 4711 1 0 100 0 0 10 0\n"
+    "   1: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0"
+    " 4712 1 0 100 0 0 10 0\n"
+    "   2: 0100007F:0CBC 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0"
+    " 4713 1 0 100 0 0 10 0\n"
+)
+
+
+def test_cpu_time_is_found_behind_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proc, "_TICKS_PER_S", 100)
+    assert proc.parse_cpu_seconds(STAT) == 3.0
+
+
+def test_peak_rss_is_vmhwm_in_bytes() -> None:
+    assert proc.parse_peak_rss("Name:\tx\nVmPeak:\t  99 kB\nVmHWM:\t  12 kB\n") == 12 * 1024
+    with pytest.raises(proc.NoSuchProcess):
+        proc.parse_peak_rss("Name:\tx\nState:\tZ (zombie)\n")
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the table above is of a little-endian host")
+def test_listeners_are_those_in_state_listen() -> None:
+    assert proc.parse_listeners(TCP) == {"4711": ("127.0.0.1", 3260), "4712": ("0.0.0.0", 8080)}
+
+
+def test_own_listeners_are_found() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        assert sock.getsockname() in proc.listening(os.getpid())
+        bound = sock.getsockname()
+    assert bound not in proc.listening(os.getpid())
+
+
+def test_own_use_is_read_and_peaks_are_reset() -> None:
+    me = [os.getpid()]
+    assert proc.cpu_seconds(me) > 0
+    block = bytearray(64 << 20)
+    high = proc.peak_rss(me)
+    del block
+    proc.reset_peak_rss(me)
+    assert proc.peak_rss(me) <= high - (32 << 20)
+
+
+def test_family_is_the_process_and_what_it_started() -> None:
+    program = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            assert proc.family(parent.pid) == [parent.pid, child]
+            assert proc.lives_in(parent.pid, child)
+            assert not proc.lives_in(os.getpid(), child)
+        finally:
+            os.kill(child, 9)
+    assert not proc.lives_in(parent.pid, parent.pid)
+    with pytest.raises(proc.NoSuchProcess):
+        proc.cpu_seconds([parent.pid])

@@ -1,0 +1,121 @@
+"""Medians, ratios and the goals that are judged by them."""
+
+from __future__ import annotations
+
+import pytest
+from benchlib import goals, results
+from benchlib.goals import OURS, Verdict
+from benchlib.load import JOBS, MEMORY_JOBS, Job, Measurement
+from benchlib.results import Row, Sample, Spread
+
+SMALL, LARGE = JOBS[0], JOBS[-1]
+
+
+def sample(per_second: float, job: Job = SMALL, rss: int = 1 << 20, cpu_s: float = 0.1) -> Sample:
+    ios = round(per_second * 2)
+    measured = Measurement(ios, ios * job.block, 2.0, 10.0, 20.0)
+    return Sample(measured, {"nbdkit": cpu_s, "fio": 0.02}, {"nbdkit": rss, "fio": 7})
+
+
+def row(section: str, job: Job, subject: str, *rates: float, rss: int = 1 << 20) -> Row:
+    return Row(section, job, subject, [sample(rate, job, rss) for rate in rates])
+
+
+def test_spread_is_median_and_ends() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert Spread.of([3.0, 1.0, 2.0]).noise == 1.0
+    assert Spread.of([5.0]) == Spread(5.0, 5.0, 5.0)
+
+
+def test_rate_is_requests_or_bytes() -> None:
+    assert row("nbd", SMALL, OURS, 100.0, 300.0).rate().median == 200.0
+    assert row("nbd", LARGE, OURS, 100.0).rate().median == 100.0 * (1 << 20)
+
+
+def test_cpu_time_is_per_request_and_memory_is_the_highest() -> None:
+    measured = Row("nbd", SMALL, OURS, [sample(1000, rss=5), sample(500, rss=9), sample(1000)])
+    assert measured.cpu_us_per_io()["nbdkit"] == pytest.approx(50.0)
+    measured.samples.pop()
+    assert measured.peak_rss() == {"nbdkit": 9, "fio": 7}
+    assert measured.latency_us(50) == 10.0
+    assert measured.latency_us(99) == 20.0
+
+
+def test_ratio_pairs_the_rounds() -> None:
+    # The machine was half as fast in the second round: the ratio is not touched by it.
+    ours = row("nbd", SMALL, OURS, 100.0, 50.0, 100.0)
+    peer = row("nbd", SMALL, "qemu-nbd", 200.0, 100.0, 200.0)
+    assert results.ratio(ours, peer) == Spread(0.5, 0.5, 0.5)
+
+
+def test_ratio_needs_both() -> None:
+    ours, peer = row("nbd", SMALL, OURS, 100.0), row("nbd", SMALL, "qemu-nbd")
+    assert results.ratio(ours, peer) is None
+    peer = row("nbd", SMALL, "qemu-nbd", 100.0)
+    peer.failed = "qemu-nbd died"
+    assert results.ratio(ours, peer) is None
+
+
+def test_a_row_says_why_it_is_missing() -> None:
+    measured = row("nbd", SMALL, OURS)
+    assert measured.missing == ""
+    measured.failed = "it died"
+    assert measured.missing == "failed: it died"
+    measured.absent = "not installed"
+    assert measured.missing == "not installed"
+    assert measured.name == f"nbd/{SMALL.name}/{OURS}"
+
+
+def verdicts(*rows: Row) -> dict[tuple[str, str, bool], Verdict]:
+    return {
+        (outcome.goal.section, outcome.goal.job, outcome.goal.memory): outcome.verdict
+        for outcome in goals.judge(rows)
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "job", "other", "factor"),
+    [
+        ("nbd", "4k-randread-d1", "qemu-nbd", 0.7),
+        ("nbd", "4k-randwrite-d32", "python-150us", 0.6),
+        ("nbd", "1m-write-d8", "qemu-nbd", 1.0),
+        ("fuse", "4k-randwrite-d1", "qemu-fuse", 0.7),
+        ("fuse", "4k-randread-d32", "pyfuse3-null", 0.6),
+        ("fuse", "1m-read-d8", "qemu-fuse", 1.0),
+        ("api", "4k-randread-d32", "iscsi-perf", 0.6),
+    ],
+)
+def test_goals_compare_with_the_right_row(
+    section: str, job: str, other: str, factor: float
+) -> None:
+    the_job = next(found for found in JOBS if found.name == job)
+    theirs = row(section, the_job, other, 10000.0)
+    key = (section, job, False)
+    assert verdicts(row(section, the_job, OURS, factor * 10000), theirs)[key] is Verdict.MET
+    assert verdicts(row(section, the_job, OURS, factor * 9990), theirs)[key] is Verdict.MISSED
+    assert verdicts(row(section, the_job, OURS, 10000.0))[key] is Verdict.UNKNOWN
+    assert verdicts(theirs)[key] is Verdict.UNKNOWN
+
+
+def test_memory_stays_below_its_limit() -> None:
+    job = MEMORY_JOBS[0]
+    key = ("nbd", job.name, True)
+    limit = 150 << 20
+    assert verdicts(row("nbd", job, OURS, 10.0, rss=limit - 1))[key] is Verdict.MET
+    assert verdicts(row("nbd", job, OURS, 10.0, rss=limit))[key] is Verdict.MISSED
+    assert verdicts()[key] is Verdict.UNKNOWN
+
+
+def test_crc_on_decides_and_off_stands_beside_it() -> None:
+    job = JOBS[0]
+    outcomes = goals.judge(
+        [
+            row("nbd", job, OURS, 60.0),
+            row("nbd", job, goals.OURS_NO_CRC, 90.0),
+            row("nbd", job, "qemu-nbd", 100.0),
+        ]
+    )
+    outcome = next(found for found in outcomes if found.goal.job == job.name)
+    assert outcome.verdict is Verdict.MISSED
+    assert outcome.value == pytest.approx(0.6)
+    assert outcome.value_no_crc == pytest.approx(0.9)

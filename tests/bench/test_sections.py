@@ -1,0 +1,145 @@
+"""The order of the runs, what happens to rows that fail, and what is printed of all that."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from benchlib import goals, report, storage
+from benchlib.load import JOBS, Job, Measurement
+from benchlib.results import Row, Sample, Spread
+from benchlib.sections import SECTIONS, Plan, Section, Stopped, in_rounds, run_section
+from benchlib.servers import Absent
+from benchlib.subjects import Bench, Endpoint
+from rich.console import Console
+
+JOB, OTHER_JOB = JOBS[0], JOBS[1]
+
+
+def endpoint(script: str) -> Callable[[Bench], Endpoint]:
+    """Opens a subject whose client is a shell script, with the job's name as its $1."""
+
+    def parse(output: str, job: Job, seconds: float) -> Measurement:
+        return Measurement(int(output), int(output) * job.block, seconds)
+
+    def command(job: Job, _seconds: float) -> list[str]:
+        return ["sh", "-c", script, "client", job.name]
+
+    return lambda _bench: Endpoint("client", command, parse)
+
+
+def refused(_bench: Bench) -> Endpoint:
+    raise Absent("peer: it is not installed")
+
+
+def run(plan: Plan, tmp_path: Path, **openers: Callable[[Bench], Endpoint]) -> list[Row]:
+    section = Section("nbd", [JOB, OTHER_JOB], openers)
+    files = (tmp_path / "ours", tmp_path / "theirs")
+    rows = section.rows("*")
+    run_section(section, plan, files, rows, lambda _text: None)
+    return rows
+
+
+def test_rounds_are_interleaved() -> None:
+    rows = [Row("nbd", job, subject) for job in (JOB, OTHER_JOB) for subject in "AB"]
+    order = [(row.job.name[:9], row.subject) for row in in_rounds(rows, 2)]
+    assert [subject for _, subject in order] == list("ABABABAB")
+    assert len({job for job, _ in order[:4]}) == 1
+
+
+def test_subject_that_cannot_be_had_stops_nothing(tmp_path: Path) -> None:
+    rows = run(Plan(2, 1.0, False), tmp_path, ours=endpoint("echo 10"), peer=refused)
+    assert [len(row.samples) for row in rows] == [2, 0, 2, 0]
+    assert rows[1].missing == "peer: it is not installed"
+    assert not rows[1].failed
+    assert rows[0].samples[0].measured.ios == 10
+    assert set(rows[0].samples[0].cpu_seconds) == {"client"}
+
+
+def test_row_that_fails_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match=f"nbd/{JOB.name}/bad failed: .*status 5: gone"):
+        run(Plan(1, 1.0, False), tmp_path, bad=endpoint("echo gone; exit 5"))
+
+
+def test_keep_going_fails_only_that_row(tmp_path: Path) -> None:
+    script = f'[ "$1" != {JOB.name} ] || exit 5; echo 7'
+    rows = run(Plan(2, 1.0, True), tmp_path, bad=endpoint(script), good=endpoint("echo 9"))
+    assert [len(row.samples) for row in rows] == [0, 2, 2, 2]
+    assert rows[0].failed
+
+
+def test_rows_are_chosen_by_glob() -> None:
+    nbd, fuse, api = SECTIONS
+    assert {row.subject for row in nbd.rows("*/4k-*-d1/*")} == set(nbd.openers)
+    assert len(nbd.rows("*/4k-*-d1/*")) == 2 * len(nbd.openers)
+    assert not fuse.rows("nbd/*")
+    assert [row.name for row in api.rows("api/1m-*/iscsi-perf")] == ["api/1m-read-d8/iscsi-perf"]
+
+
+def test_every_goal_is_about_rows_that_exist() -> None:
+    known = {row.name for section in SECTIONS for row in section.rows("*")}
+    for goal in goals.goals():
+        assert f"{goal.section}/{goal.job}/{goals.OURS}" in known
+        assert f"{goal.section}/{goal.job}/{goals.OURS_NO_CRC}" in known
+        if not goal.memory:
+            assert f"{goal.section}/{goal.job}/{goal.other}" in known
+
+
+def measured(section: str, subject: str, rate: float) -> Row:
+    sample = Sample(
+        Measurement(int(rate), int(rate) * JOB.block, 1.0, 5.0, 6.0),
+        {"nbdkit": 0.5, "fio": 0.1},
+        {"nbdkit": 3 << 20, "fio": 1 << 20},
+    )
+    return Row(section, JOB, subject, [sample])
+
+
+def test_report_shows_rows_reasons_and_verdicts() -> None:
+    rows = [
+        measured("nbd", goals.OURS, 8000),
+        measured("nbd", "qemu-nbd", 10000),
+        Row("nbd", JOB, "memory", absent="nbdkit: [plugin] is not there"),
+    ]
+    text = io.StringIO()
+    report.print_report(Console(file=text, width=200), rows, goals.judge(rows))
+    printed = text.getvalue()
+    assert "8.0 K/s (8.0–8.0)" in printed
+    assert "0.80" in printed
+    assert "nbd/*/memory: nbdkit: [plugin] is not there" in printed
+    assert "met" in printed
+    assert "not measured" in printed
+
+
+def test_rates_of_large_jobs_are_mebibytes() -> None:
+    assert report.rate_text(Spread(3 << 20, 2 << 20, 4 << 20), True) == "3 MiB/s (2–4)"
+
+
+def test_json_holds_everything(tmp_path: Path) -> None:
+    rows = [
+        measured("nbd", goals.OURS, 8000),
+        measured("nbd", "qemu-nbd", 10000),
+        Row("nbd", JOB, "memory", absent="not there"),
+    ]
+    file = tmp_path / "out.json"
+    report.write_json(file, report.as_json({"cpus": 2}, rows, goals.judge(rows)))
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert content["version"] == report.JSON_VERSION
+    ours, _peer, memory = content["rows"]
+    assert ours["ratios"] == {"qemu-nbd": 0.8}
+    assert ours["rate"]["median"] == 8000
+    assert ours["samples"][0]["peak_rss"]["nbdkit"] == 3 << 20
+    assert memory["missing"] == "not there"
+    assert content["goals"][0]["verdict"] == "met"
+
+
+def test_backing_files_are_equal_and_allocated(tmp_path: Path) -> None:
+    files = (tmp_path / "ours", tmp_path / "theirs")
+    size = 16 << 20
+    storage.fill(files, size)
+    first, second = (file.read_bytes() for file in files)
+    assert first == second
+    assert len(first) == size
+    assert all(file.stat().st_blocks * 512 >= size for file in files)
