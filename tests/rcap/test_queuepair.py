@@ -14,6 +14,7 @@ from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolErr
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.iwarp.transmit import SendCore
 from tests.rcap.wire import (
     PATIENCE_S,
     Driver,
@@ -265,6 +266,45 @@ def test_terminate_waits_its_turn_behind_a_full_socket(benches: list[Bench]) -> 
     assert decoded is not None and decoded[0].payload == data[: len(decoded[0].payload)]
 
 
+# --- memory and threads ---
+
+
+def test_retire_in_the_middle_of_a_segment(benches: list[Bench]) -> None:
+    """Without CRC the rest of a large segment goes straight into memory: not after retire."""
+    bench = make(benches, crc=False)
+    memory = bytearray(60_000)
+    stag, _ = bench.pair.advertise(memoryview(memory), seam.REMOTE_WRITE)
+    write = ddp.encode_fpdu(ddp.TaggedHeader(60_014, 0xC140, stag, 0), b"x" * 60_000, crc=False)
+    bench.wire.sendall(write[:20_000])
+    bench.driver.run(lambda: memory[19_000] == ord("x"))
+    assert bench.pair.retire(stag) is True
+    memory[:] = bytes(60_000)
+    bench.wire.sendall(write[20_000:] + SEND_1)
+    bench.driver.run(lambda: bool(bench.driver.events[0]))
+    assert memory == bytes(60_000)
+    memory.clear()
+
+
+def test_request_posted_while_another_thread_ends_its_sending(
+    benches: list[Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the send lock taken, by one that has just seen that nothing is left to send."""
+    bench = make(benches)
+    late = [send_request(bench.pair, b"late")]
+    build = SendCore.build
+
+    def build_and_post(core: SendCore) -> bool:
+        result = build(core)
+        if not result and late:
+            bench.pair.post([late.pop()])
+        return result
+
+    monkeypatch.setattr(SendCore, "build", build_and_post)
+    bench.pair.post([send_request(bench.pair, b"early")])
+    assert late == []
+    assert b"late" in bench.read(32 + 28)
+
+
 # --- sockets ---
 
 
@@ -317,6 +357,35 @@ def test_frames_follow_the_segment_size_of_tcp(size: int) -> None:
         payload += decoded[0].payload
         received = received[decoded[1] :]
     assert payload == pattern(20_000)
+
+
+class RecordingSocket(socket.socket):
+    """Keeps the size and the flags of each send."""
+
+    sends: list[tuple[int, int]]
+
+    def send(self, data: memoryview, flags: int = 0) -> int:
+        self.sends.append((len(data), flags))
+        return super().send(data, flags)
+
+    def sendmsg(self, buffers: list[memoryview], ancillary: tuple[()] = (), flags: int = 0) -> int:
+        self.sends.append((sum(map(len, buffers)), flags))
+        return super().sendmsg(buffers, ancillary, flags)
+
+
+@pytest.mark.parametrize("crc", [True, False])
+def test_with_crc_each_send_ends_a_segment(crc: bool) -> None:
+    """What siw needs: no CRC behind the end of a TCP segment that it started in."""
+    first, second = connected_sockets()
+    sock = RecordingSocket(fileno=first.detach())
+    sock.sends = []
+    pair = IwarpQueuePair(sock, parameters(crc=crc), initiator=True, emss=1448)
+    pair.post([send_request(pair, b"small"), rdma_request(seam.RDMA_WRITE, bytes(9000), 1, 0)])
+    pair.close()
+    second.close()
+    assert sock.sends
+    assert all(bool(flags & socket.MSG_EOR) is crc for _, flags in sock.sends)
+    assert (max(size for size, _ in sock.sends) <= 1448) is crc
 
 
 def test_description_names_both_ends(benches: list[Bench]) -> None:

@@ -143,6 +143,14 @@ VIOLATIONS: dict[str, tuple[Frames, tuple[int, int, int]]] = {
         lambda r: untagged(SEND_MORE, 1, b"xx") + untagged(SEND, 1, b"x", mo=1),
         ddp.INVALID_MO,
     ),
+    "Send begins again": (
+        lambda r: untagged(SEND_MORE, 1, b"xx") + untagged(SEND, 1, b"x"),
+        ddp.INVALID_MO,
+    ),
+    "Send begins again, not the last": (
+        lambda r: untagged(SEND_MORE, 1, b"xx") + untagged(SEND_MORE, 1, b"x"),
+        ddp.INVALID_MO,
+    ),
     "Send too long": (lambda r: untagged(SEND, 1, bytes(3001)), ddp.MESSAGE_TOO_LONG),
     "Send too long in segments": (
         lambda r: untagged(SEND_MORE, 1, bytes(2999)) + untagged(SEND, 1, b"xx", mo=2999),
