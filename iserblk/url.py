@@ -3,17 +3,24 @@
     iser://[user[%password]@]host[:port]/target-iqn[/lun][?key=value&…]
 
 libiscsi's grammar. User info ends at the last ``@`` before the first ``/``, splits at its first
-``%`` or ``:``, is not percent-decoded, and is never shown. Errors name the thing and the remedy.
+``%`` or ``:``, is not percent-decoded, and is never shown: where a URL may hold some in the wrong
+place, errors quote nothing of it. The target name is percent-decoded. ``iscsi://…?iser`` is
+``iser://…``. Errors name the thing and the remedy.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import ipaddress
+import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
 
 from iserblk.errors import BadArgument, NotSupported
 
@@ -22,37 +29,49 @@ MAXIMUM_LUN = 16383
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
 _NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
 _MACHINE_ID = Path("/etc/machine-id")
-_IQN = re.compile(r"iqn\.\d{4}-\d{2}\.[a-z0-9][a-z0-9.-]*(:.+)?", re.IGNORECASE)
+_IQN = re.compile(r"iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9][a-z0-9.-]*(:[^\s/\x00-\x1f]+)?", re.IGNORECASE)
 _EUI = re.compile(r"eui\.[0-9A-Fa-f]{16}")
 _NAA = re.compile(r"naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})")
 _MAXIMUM_NAME = 223
-_SIZE = re.compile(r"(\d+)([kKmMgGtT]?)")
+_SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
+_HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script: resolvers know IDNA
+_CREDENTIALS = ("LIBISCSI_CHAP_USERNAME", "LIBISCSI_CHAP_PASSWORD")
 
 
-class Secret(str):
+class Secret:
     """Text that must not be seen: ``str()``, ``repr()`` and formats of it say ``***``.
 
-    ``reveal`` gives the plain text, for the one place that needs it.
+    ``reveal`` gives the plain text, for the one place that needs it. False when empty.
     """
 
-    __slots__ = ()
+    __slots__ = ("_text",)
 
-    def __str__(self) -> str:
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
         return "***"
 
-    __repr__ = __str__
+    def __bool__(self) -> bool:
+        return bool(self._text)
 
-    def __format__(self, _spec: str) -> str:
-        return "***"
+    def __eq__(self, other: object) -> bool:
+        """In constant time."""
+        return isinstance(other, Secret) and hmac.compare_digest(
+            self._text.encode(), other._text.encode()
+        )
+
+    def __hash__(self) -> int:
+        return hash(Secret)  # tells nothing
 
     def reveal(self) -> str:
-        return str.__str__(self)
+        return self._text
 
 
 @dataclass(slots=True, frozen=True)
 class Url:
     """One URL, taken apart. ``lun`` None: every disk of the target. ``options``: the keys behind
-    ``?``, as given."""
+    ``?``, as given. ``user`` and ``password``: empty where there is no user info."""
 
     scheme: str
     host: str
@@ -60,8 +79,8 @@ class Url:
     iqn: str
     lun: int | None
     user: str = field(default="", repr=False)
-    password: Secret = field(default=Secret(), repr=False)
-    options: dict[str, str] = field(default_factory=dict, repr=False)
+    password: Secret = field(default_factory=Secret, repr=False)
+    options: dict[str, str] = field(default_factory=dict, repr=False)  # hyphenated keys
 
     def redacted(self) -> str:
         """The URL without user info and options: fit for logs."""
@@ -85,24 +104,32 @@ class Options:
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:
         """From keys as users write them, ``-`` or ``_`` alike. Raises BadArgument, NotSupported."""
         values: dict[str, object] = {}
+        seen: set[str] = set()
         for raw, value in pairs:
             key = raw.replace("_", "-")
-            if key in _LATER:
-                _check_later(key, value)
-                continue
-            known = _KEYS.get(key)
-            if known is None:
-                close = ", ".join(sorted({*_KEYS, *_LATER}))
-                raise BadArgument(f"unknown option {_shown(raw)}; known are: {close}")
-            name, convert = known
+            if key not in _KEYS and key not in _LATER:
+                raise BadArgument(
+                    f"unknown option {_shown(raw)}; known are: {', '.join(OPTION_NAMES)}"
+                )
+            if key in seen:
+                raise BadArgument(f"option {key} is given twice")
+            seen.add(key)
             if value == "":
                 raise BadArgument(f"option {key} has no value; write {key}=VALUE")
-            values[name] = convert(key, value)
+            if key in _LATER:
+                _check_later(key, value)
+            else:
+                name, convert = _KEYS[key]
+                values[name] = convert(key, value)
         return cls(**values)  # type: ignore[arg-type]
 
 
 def _shown(text: str) -> str:
     return repr(text[:60])
+
+
+def _hidden(_text: str) -> str:
+    return "(not shown)"
 
 
 def _yes_no(key: str, value: str) -> bool:
@@ -141,7 +168,7 @@ def _name(key: str, value: str) -> str:
     return check_name(value, key)
 
 
-_KEYS = {
+_KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "rcap": ("rcap", _rcap),
     "mpa-crc": ("mpa_crc", _yes_no),
     "initiator-name": ("initiator_name", _name),
@@ -150,122 +177,165 @@ _KEYS = {
     "immediate-data": ("immediate_data", _yes_no),
 }
 
-# Known, and with one value that is what happens anyway; another value is refused in words.
-_LATER: dict[str, tuple[tuple[str, ...], str]] = {
-    "style": (("cm",), "only style=cm is supported so far"),
-    "header": (("28",), "only header=28 is supported so far"),
-    "fallback": (("none",), "falling back to Traditional iSCSI is not supported yet"),
-    "journal": (("off",), "recovery of unflushed writes is not supported yet; say journal=off"),
-    "shared": (("yes", "no"), "say yes or no"),
-    "reserve": (("none",), "persistent reservations are not supported yet"),
-    "reserve-key": ((), "persistent reservations are not supported yet"),
-    "chap-secret-file": ((), "CHAP is not supported yet"),
-    "chap-secret-fd": ((), "CHAP is not supported yet"),
-    "chap-secret-credential": ((), "CHAP is not supported yet"),
-    "target-user": ((), "CHAP is not supported yet"),
-    "target-password": ((), "CHAP is not supported yet"),
-    "auth": (("none",), "CHAP is not supported yet; only auth=none"),
-    "header-digest": (
-        ("none",),
-        "digests do not exist over iSER; the MPA CRC (mpa-crc=yes) protects the data",
+
+class _Later(NamedTuple):
+    """An option that has one effect so far: ``now`` are the values that ask for it. ``later``
+    matches those that will mean something else; ``words`` say why not yet, and what to do."""
+
+    now: tuple[str, ...]
+    later: str
+    words: str
+
+
+_CHAP = "CHAP is not supported yet; let the target admit this initiator without it"
+_DIGEST = "there are no iSCSI digests over iSER; the MPA CRC (mpa-crc=yes) protects the data"
+_RESERVE = "persistent reservations are not supported yet; leave it out"
+_LATER = {
+    "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
+    "header": _Later(("28",), "12", "only header=28 is supported so far"),
+    "fallback": _Later(("none",), "iscsi", "Traditional iSCSI is not supported yet; leave it out"),
+    "journal": _Later(
+        ("off",),
+        _SIZE.pattern,
+        "recovery of unflushed writes is not supported yet; say journal=off",
     ),
-    "data-digest": (
-        ("none",),
-        "digests do not exist over iSER; the MPA CRC (mpa-crc=yes) protects the data",
-    ),
+    "shared": _Later(("yes", "no"), "", ""),
+    "reserve": _Later(("none",), "exclusive", _RESERVE),
+    "reserve-key": _Later((), ".*", _RESERVE),
+    "chap-secret-file": _Later((), ".*", _CHAP),
+    "chap-secret-fd": _Later((), ".*", _CHAP),
+    "chap-secret-credential": _Later((), ".*", _CHAP),
+    "target-user": _Later((), ".*", _CHAP),
+    "target-password": _Later((), ".*", _CHAP),
+    "auth": _Later(("none",), "chap|md5|sha1|sha256|sha3-256", _CHAP),
+    "header-digest": _Later(("none",), "crc32c|crc32c,none|none,crc32c", _DIGEST),
+    "data-digest": _Later(("none",), "crc32c|crc32c,none|none,crc32c", _DIGEST),
 }
 OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
 
 
 def _check_later(key: str, value: str) -> None:
-    allowed, words = _LATER[key]
-    if value.lower() not in allowed:
+    row = _LATER[key]
+    if value.lower() in row.now:
+        return
+    if row.later and re.fullmatch(row.later, value, re.IGNORECASE | re.DOTALL):
         # The value may be a secret: it is not shown.
-        raise NotSupported(f"option {key}: {words}")
+        raise NotSupported(f"option {key}: {row.words}")
+    raise BadArgument(f"{key}={_shown(value)}: say {' or '.join(row.now)}")
 
 
-def check_name(text: str, what: str) -> str:
-    """An iSCSI name (RFC 7143 section 4.2.7). Raises BadArgument."""
+def check_name(text: str, what: str, shown: Callable[[str], str] = _shown) -> str:
+    """An iSCSI name (RFC 7143 section 4.2.7). Raises BadArgument, with ``shown`` of it."""
     if len(text.encode()) > _MAXIMUM_NAME:
         raise BadArgument(f"{what}: a name of {len(text.encode())} bytes; at most {_MAXIMUM_NAME}")
     if not any(pattern.fullmatch(text) for pattern in (_IQN, _EUI, _NAA)):
         raise BadArgument(
-            f"{what} {_shown(text)} is no iSCSI name; "
+            f"{what} {shown(text)} is no iSCSI name; "
             "write iqn.YYYY-MM.reversed.domain[:string], eui.<16 hex> or naa.<16 or 32 hex>"
         )
     return text
 
 
 def parse_url(text: str) -> Url:
-    """Take a URL apart. Raises BadArgument or NotSupported; the text never shows user info."""
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        raise BadArgument(f"not a URL: it has no scheme; write {_EXAMPLE}")
-    if scheme == "iscsi":
+    """Take a URL apart. Raises BadArgument, or NotSupported for what is not built yet; the text
+    never shows user info."""
+    url = split_url(text)
+    if url.scheme != "iser":
         raise NotSupported(
             "iscsi:// (Traditional iSCSI over TCP) is not supported yet; "
             "use iser:// with a portal that has iSER enabled"
         )
-    if scheme != "iser":
-        raise BadArgument(f"unknown scheme {_shown(scheme)}; write {_EXAMPLE}")
-    rest, question, query = rest.partition("?")
+    if url.user or url.password:
+        raise NotSupported(f"user and password in the URL: {_CHAP}, and remove them")
+    # Logging in without the credentials that somebody has set would be less than was asked for.
+    if all(os.environ.get(name) for name in _CREDENTIALS):
+        raise NotSupported(f"{' and '.join(_CREDENTIALS)} are set: {_CHAP}, and unset them")
+    return url
+
+
+def split_url(text: str) -> Url:
+    """The grammar alone. Raises BadArgument."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        raise BadArgument(f"not a URL: it has no scheme; write {_EXAMPLE}")
+    scheme = scheme.lower()
+    if scheme not in ("iser", "iscsi"):
+        name = _shown(scheme) if scheme.isalnum() else "in front of ://"
+        raise BadArgument(f"unknown scheme {name}; write {_EXAMPLE}")
     authority, slash, path = rest.partition("/")
-    user, password, authority = _user_info(authority)
-    host, port = _host_port(authority)
-    if not slash or not path:
+    if not slash:
+        authority = authority.partition("?")[0]
+    path, question, query = path.partition("?")
+    # With an @ behind the first slash, user info was meant that has a slash in it.
+    shown: Callable[[str], str] = _shown if "@" not in path else _hidden
+    user, password, portal = _user_info(authority)
+    host, port = _host_port(portal)
+    if not path:
         raise BadArgument(f"the URL names no target; write {_EXAMPLE}")
-    iqn, _, lun_text = path.partition("/")
-    check_name(iqn, "target name")
-    if user or password:
-        raise NotSupported("user and password: CHAP is not supported yet; remove them from the URL")
+    iqn, slash, lun = path.partition("/")
+    iqn = check_name(unquote(iqn), "target name", shown)
+    if slash and not lun:
+        raise BadArgument("the URL ends in / without a LUN; add its number, or leave out the /")
+    options = _query(query) if question else {}
+    if options.pop("iser", None) is not None:
+        scheme = "iser"  # libiscsi's other way to say it
     return Url(
         scheme=scheme,
         host=host,
         port=port,
         iqn=iqn,
-        lun=_lun(lun_text) if lun_text else None,
+        lun=_lun(lun, shown) if lun else None,
         user=user,
         password=password,
-        options=_query(query) if question else {},
+        options=options,
     )
 
 
 def _user_info(authority: str) -> tuple[str, Secret, str]:
-    info, at, host = authority.rpartition("@")
+    info, at, portal = authority.rpartition("@")
     if not at:
         return "", Secret(), authority
     match = re.search("[%:]", info)
-    if match is None:
-        return info, Secret(), host
-    return info[: match.start()], Secret(info[match.end() :]), host
+    user = info[: match.start()] if match else info
+    if not user:
+        raise BadArgument("the URL has an @ without a user in front of it; write user%password@")
+    return user, Secret(info[match.end() :] if match else ""), portal
 
 
-def _host_port(authority: str) -> tuple[str, int]:
-    if authority.startswith("["):
-        host, bracket, port = authority[1:].partition("]")
+def _host_port(portal: str) -> tuple[str, int]:
+    """Nothing of a portal is quoted: it may be user info, where the @ was forgotten."""
+    if portal.startswith("["):
+        host, bracket, port = portal[1:].partition("]")
         if not bracket:
             raise BadArgument("the URL has a [ without ]; write [IPv6 address]:port")
         if port and not port.startswith(":"):
-            raise BadArgument(f"{_shown(port)} behind ]: write [IPv6 address]:port")
-        port = port[1:] if port else str(DEFAULT_PORT)
+            raise BadArgument("the URL has something behind ]; write [IPv6 address]:port")
+        colon, port = port[:1], port[1:]
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise BadArgument("there is no IPv6 address in the URL's [ ]; write [::1]") from None
     else:
-        host, colon, port = authority.partition(":")
+        host, colon, port = portal.partition(":")
         if ":" in port:
-            raise BadArgument("an IPv6 address needs brackets: write [address]:port")
-        if not colon:
-            port = str(DEFAULT_PORT)
-    if not host:
-        raise BadArgument(f"the URL has no host; write {_EXAMPLE}")
-    if any(character.isspace() or ord(character) < 32 for character in host):
-        raise BadArgument("the URL's host has a blank or control character in it")
+            raise BadArgument("an IPv6 address in a URL needs brackets: write [address]:port")
+        if not host:
+            raise BadArgument(f"the URL has no host; write {_EXAMPLE}")
+        if not _HOST.fullmatch(host):
+            raise BadArgument(
+                "the URL's host has a character that no host name has; "
+                "is the @ behind user%password missing?"
+            )
+    if not colon:
+        return host, DEFAULT_PORT
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
-        raise BadArgument(f"port {_shown(port)}: give a number from 1 to 65535")
+        raise BadArgument("the URL's port is not a number from 1 to 65535")
     return host, int(port)
 
 
-def _lun(text: str) -> int:
+def _lun(text: str, shown: Callable[[str], str]) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MAXIMUM_LUN):
-        raise BadArgument(f"LUN {_shown(text)}: give a number from 0 to {MAXIMUM_LUN}")
+        raise BadArgument(f"LUN {shown(text)}: give a number from 0 to {MAXIMUM_LUN}")
     return int(text)
 
 
@@ -309,6 +379,6 @@ def initiator_name(options: Options) -> str:
 def parse_size(text: str, what: str) -> int:
     """Bytes, with an optional k, M, G or T (powers of 1024). Raises BadArgument."""
     match = _SIZE.fullmatch(text)
-    if match is None or len(match[1]) > 19:
+    if match is None:
         raise BadArgument(f"{what} {_shown(text)}: give a size such as 4096, 64M or 1G")
     return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[match[2].lower()]

@@ -11,7 +11,7 @@ Irrelevant, wherever a legal value exists: running initiators take that word for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -314,3 +314,12 @@ def not_answered(offered: SessionParameters, name: str) -> None:
         own = getattr(offered, key.field)
         default = getattr(SessionParameters(), key.field)
         setattr(offered, key.field, _COMBINE[key.kind](own, default))
+
+
+def conclude(outcome: SessionParameters, settled: Container[str]) -> None:
+    """Login is complete: keys that were offered by nobody, or never answered, get what their
+    defaults lead to, and the first burst is no longer than any (RFC 7143 section 13.14)."""
+    for name in TABLE:
+        if name not in settled:
+            not_answered(outcome, name)
+    outcome.first_burst_length = min(outcome.first_burst_length, outcome.max_burst_length)

@@ -251,8 +251,7 @@ class LoginInitiator:
         return answers
 
     def _finish(self) -> None:
-        for name in self._offered - self._settled - {"AuthMethod"}:
-            keys.not_answered(self.parameters, name)
+        keys.conclude(self.parameters, self._settled)
         if not self._config.discovery and not self.parameters.rdma_extensions:
             raise LoginError(
                 "the target does not agree to iSER (RDMAExtensions is not Yes); "

@@ -159,6 +159,8 @@ class LoginTarget:
             flags |= pdu.TRANSIT | following
             self._stage = following
             self.done = following == pdu.FULL_FEATURE_PHASE
+            if self.done:
+                keys.conclude(self.parameters, self._received)
         return [self._response(request, flags, text)]
 
     def _may_finish(self, stage: int) -> bool:
