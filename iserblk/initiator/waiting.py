@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import TypeVar
@@ -25,12 +26,15 @@ TICK_S = 1.0  # how often deadlines and the keep-alive are looked at
 
 
 class ThreadWaiter:
-    """Implements Waiter for the one thread that made it."""
+    """Implements Waiter for the one thread that made it. ``polling``: that thread is the leader,
+    and asleep in poll or about to be; only ``ring`` reaches it there."""
 
-    __slots__ = ("_wake", "pending", "sleep")
+    __slots__ = ("_ring", "_wake", "pending", "polling", "sleep")
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Callable[[], None]) -> None:
         self.pending = 0
+        self.polling = False
+        self._ring = ring
         lock = threading.Lock()
         lock.acquire()
         self.sleep = lock.acquire
@@ -43,6 +47,8 @@ class ThreadWaiter:
 
     def wake(self) -> None:
         """Wake its thread; a wake that nobody waits for is kept, two are one."""
+        if self.polling:  # done by another thread: it gave back a slot, or unlocked a range
+            self._ring()
         try:  # noqa: SIM105 (a context manager costs more than the wake)
             self._wake()
         except RuntimeError:
@@ -65,7 +71,8 @@ class BlockingDriver:
         self._fd = session.fileno()
         self._events = select.POLLIN
         self._poll.register(self._fd, self._events)
-        # Rung when a sender finds the socket full while the leader polls for input only.
+        # Rung when the leader is to look up from its poll: a sender finds the socket full while it
+        # polls for input only, or what it waits for is done by another thread.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.POLLIN)
         session.new_waiter = self.waiter
@@ -77,7 +84,7 @@ class BlockingDriver:
         try:
             waiter: ThreadWaiter = self._local.waiter
         except AttributeError:
-            waiter = self._local.waiter = ThreadWaiter()
+            waiter = self._local.waiter = ThreadWaiter(self._ring)
         return waiter
 
     def run(self, operation: Operation[T]) -> T:
@@ -114,6 +121,7 @@ class BlockingDriver:
             try:
                 self._lead(waiter)
             finally:
+                waiter.polling = False  # poll may have been interrupted
                 self._hand_on()
 
     def _lead(self, waiter: ThreadWaiter) -> None:
@@ -121,7 +129,10 @@ class BlockingDriver:
         session = self.session
         poll = self._poll.poll
         while waiter.pending:
-            poll(1000)
+            waiter.polling = True
+            if waiter.pending:  # looked at after the flag was set: a wake before it shows here
+                poll(1000)
+            waiter.polling = False
             now = monotonic()
             session.progress(now)
             if now >= self._next_tick:
