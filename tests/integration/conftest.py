@@ -1,0 +1,25 @@
+"""Real targets for the tests of this directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.target import TargetProcess, running_target
+
+StartTarget = Callable[..., TargetProcess]
+
+
+@pytest.fixture
+def start_target(tmp_path: Path) -> Iterator[StartTarget]:
+    """``start_target("FILE:option…", …)``: file names are relative to ``tmp_path``."""
+    with ExitStack() as stack:
+
+        def start(*specs: str, listen: str = "127.0.0.1:0") -> TargetProcess:
+            paths = [str(tmp_path / spec) for spec in specs]
+            return stack.enter_context(running_target(paths, tmp_path / "target.log", listen))
+
+        yield start

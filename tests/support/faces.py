@@ -1,0 +1,98 @@
+"""Both faces of the disk behind one set of names, so that a test is written once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from iserblk.disk import aio, blocking
+from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent, LunInfo
+
+FACES = ("async", "blocking")
+THREADS = 64
+
+
+class InThreads:
+    """Implements AsyncDisk over a BlockingDisk: every call in a thread of its own."""
+
+    def __init__(self, disk: BlockingDisk) -> None:
+        self._disk = disk
+        self._limiter = trio.CapacityLimiter(THREADS)
+        self.info: LunInfo = disk.info
+
+    @property
+    def size(self) -> int:
+        return self._disk.size
+
+    async def _run(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        return await trio.to_thread.run_sync(partial(call, *args, **kwargs), limiter=self._limiter)
+
+    async def read_into(self, buffer: memoryview, offset: int) -> None:
+        await self._run(self._disk.read_into, buffer, offset)
+
+    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        await self._run(self._disk.write, buffer, offset, fua)
+
+    async def flush(self) -> None:
+        await self._run(self._disk.flush)
+
+    async def trim(self, offset: int, length: int, fua: bool = False) -> None:
+        await self._run(self._disk.trim, offset, length, fua)
+
+    async def zero(
+        self,
+        offset: int,
+        length: int,
+        *,
+        may_trim: bool = False,
+        fast: bool = False,
+        fua: bool = False,
+    ) -> None:
+        await self._run(self._disk.zero, offset, length, may_trim=may_trim, fast=fast, fua=fua)
+
+    async def extents(self, offset: int, length: int) -> list[Extent]:
+        found: list[Extent] = await self._run(self._disk.extents, offset, length)
+        return found
+
+    async def cache(self, offset: int, length: int) -> None:
+        await self._run(self._disk.cache, offset, length)
+
+
+@asynccontextmanager
+async def opened(
+    face: str, *urls: str, options: Mapping[str, str] | None = None
+) -> AsyncIterator[dict[str, AsyncDisk]]:
+    """The disks of ``urls`` by export name, first URL's first."""
+    if face == "async":
+        async with aio.open_disks(urls, options or {}) as disks:
+            yield dict(disks.disks)
+    else:
+        found = await trio.to_thread.run_sync(blocking.open_disks, urls, options or {})
+        try:
+            yield {name: InThreads(disk) for name, disk in found.disks.items()}
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(found.close)
+
+
+@asynccontextmanager
+async def one_disk(
+    face: str, url: str, options: Mapping[str, str] | None = None
+) -> AsyncIterator[AsyncDisk]:
+    async with opened(face, url, options=options) as disks:
+        (disk,) = disks.values()
+        yield disk
+
+
+async def read(disk: AsyncDisk, offset: int, length: int) -> bytes:
+    buffer = bytearray(length)
+    await disk.read_into(memoryview(buffer), offset)
+    return bytes(buffer)
+
+
+async def write(disk: AsyncDisk, data: bytes, offset: int, fua: bool = False) -> None:
+    await disk.write(memoryview(data), offset, fua)

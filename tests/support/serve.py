@@ -1,0 +1,50 @@
+"""``python -m tests.support.serve LISTEN IQN SPEC…``: the real target, and what it holds.
+
+Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
+objects that every connection has. SIGTERM ends it in order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+
+import trio
+
+from iserblk.target.lunspec import open_lun, parse_lun_spec
+from iserblk.target.server import serve
+from tests.support.census import census
+
+
+async def _main(listen: str, iqn: str, specs: list[str]) -> None:
+    units = [open_lun(parse_lun_spec(spec), f"test{i}") for i, spec in enumerate(specs)]
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch, nursery.cancel_scope)
+            await serve(listen, iqn, dict(enumerate(units)), _ready)
+    finally:
+        for unit in units:
+            unit.close()
+
+
+def _ready(url: str) -> None:
+    print("ready", url, flush=True)
+
+
+async def _watch(
+    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGTERM:
+                scope.cancel()
+            else:
+                print(json.dumps(census()), flush=True)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="target: %(name)s: %(message)s")
+    trio.run(_main, sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,94 @@
+"""A real target process for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+IQN = "iqn.2026-11.example:disk"
+END_S = 30.0
+
+
+class TargetProcess:
+    """The target as its own process, on a free port of the loopback interface.
+
+    ``url`` has no LUN. ``log``: the file that its stderr goes to.
+    """
+
+    def __init__(self, specs: list[str], log: Path, listen: str = "127.0.0.1:0") -> None:
+        self.log = log
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.serve", listen, IQN, *specs],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        word, _, self.url = self._line().partition(" ")
+        assert word == "ready", log.read_text()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    @property
+    def listen(self) -> str:
+        """HOST:PORT, for a successor on the same port."""
+        return self.url.removeprefix("iser://").partition("/")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    def census(self) -> dict[str, int]:
+        self.process.send_signal(signal.SIGUSR1)
+        counted: dict[str, int] = json.loads(self._line())
+        return counted
+
+    def kill(self) -> None:
+        """As if its power had failed."""
+        self.process.kill()
+        self._reap()
+
+    def pause(self) -> None:
+        """It takes nothing any more, until ``resume``; its connections stay."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """An orderly end, which must be a clean one."""
+        if self.process.poll() is None:
+            self.resume()
+            self.process.terminate()
+            self._reap()
+            assert self.process.returncode == 0, self.log.read_text()
+
+    def _reap(self) -> None:
+        try:
+            self.process.wait(END_S)
+        finally:
+            self.process.kill()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.process.wait()
+
+
+@contextmanager
+def running_target(
+    specs: list[str], log: Path, listen: str = "127.0.0.1:0"
+) -> Iterator[TargetProcess]:
+    target = TargetProcess(specs, log, listen)
+    try:
+        yield target
+    finally:
+        target.stop()
