@@ -164,6 +164,21 @@ def test_a_short_write_is_continued(lun: FileStore, monkeypatch: pytest.MonkeyPa
     assert read(lun, 512, 1024) == data
 
 
+@pytest.mark.parametrize(("durable", "flags"), [(False, 0), (True, os.RWF_DSYNC)])
+def test_a_durable_write_is_so_in_all_its_parts(
+    lun: FileStore, monkeypatch: pytest.MonkeyPatch, durable: bool, flags: int
+) -> None:
+    seen: list[int] = []
+
+    def write_some(fd: int, data: tuple[memoryview], offset: int, how: int) -> int:
+        seen.append(how)
+        return min(100, len(data[0]))
+
+    monkeypatch.setattr(os, "pwritev", write_some)
+    assert lun.write(memoryview(bytes(250)), 0, durable, False)
+    assert seen == [flags] * 3
+
+
 def test_prefetch_is_harmless(lun: FileStore) -> None:
     lun.prefetch(0, SIZE)
     assert read(lun, 0, 512) == bytes(512)
