@@ -58,6 +58,10 @@ class DeviceTask(ScsiTask):
 
     __slots__ = ("answer", "durable", "execute", "extent", "offset", "unit")
 
+    # Set by the commands that need them.
+    answer: bytes
+    durable: bool
+    extent: int
     unit: LogicalUnit
 
     def __init__(self, cdb: bytes) -> None:
