@@ -11,22 +11,24 @@ from iserblk.rcap.stags import StagTable
 
 
 def census() -> dict[str, int]:
-    """Counts of descriptors, threads, queue pairs, and STags that the peer may still use.
+    """Counts of descriptors, threads, queue pairs, and STags that a peer may still use.
 
-    Descriptors and threads are the kernel's counts, of this process.
+    Threads without the idle ones that trio keeps for later.
     """
     gc.collect()
     objects = gc.get_objects()
-    pairs = [each for each in objects if type(each) is IwarpQueuePair]
-    # Tables have slots only, and may be untracked by themselves; their pairs are not.
-    tables = [each for each in objects if type(each) is StagTable]
+    regions = [
+        region
+        for table in objects
+        if type(table) is StagTable
+        for region in table.regions
+        if region.valid
+    ]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-        "python threads": threading.active_count(),
-        "queue pairs": len(pairs),
-        "open regions": sum(region.valid for table in tables for region in table.regions),
-        "regions with memory": sum(
-            region.length > 0 for table in tables for region in table.regions
+        "threads": sum(
+            not thread.name.startswith("Trio thread ") for thread in threading.enumerate()
         ),
+        "queue pairs": sum(type(each) is IwarpQueuePair for each in objects),
+        "open regions": len(regions),
     }

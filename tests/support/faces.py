@@ -71,12 +71,8 @@ async def opened(
         async with aio.open_disks(urls, options or {}) as disks:
             yield dict(disks.disks)
     else:
-        found = await trio.to_thread.run_sync(blocking.open_disks, urls, options or {})
-        try:
+        with blocking.open_disks(urls, options or {}) as found:  # the loop has nothing else to do
             yield {name: InThreads(disk) for name, disk in found.disks.items()}
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(found.close)
 
 
 @asynccontextmanager
