@@ -15,6 +15,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.transmit import SendCore
+from iserblk.rcap.iwarp.wire import SocketWire
 from tests.rcap.wire import (
     PATIENCE_S,
     Driver,
@@ -374,8 +375,9 @@ class RecordingSocket(socket.socket):
 
 
 @pytest.mark.parametrize("crc", [True, False])
-def test_with_crc_each_send_ends_a_segment(crc: bool) -> None:
+def test_with_crc_each_send_ends_a_segment(crc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What siw needs: no CRC behind the end of a TCP segment that it started in."""
+    monkeypatch.setattr("iserblk.rcap.iwarp.queuepair.wire", SocketWire)  # it can be watched
     first, second = connected_sockets()
     sock = RecordingSocket(fileno=first.detach())
     sock.sends = []

@@ -24,6 +24,7 @@ from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.reads import RTR_TOKEN
 from iserblk.rcap.iwarp.receive import ReceiveCore
 from iserblk.rcap.iwarp.transmit import SendCore, SlotFrame
+from iserblk.rcap.iwarp.wire import WOULD_BLOCK, wire
 from iserblk.rcap.stags import StagTable
 
 DEFAULT_RECEIVE_SIZE = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
@@ -92,9 +93,7 @@ class IwarpQueuePair:
             opened=initiator,
         )
         # siw loses a CRC that is split between two TCP segments: mark where each send ends.
-        self._flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-        if params.crc:
-            self._flags |= socket.MSG_EOR
+        self._wire = wire(sock, end_of_record=params.crc)
         self._leftover = params.leftover
         self._kick = False  # requests were queued since the last look at the queue
         self._blocked = False  # the kernel takes no more for now
@@ -250,18 +249,15 @@ class IwarpQueuePair:
                         return
                 for _ in range(READ_ROUNDS):
                     buffers = rx.get_buffers()
-                    if len(buffers) == 1:
-                        count = self._sock.recv_into(buffers[0])
-                    else:
-                        count = self._sock.recvmsg_into(buffers)[0]
-                    if not count:
+                    count = self._wire.receive(buffers)
+                    if count <= 0:
+                        if count == WOULD_BLOCK:
+                            return
                         self._error = ConnectionLost(self._end_words())
                         return
                     rx.received(count)
                     if rx.completions or count < LARGE_READ:
                         return
-            except (BlockingIOError, InterruptedError):
-                return
             except RemoteProtocolError as error:
                 self._error = error
             except OSError as error:
@@ -301,25 +297,23 @@ class IwarpQueuePair:
 
     def _push(self) -> None:
         """Give batches to the kernel until it is full or nothing is left. Send lock held."""
-        tx, sock, flags = self._tx, self._sock, self._flags
+        tx, wire = self._tx, self._wire
         try:
             while tx.batch or tx.build():
-                batch = tx.batch
                 if tx.batch_left > LARGE_BATCH and not self._emss_fixed:
                     self._follow_emss()
-                if len(batch) == 1:
-                    tx.sent(sock.send(batch[0], flags))
-                else:
-                    tx.sent(sock.sendmsg(batch, (), flags))
+                count = wire.send(tx.batch, tx.batch_left)
+                if count == WOULD_BLOCK:
+                    self._blocked = True
+                    return
+                tx.sent(count)
             self._blocked = False
-        except (BlockingIOError, InterruptedError):
-            self._blocked = True
         except OSError as error:
             # What came before the end is still to be read; ``progress`` then sees the end itself.
             self._blocked = False
             self._broken = ConnectionLost(f"the connection broke: {error.strerror}")
             tx.abort(b"")
-            _shutdown(sock, socket.SHUT_RDWR)
+            _shutdown(self._sock, socket.SHUT_RDWR)
 
     def _follow_emss(self) -> None:
         """Ask TCP for its segment size now and then while there is much to send."""

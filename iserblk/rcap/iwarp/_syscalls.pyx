@@ -1,0 +1,124 @@
+# cython: language_level=3
+"""``iserblk.rcap.iwarp.wire.Wire`` on a bare descriptor, for calls that keep the GIL.
+
+Every buffer is taken through the buffer protocol and given back before return: no pointer outlives
+a call. The descriptor is non-blocking, and each call says so again, so that none can wait.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from libc.errno cimport EAGAIN, EINTR, errno
+
+import os
+
+cdef extern from "sys/uio.h" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+cdef extern from "sys/socket.h" nogil:
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    ssize_t c_sendmsg "sendmsg"(int fd, const msghdr *message, int flags)
+    ssize_t c_recvmsg "recvmsg"(int fd, msghdr *message, int flags)
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+    int MSG_EOR
+
+cdef extern from "string.h" nogil:
+    void *memset(void *destination, int value, size_t size)
+
+cdef enum:
+    MAX_BUFFERS = 1024  # IOV_MAX
+    # Bytes from which on copying takes longer than a switch of threads costs.
+    LARGE = 65536
+
+
+cdef class SyscallWire:
+    """Not thread-safe in one direction: the queue pair holds its lock for each."""
+
+    cdef int fd
+    cdef int flags
+    cdef ssize_t last_received
+    cdef Py_buffer out_views[MAX_BUFFERS]
+    cdef iovec out_vectors[MAX_BUFFERS]
+
+    def __cinit__(self, int fd, bint end_of_record):
+        self.fd = fd
+        self.flags = MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_EOR if end_of_record else 0)
+        self.last_received = 0
+
+    def send(self, list buffers, Py_ssize_t size):
+        cdef Py_ssize_t count = len(buffers)
+        cdef Py_ssize_t taken = 0
+        cdef Py_ssize_t index
+        cdef ssize_t sent
+        cdef int error
+        cdef msghdr message
+        if count > MAX_BUFFERS:
+            raise ValueError("too many buffers")
+        memset(&message, 0, sizeof(message))
+        message.msg_iov = self.out_vectors
+        message.msg_iovlen = count
+        try:
+            while taken < count:
+                PyObject_GetBuffer(buffers[taken], &self.out_views[taken], PyBUF_SIMPLE)
+                self.out_vectors[taken].iov_base = self.out_views[taken].buf
+                self.out_vectors[taken].iov_len = self.out_views[taken].len
+                taken += 1
+            if size >= LARGE:
+                with nogil:
+                    sent = c_sendmsg(self.fd, &message, self.flags)
+            else:
+                sent = c_sendmsg(self.fd, &message, self.flags)
+            error = errno
+        finally:
+            for index in range(taken):
+                PyBuffer_Release(&self.out_views[index])
+        return result(sent, error)
+
+    def receive(self, list buffers):
+        cdef Py_buffer views[2]
+        cdef iovec vectors[2]
+        cdef Py_ssize_t count = len(buffers)
+        cdef Py_ssize_t taken = 0
+        cdef Py_ssize_t index
+        cdef ssize_t received
+        cdef int error
+        cdef msghdr message
+        if count > 2:
+            raise ValueError("too many buffers")
+        memset(&message, 0, sizeof(message))
+        message.msg_iov = vectors
+        message.msg_iovlen = count
+        try:
+            while taken < count:
+                PyObject_GetBuffer(buffers[taken], &views[taken], PyBUF_WRITABLE)
+                vectors[taken].iov_base = views[taken].buf
+                vectors[taken].iov_len = views[taken].len
+                taken += 1
+            # Much came last time: much more may be there.
+            if self.last_received >= LARGE:
+                with nogil:
+                    received = c_recvmsg(self.fd, &message, MSG_DONTWAIT)
+            else:
+                received = c_recvmsg(self.fd, &message, MSG_DONTWAIT)
+            error = errno
+        finally:
+            for index in range(taken):
+                PyBuffer_Release(&views[index])
+        self.last_received = received
+        return result(received, error)
+
+
+cdef object result(ssize_t value, int error):
+    if value >= 0:
+        return value
+    if error == EAGAIN or error == EINTR:
+        return -1
+    raise OSError(error, os.strerror(error))

@@ -1,0 +1,64 @@
+"""System calls on a non-blocking stream socket: send and receive lists of buffers.
+
+Two forms with one behaviour. ``socket``'s methods give up the GIL around each call; where other
+threads wait for it, that costs a switch there and back, which at 4 KiB per request is more than the
+call itself. ``_syscalls``, compiled by scripts/setup, keeps it for calls that move little. Without
+it everything works, more slowly (docs/benchmarking.md has the ratio).
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+WOULD_BLOCK = -1
+SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class Wire(Protocol):
+    """One socket. Raises OSError as the system calls do, but for what means "not now"."""
+
+    def send(self, buffers: list[bytes | memoryview], size: int) -> int:
+        """Send the ``buffers``, ``size`` bytes in all; returns how many of these left, or
+        WOULD_BLOCK. At most IOV_MAX (1024) buffers."""
+        ...
+
+    def receive(self, buffers: list[memoryview]) -> int:
+        """Fill one or two writable buffers in order; returns the bytes, 0 at the end of the
+        stream, or WOULD_BLOCK."""
+        ...
+
+
+class SocketWire:
+    """Implements Wire with ``socket``'s own methods."""
+
+    def __init__(self, sock: socket.socket, end_of_record: bool) -> None:
+        """``end_of_record``: TCP shall not put a later send into the same segment."""
+        self._sock = sock
+        self._flags = SEND_FLAGS | (socket.MSG_EOR if end_of_record else 0)
+
+    def send(self, buffers: list[bytes | memoryview], size: int) -> int:
+        try:
+            if len(buffers) == 1:
+                return self._sock.send(buffers[0], self._flags)
+            return self._sock.sendmsg(buffers, (), self._flags)
+        except (BlockingIOError, InterruptedError):
+            return WOULD_BLOCK
+
+    def receive(self, buffers: list[memoryview]) -> int:
+        try:
+            if len(buffers) == 1:
+                return self._sock.recv_into(buffers[0])
+            return self._sock.recvmsg_into(buffers)[0]
+        except (BlockingIOError, InterruptedError):
+            return WOULD_BLOCK
+
+
+def wire(sock: socket.socket, end_of_record: bool) -> Wire:
+    """The quickest form that there is for ``sock``, which stays the caller's to close."""
+    try:
+        from iserblk.rcap.iwarp._syscalls import SyscallWire  # noqa: PLC0415 (may be missing)
+    except ImportError:
+        return SocketWire(sock, end_of_record)
+    made: Wire = SyscallWire(sock.fileno(), end_of_record)
+    return made
