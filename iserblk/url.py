@@ -98,7 +98,7 @@ class Options:
     initiator_name: str = ""
     io_timeout: float = 30.0
     queue_depth: int = 128
-    immediate_data: bool = False
+    immediate_data: bool = True
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:

@@ -68,7 +68,7 @@ def failure(slot: TaskSlot, name: str) -> IserblkError | None:
         return error if isinstance(error, IserblkError) else IserblkError(str(error))
     if slot.response:
         return ScsiError(f"{name}: {reasons.scsi_response(slot.response)}")
-    if slot.status == sam.GOOD:
+    if slot.status in (sam.GOOD, sam.CONDITION_MET):  # the latter from PRE-FETCH
         if slot.residual:
             return ScsiError(
                 f"{name}: command {slot.cdb[0]:#04x} of {slot.length} bytes moved "

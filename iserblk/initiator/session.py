@@ -96,7 +96,11 @@ class Session:
         self.new_waiter: Callable[[], Waiter]  # set by the driver
         # What a write may carry in its command; 0 where immediate data was not negotiated.
         self.immediate_limit = (
-            min(parameters.first_burst_length, parameters.target_recv_data_segment_length)
+            min(
+                parameters.first_burst_length,
+                parameters.target_recv_data_segment_length,
+                len(slots[0].inline),
+            )
             if parameters.immediate_data
             else 0
         )

@@ -65,5 +65,5 @@ class DeviceServer(Protocol):
         ...
 
     def reset_lun(self, lun: int) -> bool:
-        """LOGICAL UNIT RESET: unit attention 29/00 for every nexus. False: no such LUN."""
+        """LOGICAL UNIT RESET: unit attention 29/03 for every nexus. False: no such LUN."""
         ...

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
 
 from iserblk.errors import CommandTimeout
 from iserblk.initiator.ladder import IDLE_S, STEP_S, Ladder
 from iserblk.initiator.task import ABORTING, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
+from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
 
 
 def answer(dm: FakeDatamover, code: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.initiator.fake import CountingWaiter, cmd_sn_of, command, itt_of, response, session
 from hypothesis import given
 from hypothesis import strategies as st
 
 from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
 from iserblk.initiator.task import FREE, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
+from tests.initiator.fake import CountingWaiter, cmd_sn_of, command, itt_of, response, session
 
 
 def test_one_command_there_and_back() -> None:
