@@ -1,0 +1,242 @@
+"""The command window of a session (RFC 7143 section 4.2.2.1), over a datamover that only writes
+down what it is given."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iserblk.datamover.seam import NO_DATA, PduSlot
+from iserblk.errors import RemoteProtocolError
+from iserblk.initiator.session import CONTROL_SLOTS, Session
+from iserblk.initiator.task import QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.keys import SessionParameters
+
+MASK = 0xFFFFFFFF
+DEPTH = 8
+
+
+class Datamover:
+    """Implements what of InitiatorDatamover a session calls when commands come and go."""
+
+    def __init__(self) -> None:
+        self.queued: list[object] = []
+        self.sent: list[pdu.Pdu] = []
+        self.user: object = None
+
+    def notice_key_values(self, parameters: object) -> None:
+        assert isinstance(parameters, SessionParameters)
+
+    def enable_datamover(self) -> None:
+        assert not self.sent
+
+    def send_control(self, slot: PduSlot) -> None:
+        kind = pdu.BY_OPCODE[slot.bhs[0] & bhs.OPCODE_MASK]
+        self.sent.append(kind.unpack_from(slot.bhs))
+
+    def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
+        assert invalidated == 0
+
+
+class Waiter:
+    def __init__(self) -> None:
+        self.pending = 0
+
+    def task_done(self) -> None:
+        self.pending -= 1
+
+
+class Ends:
+    """A session, and the target's words to it."""
+
+    def __init__(self, cmd_sn: int, max_cmd_sn: int) -> None:
+        self.dm = Datamover()
+        slots = [TaskSlot(index) for index in range(DEPTH + CONTROL_SLOTS)]
+        for slot in slots:
+            slot.bhs = memoryview(bytearray(bhs.BHS_LENGTH))
+            slot.inline = memoryview(bytearray(512))
+        self.session = Session(self.dm, slots, SessionParameters(), "portal", 30.0)  # type: ignore[arg-type]
+        self.session.start(cmd_sn, cmd_sn, max_cmd_sn, 50)
+        self.waiter = Waiter()
+
+    def submit(self, count: int = 1) -> list[TaskSlot]:
+        slots = []
+        for _ in range(count):
+            slot = self.session.take(self.waiter)
+            assert slot is not None
+            slot.direction = NO_DATA
+            slot.waiter = self.waiter
+            self.waiter.pending += 1
+            self.session.submit(slot)
+            slots.append(slot)
+        return slots
+
+    def receive(self, message: pdu.Pdu) -> None:
+        self.session.control_notify(memoryview(message.pack()), 0, 0)
+
+    def respond(self, slot: TaskSlot, exp_cmd_sn: int, max_cmd_sn: int, stat_sn: int = 50) -> None:
+        self.receive(
+            pdu.ScsiResponse(
+                status=0,
+                itt=slot.itt,
+                stat_sn=stat_sn,
+                exp_cmd_sn=exp_cmd_sn & MASK,
+                max_cmd_sn=max_cmd_sn & MASK,
+            )
+        )
+
+    def nop_in(self, exp_cmd_sn: int, max_cmd_sn: int, stat_sn: int = 50) -> None:
+        self.receive(
+            pdu.NopIn(
+                itt=bhs.NO_TAG,
+                stat_sn=stat_sn,
+                exp_cmd_sn=exp_cmd_sn & MASK,
+                max_cmd_sn=max_cmd_sn & MASK,
+            )
+        )
+
+    @property
+    def numbers(self) -> list[int]:
+        """CmdSN of what was sent."""
+        return [command.cmd_sn for command in self.dm.sent if isinstance(command, pdu.ScsiCommand)]
+
+
+STARTS = pytest.mark.parametrize("start", [1, 0x7FFFFFFE, 0x80000000, MASK - 2, MASK])
+
+
+@STARTS
+def test_numbers_go_up_by_one_and_wrap(start: int) -> None:
+    ends = Ends(start, (start + 7) & MASK)
+    ends.submit(8)
+    assert ends.numbers == [(start + i) & MASK for i in range(8)]
+
+
+@STARTS
+def test_closed_until_the_target_opens_it(start: int) -> None:
+    """tgtd begins with a closed window: commands wait in order, and go out when it opens."""
+    ends = Ends(start, (start - 1) & MASK)
+    slots = ends.submit(3)
+    assert ends.numbers == [] and all(slot.state == QUEUED for slot in slots)
+    ends.nop_in(start, start + 1)
+    assert ends.numbers == [start, (start + 1) & MASK]
+    assert [slot.state for slot in slots] == [SENT, SENT, QUEUED]
+
+
+@STARTS
+def test_window_of_one(start: int) -> None:
+    """LIO begins with one command, and opens up with the first response."""
+    ends = Ends(start, start)
+    first, second, third = ends.submit(3)
+    assert ends.numbers == [start]
+    ends.respond(first, start + 1, start + 64)
+    assert first.state == TAKEN
+    assert (second.state, third.state) == (SENT, SENT)
+    assert ends.numbers == [(start + i) & MASK for i in range(3)]
+
+
+@STARTS
+def test_a_later_command_does_not_overtake_a_waiting_one(start: int) -> None:
+    ends = Ends(start, start)
+    first, second = ends.submit(2)
+    ends.respond(first, start + 1, start + 1)
+    (third,) = ends.submit()
+    assert (second.state, third.state) == (SENT, QUEUED)
+    assert [command.itt for command in ends.dm.sent if isinstance(command, pdu.ScsiCommand)] == [
+        first.itt,
+        second.itt,
+    ]
+
+
+@STARTS
+def test_max_cmd_sn_never_goes_back(start: int) -> None:
+    ends = Ends(start, (start + 3) & MASK)
+    ends.nop_in(start, start + 1)
+    ends.submit(4)
+    assert len(ends.numbers) == 4
+
+
+@STARTS
+def test_a_window_that_is_none_is_ignored(start: int) -> None:
+    """MaxCmdSN below ExpCmdSN - 1: both are void."""
+    ends = Ends(start, start)
+    slots = ends.submit(2)
+    ends.nop_in(start + 20, start + 5)
+    assert slots[1].state == QUEUED
+    ends.nop_in(start + 2, start + 1)  # the target is full: legal, and opens nothing
+    assert slots[1].state == SENT  # but it takes the second one
+
+
+@STARTS
+def test_immediate_commands_use_no_number_and_pass_a_closed_window(start: int) -> None:
+    ends = Ends(start, start)
+    ends.submit(2)
+    control = ends.session.take_control()
+    assert control is not None
+    pdu.NopOut(itt=0, cmd_sn=0, exp_stat_sn=0).pack_into(control.bhs)
+    ends.waiter.pending += 1
+    ends.session.send_immediate(control, ends.waiter)
+    ping = ends.dm.sent[-1]
+    assert isinstance(ping, pdu.NopOut)
+    # It carries the number of the next command, which still is the next one's.
+    assert (ping.cmd_sn, ping.exp_stat_sn) == ((start + 1) & MASK, 50)
+    ends.nop_in(start + 1, start + 1)
+    assert ends.numbers == [start, (start + 1) & MASK]
+
+
+def test_status_is_acknowledged() -> None:
+    """ExpStatSN follows every PDU that has a StatSN of its own, across the wrap."""
+    ends = Ends(1, 64)
+    (first,) = ends.submit()
+    ends.respond(first, 2, 64, stat_sn=MASK)
+    ends.nop_in(2, 64, stat_sn=777)  # that of the next PDU: not its own
+    ends.submit()
+    assert isinstance(ends.dm.sent[-1], pdu.ScsiCommand)
+    assert ends.dm.sent[-1].exp_stat_sn == 0
+
+
+@pytest.mark.parametrize("itt", [0, 0x00002001, 0xFFFFFFFE, bhs.NO_TAG])
+def test_response_to_no_task(itt: int) -> None:
+    ends = Ends(1, 64)
+    ends.submit()
+    with pytest.raises(RemoteProtocolError, match="no such task"):
+        ends.receive(pdu.ScsiResponse(status=0, itt=itt, stat_sn=50, exp_cmd_sn=2, max_cmd_sn=64))
+
+
+def test_response_comes_once() -> None:
+    ends = Ends(1, 64)
+    (slot,) = ends.submit()
+    ends.respond(slot, 2, 64)
+    with pytest.raises(RemoteProtocolError, match="no such task"):
+        ends.respond(slot, 2, 64)
+
+
+@given(
+    st.integers(0, MASK),
+    st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 6)), max_size=30),
+)
+def test_never_beyond_the_window(start: int, script: list[tuple[int, int]]) -> None:
+    """Whatever the target says, no command is sent that is above the highest MaxCmdSN it ever
+    said, none out of order, and none waits that might go."""
+    ends = Ends(start, (start - 1) & MASK)
+    highest, submitted, done = -1, 0, 0  # as distances from ``start``
+    waiting: list[TaskSlot] = []
+    for exp, opening in script:
+        if len(waiting) < DEPTH:
+            waiting += ends.submit()
+            submitted += 1
+        elif waiting[0].state == SENT:
+            slot = waiting.pop(0)
+            done += 1
+            ends.respond(slot, start + done, start + max(highest, done - 1))
+            highest = max(highest, done - 1)
+            ends.session.release(slot)
+        exp_cmd_sn = max(0, len(ends.numbers) + exp)
+        limit = exp_cmd_sn + opening - 2
+        ends.nop_in(start + exp_cmd_sn, start + limit)
+        if limit >= exp_cmd_sn - 1:
+            highest = max(highest, limit)
+        count = len(ends.numbers)
+        assert ends.numbers == [(start + i) & MASK for i in range(count)]
+        assert count == min(submitted, highest + 1)
