@@ -9,6 +9,7 @@ All of it runs in ``tick``, called about once a second by the runner of ``Sessio
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import CommandTimeout
@@ -20,19 +21,22 @@ log = logging.getLogger(__name__)
 
 STEP_S = 5.0  # how long the target may take over one task management function
 IDLE_S = 10.0  # silence after which an idle session is asked for a sign of life
+SPARE_CONTROLS = 4  # control slots that aborts leave free, for pings, resets and logout
 _NO_TAG = 0xFFFFFFFF
 
 
 class _Step:
-    """Waits for one task management response, on behalf of one task."""
+    """Waits for one task management response, on behalf of one task: the one that had ``itt`` in
+    slot ``task``. The slot may long hold another one when the response comes."""
 
-    __slots__ = ("control", "function", "ladder", "pending", "task", "until")
+    __slots__ = ("control", "function", "itt", "ladder", "pending", "task", "until")
 
     def __init__(
         self, ladder: Ladder, task: TaskSlot, function: int, control: TaskSlot, until: float
     ) -> None:
         self.ladder = ladder
         self.task = task
+        self.itt = task.itt
         self.function = function
         self.control = control
         self.until = until
@@ -41,6 +45,11 @@ class _Step:
     def task_done(self) -> None:
         self.pending = 0
         self.ladder.answered(self)
+
+    @property
+    def wanted(self) -> bool:
+        """The task has not ended by itself meanwhile."""
+        return self.task.state == ABORTING and self.task.itt == self.itt
 
 
 class _Ping:
@@ -60,6 +69,9 @@ class Ladder:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._steps: dict[TaskSlot, _Step] = {}
+        # ABORTING, but no control slot was free to say so: (task, its ITT), oldest first.
+        self._waiting: deque[tuple[TaskSlot, int]] = deque()
+        self._now = 0.0  # of the last call that brought it
         self._ping: _Ping | None = None
         self.aborted = 0  # for statistics: commands that missed their deadline
         self.resets = 0
@@ -76,13 +88,18 @@ class Ladder:
         for step in list(self._steps.values()):
             if now >= step.until:
                 self._climb(step, now)
+        self._abort_waiting(now)
         self._keep_alive(now)
 
     def cancel(self, task: TaskSlot, now: float) -> None:
         """Nobody wants the outcome of ``task`` any more: end it as soon as can be."""
         if task.state == QUEUED:
             self._session.end_aborted(task, self._timeout(task))
-        self.abort(task, now)
+        if task.state == SENT:
+            log.debug("%s: task %#x cancelled; ABORT TASK", self._session.portal, task.itt)
+            task.state = ABORTING
+            self._waiting.append((task, task.itt))
+            self._abort_waiting(now)
 
     def abort(self, task: TaskSlot, now: float) -> None:
         """Take back a command that is in flight; its waiter hears of it in the end."""
@@ -96,13 +113,23 @@ class Ladder:
             task.itt,
         )
         task.state = ABORTING
-        self._request(task, pdu.TMF_ABORT_TASK, now)
+        self._waiting.append((task, task.itt))
+        self._abort_waiting(now)
+
+    def _abort_waiting(self, now: float) -> None:
+        """Send ABORT TASK for those that wait for it, as far as control slots go."""
+        self._now = now
+        waiting = self._waiting
+        while waiting and self._session.free_controls > SPARE_CONTROLS:
+            task, itt = waiting.popleft()
+            if task.state == ABORTING and task.itt == itt:
+                self._request(task, pdu.TMF_ABORT_TASK, now)
 
     def _request(self, task: TaskSlot, function: int, now: float) -> None:
         session = self._session
         control = session.take_control()
         if control is None:
-            session.disconnect()  # more ladders than control slots: the target is gone
+            session.disconnect()  # every one of them waits for an answer: the target is gone
             return
         pdu.TaskManagementRequest(
             function=function,
@@ -120,7 +147,7 @@ class Ladder:
     def _climb(self, step: _Step, now: float) -> None:
         """The answer to ``step`` did not come, or was a refusal: the next rung."""
         del self._steps[step.task]
-        if step.task.state != ABORTING:
+        if not step.wanted:
             return
         if step.function == pdu.TMF_ABORT_TASK:
             log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self._session.portal)
@@ -139,7 +166,8 @@ class Ladder:
         if step.control.response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
             del self._steps[step.task]
             # "does not exist" with no response before it: the target never had it, or has lost it.
-            self._session.end_aborted(step.task, self._timeout(step.task))
+            if step.wanted:
+                self._session.end_aborted(step.task, self._timeout(step.task))
         else:
             log.warning(
                 "%s: task management: %s",
@@ -147,6 +175,7 @@ class Ladder:
                 reasons.task_management_response(step.control.response),
             )
             step.until = 0.0  # the next tick climbs
+        self._abort_waiting(self._now)
 
     def _timeout(self, task: TaskSlot) -> CommandTimeout:
         return CommandTimeout(

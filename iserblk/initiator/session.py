@@ -244,6 +244,10 @@ class Session:
 
     # -- control PDUs: the runner of progress and tick --------------------------------------------
 
+    @property
+    def free_controls(self) -> int:
+        return len(self._free_controls)
+
     def take_control(self) -> TaskSlot | None:
         """A slot for an immediate PDU of ours; None when all are in flight."""
         if self.error is not None or not self._free_controls:
@@ -454,7 +458,11 @@ class Session:
         """The session's error, fresh: one exception object must not be raised in many threads."""
         error = self.error
         assert error is not None  # callers have looked
-        return ConnectionLost(str(error)) if isinstance(error, ConnectionLost) else error
+        if isinstance(error, RemoteProtocolError):
+            return RemoteProtocolError(
+                error.layer, str(error).removeprefix(f"{error.layer}: "), error.terminate
+            )
+        return type(error)(str(error))
 
     def fail(self, error: IserblkError) -> None:
         """The connection is over: end every task with ``error``. No buffer is touched any more."""
@@ -471,7 +479,7 @@ class Session:
             if slot.state >= QUEUED:
                 slot.stag = 0  # went with the connection
                 slot.data = None
-                self._end(slot, error)
+                self._end(slot, self._ended())
         for taker in takers:
             taker.task_done()
 
