@@ -27,6 +27,7 @@ THREADS = 32  # the greatest depth of the jobs
 _TOP = Path(__file__).resolve().parents[2]
 _PLUGINS = Path(__file__).resolve().parent / "plugins"
 _BIND_TRIES = 5
+_HANG_S = 10.0
 
 
 @dataclass(slots=True)
@@ -75,10 +76,13 @@ class Bench:
         )
         return self._stack.enter_context(server)
 
-    def mount_point(self, name: str) -> Path:
-        """An empty directory, unmounted at the end should its server have died mounted."""
+    def mount_point(self, name: str, directory: bool = True) -> Path:
+        """An empty directory or file, unmounted at the end should its server have died mounted."""
         path = self.path(name)
-        path.mkdir()
+        if directory:
+            path.mkdir()
+        else:
+            path.touch()
         self._stack.callback(unmount, path)
         return path
 
@@ -194,7 +198,7 @@ def fuse_ours(bench: Bench, mpa_crc: str) -> Endpoint:
         f"fuse-{mpa_crc}", iserblk("mount", "-f", f"{url}?mpa-crc={mpa_crc}", str(mount_point))
     )
     file = mount_point / "lun0"
-    server.wait_until(file.exists)
+    server.wait_until(lambda: mounted_size(mount_point, file))
     return _fio(load.fio_file(str(file)), {"mount": server, "target": target})
 
 
@@ -203,14 +207,13 @@ def fuse_qemu(bench: Bench) -> Endpoint:
     program = Path(peer("qsd")) / "usr/bin/qemu-storage-daemon"
     tgtd, url = bench.tgtd()
     portal, iqn, lun = url.removeprefix("iscsi://").split("/")
-    file = bench.path("qemu-fuse")
-    file.touch()  # the mount point of an export is a file
+    file = bench.mount_point("qemu-fuse", directory=False)
     disk = f"driver=iscsi,node-name=disk,transport=tcp,portal={portal},target={iqn},lun={lun}"
     export = f"type=fuse,id=export,node-name=disk,mountpoint={file},writable=on,allow-other=off"
     server = bench.start(
         "qemu-storage-daemon", [str(program), "--blockdev", disk, "--export", export]
     )
-    server.wait_until(lambda: file.stat().st_size == bench.size())
+    server.wait_until(lambda: mounted_size(file, file))
     return _fio(load.fio_file(str(file)), {"qemu-storage-daemon": server, "tgtd": tgtd})
 
 
@@ -222,7 +225,7 @@ def fuse_null(bench: Bench) -> Endpoint:
         "pyfuse3-null", [sys.executable, program, str(mount_point), str(bench.size())]
     )
     file = mount_point / "null"
-    server.wait_until(file.exists)
+    server.wait_until(lambda: mounted_size(mount_point, file))
     return _fio(load.fio_file(str(file)), {"pyfuse3": server})
 
 
@@ -269,8 +272,26 @@ def peer(name: str) -> str:
     return run("scripts/peers", [str(_TOP / "scripts/peers"), name]).strip()
 
 
+def is_mounted(mount_point: Path) -> bool:
+    # Not os.path.ismount: a file system whose server hangs would hang us, too.
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    return any(line.split()[1] == str(mount_point) for line in mounts.splitlines())
+
+
+def mounted_size(mount_point: Path, file: Path) -> int:
+    """Bytes of the file once it is mounted; 0 until then. Raises Absent if the server hangs."""
+    if not is_mounted(mount_point):
+        return 0
+    command = ["stat", "--format=%s", str(file)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, timeout=_HANG_S)
+    except subprocess.TimeoutExpired:
+        raise Absent(f"{mount_point.name} is mounted, but does not answer") from None
+    return int(done.stdout or 0)
+
+
 def unmount(mount_point: Path) -> None:
-    if os.path.ismount(mount_point):
+    if is_mounted(mount_point):
         subprocess.run(["fusermount3", "-u", "-z", str(mount_point)], check=False)
 
 
