@@ -1,0 +1,47 @@
+"""``python3 -m fuse_mount URL… MOUNTPOINT [-o OPTION,…]``: mount, and stay in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import NoReturn
+
+from fuse_mount.errors import MountError, UsageError
+from fuse_mount.mount import mount_foreground
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """argparse would end with 2, which mount(8) has for problems of the system."""
+        self.exit(UsageError.exit_status, f"{self.prog}: {message}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0 after a clean unmount, else that of mount(8)."""
+    parser = _Parser(prog="fuse_mount", description="Mount the LUNs of iSER targets as files.")
+    parser.add_argument("url", nargs="+", metavar="URL", help="iser://HOST/IQN[/LUN]")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument("-o", dest="options", action="append", default=[], metavar="OPTION,…")
+    parser.add_argument("-f", action="store_true", help="stay in the foreground (always so here)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if given.verbose else logging.WARNING,
+        format="fuse_mount: %(message)s",
+    )
+    try:
+        mount_foreground(
+            given.url,
+            given.mountpoint,
+            given.options,
+            lambda: print(f"ready {given.mountpoint}", flush=True),
+        )
+    except MountError as error:
+        print(f"fuse_mount: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
