@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -12,12 +10,12 @@ import click
 from rich.console import Console
 
 from benchlib import goals, machine, report
+from benchlib.command import run_command
 from benchlib.results import Row
 from benchlib.sections import SECTIONS, Plan, Section, Stopped, run_section
 from benchlib.storage import FILE_SIZE, fill, place_for_files
 
 _QUIET_LOAD = 0.5
-_BAD_ARGUMENT = 7
 _PIPE_WIDTH = 200
 
 
@@ -83,24 +81,5 @@ def measure_all(rows: dict[Section, list[Row]], plan: Plan, directory: Path) -> 
     return not any(row.failed for found in rows.values() for row in found)
 
 
-def main() -> int:
-    # Of scripts/bench for this module; what is measured starts as its user would start it.
-    os.environ.pop("PYTHONPATH", None)
-    # Ended by a signal, all servers are ended first, as on Ctrl-C.
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)
-    try:
-        status: int = bench.main(prog_name="scripts/bench", standalone_mode=False)
-    except click.exceptions.Exit as done:
-        return done.exit_code
-    except click.ClickException as error:
-        click.echo(f"bench: {error.format_message()}", err=True)
-        return _BAD_ARGUMENT
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("bench: stopped; everything that it started has ended", err=True)
-        return 128 + signal.SIGINT
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(bench, "scripts/bench"))

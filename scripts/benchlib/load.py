@@ -6,20 +6,17 @@ import json
 import re
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from benchlib import proc
 
 _GRACE_S = 60.0  # beyond the run time, before a client counts as hung
 _POLL_S = 0.05
-_API = Path(__file__).with_name("api.py")
 
 # "iops average 43601 (170 MB/s)", overwritten in place; iscsi-perf counts MB of 2^20 bytes.
 _ISCSI_PERF_AVERAGE = re.compile(r"iops average (\d+) \(")
@@ -186,17 +183,26 @@ def parse_iscsi_perf(output: str, job: Job, seconds: float) -> Measurement:
     return Measurement(ios, ios * job.block, duration)
 
 
-def api_command(job: Job, url: str, seconds: float) -> list[str]:
-    """Load from Python itself: ``benchlib/api.py``."""
-    # -P: the modules beside it must not shadow the standard library's.
-    command = [sys.executable, "-P", str(_API), url, job.pattern]
-    return [*command, str(job.block), str(job.depth), str(seconds)]
+def iserblk_bench_arguments(job: Job, url: str, seconds: float) -> list[str]:
+    """Of `iserblk`: load from Python itself. Writes overwrite the LUN."""
+    shape = ["--rw", job.pattern, "--bs", str(job.block), "--depth", str(job.depth)]
+    return ["bench", url, *shape, "--time", str(seconds), "--destroy", "--json"]
 
 
-def parse_api(output: str, _job: Job, _seconds: float) -> Measurement:
+def parse_iserblk_bench(output: str) -> Measurement:
     """Raises JobFailed."""
     try:
         counted = json.loads(output)
-        return Measurement(counted["ios"], counted["bytes"], counted["seconds"])
+        latencies = counted["latency_us"]
+        measured = Measurement(
+            ios=counted["ios"],
+            bytes=counted["bytes"],
+            seconds=counted["seconds"],
+            latency_p50_us=latencies["p50"],
+            latency_p99_us=latencies["p99"],
+        )
     except (ValueError, LookupError, TypeError) as error:
-        raise JobFailed(f"what api.py printed is not understood: {error!r}") from None
+        raise JobFailed(f"the JSON of iserblk bench is not understood: {error!r}") from None
+    if not measured.ios:
+        raise JobFailed("iserblk bench: 0 requests done")
+    return measured

@@ -3,12 +3,16 @@
     scripts/bench profile [SECTION/JOB/SUBJECT] [--seconds S] [--keep DIR]
 
 Needs py-spy (`.venv/bin/python -m pip install py-spy`; no dependency of the project), and root or
-ptrace rights. Samples count threads that are on a CPU. A layer's time is that of its own code and
-of the C functions that it calls itself; compiled modules count for the Python code calling them.
+ptrace rights. A layer's time is that of its own code and of the C functions that it calls itself;
+compiled modules count for the Python code calling them.
+
+Threads that wait for the GIL or for each other look busy to py-spy. So of a process with many
+threads only the holder of the GIL is sampled, and the rest of its CPU time is shown as one line.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,24 +20,28 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from benchlib import proc
+from benchlib.command import run_command
 from benchlib.load import JobFailed
-from benchlib.proc import NoSuchProcess
-from benchlib.results import Sample
+from benchlib.results import Row, Sample
 from benchlib.sections import SECTIONS, measure
-from benchlib.servers import Absent, Server
+from benchlib.servers import Absent
 from benchlib.storage import FILE_SIZE, fill, place_for_files
 from benchlib.subjects import Bench
 
-_HERTZ = 200
+_HERTZ = 100  # more would slow down a process of 40 threads, each of which is stopped
 _SETTLE_S = 1.0  # py-spy samples inside the run, not its start and end
+_MANY_THREADS = 8
+_WITHOUT_GIL = "(without the GIL: system calls, thread switches, nbdkit)"
 _TOP = 15
 
 # "read_into (/…/iserblk/disk/blocking.py:120)"; the path may hold anything, the line may be absent.
@@ -72,119 +80,159 @@ def parse_raw(text: str) -> Counter[tuple[str, str]]:
     return found
 
 
-def table(title: str, counts: Iterable[tuple[str, int]], total: int, cpu_us: float) -> Table:
-    """Shares, and what they are of the CPU time of one request."""
-    made = Table(title=title, title_justify="left")
-    made.add_column("where")
-    made.add_column("share", justify="right")
-    made.add_column("CPU µs per request", justify="right")
-    for name, count in counts:
-        share = count / total
-        made.add_row(name, f"{share:.1%}", f"{share * cpu_us:.1f}")
-    return made
+@dataclass(slots=True, frozen=True)
+class Recording:
+    """One process to sample, and py-spy's raw stacks of it."""
+
+    pid: int
+    file: Path
+    gil_only: bool
+
+    def command(self, spy: str, seconds: int) -> list[str]:
+        options = ["--duration", str(seconds), "--rate", str(_HERTZ), "--format", "raw"]
+        options += ["--full-filenames", "--output", str(self.file), "--pid", str(self.pid)]
+        return [spy, "record", *options, *(["--gil"] if self.gil_only else [])]
 
 
-def record(spy: str, pid: int, seconds: float, file: Path, errors: list[str]) -> None:
-    """Sample one process into ``file``; what goes wrong is added to ``errors``."""
-    done = subprocess.run(
-        [spy, "record", "--pid", str(pid), "--duration", str(max(1, round(seconds))),
-         "--rate", str(_HERTZ), "--format", "raw", "--full-filenames", "--output", str(file)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode or not file.exists():
-        errors.append(f"py-spy on {pid}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+def record(spy: str, recording: Recording, seconds: int, errors: list[str]) -> None:
+    """Sample one process; what goes wrong is added to ``errors``."""
+    command = recording.command(spy, seconds)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not recording.file.exists():
+        words = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        errors.append(f"py-spy on {recording.pid}: {words}")
 
 
-def sample(
-    bench: Bench, row: tuple[str, str, str], seconds: float, spy: str, directory: Path
-) -> tuple[Sample, dict[str, Path]]:
-    """Run one job on one subject with py-spy on each of its Python servers.
-
-    Returns the run, and the raw profile by server. Raises Absent, JobFailed, NoSuchProcess.
-    """
-    section = next(section for section in SECTIONS if section.name == row[0])
-    job = next(job for job in section.jobs if job.name == row[1])
-    endpoint = section.openers[row[2]](bench)
-    files: dict[str, Path] = {}
-    threads: list[threading.Timer] = []
-    errors: list[str] = []
-    for name, server in endpoint.servers.items():
-        pid = python_process(server)
-        if pid is not None:
-            files[name] = directory / f"{name}.raw"
-            arguments = (spy, pid, seconds, files[name], errors)
-            threads.append(threading.Timer(_SETTLE_S, record, arguments))
-    for thread in threads:
-        thread.start()
-    try:
-        measured = measure(endpoint, job, seconds + 2 * _SETTLE_S)
-    finally:
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise JobFailed(errors[0])
-    return measured, files
-
-
-def python_process(server: Server) -> int | None:
-    """The one of the server's processes that does the work: the last with an interpreter in it."""
-    for pid in reversed(server.pids):
-        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-        if "/python3" in maps or "libpython3" in maps:
-            return pid
+def python_process(pids: Sequence[int]) -> int | None:
+    """The one that does the work: the last of the family with an interpreter in it."""
+    for pid in reversed(pids):
+        with suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+            if "/python3" in maps or "libpython3" in maps:
+                return pid
     return None
 
 
-@click.command()
-@click.argument("row", default="nbd/4k-randread-d32/iserblk", metavar="[SECTION/JOB/SUBJECT]")
-@click.option("--seconds", type=click.FloatRange(1), default=10.0, help="Of sampling.")
-@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Keep py-spy's raw stacks there, for flame graphs.")  # fmt: skip
-def profile(row: str, seconds: float, keep: Path | None) -> None:
-    """Show where the time of ROW goes, per layer and per line, for each Python server in it."""
-    known = {found.name for section in SECTIONS for found in section.rows("*")}
-    if row not in known:
-        raise click.UsageError(f"no row is called {row}; scripts/bench --list shows them all")
-    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}") or shutil.which("py-spy")
-    if spy is None:
-        raise click.UsageError("py-spy is missing: .venv/bin/python -m pip install py-spy")
-    section, job, subject = row.split("/")
-    with ExitStack() as stack:
-        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-profile-"))
-        disks = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="iserblk-profile-", dir=place_for_files())
-        )
-        files = (Path(disks) / "ours", Path(disks) / "theirs")
-        fill(files, FILE_SIZE)
-        directory = keep or Path(name)
-        directory.mkdir(parents=True, exist_ok=True)
-        bench = Bench(stack, Path(name), *files)
-        try:
-            run, raw = sample(bench, (section, job, subject), seconds, spy, directory)
-        except (Absent, JobFailed, NoSuchProcess) as error:
-            raise click.ClickException(str(error)) from None
-        show(run, raw)
+def sample(
+    bench: Bench, row: Row, seconds: int, spy: str, directory: Path
+) -> tuple[Sample, dict[str, Recording]]:
+    """Run one job on one subject with py-spy on each of its Python processes, by name.
+
+    Raises Absent, JobFailed, NoSuchProcess.
+    """
+    section = next(section for section in SECTIONS if section.name == row.section)
+    endpoint = section.openers[row.subject](bench)
+    recordings: dict[str, Recording] = {}
+    errors: list[str] = []
+
+    def watch() -> None:
+        """Once the client runs: it is what this process started beside the servers."""
+        families = {name: server.pids for name, server in endpoint.servers.items()}
+        servers = {pid for family in families.values() for pid in family} | {os.getpid()}
+        clients = [pid for pid in proc.family(os.getpid()) if pid not in servers]
+        for name, family in {**families, endpoint.client: clients}.items():
+            pid = python_process(family)
+            if pid is not None:
+                gil_only = len(os.listdir(f"/proc/{pid}/task")) > _MANY_THREADS
+                recordings[name] = Recording(pid, directory / f"{name}.raw", gil_only)
+        spies = [
+            threading.Thread(target=record, args=(spy, recording, seconds, errors))
+            for recording in recordings.values()
+        ]
+        for thread in spies:
+            thread.start()
+        for thread in spies:
+            thread.join()
+
+    watching = threading.Timer(_SETTLE_S, watch)
+    watching.start()
+    try:
+        measured = measure(endpoint, row.job, seconds + 3 * _SETTLE_S)
+    finally:
+        watching.join()
+    if errors:
+        raise JobFailed(errors[0])
+    return measured, recordings
 
 
-def show(run: Sample, raw: dict[str, Path]) -> None:
+def per_request(
+    counts: Mapping[str, int], recording: Recording, run: Sample, name: str, seconds: int
+) -> dict[str, float]:
+    """CPU µs of one request by key of ``counts``, the greatest first.
+
+    Samples of the GIL's holder are a clock: each is 1/_HERTZ seconds. The others are shares of the
+    process's CPU time.
+    """
+    measured = run.measured
+    cpu_us = run.cpu_seconds[name] / measured.ios * 1e6
+    if recording.gil_only:
+        sample_us = 1e6 / (_HERTZ * seconds) / (measured.ios / measured.seconds)
+    else:
+        sample_us = cpu_us / max(1, sum(counts.values()))
+    found = {key: count * sample_us for key, count in counts.items()}
+    if recording.gil_only:
+        found[_WITHOUT_GIL] = max(0.0, cpu_us - sum(found.values()))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def show(run: Sample, recordings: Mapping[str, Recording], seconds: int) -> None:
+    """Print two tables for each process: by layer, and the dearest lines."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     measured = run.measured
     console.print(f"{measured.ios / measured.seconds:,.0f} requests/s while sampled")
-    for name, file in raw.items():
-        counts = parse_raw(file.read_text(encoding="utf-8"))
-        total = counts.total()
-        if not total:
-            console.print(f"{name}: idle, no samples")
-            continue
-        cpu_us = run.cpu_seconds[name] / measured.ios * 1e6
+    for name, recording in recordings.items():
+        counts = parse_raw(recording.file.read_text(encoding="utf-8"))
         layers: Counter[str] = Counter()
-        for (where, _), count in counts.items():
+        lines: Counter[str] = Counter()
+        for (where, line), count in counts.items():
             layers[where] += count
-        title = f"{name}: {cpu_us:.0f} µs of CPU time per request, {total} samples"
-        console.print(table(title, layers.most_common(), total, cpu_us))
-        lines = [(f"{where}: {line}", count) for (where, line), count in counts.most_common(_TOP)]
-        console.print(table(f"{name}: lines", lines, total, cpu_us))
+            lines[f"{where}: {line}"] += count
+        kind = "of the GIL's holder" if recording.gil_only else "of running threads"
+        cpu_us = run.cpu_seconds[name] / measured.ios * 1e6
+        console.print(
+            f"\n{name}: {cpu_us:.1f} µs of CPU time per request ({counts.total()} samples {kind})"
+        )
+        for counted, heading in ((layers, "layer"), (lines, "line")):
+            table = Table()
+            table.add_column(heading)
+            table.add_column("µs", justify="right")
+            times = per_request(counted, recording, run, name, seconds)
+            for key, microseconds in list(times.items())[:_TOP]:
+                table.add_row(key, f"{microseconds:.1f}")
+            console.print(table)
+
+
+@click.command()
+@click.argument("name", default="nbd/4k-randread-d32/iserblk", metavar="[SECTION/JOB/SUBJECT]")
+@click.option("--seconds", type=click.IntRange(1), default=10, help="Of sampling (default 10).")
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Keep py-spy's raw stacks there, for flame graphs.")  # fmt: skip
+def profile(name: str, seconds: int, keep: Path | None) -> None:
+    """Show where the time of one row goes: by layer and line, for each Python process in it."""
+    known = {row.name: row for section in SECTIONS for row in section.rows("*")}
+    if name not in known:
+        raise click.UsageError(f"no row is called {name}; scripts/bench --list shows them all")
+    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}") or shutil.which("py-spy")
+    if spy is None:
+        raise click.UsageError("py-spy is missing: .venv/bin/python -m pip install py-spy")
+    with ExitStack() as stack:
+        scratch, disks = (
+            Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=where))
+            )
+            for where in ("/tmp", place_for_files())
+        )
+        files = (disks / "ours", disks / "theirs")
+        fill(files, FILE_SIZE)
+        directory = keep or scratch
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            bench = Bench(stack, scratch, *files)
+            run, recordings = sample(bench, known[name], seconds, spy, directory)
+        except (Absent, JobFailed, proc.NoSuchProcess) as error:
+            raise click.ClickException(str(error)) from None
+        show(run, recordings, seconds)
 
 
 if __name__ == "__main__":
-    profile(prog_name="scripts/bench profile")
+    sys.exit(run_command(profile, "scripts/bench profile"))

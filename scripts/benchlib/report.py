@@ -121,7 +121,10 @@ def print_report(console: Console, rows: Sequence[Row], outcomes: Sequence[Outco
         console.print("Rows that are absent, and why:")
         for line in missing:
             console.print(f"  {line}", markup=False, highlight=False)
-    console.print(goals_table(outcomes))
+    asked_for = {(row.section, row.job.name) for row in rows}
+    shown = [each for each in outcomes if (each.goal.section, each.goal.job) in asked_for]
+    if shown:
+        console.print(goals_table(shown))
 
 
 def as_json(

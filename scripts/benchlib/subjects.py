@@ -237,9 +237,12 @@ def api_ours(bench: Bench, mpa_crc: str) -> Endpoint:
     url = f"{url}?mpa-crc={mpa_crc}"
 
     def command(job: Job, seconds: float) -> list[str]:
-        return load.api_command(job, url, seconds)
+        return iserblk(*load.iserblk_bench_arguments(job, url, seconds))
 
-    return Endpoint("python", command, load.parse_api, {"target": target})
+    def parse(output: str, _job: Job, _seconds: float) -> Measurement:
+        return load.parse_iserblk_bench(output)
+
+    return Endpoint("iserblk bench", command, parse, {"target": target})
 
 
 def api_iscsi_perf(bench: Bench) -> Endpoint:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from benchlib import api, machine
+from benchlib import machine
 from benchlib.__main__ import bench
 from click.testing import CliRunner
 
@@ -17,7 +16,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 @pytest.mark.parametrize("arguments", [["--rows", "nothing/*"], ["--rounds", "0"], ["--foo"]])
 def test_bad_arguments_are_refused_before_anything_starts(arguments: list[str]) -> None:
     result = CliRunner().invoke(bench, arguments)
-    assert result.exit_code == 2  # click's; main() makes it 7
+    assert result.exit_code == 2  # click's; run_command makes it 7
     assert "Error" in result.output
 
 
@@ -34,15 +33,6 @@ def test_peers_names_what_there_is(arguments: list[str]) -> None:
     assert done.returncode == 7
     assert done.stdout == b""
     assert done.stderr.startswith(b"peers: ")
-
-
-def test_offsets_stay_inside_the_disk() -> None:
-    size, block = 10 * 4096 + 100, 4096
-    scattered = list(islice(api.offsets(size, block, True), 1000))
-    assert set(scattered) == set(range(0, 10 * block, block))
-    assert list(islice(api.offsets(size, block, False), 12))[8:] == [
-        8 * block, 9 * block, 0, block
-    ]  # fmt: skip
 
 
 def test_machine_is_described_without_what_is_missing() -> None:

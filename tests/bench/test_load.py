@@ -101,12 +101,26 @@ def test_iscsi_perf_counts_in_blocks_and_whole_seconds() -> None:
     assert load.iscsi_perf_command(sequential, "iscsi://x", 3.0)[1:3] == ["-b", "2048"]
 
 
-def test_api_prints_what_is_parsed() -> None:
-    measured = load.parse_api('{"ios": 3, "bytes": 12288, "seconds": 0.5}\n', READ, 1.0)
+def test_iserblk_bench_prints_what_is_parsed() -> None:
+    # As docs/json.md has it, without the fields that are not read.
+    output = (
+        '{"rw": "randread", "seconds": 0.5, "ios": 3, "bytes": 12288,'
+        ' "latency_us": {"min": 9.0, "p50": 10.5, "p99": 20.5}}'
+    )
+    measured = load.parse_iserblk_bench(output)
     assert (measured.ios, measured.bytes, measured.seconds) == (3, 12288, 0.5)
-    for output in ("", "[]", '{"ios": 3}'):
-        with pytest.raises(JobFailed, match=r"api\.py"):
-            load.parse_api(output, READ, 1.0)
+    assert (measured.latency_p50_us, measured.latency_p99_us) == (10.5, 20.5)
+    for wrong in ("", "[]", '{"ios": 3}', output.replace('"ios": 3', '"ios": 0')):
+        with pytest.raises(JobFailed, match="iserblk bench"):
+            load.parse_iserblk_bench(wrong)
+
+
+def test_iserblk_bench_is_told_the_job() -> None:
+    arguments = load.iserblk_bench_arguments(WRITE, "iser://x/iqn/0", 2.5)
+    assert arguments[:2] == ["bench", "iser://x/iqn/0"]
+    options = dict(zip(arguments[2:10:2], arguments[3:10:2], strict=True))
+    assert options == {"--rw": "write", "--bs": "1048576", "--depth": "8", "--time": "2.5"}
+    assert {"--destroy", "--json"} <= set(arguments)
 
 
 def test_job_names_say_what_they_are() -> None:

@@ -109,8 +109,12 @@ def test_report_shows_rows_reasons_and_verdicts() -> None:
     assert "8.0 K/s (8.0–8.0)" in printed
     assert "0.80" in printed
     assert "nbd/*/memory: nbdkit: [plugin] is not there" in printed
-    assert "met" in printed
-    assert "not measured" in printed
+    assert " met " in printed
+    assert "4k-randread-d32" not in printed  # goals of rows that nobody asked for
+    rows[0].failed = "it died"
+    report.print_report(Console(file=text, width=200), rows, goals.judge(rows))
+    assert f"nbd/*/{goals.OURS}: failed: it died" in text.getvalue()
+    assert "not measured" in text.getvalue()
 
 
 def test_rates_of_large_jobs_are_mebibytes() -> None:
