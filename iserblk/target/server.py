@@ -67,6 +67,7 @@ class TargetServer:
         self._sessions: dict[_SessionName, TargetConnection] = {}
         self._successors: dict[TargetConnection, TargetConnection] = {}
         self._next_tsih = 1
+        self._tsihs: set[int] = set()  # in use by a connection
         self._limiter = trio.CapacityLimiter(16)  # disk threads
 
     async def serve_connection(self, sock: trio.socket.SocketType) -> None:
@@ -97,11 +98,13 @@ class TargetServer:
     ) -> None:
         flags = ConnectionFlags.unpack(parameters.private_data)
         qp = IwarpQueuePair(sock, parameters, initiator=False, receive_size=RECEIVE_SIZE)
+        tsih = self._take_tsih()
         login = LoginTarget(
             LoginTargetConfig(
                 target_name=self.iqn,
-                tsih=self._take_tsih(),
+                tsih=tsih,
                 receive_data_segment_length=RECEIVE_DATA,
+                sessions=self._tsihs,
             )
         )
         connection = TargetConnection(
@@ -131,6 +134,7 @@ class TargetServer:
         finally:
             # Only now, with no task waiting for the descriptor and no thread in a buffer.
             self._forget(connection)
+            self._tsihs.discard(tsih)
             connection.close()
             self._release_successor(connection)
         if error is not None:
@@ -150,7 +154,7 @@ class TargetServer:
             raise RemoteProtocolError(
                 "MPA", "the peer does not speak iSER over iWARP (a plain iSCSI initiator?)"
             )
-        responder = MpaResponder()
+        responder = MpaResponder(crc=False)  # CRCs if the initiator wants them: it is its data
         while True:
             data = await sock.recv(4096)
             if not data:
@@ -204,8 +208,11 @@ class TargetServer:
     # -- sessions ---------------------------------------------------------------------------------
 
     def _take_tsih(self) -> int:
+        while self._next_tsih in self._tsihs:
+            self._next_tsih = self._next_tsih % 0xFFFF + 1
         tsih = self._next_tsih
         self._next_tsih = tsih % 0xFFFF + 1
+        self._tsihs.add(tsih)
         return tsih
 
     def _logged_in(self, connection: TargetConnection) -> None:

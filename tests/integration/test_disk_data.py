@@ -301,6 +301,15 @@ async def test_the_connection_options_change_no_byte(
 
 
 @face
+@pytest.mark.parametrize(("option", "crc"), [("yes", True), ("no", False)])
+async def test_crc_is_used_when_the_initiator_asks(
+    target: TargetProcess, face: str, option: str, crc: bool
+) -> None:
+    async with one_disk(face, url(target, 512), {"mpa-crc": option}) as disk:
+        assert disk.info.connection["mpa_crc"] is crc
+
+
+@face
 async def test_a_lun_of_more_than_4_gib(start_target: StartTarget, face: str) -> None:
     """Lengths that do not fit into 32 bits of bytes, and LBAs beyond 32 bits of them."""
     size = 3 << 40
