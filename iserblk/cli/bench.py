@@ -1,0 +1,224 @@
+"""``iserblk bench``: what the Python API does with a LUN, without a front-end."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import click
+import trio
+
+from iserblk.cli.endpoints import only_disk
+from iserblk.cli.histogram import Histogram
+from iserblk.cli.options import Size, connection, connection_options, json_option
+from iserblk.cli.output import print_json
+from iserblk.cli.running import run
+from iserblk.disk import aio, blocking
+from iserblk.errors import BadArgument, IserblkError, WriteProtected
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    pattern: str
+    block: int  # bytes of one request
+    depth: int  # requests in flight
+    seconds: float
+
+    @property
+    def writes(self) -> bool:
+        return self.pattern.endswith("write")
+
+    def check(self, size: int, read_only: bool) -> None:
+        if self.block > size:
+            raise BadArgument(f"--bs {self.block} is more than the LUN, which has {size} bytes")
+        if self.writes and read_only:
+            raise WriteProtected("the LUN is read-only")
+
+    def offsets(self, size: int) -> Iterator[int]:
+        """Multiples of the block, for ever: at random (the same in every run), or in turn."""
+        blocks = size // self.block
+        if self.pattern.startswith("rand"):
+            choose = random.Random(1).randrange
+            while True:
+                yield choose(blocks) * self.block
+        while True:
+            yield from range(0, blocks * self.block, self.block)
+
+
+@dataclass(slots=True)
+class Result:
+    """``seconds`` of the clock and of the processor (this process: no target, no kernel thread)."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    latencies: Histogram = field(default_factory=Histogram)
+
+
+@click.command("bench")
+@click.argument("url", metavar="URL")
+@click.option(
+    "--rw",
+    "pattern",
+    type=click.Choice(["randread", "randwrite", "read", "write"]),
+    default="randread",
+    show_default=True,
+)
+@click.option("--bs", type=Size(), default="4k", show_default=True, help="Bytes of a request.")
+@click.option("--depth", type=click.IntRange(1, 1024), default=32, show_default=True)
+@click.option("--time", "seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
+@click.option(
+    "--face",
+    type=click.Choice(["async", "blocking"]),
+    default="async",
+    show_default=True,
+    help="The API's face: trio tasks, or a thread for each request in flight.",
+)
+@click.option("--destroy", "--yes", is_flag=True, help="Let writes destroy what the LUN holds.")
+@json_option
+@connection_options
+def command(
+    url: str,
+    pattern: str,
+    bs: int,
+    depth: int,
+    seconds: float,
+    face: str,
+    destroy: bool,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Keep --depth requests in flight for --time seconds; print rates and latencies."""
+    job = Job(pattern, bs, depth, seconds)
+    if bs < 1:
+        raise BadArgument("--bs 0: give a size such as 4k")
+    if job.writes and not destroy:
+        raise BadArgument(f"--rw {pattern} destroys what the LUN holds; say --destroy if it may")
+    bench = _async if face == "async" else _blocking
+    result = bench(url, connection(options), job)
+    _print(job, face, result, as_json)
+
+
+def _async(url: str, options: dict[str, str], job: Job) -> Result:
+    async def body() -> Result:
+        async with aio.open_disks([url], options) as disks:
+            disk = only_disk(disks.disks)
+            job.check(disk.size, disk.info.read_only)
+            offsets = job.offsets(disk.size)
+            result = Result()
+
+            async def worker() -> None:
+                buffer = memoryview(bytearray(os.urandom(job.block)))
+                operation = disk.write if job.writes else disk.read_into
+                add = result.latencies.add
+                now = time.perf_counter_ns
+                began = now()
+                while began < end:
+                    await operation(buffer, next(offsets))
+                    ended = now()
+                    add(ended - began)
+                    began = ended
+
+            with _timed(result):
+                end = time.perf_counter_ns() + int(job.seconds * 1e9)
+                async with trio.open_nursery() as nursery:
+                    for _ in range(job.depth):
+                        nursery.start_soon(worker)
+            return result
+
+    return run(body)
+
+
+def _blocking(url: str, options: dict[str, str], job: Job) -> Result:
+    with blocking.open_disks([url], options) as disks:
+        disk = only_disk(disks.disks)
+        job.check(disk.size, disk.info.read_only)
+        offsets = job.offsets(disk.size)
+        result = Result()
+        errors: list[IserblkError] = []
+        lock = threading.Lock()  # of offsets, and of result and errors at the end
+
+        def worker() -> None:
+            buffer = memoryview(bytearray(os.urandom(job.block)))
+            operation = disk.write if job.writes else disk.read_into
+            latencies = Histogram()
+            now = time.perf_counter_ns
+            began = now()
+            try:
+                while began < end and not errors:
+                    with lock:
+                        offset = next(offsets)
+                    operation(buffer, offset)
+                    ended = now()
+                    latencies.add(ended - began)
+                    began = ended
+            except IserblkError as error:
+                with lock:
+                    errors.append(error)
+            with lock:
+                result.latencies.merge(latencies)
+
+        threads = [threading.Thread(target=worker) for _ in range(job.depth)]
+        with _timed(result):
+            end = time.perf_counter_ns() + int(job.seconds * 1e9)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    if errors:
+        raise errors[0]
+    return result
+
+
+@contextmanager
+def _timed(result: Result) -> Iterator[None]:
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+    yield
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    result.seconds = time.perf_counter() - began
+    result.cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def _print(job: Job, face: str, result: Result, as_json: bool) -> None:
+    latencies = result.latencies
+    rate = latencies.count / result.seconds
+    percentiles = {f"p{each:g}": latencies.percentile(each) / 1e3 for each in PERCENTILES}
+    spread = {
+        "min": latencies.minimum / 1e3,
+        "mean": latencies.mean / 1e3,
+        **percentiles,
+        "max": latencies.maximum / 1e3,
+    }
+    cpu_us = result.cpu_seconds * 1e6 / max(latencies.count, 1)
+    if as_json:
+        print_json(
+            {
+                "rw": job.pattern,
+                "block_size": job.block,
+                "depth": job.depth,
+                "face": face,
+                "seconds": round(result.seconds, 3),
+                "ios": latencies.count,
+                "bytes": latencies.count * job.block,
+                "iops": round(rate, 1),
+                "bytes_per_second": round(rate * job.block),
+                "latency_us": {name: round(value, 1) for name, value in spread.items()},
+                "cpu_seconds": round(result.cpu_seconds, 3),
+                "cpu_us_per_io": round(cpu_us, 2),
+            }
+        )
+        return
+    click.echo(f"{job.pattern}, {job.block} bytes, depth {job.depth}, {face} face")
+    click.echo(f"  {rate:,.0f} IOPS, {rate * job.block / 1e6:,.1f} MB/s")
+    click.echo(
+        "  latency µs: " + ", ".join(f"{name} {value:,.0f}" for name, value in spread.items())
+    )
+    share = 100 * result.cpu_seconds / result.seconds
+    click.echo(f"  processor: {cpu_us:.1f} µs per request, {share:.0f} % of one core")

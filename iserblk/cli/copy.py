@@ -1,0 +1,114 @@
+"""``iserblk copy``: between LUNs and files."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from iserblk.cli.endpoints import FileEnd, open_destination, open_source, same_place
+from iserblk.cli.options import connection, connection_options, json_option
+from iserblk.cli.output import print_json, size_words
+from iserblk.cli.running import run
+from iserblk.cli.transfer import Advance, Totals, compare, copy
+from iserblk.disk.aio import Disk
+from iserblk.errors import BadArgument
+
+log = logging.getLogger(__name__)
+
+
+@click.command("copy")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@click.option("--verify", is_flag=True, help="Read both again, and compare.")
+@json_option
+@connection_options
+def command(
+    source: str, destination: str, verify: bool, as_json: bool, **options: str | None
+) -> None:
+    """Copy all of SRC to DST; each is a URL that names one LUN, a file, or a block device.
+
+    Holes and zeroes stay holes where DST can have them. A file DST is created, or replaced; a LUN
+    or block device must be as large as SRC, and what it has behind that stays as it is.
+    """
+    given = connection(options)
+
+    async def transfer() -> tuple[Totals, float]:
+        async with (
+            open_source(source, given) as one,
+            open_destination(destination, given) as other,
+        ):
+            if same_place(one, other):
+                raise BadArgument("source and destination are the same")
+            if isinstance(other, FileEnd) and other.regular:
+                await other.resize(one.size)
+            _check_sizes(one, other)
+            began = time.monotonic()
+            with _progress(one.size, "copying") as advance:
+                totals = await copy(one, other, advance)
+            seconds = time.monotonic() - began
+            if verify:
+                with _progress(one.size, "verifying") as advance:
+                    await compare(one, other, advance)
+            return totals, seconds
+
+    totals, seconds = run(transfer)
+    size = totals.data + totals.zero
+    if as_json:
+        print_json(
+            {
+                "bytes": size,
+                "data_bytes": totals.data,
+                "zero_bytes": totals.zero,
+                "seconds": round(seconds, 3),  # of the copy alone
+                "verified": verify,
+            }
+        )
+        return
+    click.echo(
+        f"copied {size_words(size)} ({size_words(totals.zero)} of zeroes) in {seconds:.1f} s, "
+        f"{size_words(size / max(seconds, 1e-9))}/s{', verified' if verify else ''}"
+    )
+
+
+def _check_sizes(source: Disk | FileEnd, destination: Disk | FileEnd) -> None:
+    if destination.size < source.size:
+        raise BadArgument(
+            f"the destination is too small: it has {destination.size} bytes, "
+            f"the source {source.size}"
+        )
+    if destination.size > source.size:
+        log.warning(
+            "the destination is larger: its last %d bytes stay as they are",
+            destination.size - source.size,
+        )
+
+
+@contextmanager
+def _progress(size: int, what: str) -> Iterator[Advance]:
+    """A bar on stderr, if that is a terminal and ``-q`` was not given."""
+    if not sys.stderr.isatty() or not log.isEnabledFor(logging.WARNING):
+        yield lambda _count: None
+        return
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=size)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,207 @@
+"""One disk or one file: what copy reads and writes.
+
+A file here is a regular file or a block device. Its methods are those of AsyncDisk, each run in a
+thread, and its errors are IserblkErrors that name the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import ParamSpec, Protocol, TypeVar
+
+import trio
+
+from iserblk.disk import aio, blocking
+from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent
+from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
+from iserblk.target import falloc
+
+P = ParamSpec("P")
+T = TypeVar("T")
+D = TypeVar("D", aio.Disk, blocking.Disk)
+
+_ZEROES = memoryview(bytes(1 << 20))
+_MAXIMUM_EXTENTS = 1024  # of one answer
+
+
+class End(Protocol):
+    """What both a FileEnd and an AsyncDisk are."""
+
+    @property
+    def size(self) -> int: ...
+
+    async def read_into(self, buffer: memoryview, offset: int) -> None: ...
+
+    async def write(self, buffer: memoryview, offset: int) -> None: ...
+
+    async def zero(self, offset: int, length: int, *, may_trim: bool = False) -> None: ...
+
+    async def extents(self, offset: int, length: int) -> list[Extent]: ...
+
+    async def flush(self) -> None: ...
+
+
+class FileEnd:
+    """An open file; ``regular`` or a block device. The descriptor stays its opener's."""
+
+    def __init__(self, fd: int, path: str, size: int, regular: bool) -> None:
+        self.fd = fd
+        self.path = path
+        self.size = size
+        self.regular = regular
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await trio.to_thread.run_sync(lambda: function(*args, **kwargs))
+        except OSError as error:
+            raise IserblkError(f"{self.path}: {error.strerror}") from None
+
+    async def read_into(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            count = await self._call(os.preadv, self.fd, [buffer[done:]], offset + done)
+            if not count:
+                raise IserblkError(f"{self.path}: ends at byte {offset + done} while being read")
+            done += count
+
+    async def write(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            done += await self._call(os.pwrite, self.fd, buffer[done:], offset + done)
+
+    async def zero(self, offset: int, length: int, *, may_trim: bool = False) -> None:
+        if may_trim and await self._call(
+            falloc.fallocate, self.fd, falloc.PUNCH_HOLE, offset, length
+        ):
+            return
+        for start in range(offset, offset + length, len(_ZEROES)):
+            await self.write(_ZEROES[: offset + length - start], start)
+
+    async def extents(self, offset: int, length: int) -> list[Extent]:
+        return await self._call(self._extents, offset, offset + length)
+
+    def _extents(self, offset: int, end: int) -> list[Extent]:
+        found: list[Extent] = []
+        while offset < end and len(found) < _MAXIMUM_EXTENTS:
+            data = self._seek(offset, os.SEEK_DATA, end)
+            if data > offset:
+                found.append((offset, data - offset, EXTENT_HOLE | EXTENT_ZERO))
+            hole = self._seek(data, os.SEEK_HOLE, end) if data < end else end
+            if hole > data:
+                found.append((data, hole - data, EXTENT_DATA))
+            offset = hole
+        return found
+
+    def _seek(self, offset: int, whence: int, end: int) -> int:
+        """The next data or hole; ``end`` where there is none before it."""
+        try:
+            return min(os.lseek(self.fd, offset, whence), end)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data behind offset
+                return end
+            if error.errno == errno.EINVAL:  # not known here (block devices): all is data
+                return offset if whence == os.SEEK_DATA else end
+            raise
+
+    async def flush(self) -> None:
+        """To the disk, and out of the page cache: what is read back has been there."""
+        await self._call(os.fsync, self.fd)
+        await self._call(os.posix_fadvise, self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    async def resize(self, size: int) -> None:
+        """Make a regular file empty and ``size`` long; all of it reads as zeroes then. A LUN's
+        file in a FUSE mount keeps its size and content: so ``size`` tells what it is."""
+        await self._call(os.ftruncate, self.fd, 0)
+        await self._call(os.ftruncate, self.fd, size)
+        self.size = os.fstat(self.fd).st_size
+
+
+def is_url(text: str) -> bool:
+    return "://" in text
+
+
+def only_disk(disks: Mapping[str, D]) -> D:
+    """The one disk that was opened. Raises BadArgument when the URL named several."""
+    if len(disks) > 1:
+        names = ", ".join(f"/{disk.info.lun}" for disk in disks.values())
+        raise BadArgument(f"the URL names {len(disks)} disks; add one of {names} to it")
+    return next(iter(disks.values()))
+
+
+@asynccontextmanager
+async def open_source(text: str, options: Mapping[str, str]) -> AsyncIterator[aio.Disk | FileEnd]:
+    """Open a URL or file for reading. Raises BadArgument, PermissionDenied, and what connecting
+    raises."""
+    if is_url(text):
+        async with aio.open_disks([text], options) as disks:
+            yield only_disk(disks.disks)
+    else:
+        with _opened(text, os.O_RDONLY) as file:
+            yield file
+
+
+@asynccontextmanager
+async def open_destination(
+    text: str, options: Mapping[str, str]
+) -> AsyncIterator[aio.Disk | FileEnd]:
+    """Open a URL or file for writing; a file is created, but an existing one is as it was.
+
+    Raises WriteProtected, Busy (a block device that is mounted), and as ``open_source``.
+    """
+    if is_url(text):
+        async with aio.open_disks([text], options) as disks:
+            disk = only_disk(disks.disks)
+            if disk.info.read_only:
+                raise WriteProtected(f"{disk.info.url}: the LUN is read-only")
+            yield disk
+    else:
+        device = False
+        with contextlib.suppress(OSError):
+            device = stat.S_ISBLK(os.stat(text).st_mode)
+        # On a block device O_EXCL means: unless it is mounted, or otherwise in use.
+        with _opened(text, os.O_RDWR | (os.O_EXCL if device else os.O_CREAT)) as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int) -> Iterator[FileEnd]:
+    try:
+        # Without O_NONBLOCK, a FIFO would wait for its other end.
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise _ERRORS.get(error.errno or 0, BadArgument)(f"{path}: {error.strerror}") from None
+    try:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise BadArgument(f"{path}: neither a file nor a block device")
+        yield FileEnd(fd, path, os.lseek(fd, 0, os.SEEK_END), stat.S_ISREG(mode))
+    finally:
+        os.close(fd)
+
+
+_ERRORS: dict[int, type[IserblkError]] = {
+    errno.EACCES: PermissionDenied,
+    errno.EPERM: PermissionDenied,
+    errno.EROFS: PermissionDenied,
+    errno.EBUSY: Busy,
+}
+
+
+def same_place(one: aio.Disk | FileEnd, other: aio.Disk | FileEnd) -> bool:
+    """Both are the same file, block device or LUN."""
+    if isinstance(one, FileEnd):
+        if not isinstance(other, FileEnd):
+            return False
+        first, second = os.fstat(one.fd), os.fstat(other.fd)
+        if one.regular or other.regular:
+            return os.path.samestat(first, second)
+        return first.st_rdev == second.st_rdev
+    if isinstance(other, FileEnd):
+        return False
+    # The portal does not matter: a target has one name on all of its portals.
+    return (one.info.target, one.info.lun) == (other.info.target, other.info.lun)

@@ -1,0 +1,92 @@
+"""``iserblk info``: what a LUN is, and how it is connected."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from iserblk.cli.options import connection, connection_options, json_option
+from iserblk.cli.output import print_json, print_table, size_words, yes_no
+from iserblk.cli.running import run
+from iserblk.disk.aio import open_disks
+from iserblk.disk.seam import LunInfo
+
+# Words for what a connection's description calls by short names; the rest is shown as it is.
+_WORDS = {
+    "provider": "provider",
+    "mpa_crc": "MPA CRC",
+    "mpa_revision": "MPA revision",
+    "mpa_enhanced": "MPA enhanced setup",
+    "mpa_markers_sent": "MPA markers sent",
+    "mpa_rtr": "MPA ready-to-receive",
+    "ird": "IRD",
+    "ord": "ORD",
+    "emss": "TCP segment (EMSS)",
+    "mulpdu": "largest ULPDU",
+    "header": "iSER header",
+}
+
+
+@click.command("info")
+@click.argument("url", metavar="URL")
+@json_option
+@connection_options
+def command(url: str, as_json: bool, **options: str | None) -> None:
+    """Log in to URL and show its LUN; without /LUN, every disk of the target."""
+    given = connection(options)
+
+    async def look() -> list[LunInfo]:
+        async with open_disks([url], given) as disks:
+            return [disk.info for disk in disks.disks.values()]
+
+    infos = run(look)
+    why = _why(infos[0].connection.get("provider"), given.get("rcap", "auto"))
+    if as_json:
+        print_json({"disks": [{**asdict(info), "provider_reason": why} for info in infos]})
+        return
+    for info in infos:
+        _show(info, why)
+
+
+def _why(provider: object, asked: str) -> str:
+    if asked == provider:
+        return "asked for with rcap"
+    return "rcap=auto, and this version has no provider for RDMA devices yet"
+
+
+def _show(info: LunInfo, why: str) -> None:
+    print_table(
+        f"{info.name}: {info.url}",
+        [
+            ("target", info.target),
+            ("LUN", str(info.lun)),
+            ("product", f"{info.vendor} {info.product} {info.revision}".strip()),
+            ("serial number", info.serial or "none"),
+            ("identifiers", ", ".join(info.identifiers) or "none"),
+            ("size", f"{info.size} bytes ({size_words(info.size)})"),
+            ("block size", f"{info.block_size}, physical {info.physical_block_size}"),
+            ("read-only", yes_no(info.read_only)),
+            ("rotational", yes_no(info.rotational)),
+            ("write cache", yes_no(info.write_cache)),
+            ("FUA", yes_no(info.fua)),
+            ("trim (UNMAP)", yes_no(info.can_trim)),
+            ("zero (WRITE SAME)", _zero(info)),
+            ("extents (GET LBA STATUS)", yes_no(info.can_extents)),
+            ("largest transfer", size_words(info.max_transfer)),
+            ("best transfer", size_words(info.optimal_transfer) if info.optimal_transfer else "?"),
+        ],
+    )
+    rows = [(_WORDS.get(name, name), _value(value)) for name, value in info.connection.items()]
+    print_table("  connection", [(f"  {name}", value) for name, value in rows])
+    click.echo(f"    provider chosen because: {why}")
+
+
+def _zero(info: LunInfo) -> str:
+    if not info.can_zero:
+        return "no, zeroes are written"
+    return "yes, by deallocation" if info.zero_by_unmap else "yes"
+
+
+def _value(value: object) -> str:
+    return yes_no(value) if isinstance(value, bool) else str(value)

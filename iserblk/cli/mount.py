@@ -1,0 +1,42 @@
+"""``iserblk mount``: LUNs as files. Exit statuses are those of mount(8)."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from fuse_mount.mount import mount_background, mount_foreground
+from iserblk.cli.main import UsageStatus
+from iserblk.cli.notify import ready
+from iserblk.cli.options import connection, connection_options
+
+
+@click.command("mount", cls=UsageStatus)
+@click.argument("urls", metavar="URL…", nargs=-1, required=True)
+@click.argument("mountpoint", metavar="MOUNTPOINT")
+@click.option(
+    "-f", "--foreground", is_flag=True, help="Stay; print `ready MOUNTPOINT` when usable."
+)
+@click.option("-o", "words", metavar="OPT,OPT", multiple=True, help="ro, allow_other, uid=, …")
+@connection_options
+def command(
+    urls: tuple[str, ...],
+    mountpoint: str,
+    foreground: bool,
+    words: tuple[str, ...],
+    **options: str | None,
+) -> None:
+    """Mount one file per LUN (lun0, lun1, …) in the empty directory MOUNTPOINT.
+
+    Returns when the files are usable; `iserblk umount MOUNTPOINT` ends it. -o takes the options
+    below, too, and ro, allow_other, uid=, gid=, umask=, direct_io, auto_cache, kernel_cache, and
+    swallows what fstab lines have (defaults, _netdev, nofail, noauto, user, x-…).
+    """
+    given = [f"{name}={value}" for name, value in connection(options).items()]
+    escaped = [word.replace("\\", "\\\\").replace(",", "\\,") for word in given]
+    if foreground:
+        place = os.path.abspath(mountpoint)
+        mount_foreground(urls, mountpoint, [*words, *escaped], lambda: ready(place))
+    else:
+        mount_background(urls, mountpoint, [*words, *escaped])

@@ -1,0 +1,71 @@
+"""Parameters that several commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from iserblk.errors import BadArgument
+from iserblk.url import parse_size
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Options of a connection (their values are checked by iserblk.url): name, metavar, help. Those
+# without help have one possible value so far; they are accepted, and refused in words.
+CONNECTION = (
+    ("rcap", "auto|verbs|iwarp", "RDMA provider; auto: verbs where a device can, else iwarp."),
+    (
+        "mpa-crc",
+        "yes|no",
+        "CRC on every iWARP frame; the only protection of the data. Default yes.",
+    ),
+    ("immediate-data", "yes|no", "Offer to send the start of writes with the command. Default no."),
+    ("initiator-name", "IQN", "Who we are; default: the machine's own name."),
+    ("io-timeout", "SECONDS", "How long one request may take in all. Default 30."),
+    ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
+    ("style", "cm|stream", ""),
+    ("header", "28|12", ""),
+    ("fallback", "iscsi", ""),
+    ("journal", "SIZE|off", ""),
+    ("shared", "yes|no", ""),
+    ("reserve", "exclusive", ""),
+    ("reserve-key", "KEY", ""),
+    ("chap-secret-file", "FILE", ""),
+    ("chap-secret-fd", "FD", ""),
+    ("chap-secret-credential", "NAME", ""),
+)
+
+
+def connection_options(function: F) -> F:
+    """Adds the options; ``connection`` gathers them from the command's keyword arguments."""
+    for name, metavar, text in reversed(CONNECTION):
+        function = click.option(f"--{name}", metavar=metavar, help=text, hidden=not text)(function)
+    return function
+
+
+def connection(given: dict[str, str | None]) -> dict[str, str]:
+    """What ``open_disks`` takes, from a command's keyword arguments: those that were given."""
+    names = [name for name, _, _ in CONNECTION]
+    values = {name: given[name.replace("-", "_")] for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class Size(click.ParamType[int]):
+    """Bytes, as 4096, 64M or 1G."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value, "size")
+        except BadArgument as error:
+            self.fail(str(error), param, ctx)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/json.md).")

@@ -1,0 +1,34 @@
+"""What commands print: aligned text for people, JSON for scripts (docs/json.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import click
+
+
+def size_words(size: float) -> str:
+    """Bytes with a binary unit: 1536 is "1.5 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.{0 if unit == 'bytes' else 1}f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """A title, and aligned name-value lines below it."""
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    click.echo(title)
+    for name, value in rows:
+        click.echo(f"  {name:<{width}}  {value}")
+
+
+def yes_no(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,81 @@
+"""``iserblk target``: files as LUNs, in the foreground."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+from iserblk.cli.notify import ready, tell_systemd
+from iserblk.cli.running import run
+from iserblk.errors import NotSupported
+from iserblk.target.lunspec import open_lun, parse_lun_spec
+from iserblk.target.server import serve
+from iserblk.target.unit import LogicalUnit
+from iserblk.url import check_name
+
+_LUN_HELP = """\
+A file or block device; repeated for LUN 1, 2 and so on.
+FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
+
+
+@click.command("target")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:3260",
+    show_default=True,
+    help="Where to take connections; port 0: any free one.",
+)
+@click.option("--iqn", metavar="IQN", required=True, help="The target's name.")
+@click.option(
+    "--lun", "specs", metavar="FILE[:OPTION…]", required=True, multiple=True, help=_LUN_HELP
+)
+@click.option("--rcap", metavar="iwarp|verbs", default="iwarp", hidden=True)
+@click.option("--chap-accounts", metavar="FILE", hidden=True)
+@click.option("--chap-user", metavar="USER", hidden=True)
+@click.option("--chap-secret-file", metavar="FILE", hidden=True)
+def command(
+    listen: str,
+    iqn: str,
+    specs: tuple[str, ...],
+    rcap: str,
+    chap_accounts: str | None,
+    chap_user: str | None,
+    chap_secret_file: str | None,
+) -> None:
+    """Serve files as the LUNs of one target, over iSER on software iWARP.
+
+    Prints `ready iser://HOST:PORT/IQN` once connections are taken. SIGTERM and SIGINT end it;
+    what its caches hold is written first. There is no authentication yet: whoever reaches the
+    port reads and writes, so it listens on the loopback interface unless told otherwise.
+    """
+    if chap_accounts or chap_user or chap_secret_file:
+        raise NotSupported("CHAP is not supported yet; leave the --chap options out")
+    if rcap not in ("auto", "iwarp"):
+        raise NotSupported(f"--rcap {rcap} is not supported yet; the target serves iwarp only")
+    check_name(iqn, "--iqn")
+    with _units(specs, iqn) as units:
+        run(lambda: serve(listen, iqn, dict(enumerate(units)), ready))
+
+
+@contextmanager
+def _units(specs: Sequence[str], iqn: str) -> Iterator[list[LogicalUnit]]:
+    """The units, opened; at the end each is flushed and closed, even if another one fails."""
+    units: list[LogicalUnit] = []
+    try:
+        for spec in [parse_lun_spec(text) for text in specs]:
+            units.append(open_lun(spec, _serial(iqn, spec.path)))
+        yield units
+    finally:
+        tell_systemd("STOPPING=1")
+        for unit in units:
+            unit.close()
+
+
+def _serial(iqn: str, path: str) -> str:
+    """The same at every start, and different for every file of every target."""
+    return hashlib.sha256(f"{iqn}\n{os.path.realpath(path)}".encode()).hexdigest()[:16]

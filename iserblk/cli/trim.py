@@ -1,0 +1,46 @@
+"""``iserblk trim``: give space back (FUSE has no way to ask for it)."""
+
+from __future__ import annotations
+
+import click
+
+from iserblk.cli.endpoints import only_disk
+from iserblk.cli.options import Size, connection, connection_options, json_option
+from iserblk.cli.output import print_json, size_words
+from iserblk.cli.running import run
+from iserblk.disk.aio import open_disks
+from iserblk.errors import BadArgument
+
+
+@click.command("trim")
+@click.argument("url", metavar="URL")
+@click.option("--offset", type=Size(), default=0, help="First byte; default 0.")
+@click.option("--length", type=Size(), help="Bytes; default: up to the end.")
+@json_option
+@connection_options
+def command(
+    url: str, offset: int, length: int | None, as_json: bool, **options: str | None
+) -> None:
+    """Tell the LUN that a range is not needed: its content is lost, its space is free.
+
+    Only the whole blocks inside the range count; what they hold afterwards is undefined.
+    """
+
+    async def trim() -> int:
+        async with open_disks([url], connection(options)) as disks:
+            disk = only_disk(disks.disks)
+            count = max(disk.size - offset, 0) if length is None else length
+            if offset + count > disk.size or offset > disk.size:
+                raise BadArgument(
+                    f"{disk.info.name} has {disk.size} bytes: --offset {offset} with "
+                    f"--length {count} leaves it"
+                )
+            await disk.trim(offset, count)
+            await disk.flush()
+            return count
+
+    count = run(trim)
+    if as_json:
+        print_json({"offset": offset, "length": count})
+    else:
+        click.echo(f"trimmed {size_words(count)} from offset {offset}")

@@ -1,0 +1,15 @@
+"""``iserblk umount``: an end that loses nothing. Exit statuses are those of mount(8)."""
+
+from __future__ import annotations
+
+import click
+
+from fuse_mount.mount import unmount
+from iserblk.cli.main import UsageStatus
+
+
+@click.command("umount", cls=UsageStatus)
+@click.argument("mountpoint", metavar="MOUNTPOINT")
+def command(mountpoint: str) -> None:
+    """Flush, unmount, and return when the process behind MOUNTPOINT has ended."""
+    unmount(mountpoint)
