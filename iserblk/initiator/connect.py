@@ -179,6 +179,8 @@ class _Login:
                 isid=bytes((0x80, *secrets.token_bytes(5))),
                 immediate_data=options.immediate_data,
                 receive_data_segment_length=RECEIVE_DATA,
+                send_data_segment_length=INLINE_SIZE,
+                unexpected_pdus=UNEXPECTED,
             )
         )
         outgoing = deque([login.start()])

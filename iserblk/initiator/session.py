@@ -309,7 +309,7 @@ class Session:
             self._control_response(message, at, opcode, invalidated)
             return
         index = itt & INDEX_MASK
-        slot = self._table[index] if index < len(self._table) else None
+        slot = self.tasks[index] if index < len(self.tasks) else None
         if slot is None or slot.itt != itt or slot.state < SENT:
             raise RemoteProtocolError("iSCSI", f"SCSI Response for task {itt:#x}: no such task")
         self._exp_stat_sn = (stat_sn + 1) & 0xFFFFFFFF

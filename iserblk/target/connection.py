@@ -49,9 +49,11 @@ class TargetTask(TargetSlot):
 
     __slots__ = (
         "aborted",
+        "advertised_from",
         "buffer",
         "control",
         "edtl",
+        "fetching",
         "filled",
         "flags",
         "itt",
@@ -68,7 +70,9 @@ class TargetTask(TargetSlot):
         self.itt = _NO_TAG
         self.lun = 0
         self.edtl = 0
-        self.filled = 0  # bytes of Data-Out that came as immediate data
+        self.filled = 0  # bytes of Data-Out that have come
+        self.fetching = 0  # bytes that get_data is fetching behind them
+        self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
         self.flags = 0
         self.task: ScsiTask
         self.buffer: memoryview | None = None
@@ -188,7 +192,8 @@ class TargetConnection:
         elif slot.task.status:
             self._respond(slot)  # ended by another session's reset
         else:
-            self._execute(slot)
+            slot.filled += slot.fetching
+            self._start(slot)
 
     def sent_notify(self, slot: PduSlot) -> None:
         assert isinstance(slot, TargetTask)
@@ -354,9 +359,13 @@ class TargetConnection:
         did not send (RFC 7145 calls that TaggedBufferForSolicitedDataOnly=Yes)."""
         assert slot.buffer is not None and self.parameters is not None
         at = slot.filled
-        whole = self.parameters.tagged_buffer_for_solicited_data_only is False
-        slot.state = _FETCHING
-        self._dm.get_data(slot, slot.buffer[at:], at if whole else 0)
+        if slot.state != _FETCHING:
+            slot.state = _FETCHING
+            whole = self.parameters.tagged_buffer_for_solicited_data_only is False
+            slot.advertised_from = 0 if whole else at
+        # One R2T at a time asks for one burst at most (RFC 7143 section 13.13).
+        slot.fetching = min(slot.task.length - at, self.parameters.max_burst_length)
+        self._dm.get_data(slot, slot.buffer[at : at + slot.fetching], at - slot.advertised_from)
 
     def _execute(self, slot: TargetTask) -> None:
         task = slot.task
