@@ -14,9 +14,12 @@ from iserblk.url import Options
 
 # Words of fstab lines and of mount(8) that mean nothing here, or are the default.
 _SWALLOWED = frozenset(
-    ("defaults", "_netdev", "nofail", "noauto", "auto", "user", "users", "nouser", "owner", "group")
-) | {"rw", "async", "exec", "noexec", "suid", "nosuid", "dev", "nodev", "atime", "noatime",
-     "relatime", "norelatime", "nodiratime", "silent", "loud"}  # fmt: skip
+    {
+        *("defaults", "_netdev", "nofail", "auto", "noauto", "user", "users", "nouser", "owner"),
+        *("group", "async", "exec", "noexec", "suid", "nosuid", "dev", "nodev", "silent", "loud"),
+        *("atime", "noatime", "relatime", "norelatime", "strictatime", "nodiratime"),
+    }
+)
 
 _FUSE_CONF = Path("/etc/fuse.conf")
 
@@ -53,7 +56,7 @@ def parse_options(lists: Iterable[str]) -> MountOptions:
         name, equals, value = word.partition("=")
         if name in ("uid", "gid", "umask"):
             mount[name] = _number(name, value, 8 if name == "umask" else 10)
-        elif name in ("x-", "X-", "comment") or name.startswith(("x-", "X-")):
+        elif name == "comment" or name.startswith(("x-", "X-")):
             continue
         elif equals:
             disk[name.replace("_", "-")] = value
@@ -91,7 +94,8 @@ def _number(name: str, text: str, base: int) -> int:
         value = -1
     limit = 0o777 if name == "umask" else 2**32 - 2
     if not 0 <= value <= limit:
-        raise UsageError(f"-o {name}={text}: not a number of {'octal digits' * (base == 8)}")
+        kind = "octal digits up to 777" if base == 8 else "a number"
+        raise UsageError(f"-o {name}={text}: must be {kind}")
     return value
 
 

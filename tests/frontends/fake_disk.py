@@ -6,7 +6,7 @@ environment, because nbdkit and a daemonised mount run in other processes:
 
     FAKE_LUNS    JSON: [{"size": 1048576, "read_only": true, ...}, ...]   changes to LunInfo
     FAKE_FAULTS  JSON: {"write": "CommandTimeout", "open": "ConnectFailed", ...}   error by method
-    FAKE_LOG     file that gets one line per call other than reads and writes
+    FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class FakeDisk:
 
     def check(self, method: str, offset: int, length: int) -> None:
         if self.faulty:
+            note(f"{method} {offset} {length}")
             fail(method)
         if offset < 0 or offset + length > self.info.size:
             raise errors.OutOfRange(f"{method}: {offset}+{length} is past the end")

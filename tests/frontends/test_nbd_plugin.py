@@ -37,6 +37,7 @@ class Server:
     ):
         self.socket = directory / "nbd.sock"
         self.calls = directory / "calls"
+        pidfile = directory / "pid"
         self.clients: list[Any] = []
         environment = dict(
             os.environ,
@@ -45,12 +46,12 @@ class Server:
             **({"FAKE_FAULTS": json.dumps(faults)} if faults else {}),
         )
         self.process = subprocess.Popen(
-            ["nbdkit", "-f", "-U", self.socket, "python", PLUGIN, *words],
+            ["nbdkit", "-f", "-U", self.socket, "-P", pidfile, "python", PLUGIN, *words],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
         )
-        while not self.socket.exists() and self.process.poll() is None:
+        while not pidfile.exists() and self.process.poll() is None:  # then it listens
             time.sleep(0.01)
 
     def connect(self, export: str = "") -> Any:

@@ -1,0 +1,24 @@
+"""``python3 -m tests.frontends.fake_mount``: fuse_mount over fake disks, in the foreground or, with
+--background, as ``iserblk mount`` does it; --unmount MOUNTPOINT ends that."""
+
+from __future__ import annotations
+
+import sys
+
+from fuse_mount.__main__ import main
+from fuse_mount.errors import MountError
+from fuse_mount.mount import mount_background, unmount
+from tests.frontends import fake_disk
+
+if __name__ == "__main__":
+    fake_disk.install()
+    try:
+        if sys.argv[1] == "--background":
+            print(mount_background([sys.argv[2]], sys.argv[3], sys.argv[4:]))
+        elif sys.argv[1] == "--unmount":
+            unmount(sys.argv[2])
+        else:
+            sys.exit(main())
+    except MountError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_status)

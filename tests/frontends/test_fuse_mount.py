@@ -1,0 +1,326 @@
+"""Real mounts over fake disks: what the kernel, users and mount(8) see."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuse_mount import mount
+
+URL = "iser://127.0.0.1/iqn.2026-11.example:fake/0"
+CHECKOUT = Path(__file__).parents[2]
+MIB = 1 << 20
+SIZE = 8 * MIB
+
+if not os.path.exists("/dev/fuse"):
+    pytest.skip("no /dev/fuse: modprobe fuse", allow_module_level=True)
+if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+    pytest.skip("fusermount3 is missing: install fuse3", allow_module_level=True)
+pytest.importorskip("pyfuse3", reason="pyfuse3 is missing: run scripts/setup")
+
+
+class Mounts:
+    """Starts mounts at ``place``, with what the fakes are told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.place = directory / "a place"  # mountinfo escapes the blank
+        self.place.mkdir()
+        self.calls = directory / "calls"
+        self.servers: list[subprocess.Popen[str]] = []
+
+    def command(self, *words: str, luns: Any = ({},), **faults: str) -> dict[str, Any]:
+        return {
+            "args": [sys.executable, "-m", "tests.frontends.fake_mount", *words],
+            "cwd": CHECKOUT,
+            "text": True,
+            "env": dict(
+                os.environ,
+                FAKE_LUNS=json.dumps(luns),
+                FAKE_LOG=str(self.calls),
+                **({"FAKE_FAULTS": json.dumps(faults)} if faults else {}),
+            ),
+        }
+
+    def start(self, *options: str, luns: Any = ({},), **faults: str) -> subprocess.Popen[str]:
+        """In the foreground; returns when the files are usable."""
+        words = [URL, str(self.place), *(part for each in options for part in ("-o", each))]
+        given = self.command(*words, luns=luns, **faults)
+        server = subprocess.Popen(**given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.servers.append(server)
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"ready {self.place}\n"
+        return server
+
+    def run(self, *words: str, **faults: str) -> subprocess.CompletedProcess[str]:
+        given = self.command(*words, **faults)
+        return subprocess.run(**given, capture_output=True, timeout=60, check=False)
+
+    def log(self) -> list[str]:
+        return self.calls.read_text().splitlines()
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    made = Mounts(tmp_path)
+    yield made
+    for server in made.servers:
+        if server.poll() is None:
+            server.terminate()
+        server.communicate(timeout=60)
+    left = mount._mounted(str(made.place))
+    if left != ("", 0):
+        subprocess.run(["umount", "--lazy", made.place], check=False)
+    assert left == ("", 0)
+
+
+def ended(server: subprocess.Popen[str]) -> tuple[int, str]:
+    _, said = server.communicate(timeout=60)
+    return server.returncode, said
+
+
+def test_what_is_there(mounts: Mounts) -> None:
+    mounts.start(luns=[{}, {"size": 3 * MIB, "read_only": True}])
+    assert sorted(os.listdir(mounts.place)) == ["lun0", "lun1"]
+    first, second = (mounts.place / name for name in ("lun0", "lun1"))
+    assert (first.stat().st_size, second.stat().st_size) == (SIZE, 3 * MIB)
+    assert second.stat().st_mode & 0o777 == 0o444
+    assert os.statvfs(mounts.place).f_bfree == 0
+    with pytest.raises(OSError) as caught:
+        second.open("r+b")
+    assert caught.value.errno == errno.EROFS
+    assert mount._mounted(str(mounts.place))[0] == "fuse.iserblk"
+
+
+def test_data_and_fsync(mounts: Mounts) -> None:
+    mounts.start()
+    data = os.urandom(3 * MIB + 17)
+    with open(mounts.place / "lun0", "r+b", buffering=0) as file:
+        file.seek(100)
+        assert file.write(data) == len(data)
+        assert "lun0 flush" not in mounts.log()
+        os.fsync(file.fileno())
+        assert mounts.log()[-1] == "lun0 flush"
+        file.seek(100)
+        assert file.read(len(data)) == data
+    assert mounts.log().count("lun0 flush") == 1  # close(2) does not flush
+
+
+def test_a_request_of_1_mib_arrives_whole(mounts: Mounts) -> None:
+    mounts.start(luns=[{"max_transfer": MIB}], write="CommandTimeout")
+    with open(mounts.place / "lun0", "r+b", buffering=0) as file, mmap.mmap(-1, MIB) as aligned:
+        with pytest.raises(OSError) as caught:
+            file.write(aligned)
+        assert caught.value.errno == errno.ETIMEDOUT
+    assert mounts.log()[-1] == f"write 0 {MIB}"
+
+
+def test_the_end_and_truncating(mounts: Mounts) -> None:
+    mounts.start()
+    path = mounts.place / "lun0"
+    with open(path, "r+b", buffering=0) as file:
+        file.write(b"kept")
+        file.seek(SIZE - 5)
+        assert file.write(b"0123456789") == 5
+        with pytest.raises(OSError) as caught:
+            file.write(b"x")
+        assert caught.value.errno == errno.ENOSPC
+        assert file.read(1) == b""
+    os.truncate(path, 0)
+    path.open("wb").close()  # O_TRUNC
+    assert path.stat().st_size == SIZE
+    assert path.read_bytes()[:4] == b"kept"
+    with pytest.raises(OSError) as caught:
+        os.truncate(path, SIZE + 1)
+    assert caught.value.errno == errno.EFBIG
+
+
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        (lambda place: (place / "new").touch(), errno.EPERM),
+        (lambda place: (place / "lun0").unlink(), errno.EPERM),
+        (lambda place: (place / "lun0").rename(place / "other"), errno.EPERM),
+        (lambda place: (place / "new").mkdir(), errno.EPERM),
+        (lambda place: (place / "new").symlink_to("lun0"), errno.EPERM),
+        (lambda place: os.link(place / "lun0", place / "new"), errno.EPERM),
+        (lambda place: os.setxattr(place / "lun0", "user.a", b"b"), errno.EOPNOTSUPP),
+        (lambda place: os.getxattr(place / "lun0", "user.a"), errno.EOPNOTSUPP),
+        (lambda place: (place / "lun7").stat(), errno.ENOENT),
+    ],
+)
+def test_what_cannot_be_done(mounts: Mounts, what: Callable[[Path], object], number: int) -> None:
+    mounts.start()
+    with pytest.raises(OSError) as caught:
+        what(mounts.place)
+    assert errno.errorcode[caught.value.errno or 0] == errno.errorcode[number]
+
+
+def test_many_at_once_keep_apart(mounts: Mounts) -> None:
+    mounts.start()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with open(mounts.place / "lun0", "r+b", buffering=0) as file:
+            for turn in range(20):
+                data = bytes([number, turn]) * 8192
+                os.pwrite(file.fileno(), data, number * 64 * 1024)
+                if os.pread(file.fileno(), len(data), number * 64 * 1024) != data:
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_unmount_flush_and_log_out(mounts: Mounts, number: signal.Signals) -> None:
+    server = mounts.start(luns=[{}, {"read_only": True}])
+    (mounts.place / "lun0").open("r+b", buffering=0).close()
+    server.send_signal(number)
+    assert ended(server) == (0, "")
+    assert mounts.log()[-2:] == ["lun0 flush", "close"]
+
+
+def test_a_signal_while_a_file_is_open(mounts: Mounts) -> None:
+    server = mounts.start()
+    file = os.open(mounts.place / "lun0", os.O_RDONLY)
+    try:
+        assert os.read(file, 1) == b"\0"
+        server.terminate()
+        assert ended(server)[0] == 0
+        with pytest.raises(OSError) as caught:
+            os.read(file, 1)
+        assert caught.value.errno == errno.ENOTCONN
+    finally:
+        with contextlib.suppress(OSError):  # close(2) asks the server, too
+            os.close(file)
+
+
+def test_fusermount_ends_it_too(mounts: Mounts) -> None:
+    server = mounts.start()
+    subprocess.run(["fusermount3", "-u", mounts.place], check=True)
+    assert ended(server) == (0, "")
+    assert mounts.log()[-2:] == ["lun0 flush", "close"]
+
+
+def test_a_failed_last_flush_is_said(mounts: Mounts) -> None:
+    server = mounts.start(flush="CommandTimeout")
+    server.terminate()
+    status, said = ended(server)
+    assert status == 32
+    assert "data may be lost: lun0: the last flush failed" in said
+
+
+def test_background_and_unmount(mounts: Mounts) -> None:
+    """It returns when the files are usable, holds none of our pipes, and is gone afterwards."""
+    begun = mounts.run("--background", URL, str(mounts.place), "ro")
+    assert begun.returncode == 0, begun.stderr
+    assert os.listdir(mounts.place) == ["lun0"]
+    pidfd = os.pidfd_open(int(begun.stdout))
+    assert os.readlink(f"/proc/{int(begun.stdout)}/fd/2") == "/dev/null"
+    finished = mounts.run("--unmount", str(mounts.place))
+    assert finished.returncode == 0, finished.stderr
+    # "close" was logged before unmount returned; the process itself goes a moment later.
+    assert mounts.log()[-1] == "close"
+    os.close(pidfd)
+
+
+def test_unmounting_what_is_in_use_leaves_it(mounts: Mounts) -> None:
+    mounts.run("--background", URL, str(mounts.place))
+    with open(mounts.place / "lun0", "rb"):
+        busy = mounts.run("--unmount", str(mounts.place))
+        assert busy.returncode == 32
+        assert os.listdir(mounts.place) == ["lun0"]
+    assert mounts.run("--unmount", str(mounts.place)).returncode == 0
+
+
+def test_unmounting_where_the_flush_fails_leaves_it(mounts: Mounts) -> None:
+    server = mounts.start(flush="ScsiError")
+    failed = mounts.run("--unmount", str(mounts.place))
+    assert failed.returncode == 32
+    assert "still mounted, flush failed" in failed.stderr
+    assert os.listdir(mounts.place) == ["lun0"]
+    server.terminate()
+
+
+def test_unmounting_nothing(mounts: Mounts) -> None:
+    failed = mounts.run("--unmount", str(mounts.place))
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+    assert "no LUNs are mounted there" in failed.stderr
+
+
+@pytest.mark.parametrize("words", [["--background"], []])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("ConnectFailed", 32), ("TargetNotFound", 32), ("NotSupported", 1)],
+)
+def test_what_fails_ends_in_one_line_and_mounts_nothing(
+    mounts: Mounts, words: list[str], error: str, status: int
+) -> None:
+    failed = mounts.run(*words, URL, str(mounts.place), open=error)
+    assert failed.returncode == status
+    assert failed.stderr.count("\n") == 1
+    assert "open: made to fail" in failed.stderr
+    assert failed.stdout == ""
+
+
+def test_wrong_mount_points(mounts: Mounts, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    mounts.start()
+    for place, text in (
+        (tmp_path / "missing", "no such directory"),
+        (tmp_path / "file", "not a directory"),
+        (tmp_path / "full", "not empty"),
+        (mounts.place, "mounted there already"),
+    ):
+        failed = mounts.run(URL, str(place))
+        assert failed.returncode == 1
+        assert failed.stderr.count("\n") == 1
+        assert text in failed.stderr
+    assert os.listdir(mounts.place) == ["lun0"]
+
+
+@pytest.mark.parametrize("words", [["-o", "colour=blue"], ["--colour"]])
+def test_wrong_usage_asks_no_target(mounts: Mounts, words: list[str]) -> None:
+    failed = mounts.run(URL, str(mounts.place), *words)
+    assert failed.returncode == 1
+    assert failed.stderr.count("\n") == 1
+    assert "colour" in failed.stderr
+    assert not mounts.calls.exists()
+
+
+def test_a_missing_device_or_helper_is_said(
+    monkeypatch: pytest.MonkeyPatch, mounts: Mounts
+) -> None:
+    real = os.path.exists
+    monkeypatch.setattr(mount.os.path, "exists", lambda path: path != "/dev/fuse" and real(path))
+    with pytest.raises(mount.SystemProblem, match="modprobe fuse") as caught:
+        mount.mount_foreground([URL], str(mounts.place), [], lambda: None)
+    assert caught.value.exit_status == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(mount.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(mount.shutil, "which", lambda name: None)
+    with pytest.raises(mount.SystemProblem, match="fuse3"):
+        mount.mount_foreground([URL], str(mounts.place), [], lambda: None)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pyfuse3", None)
+    with pytest.raises(mount.SystemProblem, match="scripts/setup"):
+        mount.mount_foreground([URL], str(mounts.place), [], lambda: None)
