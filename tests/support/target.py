@@ -22,11 +22,13 @@ class TargetProcess:
     ``url`` has no LUN. ``log``: the file that its stderr goes to.
     """
 
-    def __init__(self, specs: list[str], log: Path, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, specs: list[str], log: Path, listen: str = "127.0.0.1:0", iqn: str = IQN
+    ) -> None:
         self.log = log
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.serve", listen, IQN, *specs],
+                [sys.executable, "-m", "tests.support.serve", listen, iqn, *specs],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -85,9 +87,9 @@ class TargetProcess:
 
 @contextmanager
 def running_target(
-    specs: list[str], log: Path, listen: str = "127.0.0.1:0"
+    specs: list[str], log: Path, listen: str = "127.0.0.1:0", iqn: str = IQN
 ) -> Iterator[TargetProcess]:
-    target = TargetProcess(specs, log, listen)
+    target = TargetProcess(specs, log, listen, iqn)
     try:
         yield target
     finally:
