@@ -95,9 +95,13 @@ def _serve(sock: socket.socket, arguments: list[str], plugin: list[str], uri: st
 
     with tempfile.TemporaryDirectory(prefix="iserblk-") as scratch:
         pid_file = Path(scratch) / "pid"
+        # The Python inside nbdkit looks for its library beside the first python3 in PATH, and would
+        # take that of a pyenv or conda: the distribution's is the one it was built with.
+        search = os.environ.get("PATH", os.defpath)
         child = subprocess.Popen(
             ["/bin/sh", "-c", _HAND_OVER, "sh", *arguments, "--pidfile", str(pid_file), *plugin],
             stdin=sock.fileno(),
+            env={**os.environ, "PATH": f"/usr/bin:{search}"},
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
