@@ -332,8 +332,9 @@ def can_cache(h: Handle) -> int:
 # nbdkit brackets every callback with PyGILState_Ensure and _Release, which build and destroy a
 # thread's whole Python state each time: with 32 threads that is most of what a request costs. One
 # more Ensure per thread, never released by it, keeps the state for the next callback.
-# A plugin whose pread does nothing, fio 4k randread on two cores: depth 32 29 K without, 130 K
-# with it; depth 1 17 K and 20 K. With a pread that sleeps for 150 µs: 17 K and 53 K at depth 32.
+# fio 4k randread at depth 32 on two cores, without and with it: a pread that does nothing 29 K and
+# 130 K, one that sleeps for 150 µs 17 K and 53 K, a LUN on the embedded target 7.7 K and 10.9 K
+# (medians of five pairs, machine in use). At depth 1 the difference on a LUN is within the noise.
 # A thread of nbdkit serves one connection and has been joined when that is closed; ``close`` then
 # deletes the state, which nothing can use any more.
 _PyGILState_LOCKED = 0
