@@ -112,6 +112,8 @@ class Session:
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
         self._exp_stat_sn = 0
+        # What ``submit`` calls when its command is to leave; a driver may gather a few.
+        self.flush_soon: Callable[[], None] = self.flush
         self.on_blocked: Callable[[], None] = _nothing  # the socket is full: wait for it, driver
         self.on_closing: Callable[[int], None] = (
             ignore_closing  # the descriptor is about to be closed
@@ -203,7 +205,7 @@ class Session:
         if self.error is not None:
             self._end(slot, self._ended())
         elif not self.corked:
-            self.flush()
+            self.flush_soon()
 
     def _send(self, slot: TaskSlot) -> None:
         """Number the command and hand it down. Under the lock."""
@@ -489,6 +491,16 @@ class Session:
     def disconnect(self) -> None:
         """Ask for the end from any thread: the next ``progress`` finds the connection lost."""
         self._dm.disconnect()
+
+    @property
+    def unsent(self) -> int:
+        """PDUs that wait for ``flush``."""
+        return len(self._dm.queued)
+
+    @property
+    def busy(self) -> int:
+        """Slots that are taken, in flight or not: cheap, for heuristics."""
+        return len(self.tasks) - len(self._free)
 
     @property
     def in_flight(self) -> int:

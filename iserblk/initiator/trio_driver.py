@@ -2,7 +2,9 @@
 
 No task is started per operation, and no channel is used: the pump reschedules the waiting task.
 While operations that a batch of answers woke submit again, the session is corked, and their
-commands leave in one send.
+commands leave in one send. Commands of other origin (a front-end that reads its own queue) are
+gathered as long as each turn of the loop brings more, when enough are in flight to keep the target
+busy meanwhile: a send costs as much as all of Python's work on a command.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ from iserblk.trio_io import WriteWatch
 T = TypeVar("T")
 TICK_S = 1.0
 LOGOUT_S = 3.0
+GATHER_FROM = 4  # commands under way, from which on others are gathered
+GATHER_DECAY = 0.97  # per command
+GATHER_QUIET = 3  # turns of the loop without another command, after which they are sent
+GATHER_COMMANDS = 16  # that are sent at once
 
 
 class TrioWaiter:
@@ -56,8 +62,10 @@ class TrioDriver:
         self.session = session
         self.ladder = Ladder(session)
         self._writes = WriteWatch(session, self._progress)
-        self._next_tick = 0.0
+        self._lately = 0.0
+        self._gatherer: trio.lowlevel.Task | None = None  # parked
         session.new_waiter = TrioWaiter
+        session.flush_soon = self._flush_soon
         session.on_blocked = self._writes.wake
         session.on_closing = trio.lowlevel.notify_closing
 
@@ -67,6 +75,7 @@ class TrioDriver:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
             nursery.start_soon(self._writes.run)
+            nursery.start_soon(self._gather)
             task_status.started()
             fd = session.fileno()
             while session.error is None:
@@ -84,6 +93,34 @@ class TrioDriver:
                 if session.wants_write():
                     self._writes.wake()
             nursery.cancel_scope.cancel()
+
+    def _flush_soon(self) -> None:
+        # How many have lately been under way: a front-end that hands over one request a turn would
+        # see each answered before the next, and never get to gather.
+        self._lately = max(self.session.busy, self._lately * GATHER_DECAY)
+        if self._lately < GATHER_FROM:
+            self.session.flush()
+        elif self._gatherer is not None:
+            trio.lowlevel.reschedule(self._gatherer)
+            self._gatherer = None
+
+    async def _gather(self) -> None:
+        """Sends commands a few turns late, together with those that came meanwhile."""
+        session = self.session
+        while True:
+            if not session.unsent:
+                self._gatherer = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._abort_gather)
+            seen = quiet = 0
+            while quiet < GATHER_QUIET and seen < GATHER_COMMANDS:
+                await trio.lowlevel.checkpoint()
+                quiet = quiet + 1 if session.unsent == seen else 0
+                seen = session.unsent
+            session.flush()
+
+    def _abort_gather(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._gatherer = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def _progress(self) -> None:
         self.session.progress(monotonic())

@@ -76,6 +76,7 @@ class BlockingDriver:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.POLLIN)
         session.new_waiter = self.waiter
+        session.flush_soon = session.flush
         session.on_blocked = self._ring
         session.on_closing = ignore_closing
 
