@@ -8,6 +8,7 @@ for it: when the lock is free, everything has been flushed and the target was to
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -191,18 +192,40 @@ def _mount(files: Any, mountpoint: str, url: str, options: MountOptions) -> None
 
 
 def _raise_background_limit(mountpoint: str) -> None:
-    """Let more requests be under way at once; needs fusectl, and works without.
+    """Let more requests be under way at once than the kernel's 12; works without.
 
-    The connection's directory is called after the mount's minor device number. (To ask for that
-    with stat(2) would be to wait for ourselves.)
+    Only fusectl can say that. Where the machine has not mounted it (containers), it is mounted for
+    a moment at a directory of our own. The connection's directory is called after the mount's
+    minor device number. (To ask for that with stat(2) would be to wait for ourselves.)
     """
     _, number = _mounted(mountpoint)
-    path = f"/sys/fs/fuse/connections/{number}/max_background"
+    name = f"{number}/max_background"
     try:
-        with open(path, "w") as file:
-            file.write(str(_MAX_BACKGROUND))
+        if os.path.isdir(f"/sys/fs/fuse/connections/{number}"):
+            _write_limit(f"/sys/fs/fuse/connections/{name}")
+            return
+        with tempfile.TemporaryDirectory(prefix="iserblk-fusectl.") as directory:
+            _system_call("mount", b"fusectl", directory.encode(), b"fusectl", 0, None)
+            try:
+                _write_limit(f"{directory}/{name}")
+            finally:
+                _system_call("umount2", directory.encode(), 0)
     except OSError as error:
-        log.debug("%s: %s", path, error)
+        log.debug("max_background stays at the kernel's default: %s", error)
+
+
+def _write_limit(path: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(str(_MAX_BACKGROUND))
+
+
+def _system_call(name: str, *arguments: bytes | int | None) -> None:
+    """One of libc's functions that answer 0 or errno. (mount(8) would look at every mount,
+    ours among them, and wait for it.)"""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 # --- before mounting ---------------------------------------------------------------------------
