@@ -28,6 +28,7 @@ def verify(*engine: str, region: int) -> None:
         f"--numjobs={JOBS}",
         f"--iodepth={DEPTH}",
         "--verify=crc32c",
+        "--verify_state_save=0",  # else it leaves files in the working directory
         "--verify_fatal=1",
         "--randrepeat=0",
         "--output-format=json",
