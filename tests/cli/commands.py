@@ -1,0 +1,93 @@
+"""The command line as its users have it: a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.target import END_S, ROOT
+
+COMMAND = [sys.executable, "-m", "iserblk.cli"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Ours, with the checkout on the path of whatever directory the command runs in."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **changes}
+
+
+def iserblk(
+    *arguments: object, cwd: Path | None = None, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end. ``changes`` are environment variables."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=environment(**changes),
+        timeout=END_S * 2,
+    )
+
+
+def good(*arguments: object) -> str:
+    """Run to a good end; its stdout. Nothing may be on stderr."""
+    done = iserblk(*arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def good_json(*arguments: object) -> Any:
+    return json.loads(good(*arguments, "--json"))
+
+
+def bad(status: int, *arguments: object) -> str:
+    """Run to a bad end: the line that is said about it, and nothing else."""
+    done = iserblk(*arguments)
+    assert done.returncode == status, done
+    assert done.stdout == ""
+    line, *more = done.stderr.splitlines()
+    assert not more, done.stderr
+    assert line.startswith("iserblk: ")
+    return line
+
+
+class Server:
+    """A command that stays. ``url``: behind ``ready``."""
+
+    def __init__(self, arguments: tuple[object, ...], log: Path, changes: dict[str, str]) -> None:
+        self.log = log
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [*COMMAND, *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment(**changes),
+            )
+        assert self.process.stdout is not None
+        word, _, self.url = self.process.stdout.readline().strip().partition(" ")
+        assert word == "ready", log.read_text()
+
+    def end(self, number: int) -> int:
+        """Send a signal and wait; the exit status. It has printed nothing but the ready line."""
+        self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=END_S)
+        assert rest == ""
+        return self.process.returncode
+
+
+@contextmanager
+def serving(*arguments: object, log: Path, **changes: str) -> Iterator[Server]:
+    server = Server(arguments, log, changes)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()

@@ -1,0 +1,168 @@
+"""Errors become one line and an exit status; help is quick."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import click
+import pytest
+
+from iserblk import errors
+from iserblk.cli import main
+from tests.cli.commands import COMMAND, bad, environment, good, iserblk
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """`iserblk info` raises what is put into the list."""
+    raised: list[BaseException] = []
+
+    @click.command("info")
+    def command() -> None:
+        raise raised[0]
+
+    monkeypatch.setattr("iserblk.cli.info.command", command)
+    # main is for a process of its own: what it changes of this one is put back.
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    return raised
+
+
+def status_of_main() -> int:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["info"])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.IserblkError("x"), 1),
+        (errors.LocalProtocolError("x"), 1),
+        (errors.ConnectFailed("x"), 4),
+        (errors.ConnectionLost("x"), 4),
+        (errors.RemoteProtocolError("iSER", "x"), 4),
+        (errors.LoginError("x"), 5),
+        (errors.BadArgument("x"), 7),
+        (errors.ConnectTimeout("x"), 8),
+        (errors.CommandTimeout("x"), 11),
+        (errors.PermissionDenied("x"), 13),
+        (errors.WriteProtected("x"), 13),
+        (errors.TargetNotFound("x"), 21),
+        (errors.NoSuchLun("x"), 21),
+        (errors.HostNotFound("x"), 23),
+        (errors.AuthenticationError("x"), 24),
+        (errors.NotSupported("x"), 27),
+        (errors.Busy("x"), 28),
+        (KeyboardInterrupt(), 130),
+        (click.UsageError("x"), 7),
+        (click.ClickException("x"), 1),
+        (ModuleNotFoundError("No module named 'rich'", name="rich"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_exit_statuses(failing: list[BaseException], error: BaseException, status: int) -> None:
+    failing.append(error)
+    assert status_of_main() == status
+
+
+def test_an_error_is_one_line(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(errors.BadArgument("first\nsecond"))
+    status_of_main()
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "iserblk: first second\n")
+
+
+def test_a_missing_package_is_named(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(ModuleNotFoundError("No module named 'rich'", name="rich"))
+    status_of_main()
+    _, err = capsys.readouterr()
+    assert "rich" in err and "scripts/setup" in err
+
+
+def test_a_missing_module_of_ours_is_a_bug(failing: list[BaseException]) -> None:
+    failing.append(ModuleNotFoundError("No module named 'iserblk.x'", name="iserblk.x"))
+    with pytest.raises(ModuleNotFoundError):
+        main.main(["info"])
+
+
+def test_help_lists_every_command() -> None:
+    lines = good("--help").splitlines()
+    listed = [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]]
+    assert listed == list(main.COMMANDS)
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    assert good(name, "--help").startswith(f"Usage: iserblk {name} ")
+
+
+def test_help_imports_nothing_slow() -> None:
+    script = (
+        "import sys; from iserblk.cli import main; sys.argv[1:] = ['--help']\n"
+        "try: main.main()\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 0
+    slow = {"trio", "rich", "pyfuse3", "crc32c", "iserblk.disk.aio", "iserblk.target.server"}
+    assert not slow & set(done.stderr.split())
+
+
+def test_version() -> None:
+    assert good("--version").startswith("iserblk ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        ([], "Missing command"),
+        (["info"], "Missing argument 'URL'"),
+        (["info", "a", "b"], "unexpected extra argument"),
+        (["trim", "x", "--offset", "far"], "give a size"),
+        (["bench", "x", "--rw", "trim"], "--rw"),
+        (["nbd", "x"], "--socket PATH or --listen"),
+        (["nbd", "x", "--socket", "s", "--listen", "h:1"], "--socket PATH or --listen"),
+        (["target", "--iqn", "iqn.2026-11.example:a"], "--lun"),
+        (["discover", "x"], "No such command"),
+    ],
+)
+def test_wrong_usage_is_7(arguments: list[str], words: str) -> None:
+    if arguments:
+        assert words in bad(7, *arguments)
+    else:
+        assert iserblk().returncode == 7
+
+
+@pytest.mark.parametrize("arguments", [["mount"], ["mount", "-x"], ["umount"]])
+def test_wrong_usage_of_mount_is_1(arguments: list[str]) -> None:
+    bad(1, *arguments)
+
+
+def test_nobody_reads() -> None:
+    """The pipe's reading end is closed before anything is written."""
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as gone:
+        gone.wait()
+        done = subprocess.run(
+            [*COMMAND, "--help"],
+            stdout=gone.stdin,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment(),
+        )
+    assert (done.returncode, done.stderr) == (1, "")
