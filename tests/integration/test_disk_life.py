@@ -140,6 +140,7 @@ async def _cancelled_while_paused(
 
 async def test_cancelled_reads_leave_their_buffers_alone(start_target: StartTarget) -> None:
     """When Cancelled comes out, the buffer is the caller's: nothing lands in it any more."""
+    # proves: ISER-7145-1.5.1-2
     running = start_target("lun:size=32M")
     async with one_disk("async", f"{running.url}/0") as disk:
         await write(disk, b"\xff" * (16 * MIB), 0)
@@ -220,7 +221,8 @@ async def test_after_cancellation_the_session_goes_on(start_target: StartTarget)
 
 @face
 async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, face: str) -> None:
-    """Those in flight, and those that come later; no buffer is touched afterwards."""
+    """Those in flight, and those that come later."""
+    # proves: ISER-5.2.3.2-1
     running = start_target("lun:size=32M")
     errors: list[TransportError] = []
 
@@ -322,6 +324,7 @@ async def test_connections_cut_in_mid_flight_leave_nothing_at_the_target(
     start_target: StartTarget,
 ) -> None:
     """Clients that vanish with reads and writes under way."""
+    # proves: ISER-5.2.2-5, ISER-5.2.3.1-3
     running = start_target("lun:size=32M")
     before = running.census()
 

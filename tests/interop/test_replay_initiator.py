@@ -139,6 +139,8 @@ async def scsi(driver: TrioDriver, exchange: Exchange) -> None:
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, KERNEL])
 async def test_a_conversation(name: str) -> None:
+    # proves: ISER-7.3.1-9, ISER-7.3.1-14, ISER-7.3.2-13, ISER-9.5.1-2, ISER-9.5.1-3, ISER-9.5.2-3
+    # proves: ISER-7145-1.5.1-1, ISER-7145-1.5.1-4
     _, rest = conversation(name)
 
     def play(target: RecordedTarget) -> None:
@@ -219,6 +221,7 @@ async def test_a_rejected_start_up(name: str) -> None:
 )
 async def test_a_terminate_of_siw_ends_the_session(name: str, words: str) -> None:
     """Its bits are swapped; the command in flight ends with what it means."""
+    # proves: ISER-10.1.2.2-1
 
     def play(target: RecordedTarget) -> None:
         assert target.wire.receive() is not None
