@@ -8,6 +8,7 @@ Exit status: 0 done · 1 other · 4 transport · 5 login refused · 7 bad argume
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -52,7 +53,11 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="iserblk", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", count=True, help="Say more on stderr; twice: everything.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors on stderr, no progress.")
@@ -74,13 +79,29 @@ class UsageStatus(click.Command):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Never returns: ends the process with the documented status."""
+    _open_standard_streams()
     signal.signal(signal.SIGTERM, _end)
     status = _run(arguments)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        status = _nobody_reads()
+    except OSError as error:
+        status = status or _system_said_no(error)
+        # Python's own flush at exit is not to complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
+
+
+def _open_standard_streams() -> None:
+    """A stream that was closed on us is opened in the direction that it is not used in: no socket
+    gets its number, and whoever uses it hears of it."""
+    for stream, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, flags)  # gets the lowest free number
+    # Python has none for a closed one.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (for good)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -93,7 +114,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.UsageError as error:
         context = error.ctx
         path = context.command_path if context else "iserblk"
-        _complain(f"{error.format_message()} See `{path} --help`.")
+        _complain(f"{error.format_message().rstrip('.')}. See `{path} --help`.")
         command = context.command if context else None
         return command.usage_status if isinstance(command, UsageStatus) else BadArgument.exit_status
     except click.ClickException as error:
@@ -104,8 +125,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except IserblkError as error:
         _complain(str(error))
         return error.exit_status
-    except BrokenPipeError:
-        return _nobody_reads()
+    except OSError as error:
+        return _system_said_no(error)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("iserblk"):
             raise
@@ -118,8 +139,16 @@ def _complain(text: str) -> None:
     print(f"iserblk: {' '.join(text.split())}", file=sys.stderr)
 
 
-def _nobody_reads() -> int:
-    """stdout was closed on us (`iserblk info … | head -1`): Python's own flush at exit is not to
-    complain again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+def _system_said_no(error: OSError) -> int:
+    """Says what, in one line, and returns the exit status. Nothing when the reader of stdout has
+    just had enough (`iserblk info … | head -1`)."""
+    if isinstance(error, BrokenPipeError):
+        return IserblkError.exit_status
+    words = error.strerror or str(error)
+    if error.filename:
+        _complain(f"{error.filename}: {words}")
+    elif error.errno in (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        _complain(f"cannot write to stdout: {words}")  # the files of a LUN have errors of ours
+    else:
+        _complain(f"the system refused: {words}")
+    return IserblkError.exit_status

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 def run(body: Callable[[], Awaitable[T]]) -> T:
     """trio.run. SIGINT and SIGTERM cancel ``body``, which may clean up; then the process ends
-    with 128 + signal. A group of errors (several tasks failed) comes out as the first of ours.
+    with 128 + signal. A group of errors (several tasks failed) comes out as the first of ours, or
+    of the system.
     """
     try:
         results, number = trio.run(_with_signals, body)
@@ -47,8 +48,8 @@ async def _with_signals(body: Callable[[], Awaitable[T]]) -> tuple[list[T], int]
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first IserblkError in a group of errors; the group where there is none."""
+    """The first IserblkError, else OSError, in a group of errors; the group where there is none."""
     if isinstance(error, BaseExceptionGroup):
-        ours = error.subgroup(IserblkError)
-        return error if ours is None else _first(ours.exceptions[0])
+        known = error.subgroup(IserblkError) or error.subgroup(OSError)
+        return error if known is None else _first(known.exceptions[0])
     return error
