@@ -20,6 +20,7 @@ from iserblk.cli.options import Size, connection, connection_options, json_optio
 from iserblk.cli.output import print_json
 from iserblk.cli.running import run
 from iserblk.disk import aio, blocking
+from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, IserblkError, WriteProtected
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -36,11 +37,11 @@ class Job:
     def writes(self) -> bool:
         return self.pattern.endswith("write")
 
-    def check(self, size: int, read_only: bool) -> None:
+    def check(self, size: int, info: LunInfo) -> None:
         if self.block > size:
-            raise BadArgument(f"--bs {self.block} is more than the LUN, which has {size} bytes")
-        if self.writes and read_only:
-            raise WriteProtected("the LUN is read-only")
+            raise BadArgument(f"--bs {self.block} is more than {info.url}, which has {size} bytes")
+        if self.writes and info.read_only:
+            raise WriteProtected(f"{info.url}: the LUN is read-only; choose --rw read or randread")
 
     def offsets(self, size: int) -> Iterator[int]:
         """Multiples of the block, for ever: at random (the same in every run), or in turn."""
@@ -110,7 +111,7 @@ def _async(url: str, options: dict[str, str], job: Job) -> Result:
     async def body() -> Result:
         async with aio.open_disks([url], options) as disks:
             disk = only_disk(disks.disks)
-            job.check(disk.size, disk.info.read_only)
+            job.check(disk.size, disk.info)
             offsets = job.offsets(disk.size)
             result = Result()
 
@@ -139,7 +140,7 @@ def _async(url: str, options: dict[str, str], job: Job) -> Result:
 def _blocking(url: str, options: dict[str, str], job: Job) -> Result:
     with blocking.open_disks([url], options) as disks:
         disk = only_disk(disks.disks)
-        job.check(disk.size, disk.info.read_only)
+        job.check(disk.size, disk.info)
         offsets = job.offsets(disk.size)
         result = Result()
         errors: list[IserblkError] = []

@@ -11,7 +11,7 @@ import click
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
-from iserblk.errors import NotSupported
+from iserblk.errors import BadArgument, NotSupported
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.server import serve
 from iserblk.target.unit import LogicalUnit
@@ -55,8 +55,10 @@ def command(
     """
     if chap_accounts or chap_user or chap_secret_file:
         raise NotSupported("CHAP is not supported yet; leave the --chap options out")
+    if rcap == "verbs":
+        raise NotSupported("--rcap verbs is not supported yet; the target serves iwarp only")
     if rcap not in ("auto", "iwarp"):
-        raise NotSupported(f"--rcap {rcap} is not supported yet; the target serves iwarp only")
+        raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp")
     check_name(iqn, "--iqn")
     with _units(specs, iqn) as units:
         run(lambda: serve(listen, iqn, dict(enumerate(units)), ready))

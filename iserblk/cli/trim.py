@@ -30,10 +30,10 @@ def command(
         async with open_disks([url], connection(options)) as disks:
             disk = only_disk(disks.disks)
             count = max(disk.size - offset, 0) if length is None else length
-            if offset + count > disk.size or offset > disk.size:
+            if offset + count > disk.size:
                 raise BadArgument(
-                    f"{disk.info.name} has {disk.size} bytes: --offset {offset} with "
-                    f"--length {count} leaves it"
+                    f"{disk.info.url} has {disk.size} bytes: the range that begins at --offset "
+                    f"{offset} leaves it"
                 )
             await disk.trim(offset, count)
             await disk.flush()
