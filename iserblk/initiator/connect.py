@@ -7,6 +7,7 @@ TCP, MPA start-up with the iSER connection flags as private data, then login PDU
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket
 from collections import deque
@@ -78,7 +79,9 @@ async def connect(url: Url, options: Options) -> Session:
             return await _Login(qp, url, options, portal).run()
     except trio.TooSlowError:
         qp.close()
-        raise ConnectTimeout(f"{portal}: no login within {LOGIN_TIMEOUT_S:g} s") from None
+        raise ConnectTimeout(
+            f"{portal}: no login within {LOGIN_TIMEOUT_S:g} s; does the target answer others?"
+        ) from None
     except BaseException:
         qp.close()
         raise
@@ -108,7 +111,8 @@ async def _connect_tcp(host: str, port: int, portal: str) -> trio.socket.SocketT
             ) from None
         except OSError as error:
             sock.close()
-            reason = error.strerror or str(error)
+            # Not its strerror: that of trio's repeats the address, in Python's words.
+            reason = os.strerror(error.errno) if error.errno else str(error)
         except BaseException:
             sock.close()
             raise
@@ -136,11 +140,15 @@ async def _start_mpa(sock: trio.socket.SocketType, options: Options, portal: str
             last_words = mpa.data_to_send()
             if last_words:
                 await sock.send(last_words)
-            raise RemoteProtocolError(
-                "MPA", f"{portal}: {str(error).removeprefix('MPA: ')}", error.terminate
-            ) from None
+            raise _at(portal, error, "; is it an iSER portal?") from None
         if parameters is not None:
             return parameters
+
+
+def _at(portal: str, error: RemoteProtocolError, remedy: str = "") -> RemoteProtocolError:
+    """The same error, with the portal in its text."""
+    text = str(error).removeprefix(f"{error.layer}: ")
+    return RemoteProtocolError(error.layer, f"{portal}: {text}{remedy}", error.terminate)
 
 
 class _Login:
@@ -195,7 +203,7 @@ class _Login:
         except ConnectionLost as error:
             raise ConnectionLost(f"{self._portal}: during login: {error}") from None
         except RemoteProtocolError as error:
-            raise RemoteProtocolError(error.layer, f"{self._portal}: {error}") from None
+            raise _at(self._portal, error) from None
         session = Session(self._dm, slots, login.parameters, self._portal, options.io_timeout)
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
         return session
