@@ -72,6 +72,8 @@ def _open_error(path: str, read_only: bool, error: OSError) -> IserblkError:
         return Busy(f"{path}: in use, perhaps mounted; unmount it, or serve it with `:ro`")
     if error.errno == errno.ENOENT:
         return BadArgument(f"{path}: its directory does not exist")
+    if error.errno == errno.EFBIG:
+        return BadArgument(f"{path}: {error.strerror} for its file system; choose another size")
     return BadArgument(f"{path}: {error.strerror}")
 
 
@@ -82,7 +84,7 @@ def _lock(fd: int, path: str, read_only: bool) -> None:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Busy(
-            f"{path}: another target serves it; only `:ro` on both sides can share"
+            f"{path}: another target serves it, or another LUN; only `:ro` on both sides can share"
         ) from None
 
 

@@ -67,15 +67,22 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
             break
         key, _, value = option.partition("=")
         if key != "ro" and key not in _KEYS:
-            known = ", ".join(f"{each}=" for each in _KEYS)
-            raise BadArgument(f"{text}: unknown option `{option}`; there are ro, {known}")
+            raise _unknown(text, option)
         if key in options:
             raise BadArgument(f"{text}: `{key}` is given twice")
         options[key] = value
         path = rest
+    file, colon, option = path.rpartition(":")
+    if colon and "size" not in options and not os.path.exists(path) and os.path.exists(file):
+        raise _unknown(text, option)
     if not path:
         raise BadArgument(f"{text!r}: the file's name is missing; FILE[:option…]")
     return path, options
+
+
+def _unknown(text: str, option: str) -> BadArgument:
+    known = ", ".join(f"{each}=" for each in _KEYS)
+    return BadArgument(f"{text}: unknown option `{option}`; there are ro, {known}")
 
 
 def _block(value: str | None, text: str) -> int:

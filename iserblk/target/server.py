@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -339,9 +340,10 @@ async def _listen(listen: str) -> list[trio.SocketListener]:
             f"--listen {listen}: not permitted; use a port of 1024 or more, e.g. 3260"
         ) from None
     except OSError as error:
-        text = str(error.__cause__ or error)
-        if error.errno == errno.EADDRINUSE or "in use" in text:
+        if error.errno == errno.EADDRINUSE or "in use" in str(error.__cause__ or error):
             raise Busy(f"--listen {listen}: the port is in use; choose another, or 0") from None
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        text = os.strerror(cause.errno) if cause.errno else str(cause)
         raise BadArgument(f"--listen {listen}: cannot listen there: {text}") from None
     if port == 0:
         # Several addresses would get several ports: one URL can name one only.
