@@ -39,7 +39,9 @@ class Job:
 
     def check(self, size: int, info: LunInfo) -> None:
         if self.block > size:
-            raise BadArgument(f"--bs {self.block} is more than {info.url}, which has {size} bytes")
+            raise BadArgument(
+                f"--bs {self.block} is more than the LUN {info.url}, which has {size} bytes"
+            )
         if self.writes and info.read_only:
             raise WriteProtected(f"{info.url}: the LUN is read-only; choose --rw read or randread")
 
