@@ -64,6 +64,8 @@ def mount_foreground(
     MountError; nothing is mounted then.
     """
     settled = parse_options(options)
+    if not mountpoint:
+        raise UsageError("the mount point is empty: name a directory")
     mountpoint = os.path.abspath(mountpoint)
     _check_system()
     import trio  # noqa: PLC0415 - what may be missing was just looked for
@@ -117,7 +119,9 @@ def unmount(mountpoint: str) -> None:
         _unmount_command(mountpoint), stderr=subprocess.PIPE, text=True, check=False
     )
     if ended.returncode:
-        raise MountFailed(f"{mountpoint}: {ended.stderr.strip() or 'cannot unmount'}")
+        words = " ".join(ended.stderr.split()).removeprefix(f"umount: {mountpoint}: ")
+        raise MountFailed(f"{mountpoint}: still mounted: {words or 'cannot unmount'} "
+                          f"(`fuser -vm` shows what uses it)")  # fmt: skip
     deadline = time.monotonic() + _UNMOUNT_TIMEOUT_S
     directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

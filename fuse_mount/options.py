@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fuse_mount.errors import UsageError
 from iserblk.errors import BadArgument, NotSupported
-from iserblk.url import Options
+from iserblk.url import OPTION_NAMES, Options
 
 # Words of fstab lines and of mount(8) that mean nothing here, or are the default.
 _SWALLOWED = frozenset(
@@ -20,6 +20,8 @@ _SWALLOWED = frozenset(
         *("atime", "noatime", "relatime", "norelatime", "strictatime", "nodiratime"),
     }
 )
+
+_FLAGS = _SWALLOWED | {"ro", "rw", "allow_other", "direct_io", "auto_cache", "kernel_cache"}
 
 _FUSE_CONF = Path("/etc/fuse.conf")
 
@@ -58,6 +60,8 @@ def parse_options(lists: Iterable[str]) -> MountOptions:
             mount[name] = _number(name, value, 8 if name == "umask" else 10)
         elif name == "comment" or name.startswith(("x-", "X-")):
             continue
+        elif equals and name in _FLAGS:
+            raise UsageError(f"-o {word}: {name} takes no value")
         elif equals:
             disk[name.replace("_", "-")] = value
         elif name in ("ro", "rw"):
@@ -67,6 +71,8 @@ def parse_options(lists: Iterable[str]) -> MountOptions:
         elif name in ("direct_io", "auto_cache", "kernel_cache"):
             mount["direct_io"] = name == "direct_io"
             mount["keep_cache"] = name == "kernel_cache"
+        elif name.replace("_", "-") in OPTION_NAMES:
+            raise UsageError(f"-o {name}: has no value; write {name}=VALUE")
         elif name not in _SWALLOWED:
             raise UsageError(f"-o {name}: unknown option")
     if mount.get("allow_other"):
