@@ -102,7 +102,7 @@ class IserInitiator:
         self._qp.disconnect()
 
     def connection_terminate(self) -> None:
-        self.queued.clear()
+        # What is queued stays: another thread may be taking from it, to learn that this is over.
         self._qp.close()
 
     def deallocate_connection_resources(self) -> None:

@@ -148,11 +148,15 @@ class Session:
             with self._lock:
                 if self.error is not None:
                     raise self._ended() from None
-                if not self._free:
-                    waiter.pending += 1
-                    self._takers.append(waiter)
+                # Known as waiting before looking again: who gives a slot back meanwhile sees it.
+                waiter.pending += 1
+                self._takers.append(waiter)
+                try:
+                    slot = self._free.pop()
+                except IndexError:
                     return None
-                slot = self._free.pop()
+                self._takers.pop()
+                waiter.pending -= 1
         slot.state = TAKEN
         return slot
 
@@ -195,16 +199,18 @@ class Session:
         slot.error = None
         slot.deadline = monotonic() + self.io_timeout
         with self._lock:
-            if self.error is None:
+            failed = self.error is not None
+            if not failed:
                 if self._open > 0 and not self._queued:
                     self._send(slot)
                 else:
                     slot.state = QUEUED
                     self._queued.append(slot)
                     return
-        if self.error is not None:
+        if failed:
             self._end(slot, self._ended())
         elif not self.corked:
+            # If the session fails from here on, ``fail`` ends the slot: it is in flight.
             self.flush_soon()
 
     def _send(self, slot: TaskSlot) -> None:

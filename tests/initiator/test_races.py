@@ -1,0 +1,136 @@
+"""Two threads at the worst moment, made certain: one runs where the other would be preempted."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.datamover.seam import NO_DATA
+from iserblk.errors import ConnectionLost
+from iserblk.initiator.task import TAKEN, TaskSlot
+from iserblk.rcap.memory import memory_pair
+from tests.initiator.fake import CountingWaiter, command, session
+
+
+class _Lock:
+    """A lock after whose release, once, another thread gets its turn."""
+
+    def __init__(self, turn: Callable[[], object]) -> None:
+        self._turn: Callable[[], object] | None = turn
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn()
+
+
+def test_session_fails_while_a_command_is_submitted() -> None:
+    """The leader ends the task; the submitting thread must not end it once more."""
+    made, _ = session()
+    waiter = CountingWaiter()
+    made._lock = _Lock(lambda: made.fail(ConnectionLost("gone")))  # type: ignore[assignment]
+    slot = command(made, waiter)
+    assert slot.state == TAKEN and isinstance(slot.error, ConnectionLost)
+    assert (waiter.pending, waiter.woken) == (0, 1)
+
+
+class _Free(list[TaskSlot]):
+    """The list of free slots. After each look at it the next of ``turns`` runs, if there is one."""
+
+    def __init__(self, slots: list[TaskSlot]) -> None:
+        super().__init__(slots)
+        self.turns: deque[Callable[[], object]] = deque()
+
+    def _looked(self) -> None:
+        if self.turns:
+            self.turns.popleft()()
+
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        self._looked()
+        return found
+
+    def pop(self, *at: Any) -> TaskSlot:
+        try:
+            return super().pop(*at)
+        finally:
+            self._looked()
+
+
+def _nothing() -> None:
+    pass
+
+
+def test_last_slot_comes_back_while_a_thread_starts_to_wait() -> None:
+    """It is woken by the one that gave the slot back meanwhile, or has the slot."""
+    made, _ = session(depth=1)
+    made._free = free = _Free(made._free)
+    held = made.take(CountingWaiter())
+    assert held is not None
+    waiter = CountingWaiter()
+    other = threading.Thread(target=made.release, args=(held,))
+
+    def release_elsewhere() -> None:
+        other.start()
+        other.join(0.2)  # as far as it comes: it may have to wait for the session's lock
+
+    free.turns.extend((_nothing, release_elsewhere))
+    slot = made.take(waiter)
+    other.join(60)
+    assert waiter.pending == 0
+    assert slot is held or made.take(waiter) is held
+
+
+def test_free_slot_is_snatched_from_a_thread_that_saw_it() -> None:
+    """It gets the slot, or waits for it."""
+    made, _ = session(depth=1)
+    made._free = free = _Free(made._free)
+    held = made.take(CountingWaiter())
+    assert held is not None
+    free.turns.extend((lambda: made.release(held), made.take_now))
+    waiter = CountingWaiter()
+    if made.take(waiter) is None:
+        assert waiter.pending == 1
+        made.release(held)
+        assert waiter.pending == 0 and made.take(waiter) is held
+
+
+class _Queue(deque[Any]):
+    """What waits for ``flush``; the connection ends when the first is taken."""
+
+    turn: Callable[[], object]
+
+    def popleft(self) -> Any:
+        self.turn()
+        return super().popleft()
+
+
+def test_connection_ends_while_a_thread_flushes() -> None:
+    """``flush`` ends with ConnectionLost, as the seam has it, or quietly."""
+    ours, theirs = memory_pair()
+    datamover = IserInitiator(ours, 512)
+    slots = [TaskSlot(index) for index in range(3)]
+    datamover.allocate_connection_resources(list(slots), 0)
+    queue = _Queue()
+    queue.turn = datamover.connection_terminate
+    datamover.queued = queue
+    for slot in slots:
+        slot.direction = NO_DATA
+        datamover.send_control(slot)
+    with pytest.raises(ConnectionLost):
+        datamover.flush()
+    theirs.close()
