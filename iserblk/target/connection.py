@@ -11,19 +11,19 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from iserblk.datamover.iser_target import IserTarget, TargetSlot
+from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import PduSlot
-from iserblk.errors import IserblkError, RemoteProtocolError
+from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
-from iserblk.iscsi.serial import serial_lt
-from iserblk.iscsi.text import send_targets_answer
 from iserblk.scsi import luns
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
 from iserblk.target.buffers import BufferPool
-from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, ScsiTask
+from iserblk.target.control import ControlAnswers
+from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer
+from iserblk.target.slot import DEFERRED, ENDED, FETCHING, IDLE, RUNNING, Numbers, TargetTask
 
 log = logging.getLogger(__name__)
 
@@ -34,51 +34,6 @@ CONTROL_SLOTS = 32  # for answers to NOP, text, task management
 CONTROL_INLINE = 8192
 SENSE_INLINE = 256
 DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
-_NO_TAG = 0xFFFFFFFF
-
-# What a task is doing.
-_IDLE = 0
-_DEFERRED = 1  # waits for buffer space
-_FETCHING = 2  # get_data is under way
-_RUNNING = 3  # in a thread
-_ENDED = 4  # response queued
-
-
-class TargetTask(TargetSlot):
-    """One SCSI command at the target, with the slot of its response."""
-
-    __slots__ = (
-        "aborted",
-        "advertised_from",
-        "buffer",
-        "control",
-        "edtl",
-        "fetching",
-        "filled",
-        "flags",
-        "itt",
-        "lun",
-        "on_aborted",
-        "state",
-        "task",
-    )
-
-    def __init__(self, index: int, control: bool = False) -> None:
-        """``control``: not for a command, but for the answer to another PDU."""
-        super().__init__(index)
-        self.control = control
-        self.itt = _NO_TAG
-        self.lun = 0
-        self.edtl = 0
-        self.filled = 0  # bytes of Data-Out that have come
-        self.fetching = 0  # bytes that get_data is fetching behind them
-        self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
-        self.flags = 0
-        self.task: ScsiTask
-        self.buffer: memoryview | None = None
-        self.state = _IDLE
-        self.aborted = False
-        self.on_aborted: list[Callable[[], None]] = []
 
 
 class TargetConnection:
@@ -115,13 +70,13 @@ class TargetConnection:
         self._pool = BufferPool()
         self._tasks: dict[int, TargetTask] = {}  # by ITT: not yet ended
         self._deferred: deque[TargetTask] = deque()
-        self._control = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
         self._free: list[TargetTask] = []
-        self._stat_sn = 0
-        self._exp_cmd_sn = 0
-        self._max_cmd_sn = 0
+        self._numbers = Numbers()
+        slots = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
+        self._answers = ControlAnswers(datamover, self._numbers, slots)
+        self._ping_limit = CONTROL_INLINE
         datamover.user = self
-        datamover.allocate_connection_resources(self._control, CONTROL_INLINE, LOGIN_SLOTS)
+        datamover.allocate_connection_resources(slots, CONTROL_INLINE, LOGIN_SLOTS)
 
     # -- driven by the owner ----------------------------------------------------------------------
 
@@ -173,17 +128,18 @@ class TargetConnection:
         elif opcode == bhs.SCSI_COMMAND:
             self._scsi_command(message, at)
         elif opcode == bhs.NOP_OUT:
-            self._nop_out(message, at)
+            self._answers.nop_in(message, at, self._ping_limit)
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
-            self._text(message, at)
+            self._answers.text(message, at, self.login.target_name, self._portal)
         elif opcode == bhs.LOGOUT_REQUEST:
-            self._logout(pdu.LogoutRequest.unpack_from(message, at))
+            self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))
+            self.done = True
         elif opcode == bhs.SNACK_REQUEST:
-            self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
+            self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
         else:
-            self._reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
+            self._answers.reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
 
     def data_completion_notify(self, slot: PduSlot) -> None:
         assert isinstance(slot, TargetTask)
@@ -197,7 +153,7 @@ class TargetConnection:
 
     def sent_notify(self, slot: PduSlot) -> None:
         assert isinstance(slot, TargetTask)
-        if slot.state == _ENDED and not slot.busy:
+        if slot.state == ENDED and not slot.busy:
             self._recycle(slot)
 
     def connection_terminate_notify(self, error: Exception) -> None:
@@ -209,26 +165,13 @@ class TargetConnection:
             self._pool.give(slot.buffer)
             slot.buffer = None
         self._dm.deallocate_task_resources(slot)
-        slot.state = _IDLE
+        slot.state = IDLE
         slot.filled = 0
         slot.aborted = False
-        (self._control if slot.control else self._free).append(slot)
-
-    def _control_slot(self) -> TargetTask:
-        if not self._control:
-            raise RemoteProtocolError("iSCSI", "flood of control PDUs: answers are not taken")
-        slot = self._control.pop()
-        slot.state = _ENDED
-        slot.inline_length = 0
-        return slot
-
-    def _send_control(self, slot: TargetTask) -> None:
-        self._dm.send_control(slot)
-
-    def _next_stat_sn(self) -> int:
-        stat_sn = self._stat_sn
-        self._stat_sn = (stat_sn + 1) & 0xFFFFFFFF
-        return stat_sn
+        if slot.control:
+            self._answers.give_back(slot)
+        else:
+            self._free.append(slot)
 
     # -- login ------------------------------------------------------------------------------------
 
@@ -238,11 +181,7 @@ class TargetConnection:
         header = bytes(message[at : at + bhs.BHS_LENGTH])
         answers = self.login.receive(header, bhs.data_segment_untrusted(message, at))
         for answer, data in answers:
-            slot = self._control_slot()
-            slot.bhs[:] = answer
-            slot.inline[: len(data)] = data
-            slot.inline_length = len(data)
-            self._send_control(slot)
+            self._answers.login(answer, data)
         if self.login.failed:
             self.done = True
         elif self.login.done:
@@ -251,10 +190,11 @@ class TargetConnection:
     def _enter_full_feature_phase(self) -> None:
         """Resources beyond the login buffers come into being only now."""
         login = self.login
-        self._stat_sn = login.stat_sn
-        self._exp_cmd_sn = login.exp_cmd_sn
-        self._max_cmd_sn = login.max_cmd_sn
+        self._numbers.stat_sn = login.stat_sn
+        self._numbers.exp_cmd_sn = login.exp_cmd_sn
+        self._numbers.max_cmd_sn = login.max_cmd_sn
         self.parameters = login.parameters
+        self._ping_limit = min(CONTROL_INLINE, login.parameters.initiator_recv_data_segment_length)
         if not login.discovery:
             # Twice the depth: a slot is free again only when its response is known to have left.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
@@ -263,41 +203,25 @@ class TargetConnection:
             self._attached = True
         controls = [TargetTask(i, True) for i in range(CONTROL_SLOTS)]
         self._dm.allocate_connection_resources(controls, CONTROL_INLINE, UNEXPECTED)
-        self._control += controls
+        self._answers.add(controls)
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()
         self._on_login(self)
 
     # -- SCSI commands ----------------------------------------------------------------------------
 
-    def _accept_cmd_sn(self, opcode_byte: int, cmd_sn: int) -> bool:
-        """Commands of one connection come in order: anything else than the expected number is a
-        duplicate, or outside of the window, and ignored (RFC 7143 section 4.2.2.1)."""
-        if opcode_byte & bhs.IMMEDIATE:
-            return True
-        if cmd_sn != self._exp_cmd_sn or serial_lt(self._max_cmd_sn, cmd_sn):
-            log.warning(
-                "%s: CmdSN %d ignored (expected %d, at most %d)",
-                self._portal,
-                cmd_sn,
-                self._exp_cmd_sn,
-                self._max_cmd_sn,
-            )
-            return False
-        self._exp_cmd_sn = (cmd_sn + 1) & 0xFFFFFFFF
-        return True
-
     def _scsi_command(self, message: memoryview, at: int) -> None:
         (first, flags, lengths, lun_field, itt, edtl, cmd_sn, _, cdb) = (
             bhs.SCSI_COMMAND_FIELDS.unpack_from(message, at)
         )
         if not self._attached:
-            self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
+            self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
             return
-        if not self._accept_cmd_sn(first, cmd_sn):
+        if not self._numbers.accept(first, cmd_sn):
+            log.warning("%s: command with CmdSN %d ignored", self._portal, cmd_sn)
             return
         if itt in self._tasks:
-            self._reject(message, at, pdu.REJECT_TASK_IN_PROGRESS)
+            self._answers.reject(message, at, pdu.REJECT_TASK_IN_PROGRESS)
             return
         if not self._free:
             raise RemoteProtocolError("iSCSI", "more commands than MaxCmdSN allows")
@@ -305,6 +229,7 @@ class TargetConnection:
         slot.itt = itt
         slot.edtl = edtl
         slot.flags = flags
+        slot.immediate = first & bhs.IMMEDIATE
         slot.lun = lun = luns.decode(lun_field)
         self._tasks[itt] = slot
         self._dm.map_task(slot)
@@ -330,7 +255,7 @@ class TargetConnection:
                 slot.buffer[: slot.filled] = data[: slot.filled]
         used = self._pool.used
         if self._held or self._deferred or (used and used + task.length > DATA_BUDGET):
-            slot.state = _DEFERRED
+            slot.state = DEFERRED
             self._deferred.append(slot)
         else:
             self._start(slot)
@@ -359,8 +284,8 @@ class TargetConnection:
         did not send (RFC 7145 calls that TaggedBufferForSolicitedDataOnly=Yes)."""
         assert slot.buffer is not None and self.parameters is not None
         at = slot.filled
-        if slot.state != _FETCHING:
-            slot.state = _FETCHING
+        if slot.state != FETCHING:
+            slot.state = FETCHING
             whole = self.parameters.tagged_buffer_for_solicited_data_only is False
             slot.advertised_from = 0 if whole else at
         # One R2T at a time asks for one burst at most (RFC 7143 section 13.13).
@@ -373,7 +298,7 @@ class TargetConnection:
             self._respond(slot)
         elif task.may_block or not self._device.run(task, slot.buffer, True):
             # Disks are waited for elsewhere; the answer comes through ``finish``.
-            slot.state = _RUNNING
+            slot.state = RUNNING
             self.running += 1
             self.offload(slot)
         else:
@@ -414,9 +339,8 @@ class TargetConnection:
             slot.inline_length = 2 + len(sense)
         else:
             slot.inline_length = 0
-        self._max_cmd_sn = (self._max_cmd_sn + 1) & 0xFFFFFFFF
-        stat_sn = self._stat_sn
-        self._stat_sn = (stat_sn + 1) & 0xFFFFFFFF
+        numbers = self._numbers
+        numbers.ended(slot.immediate)
         bhs.SCSI_RESPONSE_FIELDS.pack_into(
             slot.bhs,
             0,
@@ -427,65 +351,65 @@ class TargetConnection:
             slot.inline_length,
             slot.itt,
             0,
-            stat_sn,
-            self._exp_cmd_sn,
-            self._max_cmd_sn,
+            numbers.take_stat_sn(),
+            numbers.exp_cmd_sn,
+            numbers.max_cmd_sn,
             0,
             0,
             residual,
         )
         del self._tasks[slot.itt]
-        slot.state = _ENDED
+        slot.state = ENDED
         self._dm.send_control(slot, True)
 
     # -- task management --------------------------------------------------------------------------
 
     def _task_management(self, request: pdu.TaskManagementRequest) -> None:
-        if not self._accept_cmd_sn(request.opcode, request.cmd_sn):
+        if not self._numbers.accept(request.opcode, request.cmd_sn):
             return
         lun = luns.decode(request.lun)
         if request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
             if slot is None:
-                self._answer_task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
+                self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
                 self._abort([slot], request)
         elif request.function in (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET):
             self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
         elif request.function == pdu.TMF_LOGICAL_UNIT_RESET:
             if not self._device.reset_lun(lun):
-                self._answer_task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
+                self._answers.task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
                 return
             self._on_reset(lun, self)
             self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
         else:
-            self._answer_task_management(request, pdu.TMF_NOT_SUPPORTED)
+            self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
 
     def _abort(self, slots: list[TargetTask], request: pdu.TaskManagementRequest) -> None:
         """End tasks without a response; the function is answered when the last has ended: none of
         them touches the initiator's buffers, or the medium, after that."""
         left = len(slots)
         if not left:
-            self._answer_task_management(request, pdu.TMF_COMPLETE)
+            self._answers.task_management(request, pdu.TMF_COMPLETE)
             return
 
         def one_ended() -> None:
             nonlocal left
             left -= 1
             if not left:
-                self._answer_task_management(request, pdu.TMF_COMPLETE)
+                self._answers.task_management(request, pdu.TMF_COMPLETE)
 
         for slot in slots:
             slot.aborted = True
             slot.on_aborted.append(one_ended)
-            if slot.state == _DEFERRED:
+            if slot.state == DEFERRED:
                 self._deferred.remove(slot)
                 self._drop(slot)
 
     def _drop(self, slot: TargetTask) -> None:
         """An aborted task has come to its end."""
         self._tasks.pop(slot.itt, None)
-        self._max_cmd_sn = (self._max_cmd_sn + 1) & 0xFFFFFFFF
+        self._numbers.ended(slot.immediate)
         callbacks, slot.on_aborted = slot.on_aborted, []
         self._recycle(slot)
         for callback in callbacks:
@@ -494,103 +418,13 @@ class TargetConnection:
     def abort_lun(self, lun: int) -> None:
         """Another session reset the LUN: its tasks here end with TASK ABORTED."""
         for slot in list(self._tasks.values()):
-            if slot.lun != lun or slot.state == _RUNNING:
+            if slot.lun != lun or slot.state == RUNNING:
                 continue  # what runs already counts as having ended before the reset
             slot.task.status = sam.TASK_ABORTED
             slot.task.transferred = 0
-            if slot.state == _DEFERRED:
+            if slot.state == DEFERRED:
                 self._deferred.remove(slot)
                 self._respond(slot)
-
-    def _answer_task_management(self, request: pdu.TaskManagementRequest, response: int) -> None:
-        slot = self._control_slot()
-        pdu.TaskManagementResponse(
-            response=response,
-            itt=request.itt,
-            stat_sn=self._next_stat_sn(),
-            exp_cmd_sn=self._exp_cmd_sn,
-            max_cmd_sn=self._max_cmd_sn,
-        ).pack_into(slot.bhs)
-        self._send_control(slot)
-
-    # -- other PDUs -------------------------------------------------------------------------------
-
-    def _nop_out(self, message: memoryview, at: int) -> None:
-        request = pdu.NopOut.unpack_from(message, at)
-        if request.itt == _NO_TAG:
-            return  # the answer to a ping of ours, or news of ExpStatSN
-        if not self._accept_cmd_sn(message[at], request.cmd_sn):
-            return
-        slot = self._control_slot()
-        assert self.parameters is not None
-        data = bhs.data_segment_untrusted(message, at)
-        length = min(
-            len(data), len(slot.inline), self.parameters.initiator_recv_data_segment_length
-        )
-        slot.inline[:length] = data[:length]
-        slot.inline_length = length
-        pdu.NopIn(
-            lun=request.lun,
-            itt=request.itt,
-            ttt=_NO_TAG,
-            data_length=length,
-            stat_sn=self._next_stat_sn(),
-            exp_cmd_sn=self._exp_cmd_sn,
-            max_cmd_sn=self._max_cmd_sn,
-        ).pack_into(slot.bhs)
-        self._send_control(slot)
-
-    def _text(self, message: memoryview, at: int) -> None:
-        """SendTargets, in discovery sessions and in normal ones (RFC 7143 appendix C)."""
-        request = pdu.TextRequest.unpack_from(message, at)
-        if not self._accept_cmd_sn(message[at], request.cmd_sn):
-            return
-        data = bytes(bhs.data_segment_untrusted(message, at))
-        answer = send_targets_answer(data, {self.login.target_name: [self._portal]})
-        slot = self._control_slot()
-        if len(answer) > len(slot.inline):
-            raise RemoteProtocolError("iSCSI", "text request with too many keys")
-        slot.inline[: len(answer)] = answer
-        slot.inline_length = len(answer)
-        pdu.TextResponse(
-            flags=bhs.FLAG_FINAL,
-            lun=bytes(8),
-            itt=request.itt,
-            ttt=_NO_TAG,
-            data_length=len(answer),
-            stat_sn=self._next_stat_sn(),
-            exp_cmd_sn=self._exp_cmd_sn,
-            max_cmd_sn=self._max_cmd_sn,
-        ).pack_into(slot.bhs)
-        self._send_control(slot)
-
-    def _logout(self, request: pdu.LogoutRequest) -> None:
-        slot = self._control_slot()
-        pdu.LogoutResponse(
-            response=0,
-            itt=request.itt,
-            stat_sn=self._next_stat_sn(),
-            exp_cmd_sn=self._exp_cmd_sn,
-            max_cmd_sn=self._max_cmd_sn,
-            time2wait=0,
-            time2retain=0,
-        ).pack_into(slot.bhs)
-        self._send_control(slot)
-        self.done = True
-
-    def _reject(self, message: memoryview, at: int, reason: int) -> None:
-        """Reject the PDU at ``at``: its header goes back as data (RFC 7143 section 11.17)."""
-        slot = self._control_slot()
-        slot.inline[: bhs.BHS_LENGTH] = message[at : at + bhs.BHS_LENGTH]
-        slot.inline_length = bhs.BHS_LENGTH
-        pdu.Reject(
-            reason=reason,
-            data_length=bhs.BHS_LENGTH,
-            stat_sn=self._next_stat_sn(),
-            exp_cmd_sn=self._exp_cmd_sn,
-            max_cmd_sn=self._max_cmd_sn,
-        ).pack_into(slot.bhs)
-        self._send_control(slot)
 
     def describe(self) -> dict[str, object]:
         return self._dm.describe()
@@ -600,6 +434,3 @@ class TargetConnection:
 
     def wants_write(self) -> bool:
         return self._dm.wants_write()
-
-
-__all__ = ["IserblkError", "TargetConnection", "TargetTask"]

@@ -36,8 +36,9 @@ from iserblk.errors import (
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
-from iserblk.target.connection import TargetConnection, TargetTask
+from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.slot import TargetTask
 from iserblk.trio_io import WriteWatch
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,92 @@
+"""A command at the target, and the sequence numbers of its session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iserblk.datamover.iser_target import TargetSlot
+from iserblk.iscsi import bhs
+from iserblk.iscsi.serial import serial_lt
+from iserblk.target.seam import ScsiTask
+
+# What a task is doing.
+IDLE = 0
+DEFERRED = 1  # waits for buffer space, or for an elder session
+FETCHING = 2  # get_data is under way
+RUNNING = 3  # in a thread
+ENDED = 4  # response queued
+
+_MASK = 0xFFFFFFFF
+
+
+class TargetTask(TargetSlot):
+    """One SCSI command at the target, with the slot of its response."""
+
+    __slots__ = (
+        "aborted",
+        "advertised_from",
+        "buffer",
+        "control",
+        "edtl",
+        "fetching",
+        "filled",
+        "flags",
+        "immediate",
+        "itt",
+        "lun",
+        "on_aborted",
+        "state",
+        "task",
+    )
+
+    def __init__(self, index: int, control: bool = False) -> None:
+        """``control``: not for a command, but for the answer to another PDU."""
+        super().__init__(index)
+        self.control = control
+        self.itt = bhs.NO_TAG
+        self.lun = 0
+        self.edtl = 0
+        self.immediate = 0  # the I bit of the command: it used up no CmdSN
+        self.filled = 0  # bytes of Data-Out that have come
+        self.fetching = 0  # bytes that get_data is fetching behind them
+        self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
+        self.flags = 0
+        self.task: ScsiTask
+        self.buffer: memoryview | None = None
+        self.state = IDLE
+        self.aborted = False
+        self.on_aborted: list[Callable[[], None]] = []
+
+
+class Numbers:
+    """StatSN, ExpCmdSN and MaxCmdSN of a session with one connection (RFC 7143 section 4.2.2).
+
+    The window is as wide as the queue is deep: it moves on by one with each command that ends.
+    """
+
+    __slots__ = ("exp_cmd_sn", "max_cmd_sn", "stat_sn")
+
+    def __init__(self) -> None:
+        self.stat_sn = 0
+        self.exp_cmd_sn = 0
+        self.max_cmd_sn = 0
+
+    def accept(self, first: int, cmd_sn: int) -> bool:
+        """Whether the PDU with byte 0 ``first`` is next. On one connection commands come in order:
+        any other number is a duplicate, or outside of the window, and ignored (4.2.2.1)."""
+        if first & bhs.IMMEDIATE:
+            return True
+        if cmd_sn != self.exp_cmd_sn or serial_lt(self.max_cmd_sn, cmd_sn):
+            return False
+        self.exp_cmd_sn = (cmd_sn + 1) & _MASK
+        return True
+
+    def ended(self, immediate: int) -> None:
+        """A PDU that ``accept`` took has ended; one with the I bit moves no window."""
+        if not immediate:
+            self.max_cmd_sn = (self.max_cmd_sn + 1) & _MASK
+
+    def take_stat_sn(self) -> int:
+        stat_sn = self.stat_sn
+        self.stat_sn = (stat_sn + 1) & _MASK
+        return stat_sn
