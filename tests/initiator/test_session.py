@@ -27,7 +27,7 @@ def test_one_command_there_and_back() -> None:
 
 @pytest.mark.parametrize("first", [1, 0xFFFFFFFE, 0xFFFFFFFF, 0])
 def test_window_is_kept_and_order_too(first: int) -> None:
-    """CmdSN never passes MaxCmdSN; what waits goes out in order. proves: RFC7143-4.2.2.1"""
+    """CmdSN never passes MaxCmdSN; what waits goes out in order."""
     made, dm = session(depth=8, window=2, cmd_sn=first)
     waiter = CountingWaiter()
     slots = [command(made, waiter) for _ in range(6)]
@@ -156,7 +156,7 @@ def test_reject_ends_the_command() -> None:
 
 
 def test_ping_is_answered_with_its_tag() -> None:
-    """A NOP-In that asks comes back as a NOP-Out. proves: RFC7143-11.18"""
+    """A NOP-In that asks comes back as a NOP-Out."""
     made, dm = session()
     nop = pdu.NopIn(
         itt=bhs.NO_TAG, ttt=77, lun=b"\0\5" + bytes(6), stat_sn=9, exp_cmd_sn=1, max_cmd_sn=32

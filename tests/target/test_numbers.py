@@ -1,0 +1,51 @@
+"""StatSN, ExpCmdSN and MaxCmdSN of a session at the target."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.iscsi import bhs
+from iserblk.target.slot import Numbers
+
+
+def numbers(cmd_sn: int, depth: int) -> Numbers:
+    made = Numbers()
+    made.exp_cmd_sn = cmd_sn
+    made.max_cmd_sn = (cmd_sn + depth - 1) & 0xFFFFFFFF
+    return made
+
+
+@pytest.mark.parametrize("first", [1, 0xFFFFFFFE, 0xFFFFFFFF, 0])
+def test_window_is_as_wide_as_the_queue(first: int) -> None:
+    """Commands are taken in order, up to MaxCmdSN, across 2^32."""
+    made = numbers(first, 4)
+    for index in range(4):
+        assert made.accept(bhs.SCSI_COMMAND, (first + index) & 0xFFFFFFFF)
+    over = (first + 4) & 0xFFFFFFFF
+    assert not made.accept(bhs.SCSI_COMMAND, over)
+    made.ended(0)
+    assert made.accept(bhs.SCSI_COMMAND, over)
+
+
+@pytest.mark.parametrize("number", [0, 2, 4, 5, 1000, 0x80000003])
+def test_only_the_next_number_is_taken(number: int) -> None:
+    """Duplicates, gaps and strangers are ignored, and change nothing."""
+    made = numbers(3, 8)
+    assert not made.accept(bhs.SCSI_COMMAND, number)
+    assert (made.exp_cmd_sn, made.max_cmd_sn) == (3, 10)
+    assert made.accept(bhs.SCSI_COMMAND, 3)
+
+
+def test_immediate_commands_move_nothing() -> None:
+    """However many there are, the window stays as wide as the queue is deep."""
+    made = numbers(3, 8)
+    for _ in range(100):
+        assert made.accept(bhs.NOP_OUT | bhs.IMMEDIATE, 3)
+        made.ended(bhs.IMMEDIATE)
+    assert (made.exp_cmd_sn, made.max_cmd_sn) == (3, 10)
+
+
+def test_stat_sn_wraps() -> None:
+    made = Numbers()
+    made.stat_sn = 0xFFFFFFFF
+    assert [made.take_stat_sn() for _ in range(3)] == [0xFFFFFFFF, 0, 1]
