@@ -1,0 +1,159 @@
+"""Files as ends of a copy."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from iserblk.cli.endpoints import FileEnd, open_destination, open_source, same_place
+from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
+from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.target import falloc
+
+KIB = 1024
+
+
+async def source_size(path: Path) -> int:
+    async with open_source(str(path), {}) as end:
+        return end.size
+
+
+async def destination_size(path: Path) -> int:
+    async with open_destination(str(path), {}) as end:
+        return end.size
+
+
+@pytest.mark.parametrize("opened", [source_size, destination_size])
+async def test_what_is_no_disk_is_refused(
+    opened: Callable[[Path], Awaitable[int]], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with trio.fail_after(10):  # nobody is at the other end of it
+        for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
+            with pytest.raises(BadArgument, match=f"{path}: "):
+                await opened(path)
+    with pytest.raises(BadArgument, match="No such file"):
+        await opened(tmp_path / "no" / "such")
+
+
+async def test_a_source_must_exist_and_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="No such file"):
+        await source_size(tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EACCES, PermissionDenied), (errno.EROFS, PermissionDenied), (errno.EBUSY, Busy)],
+)
+async def test_the_system_says_no(
+    number: int, kind: type[IserblkError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root is refused nothing, so the refusal is made."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(kind, match=os.strerror(number)):
+        await destination_size(tmp_path / "file")
+
+
+async def test_an_existing_destination_is_not_touched_by_opening(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"precious")
+    assert await destination_size(tmp_path / "file") == 8
+    assert (tmp_path / "file").read_bytes() == b"precious"
+
+
+async def test_resizing_makes_zeroes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"precious")
+    async with open_destination(str(tmp_path / "file"), {}) as end:
+        assert isinstance(end, FileEnd)
+        await end.resize(10)
+        assert end.size == 10
+    assert (tmp_path / "file").read_bytes() == bytes(10)
+
+
+async def test_data_and_zeroes(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"\xff" * 300 * KIB)
+    async with open_destination(str(path), {}) as end:
+        await end.write(memoryview(b"abc"), 1000)
+        await end.zero(64 * KIB, 128 * KIB, may_trim=True)
+        await end.zero(5, 7)
+        buffer = bytearray(5)
+        await end.read_into(memoryview(buffer), 999)
+        await end.flush()
+    expected = bytearray(b"\xff" * 300 * KIB)
+    expected[1000:1003] = b"abc"
+    expected[64 * KIB : 192 * KIB] = bytes(128 * KIB)
+    expected[5:12] = bytes(7)
+    assert path.read_bytes() == expected
+    assert buffer == b"\xffabc\xff"
+
+
+async def test_zeroes_where_holes_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"\xff" * (3 * 1024 * KIB))
+    monkeypatch.setattr(falloc, "fallocate", lambda *_: False)
+    async with open_destination(str(path), {}) as end:
+        await end.zero(1, 2 * 1024 * KIB + 5, may_trim=True)
+    data = path.read_bytes()
+    assert data[:1] + data[2 * 1024 * KIB + 6 :] == b"\xff" * (1024 * KIB - 5)
+    assert not any(data[1 : 2 * 1024 * KIB + 6])
+
+
+async def test_extents_of_a_sparse_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(1024 * KIB)
+        file.seek(256 * KIB)
+        file.write(b"x" * 256 * KIB)
+    async with open_source(str(path), {}) as end:
+        hole = EXTENT_HOLE | EXTENT_ZERO
+        assert await end.extents(0, end.size) == [
+            (0, 256 * KIB, hole),
+            (256 * KIB, 256 * KIB, EXTENT_DATA),
+            (512 * KIB, 512 * KIB, hole),
+        ]
+        assert await end.extents(300 * KIB, 10) == [(300 * KIB, 10, EXTENT_DATA)]
+        assert await end.extents(600 * KIB, 10) == [(600 * KIB, 10, hole)]
+
+
+async def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    async with open_source(str(path), {}) as end:
+        os.truncate(path, 50)
+        with pytest.raises(IserblkError, match="ends at byte 50"):
+            await end.read_into(memoryview(bytearray(100)), 0)
+
+
+async def test_errors_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    async with open_source(str(path), {}) as end:
+        with pytest.raises(IserblkError, match=f"{path}: Bad file descriptor"):
+            await end.write(memoryview(b"x"), 0)
+
+
+async def test_the_same_file_by_two_names(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    (tmp_path / "link").hardlink_to(tmp_path / "one")
+    (tmp_path / "other").touch()
+    ends: dict[str, Any] = {}
+    async with (
+        open_source(str(tmp_path / "one"), {}) as ends["one"],
+        open_destination(str(tmp_path / "link"), {}) as ends["link"],
+        open_destination(str(tmp_path / "other"), {}) as ends["other"],
+    ):
+        assert same_place(ends["one"], ends["link"])
+        assert not same_place(ends["one"], ends["other"])

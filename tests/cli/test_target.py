@@ -1,0 +1,96 @@
+"""``iserblk target``: readiness, an orderly end, and all that can be wrong with its files."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import bad, good, good_json, serving
+from tests.support.target import IQN
+
+MIB = 1 << 20
+
+
+def target(*luns: object, listen: str = "127.0.0.1:0", iqn: str = IQN) -> list[object]:
+    specs = [word for lun in luns for word in ("--lun", lun)]
+    return ["target", "--listen", listen, "--iqn", iqn, *specs]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_life(number: int, status: int, tmp_path: Path) -> None:
+    """Systemd hears of both ends of it, and what its cache holds is in the file."""
+    (tmp_path / "ones").write_bytes(b"\x11" * MIB)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        spec = tmp_path / "disk:size=1M:volatile-cache=8M"
+        arguments = target(spec)
+        notify = str(tmp_path / "notify")
+        with serving(*arguments, log=tmp_path / "log", NOTIFY_SOCKET=notify) as server:
+            assert re.fullmatch(rf"iser://127\.0\.0\.1:\d+/{re.escape(IQN)}", server.url)
+            assert manager.recv(100) == b"READY=1"
+            good("copy", tmp_path / "ones", f"{server.url}/0")
+            assert server.end(number) == status
+            assert manager.recv(100) == b"STOPPING=1"
+    assert (tmp_path / "disk").read_bytes() == b"\x11" * MIB
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_luns_are_numbered_in_order_and_keep_their_identity(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(MIB))
+    (tmp_path / "b").write_bytes(bytes(2 * MIB))
+
+    def look(*names: str) -> dict[int, tuple[str, ...]]:
+        luns = [tmp_path / name for name in names]
+        with serving(*target(*luns), log=tmp_path / "log") as server:
+            disks = good_json("info", server.url)["disks"]
+        assert [disk["lun"] for disk in disks] == list(range(len(names)))
+        return {disk["size"]: (disk["serial"], *disk["identifiers"]) for disk in disks}
+
+    first = look("a", "b")
+    assert first == look("b", "a")
+    assert not set(first[MIB]) & set(first[2 * MIB])
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "words"),
+    [
+        ("missing", 7, "size="),
+        (".", 7, "directory"),
+        ("empty", 7, "empty"),
+        ("odd", 7, "odd"),
+        ("ok:size=100", 7, "100"),
+        ("ok:block=512:size=1", 7, "ok"),
+        ("ok:block=1000", 7, "512 or 4096"),
+        ("ok:frob=1", 7, "frob"),
+        ("no/such/file:size=1M", 7, "no/such"),
+    ],
+)
+def test_bad_files(spec: str, status: int, words: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "odd").write_bytes(bytes(1000))
+    (tmp_path / "ok").write_bytes(bytes(MIB))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert words in bad(status, *target(tmp_path / spec))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / "ok").stat().st_size == MIB
+
+
+def test_refusals(tmp_path: Path) -> None:
+    (tmp_path / "ok").write_bytes(bytes(MIB))
+    lun = tmp_path / "ok"
+    assert "no iSCSI name" in bad(7, *target(lun, iqn="disk"))
+    assert "HOST:PORT" in bad(7, *target(lun, listen="3260"))
+    assert "no.such.invalid" in bad(7, *target(lun, listen="no.such.invalid:0"))
+    assert "CHAP" in bad(27, *target(lun), "--chap-user", "u")
+    assert "CHAP" in bad(27, *target(lun), "--chap-accounts", "f")
+    assert "verbs" in bad(27, *target(lun), "--rcap", "verbs")
+    with serving(*target(lun), log=tmp_path / "log") as server:
+        listen = server.url.removeprefix("iser://").partition("/")[0]
+        (tmp_path / "other").write_bytes(bytes(MIB))
+        assert "in use" in bad(28, *target(tmp_path / "other", listen=listen))
+        assert "ok" in bad(28, *target(lun))
