@@ -27,6 +27,7 @@ class WriteWatch:
         self._progress = progress
         self._task: trio.lowlevel.Task | None = None
 
+    @trio.lowlevel.enable_ki_protection  # an interrupt in ``progress`` would lose what it found
     async def run(self) -> None:
         """Body of a task; runs until it is cancelled, the endpoint is closed (its owner calls
         ``trio.lowlevel.notify_closing``), or ``progress`` raises."""

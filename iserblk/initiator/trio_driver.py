@@ -70,7 +70,19 @@ class TrioDriver:
         session.on_closing = trio.lowlevel.notify_closing
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Pump until the session has failed or the task is cancelled."""
+        """Pump until the session has failed or the task is cancelled. Cancel it only when no
+        operation runs: one that is cancelled, too, waits until its commands are aborted."""
+        try:
+            await self._pump(task_status)
+        except BaseException as error:
+            group = BaseExceptionGroup("", [error])
+            if group.split(trio.Cancelled)[1] is not None:  # or nobody would ever be answered
+                portal = self.session.portal
+                self.session.fail(ConnectionLost(f"{portal}: the pump broke: {error!r}"))
+            raise
+
+    @trio.lowlevel.enable_ki_protection  # an interrupt in ``progress`` would lose answers
+    async def _pump(self, task_status: trio.TaskStatus[None]) -> None:
         session = self.session
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
@@ -104,6 +116,7 @@ class TrioDriver:
             trio.lowlevel.reschedule(self._gatherer)
             self._gatherer = None
 
+    @trio.lowlevel.enable_ki_protection
     async def _gather(self) -> None:
         """Sends commands a few turns late, together with those that came meanwhile."""
         session = self.session
@@ -125,26 +138,37 @@ class TrioDriver:
     def _progress(self) -> None:
         self.session.progress(monotonic())
 
+    @trio.lowlevel.enable_ki_protection
     async def _tick(self) -> None:
         while True:
             await trio.sleep(TICK_S)
             self.ladder.tick(monotonic())
 
     async def wait(self, waiter: TrioWaiter) -> None:
-        """Wait for commands of this task. If it is cancelled they are aborted at the target; the
-        buffers are free when Cancelled comes out."""
+        """Wait for commands of this task. If it is cancelled, or interrupted in the main task, they
+        are aborted at the target; the buffers are free when Cancelled or KeyboardInterrupt comes
+        out. A second interrupt cuts the connection instead of waiting for the target."""
         try:
             await waiter.wait()
-        except trio.Cancelled:
-            self.session.forget(waiter)
-            now = monotonic()
-            for slot in self.session.tasks:
-                if slot.waiter is waiter:
-                    self.ladder.cancel(slot, now)
-            with trio.CancelScope(shield=True):
-                await waiter.wait()
+        except BaseException:
+            await self._abandon(waiter)
             raise
 
+    async def _abandon(self, waiter: TrioWaiter) -> None:
+        session = self.session
+        session.forget(waiter)
+        now = monotonic()
+        for slot in session.tasks:
+            if slot.waiter is waiter:
+                self.ladder.cancel(slot, now)
+        try:
+            with trio.CancelScope(shield=True):
+                await waiter.wait()
+        except BaseException:
+            session.fail(ConnectionLost(f"{session.portal}: interrupted"))
+            raise
+
+    @trio.lowlevel.enable_ki_protection
     async def log_out(self) -> None:
         """Say goodbye if the target still listens, and end the session either way."""
         session = self.session
@@ -158,6 +182,7 @@ class TrioDriver:
                 await waiter.wait()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
 
+    @trio.lowlevel.enable_ki_protection  # an interrupt comes where it waits
     async def run_operation(self, operation: Operation[T]) -> T:
         """Run an operation to its end."""
         try:

@@ -1,0 +1,224 @@
+"""The far end of a session as a bare queue pair: a test plays the target, byte by byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from iserblk.datamover.iser import BHS_LENGTH, HEADER_LENGTH, ControlHeader
+from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.disk.core import DiskCore
+from iserblk.disk.geometry import Geometry
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import TransportError
+from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
+from iserblk.initiator.task import TaskSlot
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.keys import SessionParameters
+from iserblk.rcap import seam
+from iserblk.rcap.memory import memory_pair
+from iserblk.scsi.luns import encode
+from tests.rcap.wire import iwarp_pair
+
+INLINE = 8192
+RECEIVE = HEADER_LENGTH + BHS_LENGTH + INLINE
+BLOCK = 512
+SIZE = 1 << 20
+CONTROL = bytes((0x10,)) + bytes(HEADER_LENGTH - 1)
+
+PAIRS: dict[str, Callable[[], tuple[seam.QueuePair, seam.QueuePair]]] = {
+    "memory": lambda: memory_pair(receive_size=RECEIVE),
+    "iwarp": lambda: iwarp_pair(receive_size=RECEIVE),
+    "iwarp-nocrc": lambda: iwarp_pair(receive_size=RECEIVE, crc=False),
+}
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One PDU of the initiator."""
+
+    head: ControlHeader
+    bhs: bytes
+    data: bytes
+
+    @property
+    def opcode(self) -> int:
+        return self.bhs[0] & bhs.OPCODE_MASK
+
+    @property
+    def itt(self) -> int:
+        return int.from_bytes(self.bhs[16:20], "big")
+
+    @property
+    def cmd_sn(self) -> int:
+        return int.from_bytes(self.bhs[24:28], "big")
+
+    @property
+    def operation(self) -> int:
+        """Of the CDB."""
+        return self.bhs[bhs.CDB_OFFSET]
+
+
+class Peer:
+    """``heard`` grows with each ``poll``, oldest first. What is sent is the test's business."""
+
+    def __init__(self, pair: seam.QueuePair) -> None:
+        self.pair = pair
+        self.heard: list[Heard] = []
+        self.completed: list[object] = []  # tokens of signaled requests and Reads
+        self.error: TransportError | None = None
+        self._stat_sn = 100
+        pair.post_receive(1 << 16)
+
+    def poll(self) -> None:
+        try:
+            for done in self.pair.progress(0.0):
+                if done.opcode == seam.RECEIVE:
+                    assert done.data is not None
+                    self.heard.append(
+                        Heard(
+                            ControlHeader.unpack_from(done.data),
+                            bytes(done.data[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]),
+                            bytes(done.data[HEADER_LENGTH + BHS_LENGTH :]),
+                        )
+                    )
+                else:
+                    self.completed.append(done.token)
+        except TransportError as error:
+            self.error = error
+
+    async def run(self, act: Callable[[Heard], None] | None = None) -> None:
+        """Listen until the connection ends; ``act`` on each PDU."""
+        with suppress(trio.ClosedResourceError):
+            while self.error is None:
+                await trio.lowlevel.wait_readable(self.pair.fileno())
+                seen = len(self.heard)
+                self.poll()
+                for heard in self.heard[seen:]:
+                    if act is not None:
+                        act(heard)
+
+    async def hears(self, count: int) -> None:
+        """Return when ``count`` PDUs have come; ``run`` runs."""
+        while len(self.heard) < count:  # noqa: ASYNC110 (a test's condition)
+            await trio.sleep(0.001)
+
+    def _post(self, request: seam.WorkRequest) -> None:
+        with suppress(TransportError):  # whoever sends too much is cut off
+            self.pair.post([request])
+
+    def send(self, message: bytes, invalidate: int = 0) -> None:
+        """A Send of any bytes."""
+        request = seam.WorkRequest(seam.SEND_SE_INVALIDATE if invalidate else seam.SEND_SE)
+        request.data = memoryview(message)
+        request.stag = invalidate
+        self._post(request)
+
+    def say(self, unit: pdu.Pdu, data: bytes = b"", invalidate: int = 0) -> None:
+        """A PDU, with the header that iSER wants."""
+        self.send(CONTROL + unit.pack() + data, invalidate)
+
+    def respond(
+        self, heard: Heard, *, sense: bytes = b"", invalidate: int = 0, **fields: int
+    ) -> None:
+        """A SCSI Response: GOOD unless ``fields`` say something else."""
+        data = len(sense).to_bytes(2, "big") + sense if sense else b""
+        self._stat_sn += 1
+        values = {"flags": 0x80, "status": 0, "exp_cmd_sn": 1, "max_cmd_sn": 1 << 20, **fields}
+        self.say(
+            pdu.ScsiResponse(itt=heard.itt, stat_sn=self._stat_sn, data_length=len(data), **values),
+            data,
+            invalidate,
+        )
+
+    def complete(self, heard: Heard, response: int = pdu.TMF_COMPLETE) -> None:
+        """The answer to a Task Management Request."""
+        self._stat_sn += 1
+        self.say(
+            pdu.TaskManagementResponse(
+                response=response,
+                itt=heard.itt,
+                stat_sn=self._stat_sn,
+                exp_cmd_sn=1,
+                max_cmd_sn=1 << 20,
+            )
+        )
+
+    def goodbye(self, heard: Heard) -> None:
+        """The answer to a Logout Request."""
+        self._stat_sn += 1
+        self.say(
+            pdu.LogoutResponse(
+                response=0, itt=heard.itt, stat_sn=self._stat_sn, exp_cmd_sn=1, max_cmd_sn=1 << 20
+            )
+        )
+
+    def write(self, stag: int, to: int, data: bytes) -> None:
+        """An RDMA Write."""
+        request = seam.WorkRequest(seam.RDMA_WRITE)
+        request.stag, request.to, request.data = stag, to, memoryview(data)
+        self._post(request)
+
+    def read(self, stag: int, to: int, sink: bytearray) -> None:
+        """An RDMA Read; ``completed`` tells when it has come."""
+        request = seam.WorkRequest(seam.RDMA_READ, token=sink)
+        request.stag, request.to, request.data = stag, to, memoryview(sink)
+        self._post(request)
+
+    def close(self) -> None:
+        self.pair.close()
+
+
+def linked(
+    pair: str = "memory",
+    depth: int = 4,
+    io_timeout: float = 30.0,
+    window: int = 1 << 16,
+    immediate: bool = False,
+) -> tuple[Session, Peer]:
+    """A session in full feature phase, whose driver is still to be made, and its far end."""
+    ours, theirs = PAIRS[pair]()
+    datamover = IserInitiator(ours, INLINE)
+    slots = [TaskSlot(index) for index in range(depth + CONTROL_SLOTS)]
+    datamover.allocate_connection_resources(list(slots), UNEXPECTED)
+    parameters = SessionParameters(immediate_data=immediate)
+    session = Session(datamover, slots, parameters, "portal:3260", io_timeout)
+    session.start(1, 1, window, 100)
+    return session, Peer(theirs)
+
+
+def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> DiskCore:
+    """LUN 0 of the session: 1 MiB in blocks of 512 bytes."""
+    info = LunInfo(
+        name="lun0",
+        url="iser://portal/iqn/0",
+        target="iqn",
+        lun=0,
+        size=SIZE,
+        block_size=BLOCK,
+        physical_block_size=BLOCK,
+        read_only=False,
+        rotational=False,
+        write_cache=write_cache,
+        fua=fua,
+        can_trim=True,
+        can_zero=True,
+        zero_by_unmap=True,
+        can_extents=True,
+        vendor="",
+        product="",
+        revision="",
+        serial="",
+        identifiers=(),
+        max_transfer=SIZE // 4,
+        optimal_transfer=0,
+    )
+    return DiskCore(session, encode(0), info, Geometry(block=BLOCK, long_cdbs=True))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
