@@ -21,7 +21,7 @@ CONNECTION = (
         "yes|no",
         "CRC on every iWARP frame; the only protection of the data. Default yes.",
     ),
-    ("immediate-data", "yes|no", "Offer to send the start of writes with the command. Default no."),
+    ("immediate-data", "yes|no", "Send writes of up to 8 KiB with their command. Default yes."),
     ("initiator-name", "IQN", "Who we are; default: the machine's own name."),
     ("io-timeout", "SECONDS", "How long one request may take in all. Default 30."),
     ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
