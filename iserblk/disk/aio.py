@@ -86,6 +86,15 @@ class DiskSet:
         self.default = next(iter(disks))
 
 
+async def _pump(
+    driver: TrioDriver, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Until the session has ended. Out of reach of the caller's cancelling: operations that are
+    cancelled still wait for their commands to be aborted, and so does the logout."""
+    with trio.CancelScope(shield=True):
+        await driver.run(task_status)
+
+
 @asynccontextmanager
 async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[DiskSet]:
     """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
@@ -98,7 +107,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
             for address in addresses:
                 driver = await open_session(address)
                 drivers.append(driver)
-                await nursery.start(driver.run)
+                await nursery.start(_pump, driver)
                 for core in await find_disks(driver, address):
                     disks[core] = driver
             named = name_disks(list(disks))
