@@ -171,10 +171,17 @@ def _blocking(url: str, options: dict[str, str], job: Job) -> Result:
         threads = [threading.Thread(target=worker) for _ in range(job.depth)]
         with _timed(result):
             end = time.perf_counter_ns() + int(job.seconds * 1e9)
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            try:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            except BaseException:  # a signal: the disk must outlive its users
+                end = 0
+                for thread in threads:
+                    if thread.is_alive():
+                        thread.join()
+                raise
     if errors:
         raise errors[0]
     return result
