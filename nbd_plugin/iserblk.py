@@ -59,8 +59,13 @@ try:
     from iserblk.errors import BadArgument, IserblkError
     from iserblk.url import Options, parse_url
 except ImportError as missing:
+    # Python looks for its library beside the first python3 in PATH, and takes that of another 3.11.
+    if sys.prefix == "/usr":
+        _remedy = "run scripts/setup in the checkout of iserblk"
+    else:
+        _remedy = f"nbdkit got the Python library in {sys.prefix}: put /usr/bin first in PATH"
     # SystemExit while nbdkit loads the script ends it with this one line and exit status 1.
-    sys.exit(f"nbdkit: iserblk: {missing}; run scripts/setup in the checkout of iserblk")
+    sys.exit(f"nbdkit: iserblk: {missing}; {_remedy}")
 
 API_VERSION = 2
 
