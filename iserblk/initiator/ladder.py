@@ -12,10 +12,11 @@ import logging
 from collections import deque
 
 from iserblk.datamover.seam import NO_DATA
-from iserblk.errors import CommandTimeout
+from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import ABORTING, QUEUED, SENT, TaskSlot
 from iserblk.iscsi import pdu, reasons
+from iserblk.scsi import status as sam
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,8 @@ class Ladder:
             # "does not exist" with no response before it: the target never had it, or has lost it.
             if step.wanted:
                 self._session.end_aborted(step.task, self._timeout(step.task))
+            if step.function == pdu.TMF_LOGICAL_UNIT_RESET:
+                self._end_reset(step.task.lun)
         else:
             log.warning(
                 "%s: task management: %s",
@@ -176,6 +179,20 @@ class Ladder:
             )
             step.until = 0.0  # the next tick climbs
         self._abort_waiting(self._now)
+
+    def _end_reset(self, lun: bytes) -> None:
+        """A reset ended every task of the LUN, and no response will come for them. Those that had
+        time left are sent again by whoever wants them."""
+        session = self._session
+        for task in session.tasks:
+            if task.lun == lun and task.state in (SENT, ABORTING):
+                session.end_aborted(
+                    task,
+                    ScsiError(
+                        f"{session.portal}: command {task.cdb[0]:#04x} was ended by a LUN reset",
+                        sam.TASK_ABORTED,
+                    ),
+                )
 
     def _timeout(self, task: TaskSlot) -> CommandTimeout:
         return CommandTimeout(

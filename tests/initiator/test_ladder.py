@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from iserblk.errors import CommandTimeout
+from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.initiator.ladder import IDLE_S, STEP_S, Ladder
 from iserblk.initiator.task import ABORTING, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
+from iserblk.scsi import status as sam
 from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
 
 
@@ -74,6 +75,26 @@ def test_next_rungs() -> None:
     assert not dm.disconnected
     ladder.tick(now + 2 * STEP_S)
     assert dm.disconnected and waiter.pending == 1
+
+
+def test_reset_ends_the_others_of_the_lun() -> None:
+    """No response comes for them: they end as aborted, to be sent again; other LUNs' go on."""
+    made, dm = session()
+    late_one, others = CountingWaiter(), CountingWaiter()
+    first = command(made, late_one)
+    same = command(made, others)
+    other = command(made, others)
+    other.lun = b"\0\1" + bytes(6)
+    same.deadline = other.deadline = first.deadline + 1000
+    ladder = Ladder(made)
+    now = first.deadline
+    ladder.tick(now)
+    ladder.tick(now + STEP_S)
+    answer(dm, pdu.TMF_COMPLETE)
+    made.progress(now + STEP_S)
+    assert isinstance(first.error, CommandTimeout) and late_one.woken == 1
+    assert isinstance(same.error, ScsiError) and same.error.status == sam.TASK_ABORTED
+    assert other.state == SENT and others.pending == 1
 
 
 def test_refused_abort_climbs() -> None:
