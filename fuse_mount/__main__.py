@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from typing import NoReturn
 
@@ -18,7 +19,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0 after a clean unmount, else that of mount(8)."""
+    """Returns the exit status: 0 after a clean unmount, 128 + a signal that came before the mount,
+    else that of mount(8)."""
     parser = _Parser(prog="fuse_mount", description="Mount the LUNs of iSER targets as files.")
     parser.add_argument("url", nargs="+", metavar="URL", help="iser://HOST/IQN[/LUN]")
     parser.add_argument("mountpoint", metavar="MOUNTPOINT")
@@ -40,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     except MountError as error:
         print(f"fuse_mount: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:  # before the server listens to signals
+        return 128 + signal.SIGINT
     return 0
 
 

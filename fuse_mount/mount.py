@@ -22,14 +22,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
 from fuse_mount.options import MountOptions, parse_options
 from iserblk.errors import BadArgument, IserblkError, NotSupported
-
-if TYPE_CHECKING:
-    import trio
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +58,8 @@ def mount_foreground(
     the trio loop, when the files can be used. Returns after a clean unmount: ``fusermount3 -u``,
     ``umount``, or SIGTERM, SIGINT or SIGHUP, which mean the same (requests under way are
     finished, everything is flushed). A second signal does not wait for the target. Raises
-    MountError; nothing is mounted then.
+    MountError, or SystemExit with 128 + signal when one came before ``ready``; nothing is mounted
+    then.
     """
     settled = parse_options(options)
     if not mountpoint:
@@ -71,17 +69,20 @@ def mount_foreground(
     import trio  # noqa: PLC0415 - what may be missing was just looked for
 
     with _locked(mountpoint):
+        number = 0
         try:
-            trio.run(_serve, list(urls), mountpoint, settled, ready)
-        except* IserblkError as group:
-            raise _for_mount(_first(group)) from None
+            number = trio.run(_serve, list(urls), mountpoint, settled, ready)
+        except Exception as error:
+            raise _for_mount(mountpoint, error) from None
+    if number:
+        raise SystemExit(128 + number)
 
 
 def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str]) -> int:
     """The same in a process of its own: returns its pid when the files can be used.
 
     Call it before any thread is started: it forks. Raises MountError, as ``mount_foreground``
-    would; the process has ended then.
+    would; the process has ended then, as it has when a signal's exception comes out.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -89,8 +90,13 @@ def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str
         os.close(read_end)
         _child(urls, mountpoint, options, write_end)
     os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        said = pipe.read()
+    try:
+        with os.fdopen(read_end, "rb") as pipe:
+            said = pipe.read()
+    except BaseException:  # told to end while it was starting
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        raise
     if said == b"ready":
         return pid
     _, status = os.waitpid(pid, 0)
@@ -138,7 +144,8 @@ def unmount(mountpoint: str) -> None:
 
 async def _serve(
     urls: list[str], mountpoint: str, options: MountOptions, ready: Callable[[], None]
-) -> None:
+) -> int:
+    """Returns the signal that came before ``ready``, or 0."""
     # What needs packages that _check_system looked for.
     import pyfuse3  # noqa: PLC0415
     import trio  # noqa: PLC0415
@@ -146,31 +153,40 @@ async def _serve(
     from fuse_mount.operations import LunFiles  # noqa: PLC0415
     from iserblk.disk.aio import open_disks  # noqa: PLC0415
 
-    async def end_on_signals(signals: AsyncIterator[int], cancel: trio.CancelScope) -> None:
-        async for _ in signals:
+    early = 0
+    mounted = False
+
+    async def end_on_signals(signals: AsyncIterator[int]) -> None:
+        nonlocal early
+        number = await anext(signals)
+        if mounted:
             pyfuse3.terminate()
-            break
-        async for _ in signals:
+            await anext(signals)
             log.error("%s: told twice to end: not waiting for the target", mountpoint)
-            cancel.cancel()
+        else:
+            early = number
+        nursery.cancel_scope.cancel()
 
     failed: Sequence[str] = ()
-    async with open_disks(urls, options.disk) as disks, trio.open_nursery() as nursery:
-        files = LunFiles(disks.disks, options)
-        # From before the mount on: a signal that kills would leave a dead one behind.
-        with trio.open_signal_receiver(*_ENDING) as signals:
-            _mount(files, mountpoint, disks.disks[disks.default].info.url, options)
-            try:
-                _raise_background_limit(mountpoint)
-                nursery.start_soon(end_on_signals, signals, nursery.cancel_scope)
-                ready()
-                await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
-                failed = await files.flush_all()
-            finally:
-                pyfuse3.close(unmount=True)
+    # From before the mount on: a signal that kills would leave a dead one behind.
+    with trio.open_signal_receiver(*_ENDING) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_on_signals, signals)
+            async with open_disks(urls, options.disk) as disks:
+                files = LunFiles(disks.disks, options)
+                _mount(files, mountpoint, disks.disks[disks.default].info.url, options)
+                try:
+                    _raise_background_limit(mountpoint)
+                    mounted = True
+                    ready()
+                    await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
+                    failed = await files.flush_all()
+                finally:
+                    pyfuse3.close(unmount=True)
             nursery.cancel_scope.cancel()
     if failed:
         raise MountFailed(f"{mountpoint}: data may be lost: {'; '.join(failed)}")
+    return early
 
 
 def _mount(files: Any, mountpoint: str, url: str, options: MountOptions) -> None:
@@ -321,17 +337,20 @@ def _unmount_command(mountpoint: str) -> list[str]:
 # --- errors and the background -----------------------------------------------------------------
 
 
-def _first(group: BaseExceptionGroup[IserblkError]) -> IserblkError:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _for_mount(error: IserblkError) -> MountError:
+def _for_mount(mountpoint: str, error: Exception) -> Exception:
+    """As mount(8) has it. A bug, also one beside other errors, comes out as it is."""
+    while isinstance(error, ExceptionGroup):
+        known, unknown = error.split((IserblkError, OSError))
+        if known is None or unknown is not None:
+            return error
+        error = known.exceptions[0]
     if isinstance(error, MountError):
         return error
     if isinstance(error, (BadArgument, NotSupported)):
         return UsageError(str(error))
-    return MountFailed(str(error))
+    if isinstance(error, OSError):
+        return MountFailed(f"{mountpoint}: {error.strerror or error}")
+    return MountFailed(str(error)) if isinstance(error, IserblkError) else error
 
 
 def _child(urls: Sequence[str], mountpoint: str, options: Sequence[str], pipe: int) -> NoReturn:
@@ -348,6 +367,9 @@ def _child(urls: Sequence[str], mountpoint: str, options: Sequence[str], pipe: i
     except MountError as error:
         status = error.exit_status
         _report(pipe, status, str(error))
+    except (KeyboardInterrupt, SystemExit):
+        status = MountFailed.exit_status
+        _report(pipe, status, f"{mountpoint}: told to end before it was mounted")
     except BaseException:
         status = MountFailed.exit_status
         log.exception("%s: internal error", mountpoint)
