@@ -20,6 +20,7 @@ import errno
 import functools
 import logging
 import os
+import signal
 import site
 import stat
 import sys
@@ -76,6 +77,8 @@ T = TypeVar("T")
 # its request was malformed. A lost connection or a timeout is none of that: EIO.
 _NBD_ERRNOS = {errno.EPERM, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EINVAL}
 _NBD_ERRNOS |= {errno.ENOSPC, errno.EFBIG, errno.EOPNOTSUPP, errno.ESHUTDOWN}
+
+_PR_SET_PDEATHSIG = 1  # prctl(2): a signal for the child when its parent has ended
 
 _log = logging.getLogger("iserblk.nbd")
 _urls: list[str] = []
@@ -186,6 +189,9 @@ def get_ready() -> None:
     read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
             open_disks(_urls, _options).close()
         except IserblkError as error:
@@ -195,9 +201,16 @@ def get_ready() -> None:
         finally:
             os._exit(0)
     os.close(write_end)
+    interrupted = False
     with os.fdopen(read_end, "rb") as pipe:
-        said = pipe.read()
+        try:
+            said = pipe.read()
+        except KeyboardInterrupt:
+            interrupted = True
+            os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    if interrupted:
+        raise IserblkError("interrupted during the first login")
     if said:
         raise IserblkError(said.decode())
     if status:
