@@ -15,7 +15,8 @@ from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import CommandTimeout, ScsiError
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import ABORTING, QUEUED, SENT, TaskSlot
-from iserblk.iscsi import pdu, reasons
+from iserblk.iscsi import bhs, pdu, reasons
+from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import status as sam
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ class Ladder:
             if step.wanted:
                 self._session.end_aborted(step.task, self._timeout(step.task))
             if step.function == pdu.TMF_LOGICAL_UNIT_RESET:
-                self._end_reset(step.task.lun)
+                self._end_reset(step)
         else:
             log.warning(
                 "%s: task management: %s",
@@ -180,12 +181,18 @@ class Ladder:
             step.until = 0.0  # the next tick climbs
         self._abort_waiting(self._now)
 
-    def _end_reset(self, lun: bytes) -> None:
-        """A reset ended every task of the LUN, and no response will come for them. Those that had
-        time left are sent again by whoever wants them."""
+    def _end_reset(self, step: _Step) -> None:
+        """A reset ended every task of the LUN that was sent before it, and no response will come
+        for them. Those that had time left are sent again by whoever wants them."""
         session = self._session
+        lun = step.task.lun
+        (reset_sn,) = bhs.ITT.unpack_from(step.control.bhs, bhs.CMD_SN_OFFSET)
         for task in session.tasks:
-            if task.lun == lun and task.state in (SENT, ABORTING):
+            if (
+                task.lun == lun
+                and task.state in (SENT, ABORTING)
+                and serial_lt(task.cmd_sn, reset_sn)
+            ):
                 session.end_aborted(
                     task,
                     ScsiError(

@@ -91,10 +91,12 @@ def test_reset_ends_the_others_of_the_lun() -> None:
     ladder.tick(now)
     ladder.tick(now + STEP_S)
     answer(dm, pdu.TMF_COMPLETE)
+    behind = command(made, others)  # on the wire behind the reset: it is carried out
     made.progress(now + STEP_S)
+    assert behind.state == SENT
     assert isinstance(first.error, CommandTimeout) and late_one.woken == 1
     assert isinstance(same.error, ScsiError) and same.error.status == sam.TASK_ABORTED
-    assert other.state == SENT and others.pending == 1
+    assert other.state == SENT and others.pending == 2
 
 
 def test_refused_abort_climbs() -> None:
