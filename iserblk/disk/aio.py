@@ -25,32 +25,34 @@ class Disk:
     def size(self) -> int:
         return self._core.size
 
+    @trio.lowlevel.enable_ki_protection
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core
         waiter = TrioWaiter()
         slot = core.begin_read(buffer, offset, waiter)
         if slot is not None:
-            good = False
             try:
                 await self._driver.wait(waiter)
-            finally:
-                good = core.ended(slot)
-            if good:
+            except BaseException:
+                core.dropped(slot)
+                raise
+            if core.ended(slot):
                 return
         await self._driver.run_operation(core.read(buffer, offset))
 
+    @trio.lowlevel.enable_ki_protection
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         core = self._core
         if not fua:
             waiter = TrioWaiter()
             slot = core.begin_write(buffer, offset, waiter)
             if slot is not None:
-                good = False
                 try:
                     await self._driver.wait(waiter)
-                finally:
-                    good = core.ended_write(slot)
-                if good:
+                except BaseException:
+                    core.dropped(slot)
+                    raise
+                if core.ended_write(slot):
                     return
         await self._driver.run_operation(core.write(buffer, offset, fua))
 

@@ -96,12 +96,12 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
     """Seconds to wait before the command may be sent again; None: do not."""
     if not isinstance(error, ScsiError) or attempt >= ATTEMPTS:
         return None
-    if error.status in (sam.BUSY, sam.TASK_SET_FULL):
+    if error.status in (sam.BUSY, sam.TASK_SET_FULL, sam.TASK_ABORTED):
         return BACK_OFF_S * (1 << attempt)
     sense = error.sense
     if isinstance(sense, Sense):
-        if sense.is_unit_attention:
-            return 0.0
+        if sense.is_unit_attention or sense.is_deferred:
+            return 0.0  # the command was not executed
         if sense.key == sense_data.ABORTED_COMMAND or sense.is_becoming_ready:
             return BACK_OFF_S * (1 << attempt)
     return None
@@ -138,12 +138,14 @@ def command(
     data_in: memoryview | None = None,
     data_out: memoryview | None = None,
     short_ok: bool = False,
-    on_sense: Callable[[Sense], None] | None = None,
+    changes: tuple[int, int] | None = None,
+    on_end: Callable[[], None] | None = None,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length. ``on_sense`` sees the sense data of every attempt.
+    unknown length. ``changes``: the first and the last block that it changes. ``on_end`` is called
+    after each attempt, before its slot is given back.
     """
     waiter = session.new_waiter()
     attempt = 0
@@ -157,6 +159,8 @@ def command(
                 fill_write(slot, lun, data_out, session.immediate_limit)
             else:
                 fill_no_data(slot, lun)
+            if changes is not None:
+                slot.first, slot.last = changes
             slot.waiter = waiter
             waiter.pending += 1
             session.submit(slot)
@@ -169,11 +173,11 @@ def command(
                 moved = slot.length
             error = failure(slot, name)
         finally:
+            if on_end is not None:
+                on_end()
             release_ended(session, [slot])
         if error is None:
             return moved
-        if on_sense is not None and isinstance(error, ScsiError) and isinstance(error.sense, Sense):
-            on_sense(error.sense)
         delay = retry_delay(error, attempt)
         if delay is None:
             raise error

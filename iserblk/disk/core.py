@@ -7,7 +7,6 @@ the session, or is a flag whose order is written down where it is used.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from iserblk.disk.commands import (
     retry_delay,
     take,
 )
+from iserblk.disk.durable import Durability
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import EXTENT_DATA, Extent, LunInfo
@@ -54,15 +54,12 @@ class DiskCore:
         self.ranges = RangeLock(session.tasks, lun)
         self.pack_read = cdb.pack_read16 if geometry.long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
-        # A write that is not durable yet has ended / such a write may have been lost. ``dirty`` is
-        # set before the write returns and cleared before the flush is sent, so that a write can
-        # be counted once too often, never once too seldom.
-        self.dirty = False
-        self.lost = False
-        self._state = threading.Lock()
+        self.durability = Durability(info.name, info.write_cache, self.ranges)
+        session.on_sense[lun] = self.durability.hear
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
+        self.durability.name = name
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -134,21 +131,31 @@ class DiskCore:
         return slot
 
     def ended(self, slot: TaskSlot) -> bool:
-        """Give the slot back. False: the command failed; ``read`` tries again, or says why."""
-        good = slot.error is None and not slot.status and not slot.residual and not slot.response
-        if not good:
-            problem = failure(slot, self.info.name)
-            if isinstance(problem, ScsiError) and isinstance(problem.sense, Sense):
-                self.note_unit_attention(problem.sense)
+        """Give the slot back. True: done. False: run ``read``, which tries again. Raises the
+        command's error where that would be of no use."""
+        if slot.error is None and not slot.status and not slot.residual and not slot.response:
+            self.session.release(slot)
+            return True
+        problem = failure(slot, self.info.name)
         self.session.release(slot)
-        return good
+        if problem is not None and retry_delay(problem, 0) is None:
+            raise problem
+        return problem is None
 
     def ended_write(self, slot: TaskSlot) -> bool:
         """As ``ended``; a write that succeeded is not durable yet."""
-        good = self.ended(slot)
-        self.dirty = True
+        self.durability.wrote()
+        try:
+            return self.ended(slot)
+        finally:
+            self.ranges.changed()
+
+    def dropped(self, slot: TaskSlot) -> None:
+        """Give back the slot of a command whose outcome nobody waits for any more."""
+        if slot.last >= slot.first:
+            self.durability.wrote()
+        self.session.release(slot)
         self.ranges.changed()
-        return good
 
     # -- one batch of commands --------------------------------------------------------------------
 
@@ -156,8 +163,10 @@ class DiskCore:
         self,
         pieces: list[Piece],
         fill: Filler,
+        dirties: bool = False,
     ) -> Operation[None]:
         """One command a piece, as many at once as slots allow, each retried where that is legal.
+        ``dirties``: what they write is not durable yet when they have ended.
 
         ``fill`` prepares the slot; False: its blocks are locked, and the waiter it was given will
         hear of a change. It is given none while other pieces run: who holds claims must not wait
@@ -192,41 +201,22 @@ class DiskCore:
                     problem = failure(slot, self.info.name)
                     if problem is None:
                         continue
-                    delay = self._retry(problem, attempt)
+                    delay = retry_delay(problem, attempt)
                     if delay is None:
                         error = error or problem
                     else:
+                        log.info("%s; sending it again", problem)
                         pause = max(pause, delay)
                         todo.append((lba, view, attempt + 1))
             finally:
+                if dirties:
+                    self.durability.wrote()
                 release_ended(session, [slot for slot, _ in running])
                 self.ranges.changed()
             if pause and error is None:
                 yield pause
         if error is not None:
             raise error
-
-    def _retry(self, error: IserblkError, attempt: int) -> float | None:
-        """As ``retry_delay``; also takes note of what a unit attention says."""
-        if isinstance(error, ScsiError) and isinstance(error.sense, Sense):
-            self.note_unit_attention(error.sense)
-        delay = retry_delay(error, attempt)
-        if delay is not None:
-            log.info("%s; sending it again", error)
-        return delay
-
-    def note_unit_attention(self, sense: Sense) -> None:
-        """29/00 to 29/02: power was lost, so what was not flushed may be lost as well."""
-        if sense.is_unit_attention and sense.asc == 0x29 and sense.ascq <= 2:
-            with self._state:
-                if self.dirty:
-                    self.lost = True
-                    log.error(
-                        "%s: the target lost power (%s) while writes were not flushed; "
-                        "the next flush fails",
-                        self.info.name,
-                        sense,
-                    )
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -280,13 +270,11 @@ class DiskCore:
         pieces, edges = self._cut(buffer, offset)
         use_fua = fua and self.info.fua and self.info.write_cache
         if pieces:
-            yield from self._run(pieces, self._write_filler(use_fua))
+            yield from self._run(pieces, self._write_filler(use_fua), dirties=not use_fua)
         for lba, start, part in edges:
             yield from self._modify(lba, start, part, use_fua)
-        if not use_fua:
-            self.dirty = True
-            if fua:
-                yield from self.flush()
+        if fua and not use_fua:
+            yield from self.flush()
 
     def _write_filler(self, fua: bool) -> Filler:
         control = cdb.FUA if fua else 0
@@ -316,51 +304,36 @@ class DiskCore:
             content[start : start + len(part)] = part
 
             def fill(slot: TaskSlot, lba: int, view: memoryview, _waiter: Waiter | None) -> bool:
+                slot.first = slot.last = lba  # no claim is needed under the lock
                 fill_write(slot, self.lun, view, self.session.immediate_limit)
                 self.pack_write(slot.cdb, lba, 1, cdb.FUA if fua else 0)
                 return True
 
-            yield from self._run([(lba, content)], fill)
+            yield from self._run([(lba, content)], fill, dirties=not fua)
         finally:
             self.ranges.unlock(lba, lba)
 
     def flush(self) -> Operation[None]:
-        """SYNCHRONIZE CACHE of the whole LUN."""
-        with self._state:
-            self.dirty = False
-        if self.info.write_cache and not self.info.read_only:
-            pack = cdb.synchronize_cache16 if self.geometry.long_cdbs else cdb.synchronize_cache10
-            attempt = 0
-            while True:
-                try:
-                    yield from self._command(pack(0, 0))
-                    break
-                except ScsiError as error:
-                    delay = self._retry(error, attempt)
-                    if delay is None:
-                        self.dirty = True
-                        raise
-                    attempt += 1
-                    yield delay
-                except IserblkError:
-                    self.dirty = True
-                    raise
-        with self._state:
-            lost, self.lost = self.lost, False
+        """SYNCHRONIZE CACHE of the whole LUN, where it has a write cache. Raises IserblkError also
+        when the target reports that writes since the last flush were lost."""
+        token = self.durability.begin_flush()
+        done = False
+        try:
+            if self.durability.volatile and not self.info.read_only:
+                long = self.geometry.long_cdbs
+                pack = cdb.synchronize_cache16 if long else cdb.synchronize_cache10
+                yield from self._command(pack(0, 0))
+            done = True
+        finally:
+            lost = self.durability.end_flush(token, done)
         if lost:
             raise IserblkError(
-                f"{self.info.name}: writes since the last flush were lost, the target lost power"
+                f"{self.info.name}: writes since the last flush were lost at the target; "
+                "its log may say why"
             )
 
-    def _command(self, command_block: bytes, data_out: memoryview | None = None) -> Operation[int]:
-        return command(
-            self.session,
-            self.lun,
-            command_block,
-            self.info.name,
-            data_out=data_out,
-            on_sense=self.note_unit_attention,
-        )
+    def _command(self, command_block: bytes) -> Operation[int]:
+        return command(self.session, self.lun, command_block, self.info.name)
 
     # -- provisioning -----------------------------------------------------------------------------
 
@@ -372,7 +345,6 @@ class DiskCore:
         for lba, blocks in self.geometry.unmap_ranges(offset, length):
             parameters = memoryview(lba_data.unmap_parameters([(lba, blocks)]))
             yield from self._exclusive(lba, blocks, cdb.unmap(len(parameters)), parameters)
-        self.dirty = True
         if fua:
             yield from self.flush()
 
@@ -400,7 +372,6 @@ class DiskCore:
                 step = min(len(_ZEROES), offset + length - position)
                 yield from self.write(_ZEROES[:step], position)
                 position += step
-        self.dirty = True
         if fua:
             yield from self.flush()
 
@@ -428,7 +399,15 @@ class DiskCore:
             while waiter.pending:
                 yield waiter
         try:
-            yield from self._command(command_block, data_out)
+            yield from command(
+                self.session,
+                self.lun,
+                command_block,
+                self.info.name,
+                data_out=data_out,
+                changes=(lba, last),
+                on_end=self.durability.wrote,
+            )
         finally:
             self.ranges.unlock(lba, last)
 
@@ -446,7 +425,6 @@ class DiskCore:
             self.info.name,
             data_in=answer,
             short_ok=True,
-            on_sense=self.note_unit_attention,
         )
         return self.geometry.extents_untrusted(answer[:moved], offset, length) or whole
 

@@ -74,6 +74,16 @@ class RangeLock:
             self._locked.remove((first, last))
         self.changed()
 
+    def changing(self, but: TaskSlot) -> bool:
+        """A slot other than ``but`` stands for a change of this LUN. Takes no lock."""
+        return any(
+            slot.last >= slot.first
+            and slot.state != FREE
+            and slot.lun == self._lun
+            and slot is not but
+            for slot in self._tasks
+        )
+
     def changed(self) -> None:
         """A claimed write has ended, or a range was unlocked. Cheap when nobody waits."""
         if self._waiters:

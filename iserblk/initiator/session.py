@@ -119,6 +119,8 @@ class Session:
             ignore_closing  # the descriptor is about to be closed
         )
         self.on_logout_request: Callable[[], None] | None = None
+        # By LUN field: who hears of each command that brings sense data, before its waiter does.
+        self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
         """Full feature phase begins with these numbers, from the final Login Response."""
@@ -182,6 +184,7 @@ class Session:
         """Give back a slot that was taken and is not in flight."""
         slot.state = FREE
         slot.data = None
+        slot.error = None  # with its traceback, and the buffers that are named there
         slot.last = -1
         self._free.append(slot)
         if self._takers:
@@ -196,7 +199,6 @@ class Session:
         ``slot.waiter.pending`` already counts it. Never raises: a failed session ends the slot
         with its error at once.
         """
-        slot.error = None
         slot.deadline = monotonic() + self.io_timeout
         with self._lock:
             failed = self.error is not None
@@ -330,6 +332,8 @@ class Session:
             slot.residual = 0
         if lengths:
             slot.sense = bhs.sense_of_untrusted(message, at)
+            if status and slot.lun in self.on_sense:
+                self.on_sense[slot.lun](slot)
         elif status:
             slot.sense = b""
         if max_cmd_sn != self._max_cmd_sn or self._queued:

@@ -1,0 +1,232 @@
+"""What a flush may claim, whatever the target reports, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from iserblk.errors import CommandTimeout, IserblkError, ScsiError
+from iserblk.initiator.task import Operation
+from iserblk.scsi import opcodes
+from iserblk.scsi import sense as sense_data
+from tests.initiator.fake import CountingWaiter
+from tests.initiator.peer import Heard, disk_of, linked
+
+WRITE = opcodes.WRITE_16
+SYNC = opcodes.SYNCHRONIZE_CACHE_16
+BLOCK = memoryview(bytes(512))
+
+POWER_ON = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x29, 0x00)
+INTERNAL_RESET = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x29, 0x04)
+LUN_RESET = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x29, 0x03)
+MODES_CHANGED = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x2A, 0x01)
+DEFERRED = (
+    bytes((sense_data.FIXED_DEFERRED,))
+    + sense_data.encode_fixed(sense_data.MEDIUM_ERROR, 0x0C, 0x00)[1:]
+)
+MEDIUM_ERROR = sense_data.encode_fixed(sense_data.MEDIUM_ERROR, 0x0C, 0x00)
+
+
+class Bench:
+    """One LUN whose target the test plays; operations advance only when it says so."""
+
+    def __init__(self, write_cache: bool = True) -> None:
+        self.session, self.peer = linked(depth=8)
+        self.session.new_waiter = CountingWaiter
+        self.disk = disk_of(self.session, write_cache)
+        self._answered = 0
+
+    def begin(self, operation: Operation[Any]) -> Operation[Any]:
+        """Up to where it waits."""
+        next(operation)
+        return operation
+
+    def heard(self) -> list[Heard]:
+        """The commands that wait for an answer."""
+        self.peer.poll()
+        return self.peer.heard[self._answered :]
+
+    def answer(self, *senses: bytes) -> None:
+        """End the oldest commands: with these sense data, b"": GOOD."""
+        waiting = self.heard()
+        for heard, sense in zip(waiting, senses, strict=False):
+            self.peer.respond(heard, status=2 if sense else 0, sense=sense)
+        self._answered += len(senses)
+        self.session.progress(1.0)
+
+    def end(self, operation: Operation[Any], *senses: bytes) -> None:
+        """Answer one command after another until it ends; what is not in ``senses`` is GOOD."""
+        answers = iter(senses)
+        with pytest.raises(StopIteration):
+            while True:
+                self.answer(*[next(answers, b"")] * bool(self.heard()))
+                next(operation)
+
+    def run(self, operation: Operation[Any], *senses: bytes) -> None:
+        try:
+            next(operation)
+        except StopIteration:
+            return
+        self.end(operation, *senses)
+
+    def write(self, lba: int = 0) -> None:
+        self.run(self.disk.write(BLOCK, lba * 512))
+
+    def read(self, *senses: bytes) -> None:
+        self.run(self.disk.read(memoryview(bytearray(512)), 0), *senses)
+
+    def flush_fails(self) -> bool:
+        try:
+            self.run(self.disk.flush())
+        except IserblkError as error:
+            assert "lost" in str(error)
+            return True
+        return False
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.session.fail(IserblkError("end of test"))
+    made.peer.close()
+
+
+@pytest.mark.parametrize("sense", [POWER_ON, INTERNAL_RESET, DEFERRED])
+def test_loss_after_a_write_fails_the_next_flush_once(bench: Bench, sense: bytes) -> None:
+    bench.write()
+    bench.read(sense)
+    assert bench.flush_fails()
+    assert not bench.flush_fails()
+
+
+def test_power_loss_with_nothing_unflushed(bench: Bench) -> None:
+    bench.read(POWER_ON)
+    assert not bench.flush_fails()
+    bench.write()
+    assert not bench.flush_fails()
+    bench.read(POWER_ON)
+    bench.run(bench.disk.flush(), POWER_ON)
+    for operation in (
+        bench.disk.write(BLOCK, 0),
+        bench.disk.write(BLOCK[:10], 5),
+        bench.disk.trim(0, 512),
+    ):
+        bench.run(operation, POWER_ON)  # it was not executed, and is sent again
+        assert not bench.flush_fails()
+
+
+def test_reset_of_the_unit_loses_nothing(bench: Bench) -> None:
+    bench.write()
+    bench.read(LUN_RESET)
+    assert not bench.flush_fails()
+
+
+def test_no_cache_nothing_to_lose() -> None:
+    bench = Bench(write_cache=False)
+    bench.write()
+    bench.read(POWER_ON)
+    assert not bench.flush_fails()
+    assert SYNC not in {heard.operation for heard in bench.peer.heard}
+
+
+def test_cache_that_is_switched_on_later() -> None:
+    """From then on a flush is one."""
+    bench = Bench(write_cache=False)
+    bench.read(MODES_CHANGED)
+    bench.write()
+    bench.run(bench.disk.flush())
+    assert bench.peer.heard[-1].operation == SYNC
+
+
+def test_power_loss_that_another_command_reports_while_a_flush_is_under_way(bench: Bench) -> None:
+    """SYNCHRONIZE CACHE then succeeds, with nothing left to synchronize."""
+    bench.write()
+    reading = bench.begin(bench.disk.read(memoryview(bytearray(512)), 0))
+    flushing = bench.begin(bench.disk.flush())
+    bench.answer(POWER_ON, b"")
+    with pytest.raises(IserblkError, match="lost"):
+        next(flushing)
+    bench.end(reading)
+    assert not bench.flush_fails()
+
+
+def test_every_flush_that_a_loss_spoils_fails(bench: Bench) -> None:
+    bench.write()
+    reading = bench.begin(bench.disk.read(memoryview(bytearray(512)), 0))
+    flushes = [bench.begin(bench.disk.flush()) for _ in range(2)]
+    bench.answer(POWER_ON, b"", b"")
+    for flushing in flushes:
+        with pytest.raises(IserblkError, match="lost"):
+            next(flushing)
+    bench.end(reading)
+
+
+def test_power_loss_right_behind_a_write(bench: Bench) -> None:
+    """Both answers come at once: the write has not even been returned when the loss is heard."""
+    writing = bench.begin(bench.disk.write(BLOCK, 0))
+    reading = bench.begin(bench.disk.read(memoryview(bytearray(512)), 0))
+    bench.answer(b"", POWER_ON)
+    bench.end(reading)
+    bench.end(writing)
+    assert bench.flush_fails()
+
+
+@pytest.mark.parametrize("what", ["trim", "zero", "part", "fast"])
+def test_everything_that_changes_the_medium_counts(bench: Bench, what: str) -> None:
+    disk = bench.disk
+    if what == "trim":
+        bench.run(disk.trim(0, 4096))
+    elif what == "zero":
+        bench.run(disk.zero(0, 4096, False, False, False))
+    elif what == "part":
+        bench.run(disk.write(BLOCK[:100], 7))
+    else:
+        waiter = CountingWaiter()
+        slot = disk.begin_write(BLOCK, 0, waiter)
+        assert slot is not None
+        bench.answer(b"")
+        assert waiter.pending == 0 and disk.ended_write(slot)
+    bench.read(POWER_ON)
+    assert bench.flush_fails()
+
+
+def test_write_with_fua_needs_no_flush(bench: Bench) -> None:
+    bench.run(bench.disk.write(BLOCK, 0, fua=True))
+    bench.read(POWER_ON)
+    assert not bench.flush_fails()
+
+
+def test_flush_that_failed_or_was_given_up_has_flushed_nothing(bench: Bench) -> None:
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    bench.answer(MEDIUM_ERROR)
+    with pytest.raises(ScsiError):
+        next(flushing)
+    bench.read(POWER_ON)
+    assert bench.flush_fails()
+    bench.write()
+    flushing = bench.begin(bench.disk.flush())
+    bench.answer(b"")
+    flushing.close()  # it was cancelled, and the driver has waited for its command
+    bench.read(POWER_ON)
+    assert bench.flush_fails()
+
+
+def test_deferred_error_executes_its_command_again(bench: Bench) -> None:
+    bench.run(bench.disk.write(BLOCK, 0), DEFERRED)
+    assert [heard.operation for heard in bench.heard()] == []
+    assert [heard.operation for heard in bench.peer.heard] == [WRITE, WRITE]
+
+
+def test_command_that_missed_its_deadline_is_not_sent_again(bench: Bench) -> None:
+    """One deadline per request: the caller has waited long enough."""
+    waiter = CountingWaiter()
+    slot = bench.disk.begin_read(memoryview(bytearray(512)), 0, waiter)
+    assert slot is not None
+    bench.session.end_aborted(slot, CommandTimeout("late"))
+    with pytest.raises(CommandTimeout):
+        bench.disk.ended(slot)
+    assert bench.session.busy == 0 and slot.error is None
