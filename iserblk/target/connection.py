@@ -74,7 +74,7 @@ class TargetConnection:
         self._numbers = Numbers()
         slots = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
         self._answers = ControlAnswers(datamover, self._numbers, slots)
-        self._ping_limit = CONTROL_INLINE
+        self._data_limit = CONTROL_INLINE
         datamover.user = self
         datamover.allocate_connection_resources(slots, CONTROL_INLINE, LOGIN_SLOTS)
 
@@ -128,15 +128,17 @@ class TargetConnection:
         elif opcode == bhs.SCSI_COMMAND:
             self._scsi_command(message, at)
         elif opcode == bhs.NOP_OUT:
-            self._answers.nop_in(message, at, self._ping_limit)
+            self._answers.nop_in(message, at, self._data_limit)
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
-            self._answers.text(message, at, self.login.target_name, self._portal)
+            targets = {self.login.target_name: [self._portal]}
+            self._answers.text(message, at, targets, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
             self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))
             self.done = True
-        elif opcode == bhs.SNACK_REQUEST:
+        elif opcode in (bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST):
+            # Neither belongs into full feature phase of iSER (RFC 7145 sections 7.3.9, 7.3.11).
             self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
         else:
             self._answers.reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
@@ -194,7 +196,7 @@ class TargetConnection:
         self._numbers.exp_cmd_sn = login.exp_cmd_sn
         self._numbers.max_cmd_sn = login.max_cmd_sn
         self.parameters = login.parameters
-        self._ping_limit = min(CONTROL_INLINE, login.parameters.initiator_recv_data_segment_length)
+        self._data_limit = min(CONTROL_INLINE, login.parameters.initiator_recv_data_segment_length)
         if not login.discovery:
             # Twice the depth: a slot is free again only when its response is known to have left.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]

@@ -74,18 +74,17 @@ class ControlAnswers:
         ).pack_into(slot.bhs)
         self._dm.send_control(slot)
 
-    def text(self, message: memoryview, at: int, target: str, portal: str) -> None:
-        """SendTargets, in discovery sessions and in normal ones (appendix C)."""
+    def text(self, message: memoryview, at: int, targets: dict[str, list[str]], limit: int) -> None:
+        """SendTargets, in discovery sessions and in normal ones (appendix C); an answer of more
+        than ``limit`` bytes ends the connection."""
         request = pdu.TextRequest.unpack_from(message, at)
         if not self._numbers.accept(request.opcode, request.cmd_sn):
             return
         data = bytes(bhs.data_segment_untrusted(message, at))
-        answer = send_targets_answer(data, {target: [portal]})
-        slot = self._take()
-        if len(answer) > len(slot.inline):
+        answer = send_targets_answer(data, targets)
+        if len(answer) > limit:
             raise RemoteProtocolError("iSCSI", "text request with too many keys")
-        slot.inline[: len(answer)] = answer
-        slot.inline_length = len(answer)
+        slot = self._take(answer)
         pdu.TextResponse(
             itt=request.itt, data_length=len(answer), **self._stamp(request.opcode)
         ).pack_into(slot.bhs)
