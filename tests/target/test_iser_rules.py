@@ -1,0 +1,338 @@
+"""What RFC 7145 asks of a target, seen by an initiator: each message that leaves, and in which
+order."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.datamover.iser import ControlHeader
+from iserblk.errors import LocalProtocolError, RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.text import encode
+from iserblk.rcap import seam
+from iserblk.rcap.memory import Message
+from iserblk.target.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from tests.target.iser_client import IserClient, rw10, tasks_of
+
+TEST_UNIT_READY = bytes(6)
+CHECK_CONDITION = 2
+DATA = bytes((7 * j + (j >> 8)) & 255 for j in range(65536))
+
+
+def nop(data: bytes = b"", itt: int = 77) -> bytes:
+    out = pdu.NopOut(lun=bytes(8), itt=itt, ttt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=0)
+    return out.pack()[:4] + len(data).to_bytes(4, "big") + out.pack()[8:]
+
+
+def kinds(client: IserClient) -> list[int]:
+    return [message.kind for message in client.sent]
+
+
+# -- data and status -----------------------------------------------------------------------------
+
+
+def test_a_read() -> None:
+    """RDMA Write to the advertised buffer, then the status, alone, in a SCSI Response.
+
+    proves: ISER-3.3-6, ISER-3.3-7, ISER-7.1-1, ISER-7.3.2-2, ISER-7.3.2-3, ISER-7.3.5-1
+    proves: ISER-7.3.5-4, ISER-7.3.5-5, ISER-7.3.5-7, ISER-7.3.5-19, ISER-7.3.5-21
+    proves: ISER-9.5.2-4, ISER-9.5.2-5, ISER-9.5.2-6
+    """
+    client = IserClient().logged_in()
+    client.store.content[: len(DATA)] = DATA
+    buffer = bytearray(len(DATA))
+    stag, base = client.ours.advertise(memoryview(buffer), seam.REMOTE_WRITE)
+    answer = client.read(buffer, stag)
+    assert buffer == DATA
+    *writes, last = client.sent
+    assert [(each.kind, each.stag) for each in writes] == [(seam.RDMA_WRITE, stag)] * len(writes)
+    assert sum(each.size for each in writes) == len(DATA) and writes[0].to == base
+    assert last.kind == seam.SEND_SE_INVALIDATE
+    assert (answer.opcode, answer.bhs[3], answer.data) == (bhs.SCSI_RESPONSE, 0, b"")
+
+
+def test_a_write() -> None:
+    """RDMA Read from the advertised buffer, no R2T as a PDU; the status when the data is there.
+
+    proves: ISER-7.1-1, ISER-7.3.2-2, ISER-7.3.4-6, ISER-7.3.6-1, ISER-7.3.6-7, ISER-7.3.6-12
+    proves: ISER-7.3.6-13, ISER-9.5.1-4, ISER-9.5.1-7, ISER-9.5.1-8
+    """
+    client = IserClient().logged_in()
+    answer = client.write(DATA)
+    assert client.store.content[: len(DATA)] == DATA
+    *reads, last = client.sent
+    assert {each.kind for each in reads} == {seam.RDMA_READ}
+    assert [each.to for each in reads] == [0] and sum(each.size for each in reads) == len(DATA)
+    assert {each.stag for each in reads} == {answer.invalidated}
+    assert last.kind == seam.SEND_SE_INVALIDATE
+    assert (answer.opcode, answer.bhs[3]) == (bhs.SCSI_RESPONSE, 0)
+
+
+def test_data_and_status_leave_in_one_post(monkeypatch: pytest.MonkeyPatch) -> None:
+    """proves: ISER-RC-16"""
+    client = IserClient().logged_in()
+    posts: list[list[int]] = []
+    post = client.target_pair.post
+
+    def watched(requests: list[seam.WorkRequest]) -> None:
+        posts.append([request.opcode for request in requests])
+        post(requests)
+
+    monkeypatch.setattr(client.target_pair, "post", watched)
+    client.read(bytearray(4096))
+    assert posts == [[seam.RDMA_WRITE, seam.SEND_SE_INVALIDATE]]
+
+
+@pytest.mark.parametrize(
+    ("key", "from_start", "first"), [(None, False, 0), ("Yes", False, 0), ("No", True, 1024)]
+)
+def test_where_the_write_base_offset_points(key: str | None, from_start: bool, first: int) -> None:
+    """To the first byte that was not immediate data, as running code has it and
+    TaggedBufferForSolicitedDataOnly=Yes; with No to the first of all.
+
+    proves: ISER-7145-6.9-2, ISER-7145-6.9-3, ISER-RC-8
+    """
+    client = IserClient().logged_in(
+        [("TaggedBufferForSolicitedDataOnly", key)] if key is not None else []
+    )
+    answer = client.write(DATA[:4096], 1024, from_start)
+    assert answer.bhs[3] == 0
+    assert client.store.content[:4096] == DATA[:4096]
+    assert [(each.kind, each.to, each.size) for each in client.sent[:-1]] == [
+        (seam.RDMA_READ, first, 3072)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [(0x10, 0), (0x14, 0x100), (0x18, 0x200), (0x1C, 0x100)]
+)
+@pytest.mark.parametrize("allowed", [True, False])
+def test_which_stag_the_response_invalidates(flags: int, expected: int, allowed: bool) -> None:
+    """The Read STag, else the Write STag, else none; none where the initiator forbids it. What
+    the header says beside its flags, and in reserved bits, does not count.
+
+    proves: ISER-7.3.2-4, ISER-9.2-2, ISER-9.2-3, ISER-9.2-9, ISER-7145-9.2-1, ISER-7145-9.2-2
+    proves: ISER-RC-5, ISER-RC-15
+    """
+    client = IserClient(send_invalidate=allowed).logged_in()
+    head = bytearray(28)
+    ControlHeader(flags | 3, 0x200, 1 << 40, 0x100, 1 << 41).pack_into(memoryview(head))
+    head[1:4] = b"\xff\xff\xff"
+    client.send(bytes(head) + client.scsi(TEST_UNIT_READY))
+    client.connection.progress(0.0)
+    (message,) = client.sent
+    if allowed and expected:
+        assert (message.kind, message.stag) == (seam.SEND_SE_INVALIDATE, expected)
+    else:
+        assert message.kind == seam.SEND_SE
+
+
+def test_the_task_has_ended_when_its_response_leaves() -> None:
+    """No RDMA can follow it. proves: ISER-7.3.2-9"""
+    client = IserClient().logged_in()
+    left: list[set[int]] = []
+
+    def look(message: Message) -> None:
+        if message.kind == seam.SEND_SE_INVALIDATE:
+            left.append(tasks_of(client.connection))
+
+    client.on_send = look
+    client.read(bytearray(512))
+    client.write(DATA[:512])
+    assert left == [set(), set()]
+
+
+@pytest.mark.parametrize("edtl", [1024, 4096, 8192])
+def test_residuals(edtl: int) -> None:
+    """A READ of 4096 bytes: no byte beyond the length of the SCSI Command is written, whatever
+    the STag would allow. proves: ISER-2.4.1-3"""
+    client = IserClient().logged_in()
+    client.store.content[:4096] = DATA[:4096]
+    buffer = bytearray(16384)
+    stag, base = client.ours.advertise(memoryview(buffer), seam.REMOTE_WRITE)
+    header = ControlHeader(0x14, 0, 0, stag, base)
+    answer = client.command(rw10(0x28, 4096), 0xC0, edtl, header)
+    moved = min(edtl, 4096)
+    assert buffer == DATA[:moved] + bytes(len(buffer) - moved)
+    flags = {1024: bhs.RESIDUAL_OVERFLOW, 4096: 0, 8192: bhs.RESIDUAL_UNDERFLOW}[edtl]
+    assert answer.bhs[1] == bhs.FLAG_FINAL | flags
+    assert answer.number(44) == abs(edtl - 4096)
+
+
+def test_sense_travels_in_the_response() -> None:
+    """And a command that fails gives its STags and buffers back, too.
+
+    proves: ISER-7.3.2-1, ISER-3.1.9-2
+    """
+    client = IserClient().logged_in()
+    buffer = bytearray(4096)
+    answer = client.read(buffer, lba=1 << 30)
+    assert kinds(client) == [seam.SEND_SE_INVALIDATE]
+    assert answer.bhs[3] == CHECK_CONDITION and answer.data[4] & 15 == 5
+    assert int.from_bytes(answer.data[:2], "big") == len(answer.data) - 2 == 18
+    assert not any(buffer)
+    client.run()
+    assert client.connection._pool.used == 0
+    assert all(slot.read_stag == slot.write_stag == 0 for slot in client.connection._free)
+
+
+def test_no_reads_where_the_initiator_takes_none() -> None:
+    """ORD 0, and a WRITE that needs an RDMA Read: the connection ends. proves: ISER-7.3.6-5"""
+    client = IserClient(ord=0).logged_in()
+    with pytest.raises(LocalProtocolError, match="ORD"):
+        client.write(DATA[:512])
+    client.connection.close()
+    assert seam.RDMA_READ not in kinds(client)
+
+
+# -- other PDUs ----------------------------------------------------------------------------------
+
+
+def test_other_answers_are_sends() -> None:
+    """Each in a Send with Solicited Event.
+
+    proves: ISER-5.2.2-1, ISER-5.2.2-2, ISER-7.3.12-1, ISER-7.3.12-2
+    """
+    client = IserClient().logged_in()
+    reset = pdu.TaskManagementRequest(
+        function=pdu.TMF_ABORT_TASK,
+        lun=bytes(8),
+        itt=20,
+        referenced_task_tag=99,
+        cmd_sn=0,
+        exp_stat_sn=0,
+        ref_cmd_sn=0,
+    ).pack()
+    snack = nop(itt=23)
+    asked = [
+        (nop(b"ping"), b"ping", bhs.NOP_IN),
+        (reset, b"", bhs.TASK_MANAGEMENT_RESPONSE),
+        (bytes((bhs.SNACK_REQUEST | bhs.IMMEDIATE,)) + snack[1:], b"", bhs.REJECT),
+        (
+            pdu.LogoutRequest(reason=0, itt=22, cid=0, cmd_sn=0, exp_stat_sn=0).pack(),
+            b"",
+            bhs.LOGOUT_RESPONSE,
+        ),
+    ]
+    for unit, data, opcode in asked:
+        answer = client.ask(unit, data)
+        assert (answer.kind, answer.opcode, answer.invalidated) == (seam.SEND_SE, opcode, 0)
+        if opcode == bhs.NOP_IN:
+            assert answer.data == data
+        elif opcode == bhs.REJECT:
+            assert answer.data == unit
+    assert client.connection.done
+
+
+@pytest.mark.parametrize("opcode", [bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST])
+def test_what_iser_has_no_use_for_is_rejected(opcode: int) -> None:
+    """SNACK, and Login in full feature phase: Reject, protocol error; the connection lives on.
+
+    proves: ISER-7.3.9-3, ISER-7.3.9-5, ISER-7.3.11-2, ISER-7.3.11-4, ISER-7143-11.17-1
+    proves: ISER-10.1.4.4-1
+    """
+    client = IserClient().logged_in()
+    unit = bytes((opcode | bhs.IMMEDIATE,)) + nop()[1:]
+    answer = client.ask(unit)
+    assert (answer.opcode, answer.bhs[2]) == (bhs.REJECT, 0x04)
+    assert answer.data == unit
+    assert client.command(TEST_UNIT_READY).bhs[3] == 0
+
+
+def test_no_answer_is_longer_than_the_initiator_takes() -> None:
+    """InitiatorRecvDataSegmentLength bounds what goes in a Send, whatever is asked, and
+    MaxRecvDataSegmentLength says nothing; RDMA is not bounded.
+
+    proves: ISER-6.2-2, ISER-6.2-4, ISER-6.2-5, ISER-6.5-2, ISER-7145-6.2-1
+    """
+    keys = [("InitiatorRecvDataSegmentLength", "512"), ("MaxRecvDataSegmentLength", "8192")]
+    client = IserClient().logged_in(keys)
+    assert client.ask(nop(DATA[:2000]), DATA[:2000]).data == DATA[:512]
+    text = encode([("SendTargets", "All"), *((f"X-{i}", "?") for i in range(10))])
+    request = pdu.TextRequest(
+        flags=0x80, data_length=len(text), itt=3, cmd_sn=2, exp_stat_sn=0
+    ).pack()
+    assert client.ask(request, text).data.startswith(b"TargetName=")
+    client.read(bytearray(len(DATA)))
+    sends = [each for each in client.sent if each.kind <= seam.SEND_SE_INVALIDATE]
+    assert max(each.size for each in sends) == 28 + 48 + 512
+    assert max(each.size for each in client.sent) == len(DATA)
+    text = encode([(f"X-{i}", "?") for i in range(40)])
+    request = request[:4] + len(text).to_bytes(4, "big") + request[8:]
+    with pytest.raises(RemoteProtocolError, match="too many keys"):
+        client.ask(request, text)
+
+
+@pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])
+def test_any_kind_of_send_is_taken(opcode: int) -> None:
+    """A solicited event means nothing here. proves: ISER-7145-1.5.2-6"""
+    client = IserClient().logged_in()
+    assert client.ask(nop(), opcode=opcode).opcode == bhs.NOP_IN
+
+
+# -- login and its resources ---------------------------------------------------------------------
+
+
+def test_resources_come_with_the_end_of_login() -> None:
+    """Before it a few receives, whoever asks; all of them when the last response leaves.
+
+    proves: ISER-5.1.2-1, ISER-5.1.2-4, ISER-RC-17
+    """
+    client = IserClient()
+    receives: list[int] = []
+    client.on_send = lambda _: receives.append(client.receives)
+    assert client.receives == LOGIN_SLOTS
+    client.login([("AuthMethod", "None")], stage=0, following=1)
+    assert client.connection.parameters is None and client.receives == LOGIN_SLOTS
+    client.login()
+    assert client.connection.parameters is not None
+    assert receives[0] <= LOGIN_SLOTS
+    assert receives[1] >= QUEUE_DEPTH + UNEXPECTED
+
+
+def test_a_refused_login_gets_no_resources() -> None:
+    client = IserClient()
+    answer = client.login([("AuthMethod", "CHAP")], stage=0, following=1)
+    assert answer.bhs[36:38] == b"\x02\x01"
+    assert client.connection.done and client.connection.parameters is None
+    assert client.receives == LOGIN_SLOTS
+
+
+def test_login_travels_in_sends() -> None:
+    """Behind the iSER header of 28 bytes, the last response as well.
+
+    proves: ISER-9.1-1, ISER-7145-9.1-1, ISER-RC-2, ISER-GEN-8.1.6-1, ISER-GEN-8.1.6.1-1
+    proves: ISER-IB00-3.1.6-2, ISER-IB00-3.1.6.1-1, ISER-IB00-3.1.6.3-2
+    """
+    client = IserClient()
+    answer = client.login()
+    (message,) = client.sent
+    assert message.kind == seam.SEND_SE
+    assert bytes(message.data[:29]) == b"\x10" + bytes(27) + bytes((bhs.LOGIN_RESPONSE,))
+    assert answer.bhs[1] == 0x87
+
+
+# -- what ends the connection --------------------------------------------------------------------
+
+
+def test_a_hello_that_was_not_agreed_on() -> None:
+    """proves: ISER-7145-5.1.2-1, ISER-7145-5.1.3-2, ISER-7145-10.1.3.4-1"""
+    client = IserClient().logged_in([("iSERHelloRequired", "No")])
+    client.send(bytes((0x20, 0xAA)) + bytes(26 + 48))
+    with pytest.raises(RemoteProtocolError, match="Hello"):
+        client.run()
+
+
+def test_a_message_shorter_than_its_pdu() -> None:
+    """proves: ISER-RC-13"""
+    client = IserClient().logged_in()
+    client.send(b"\x10" + bytes(27) + nop(b"123456") + b"12345")
+    with pytest.raises(RemoteProtocolError, match="6 of data"):
+        client.run()
+
+
+def test_immediate_data_that_was_not_agreed_on() -> None:
+    """proves: ISER-10.1.3.4-3"""
+    client = IserClient().logged_in([("ImmediateData", "No")])
+    with pytest.raises(RemoteProtocolError, match="immediate data"):
+        client.write(DATA[:1024], 512)
