@@ -1,0 +1,429 @@
+"""What RFC 7145 asks of an initiator, seen by a target: each message that leaves, and when STags
+open and close."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHeader
+from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.disk.commands import FLAGS_NO_DATA, fill_read, fill_write
+from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.initiator.connect import _Login
+from iserblk.initiator.ladder import Ladder
+from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session, fill_logout
+from iserblk.initiator.task import TaskSlot
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.keys import SessionParameters
+from iserblk.rcap import seam
+from iserblk.rcap.memory import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
+from iserblk.url import Options, parse_url
+from tests.initiator.fake import CountingWaiter, response
+from tests.target.iser_client import IserClient
+
+LUN = b"\0\1" + bytes(6)
+DATA = bytes((7 * j + (j >> 8)) & 255 for j in range(65536))
+HEAD = bytes((CONTROL,)) + bytes(27)
+DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A PDU of the initiator. ``kind``: the work request's opcode."""
+
+    kind: int
+    header: ControlHeader
+    bhs: bytes
+    data: bytes
+
+    def number(self, offset: int) -> int:
+        return int.from_bytes(self.bhs[offset : offset + 4], "big")
+
+
+class Link:
+    """A session and its far end, a bare queue pair. ``sent``: every message of the session."""
+
+    def __init__(self, immediate: bool = False, **parameters: int) -> None:
+        ours, self.theirs = memory_pair(receive_size=MINIMUM_LENGTH + 8192)
+        self.sent: list[Message] = []
+        ours.intercept = self._left
+        self.datamover = IserInitiator(ours, 8192)
+        self.slots = [TaskSlot(index) for index in range(DEPTH + CONTROL_SLOTS)]
+        self.datamover.allocate_connection_resources(list(self.slots), UNEXPECTED)
+        agreed = SessionParameters(immediate_data=immediate, **parameters)  # type: ignore[arg-type]
+        self.session = Session(self.datamover, self.slots, agreed, "portal:3260", 30.0)
+        self.session.start(1, 1, 64, 100)
+        self.theirs.post_receive(1000)
+        self._stat_sn = 99
+
+    def _left(self, message: Message) -> bool:
+        self.sent.append(message)
+        return True
+
+    @property
+    def pdus(self) -> list[Sent]:
+        return [
+            Sent(
+                each.kind,
+                ControlHeader.unpack_from(each.data),
+                each.data[28:MINIMUM_LENGTH],
+                each.data[MINIMUM_LENGTH:],
+            )
+            for each in self.sent
+            if each.kind <= seam.SEND_SE_INVALIDATE
+        ]
+
+    def take(self, waiter: CountingWaiter) -> TaskSlot:
+        slot = self.session.take_now()
+        assert slot is not None
+        slot.cdb[:] = bytes(16)
+        slot.waiter = waiter
+        waiter.pending += 1
+        return slot
+
+    def read(self, buffer: bytearray, waiter: CountingWaiter | None = None) -> TaskSlot:
+        slot = self.take(waiter or CountingWaiter())
+        fill_read(slot, LUN, memoryview(buffer))
+        self.session.submit(slot)
+        return slot
+
+    def write(self, data: bytes) -> TaskSlot:
+        slot = self.take(CountingWaiter())
+        fill_write(slot, LUN, memoryview(data), self.session.immediate_limit)
+        self.session.submit(slot)
+        return slot
+
+    def post(self, opcode: int, data: bytes | bytearray, stag: int = 0, to: int = 0) -> None:
+        request = seam.WorkRequest(opcode)
+        request.data, request.stag, request.to = memoryview(data), stag, to
+        self.theirs.post([request])
+
+    def respond(
+        self, itt: int, invalidate: int = 0, opcode: int | None = None, head: bytes = HEAD,
+        **fields: int,
+    ) -> None:  # fmt: skip
+        self._stat_sn += 1
+        if opcode is None:
+            opcode = seam.SEND_SE_INVALIDATE if invalidate else seam.SEND_SE
+        unit = response(itt, self._stat_sn, 64, **fields)  # type: ignore[arg-type]
+        self.post(opcode, head + unit, invalidate)
+        self.session.progress(1.0)
+
+    def is_open(self, stag: int) -> bool:
+        """The target may use it; closing a connection takes the memory away."""
+        region = self.datamover._qp._stags.find(stag)  # type: ignore[attr-defined]
+        return region is not None and region.length > 0
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link()
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+def test_a_read(link: Link) -> None:
+    """One Send with the Read STag; the target may write what the command asks for, no more.
+
+    proves: ISER-2.4.1-3, ISER-7.1-5, ISER-7.3.1-1, ISER-7.3.1-12, ISER-7.3.1-14, ISER-9.2-1
+    proves: ISER-9.2-6, ISER-9.2-8, ISER-7145-9.2-1, ISER-9.5.2-1, ISER-9.5.2-2, ISER-9.5.2-3
+    proves: ISER-9.5.2-7
+    """
+    buffer = bytearray(4096)
+    waiter = CountingWaiter()
+    slot = link.read(buffer, waiter)
+    (asked,) = link.pdus
+    stag = asked.header.read_stag
+    assert asked.kind == seam.SEND_SE
+    assert asked.header == (CONTROL | RSV, 0, 0, stag, slot.base) and stag
+    assert link.sent[0].data[1:16] == bytes(15)  # reserved, Write STag, Write Base Offset
+    assert asked.bhs[0] == bhs.SCSI_COMMAND and asked.data == b""
+    assert asked.number(20) == 4096  # Expected Data Transfer Length
+    link.post(seam.RDMA_WRITE, DATA[:4096], stag, slot.base)
+    link.session.progress(1.0)
+    assert waiter.pending == 1 and buffer == DATA[:4096]
+    link.respond(slot.itt, stag)
+    assert waiter.woken == 1 and slot.error is None
+    link.read(buffer)
+    buffer[:] = bytes(4096)
+    link.post(seam.RDMA_WRITE, b"xx", slot.stag, slot.base + 4095)
+    link.session.progress(1.0)
+    assert isinstance(link.session.error, RemoteProtocolError)
+    assert not any(buffer)
+
+
+def test_a_write(link: Link) -> None:
+    """One Send with the Write STag; the target reads all of the buffer; no Data-Out follows.
+
+    proves: ISER-7.3.1-1, ISER-7.3.1-4, ISER-7.3.1-7, ISER-7.3.1-9, ISER-7.3.4-6, ISER-7.3.6-21
+    proves: ISER-9.2-1, ISER-9.2-7, ISER-9.2-8, ISER-7145-6.9-2, ISER-7145-9.2-2
+    proves: ISER-9.5.1-1, ISER-9.5.1-3, ISER-9.5.1-9
+    """
+    slot = link.write(DATA)
+    (asked,) = link.pdus
+    stag = asked.header.write_stag
+    assert asked.kind == seam.SEND_SE
+    assert asked.header == (CONTROL | WSV, stag, slot.base, 0, 0) and stag
+    assert link.sent[0].data[1:4] + link.sent[0].data[16:28] == bytes(15)
+    assert asked.number(20) == len(DATA) and asked.data == b""
+    sink = bytearray(len(DATA))
+    link.post(seam.RDMA_READ, sink, stag, slot.base)
+    link.session.progress(1.0)
+    link.theirs.progress(0.0)
+    assert sink == DATA
+    link.respond(slot.itt, stag)
+    assert slot.waiter.pending == 0 and slot.error is None
+    assert [each.kind for each in link.sent] == [seam.SEND_SE, READ_RESPONSE]
+
+
+@pytest.mark.parametrize("limit", ["first_burst_length", "target_recv_data_segment_length"])
+@pytest.mark.parametrize("size", [512, 1024, 1536])
+def test_immediate_data(size: int, limit: str) -> None:
+    """Data that may travel with its command does, and then nothing is advertised; no PDU is
+    longer than the target takes.
+
+    proves: ISER-2.4.1-2, ISER-6.2-3, ISER-6.4-3, ISER-7.3.1-3, ISER-7.3.1-6, ISER-9.5.1-2
+    """
+    link = Link(immediate=True, **{limit: 1024})
+    slot = link.write(DATA[:size])
+    (asked,) = link.pdus
+    whole = size <= 1024
+    assert asked.data == (DATA[:size] if whole else b"")
+    assert asked.number(4) == len(asked.data)  # DataSegmentLength
+    assert asked.header.flags == (CONTROL if whole else CONTROL | WSV)
+    assert bool(slot.stag) is not whole
+
+
+def test_a_command_without_data_advertises_nothing(link: Link) -> None:
+    """proves: ISER-9.2-6, ISER-9.2-7, ISER-7145-9.2-1, ISER-7145-9.2-2"""
+    slot = link.take(CountingWaiter())
+    slot.flags, slot.length, slot.direction = FLAGS_NO_DATA, 0, 0
+    link.session.submit(slot)
+    assert link.sent[0].data[:28] == HEAD
+
+
+def test_only_the_target_moves_data(link: Link) -> None:
+    """Neither RDMA Write nor RDMA Read comes from an initiator.
+
+    proves: ISER-2.3-3, ISER-2.4.3-1, ISER-2.4.4-1
+    """
+    reading, writing = link.read(bytearray(8192)), link.write(DATA)
+    link.post(seam.RDMA_WRITE, DATA[:8192], reading.stag, reading.base)
+    link.post(seam.RDMA_READ, bytearray(len(DATA)), writing.stag, writing.base)
+    for slot in (reading, writing):
+        link.respond(slot.itt, slot.stag)
+        assert slot.error is None
+    assert {each.kind for each in link.sent} == {seam.SEND_SE, READ_RESPONSE}
+
+
+def test_control_pdus_are_sends(link: Link) -> None:
+    """proves: ISER-5.2.1-1, ISER-5.2.1-2"""
+    slot = link.read(bytearray(512))
+    Ladder(link.session).abort(slot, 1.0)
+    Ladder(link.session).tick(link.session.last_heard)
+    control = link.session.take_control()
+    assert control is not None
+    fill_logout(control)
+    waiter = CountingWaiter()
+    waiter.pending = 1
+    link.session.send_immediate(control, waiter)
+    _, abort, logout = link.pdus
+    assert abort.bhs[0] & bhs.OPCODE_MASK == bhs.TASK_MANAGEMENT_REQUEST
+    assert logout.bhs[0] & bhs.OPCODE_MASK == bhs.LOGOUT_REQUEST
+    for each in (abort, logout):
+        assert (each.kind, each.header) == (seam.SEND_SE, (CONTROL, 0, 0, 0, 0))
+    answer = pdu.LogoutResponse(
+        response=0, itt=logout.number(16), stat_sn=100, exp_cmd_sn=2, max_cmd_sn=64
+    )
+    link.post(seam.SEND_SE, HEAD + answer.pack())
+    link.session.progress(1.0)
+    assert waiter.woken == 1
+
+
+@pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])
+def test_any_kind_of_response_is_taken(link: Link, opcode: int) -> None:
+    """With a solicited event or without, and whatever its iSER header has beside the opcode.
+
+    proves: ISER-7145-1.5.2-6, ISER-9.2-2, ISER-9.2-3, ISER-9.2-9, ISER-7145-9.2-1
+    proves: ISER-7145-9.2-2
+    """
+    slot = link.read(bytearray(512))
+    link.respond(slot.itt, opcode=opcode, head=b"\x13" + b"\xff" * 27)
+    assert slot.waiter.pending == 0 and link.session.error is None
+
+
+# -- STags ---------------------------------------------------------------------------------------
+
+
+class _Looker(CountingWaiter):
+    """Looks at ``link`` when it is told of the end."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self.link = link
+        self.open: list[bool] = []
+        self.stag = 0
+
+    def task_done(self) -> None:
+        super().task_done()
+        self.open.append(self.link.is_open(self.stag))
+
+
+@pytest.mark.parametrize("status", [0, 2, 8])
+@pytest.mark.parametrize("remote", [True, False])
+def test_stags_are_closed_before_anybody_hears_of_the_end(
+    link: Link, remote: bool, status: int
+) -> None:
+    """Invalidated by the response, or by us where it did not; whatever the status.
+
+    proves: ISER-3.1.9-2, ISER-7.3.2-12, ISER-7.3.2-13, ISER-7.3.2-14, ISER-7145-1.5.1-1
+    proves: ISER-7145-1.5.1-3, ISER-7145-1.5.1-4, ISER-7145-7.3.2-1, ISER-7145-11-2
+    proves: ISER-7145-11-3, ISER-7145-11-4
+    """
+    waiter = _Looker(link)
+    buffer = bytearray(512)
+    slot = link.read(buffer, waiter)
+    waiter.stag = stag = slot.stag
+    assert link.is_open(stag)
+    link.respond(slot.itt, stag if remote else 0, status=status)
+    assert waiter.open == [False] and slot.status == status
+    link.post(seam.RDMA_WRITE, b"late", stag, slot.base)
+    link.session.progress(1.0)
+    assert isinstance(link.session.error, RemoteProtocolError)
+    assert not any(buffer)
+
+
+def test_each_task_has_stags_of_its_own(link: Link) -> None:
+    """A response closes those of its Initiator Task Tag alone, in whatever order they come.
+
+    proves: ISER-7.3.1-8, ISER-7.3.1-13
+    """
+    slots = [link.read(bytearray(512)), link.write(DATA), link.read(bytearray(512))]
+    stags = [slot.stag for slot in slots]
+    closed: set[int] = set()
+    for index in (1, 2, 0):
+        link.respond(slots[index].itt)
+        closed.add(stags[index])
+        assert [link.is_open(stag) for stag in stags] == [stag not in closed for stag in stags]
+
+
+def test_a_response_that_invalidates_the_wrong_stag(link: Link) -> None:
+    """proves: ISER-7.3.2-10, ISER-10.1.4.1-1"""
+    first, second = link.read(bytearray(512)), link.read(bytearray(512))
+    link.respond(first.itt, second.stag)
+    assert isinstance(link.session.error, RemoteProtocolError)
+    assert "not its task's" in str(link.session.error)
+    assert isinstance(first.error, RemoteProtocolError) and first.waiter.pending == 0
+    link.theirs.progress(0.0)
+    with pytest.raises(ConnectionLost):
+        link.theirs.progress(0.0)
+
+
+def test_a_connection_that_ends_takes_its_stags_along(link: Link) -> None:
+    """Those who wait hear of it when nothing is open any more, and the buffers are theirs.
+
+    proves: ISER-5.2.3.1-4, ISER-5.2.3.2-3
+    """
+    waiters = [_Looker(link), _Looker(link)]
+    buffers = [bytearray(512), bytearray(512)]
+    for waiter, buffer in zip(waiters, buffers, strict=True):
+        waiter.stag = link.read(buffer, waiter).stag
+        assert link.is_open(waiter.stag)
+    link.theirs.close()
+    link.session.progress(1.0)
+    assert isinstance(link.session.error, ConnectionLost)
+    assert [waiter.open for waiter in waiters] == [[False], [False]]
+    for buffer in buffers:
+        buffer.clear()  # BufferError while anybody has a view of it
+
+
+# -- what a target must not send -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opcode", [bhs.DATA_IN, bhs.R2T, bhs.LOGIN_RESPONSE, bhs.SNACK_REQUEST])
+def test_pdus_that_do_not_exist_here(link: Link, opcode: int) -> None:
+    """Data-type PDUs, and login in full feature phase. proves: ISER-7.1-1, ISER-7.3.9-3"""
+    slot = link.read(bytearray(512))
+    link.post(seam.SEND_SE, HEAD + bytes((opcode, 0x80)) + bytes(46))
+    link.session.progress(1.0)
+    assert isinstance(link.session.error, RemoteProtocolError)
+    assert isinstance(slot.error, RemoteProtocolError)
+
+
+def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
+    """proves: ISER-3.3-11, ISER-7.3.11-1"""
+    slots = [link.read(bytearray(512)) for _ in range(3)]
+    link.respond(slots[0].itt)
+    link._stat_sn += 5
+    link.respond(slots[1].itt)
+    Ladder(link.session).tick(slots[2].deadline - 1)
+    assert {each.bhs[0] & bhs.OPCODE_MASK for each in link.pdus} == {bhs.SCSI_COMMAND}
+
+
+# -- login ---------------------------------------------------------------------------------------
+
+
+async def _log_in(ours: MemoryQueuePair, client: IserClient, options: Options) -> Session:
+    async def far_end() -> None:
+        while True:
+            client.connection.progress(0.0)
+            await trio.sleep(0.001)
+
+    url = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(far_end)
+        login = _Login(ours, url, options, "portal:3260")  # type: ignore[arg-type]
+        session = await login.run()
+        nursery.cancel_scope.cancel()
+    return session
+
+
+async def test_login() -> None:
+    """In Sends, behind headers of 28 bytes; with no Hello; and with every receive posted before
+    the target may use it.
+
+    proves: ISER-5.1.1-1, ISER-8.1-1, ISER-8.1.1.1-1, ISER-8.1.1.3-2, ISER-9.1-1
+    proves: ISER-7145-5.1.3-1, ISER-7145-5.1.3-4, ISER-7145-6.10-3, ISER-7145-9.1-1
+    proves: ISER-GEN-8.1.6-1, ISER-GEN-8.1.6.1-1, ISER-IB00-3.1.6-2, ISER-IB00-3.1.6.1-1
+    proves: ISER-RC-2, ISER-RC-18
+    """
+    client = IserClient()
+    ours = client.ours
+    ours._posted = 0  # it is a real initiator's now
+    left: list[tuple[Message, int]] = []
+
+    def watch(message: Message) -> bool:
+        left.append((message, ours._posted - ours._consumed))
+        return True
+
+    ours.intercept = watch
+    options = Options(queue_depth=8)
+    session = await _log_in(ours, client, options)
+    ((request, receives),) = left
+    assert request.kind == seam.SEND_SE
+    assert request.data[:29] == HEAD + bytes((bhs.LOGIN_REQUEST | bhs.IMMEDIATE,))
+    assert request.data[29] == 0x87  # T, operational stage, full feature phase
+    assert receives == 8 + CONTROL_SLOTS + UNEXPECTED
+    assert session.parameters.max_outstanding_unexpected_pdus
+    for message in client.sent:
+        assert message.data[:1] == b"\x10" and len(message.data) >= MINIMUM_LENGTH
+    # The first PDU of full feature phase is a command, not a Hello; what was taken comes back.
+    slot = session.take_now()
+    assert slot is not None
+    slot.cdb[:] = bytes(16)
+    slot.waiter = waiter = CountingWaiter()
+    waiter.pending = 1
+    slot.direction = 0
+    slot.flags = FLAGS_NO_DATA
+    session.submit(slot)
+    message, _ = left[-1]
+    assert message.data[:29] == HEAD + bytes((bhs.SCSI_COMMAND,))
+    client.connection.progress(0.0)
+    session.progress(1.0)
+    assert waiter.woken == 1 and slot.status == 2
+    assert ours._posted - ours._consumed == receives
+    session.fail(ConnectionLost("end of test"))
