@@ -1,0 +1,175 @@
+"""Signals, streams that are full or closed, targets that die: nothing hangs, nothing is left.
+
+Where a command stays after its ready line, test_commands.py and test_target.py end it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import COMMAND, environment, good
+from tests.cli.ways import WAYS, ended, one_line
+from tests.support.fuse import need_fuse
+from tests.support.nbdkit import need, running_nbdkit
+from tests.support.target import END_S, IQN, running_target
+
+ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    files = tmp_path_factory.mktemp("target")
+    with running_target([f"{files}/disk:size=1M"], files / "log") as target:
+        yield target.url
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    directory = tmp_path / "place"
+    directory.mkdir()
+    return directory
+
+
+# --- signals -----------------------------------------------------------------------------------
+
+
+@ENDING
+@pytest.mark.parametrize(
+    ("way", "group"),
+    [(way, False) for way in WAYS if way != "nbdkit"] + [("mount", True), ("mount -f", True)],
+)
+def test_a_signal_while_it_connects(
+    way: str, number: signal.Signals, group: bool, place: Path
+) -> None:
+    """It ends at once with all its processes, although the portal never answers. ``group``: as
+    Ctrl-C in a terminal does, to all of them."""
+    need_fuse()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        portal = f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"
+        process = subprocess.Popen(
+            WAYS[way].call(portal, place),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            start_new_session=True,
+        )
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(1) == b"M"  # of the MPA Request: its signals are set up
+            if group:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+            # Until everybody who has stderr has gone.
+            _, said = process.communicate(timeout=END_S)
+    assert process.returncode == 128 + number
+    assert len(said.strip().splitlines()) <= 1
+    assert not os.path.ismount(place)
+    if way != "copy from":
+        assert list(place.iterdir()) == []
+
+
+@ENDING
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "{}", "--rw", "write", "--destroy", "--time", "60"],
+        ["bench", "{}", "--rw", "write", "--destroy", "--time", "60", "--face", "blocking"],
+        ["copy", "{source}", "{}"],
+    ],
+    ids=["bench", "bench blocking", "copy"],
+)
+def test_a_signal_while_it_works(words: list[str], number: signal.Signals, tmp_path: Path) -> None:
+    """Commands in flight are taken back, the session is ended, and the target lives on."""
+    lun, source = tmp_path / "lun", tmp_path / "source"
+    source.write_bytes(b"\x11" * (192 << 20))
+    with running_target([f"{lun}:size=192M"], tmp_path / "log") as busy:
+        filled = [word.format(f"{busy.url}/0", source=source) for word in words]
+        process = subprocess.Popen(
+            [*COMMAND, *filled],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        while not lun.stat().st_blocks:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(number)
+        said, complaint = process.communicate(timeout=END_S)
+        assert (process.returncode, said, complaint.strip()) == (128 + number, "", "")
+        good("info", f"{busy.url}/0")
+    assert source.stat().st_size == 192 << 20
+
+
+@ENDING
+def test_a_signal_while_nbdkit_logs_in(number: signal.Signals, tmp_path: Path) -> None:
+    need("nbdkit")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        portal = f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"
+        process = subprocess.Popen(
+            WAYS["nbdkit"].call(portal, tmp_path),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1)
+            process.send_signal(number)
+            _, said = process.communicate(timeout=END_S)
+            while connection.recv(1000):  # until its child has gone, too
+                pass
+    assert process.returncode
+    assert len(said.splitlines()) <= 1
+
+
+# --- streams that are full or closed -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", ["info {}", "info {} --json", "--help", "trim {}/0 --length 0", "target {target}"]
+)
+@pytest.mark.parametrize("stream", [">/dev/full", ">&-"])
+def test_stdout_full_or_closed(words: str, stream: str, url: str, tmp_path: Path) -> None:
+    serve = f"--listen 127.0.0.1:0 --iqn {IQN} --lun {tmp_path}/disk:size=1M"
+    line = f"{sys.executable} -m iserblk.cli {words.format(url, target=serve)} {stream}"
+    said = one_line(ended(["sh", "-c", line]), 1)
+    assert said.startswith("iserblk: cannot write to stdout: ")
+
+
+def test_stderr_closed(url: str) -> None:
+    """Nothing else gets its number: the complaint goes nowhere, and no socket is written into."""
+    done = ended(["sh", "-c", f"{sys.executable} -m iserblk.cli info {url}/7 2>&-"])
+    assert (done.returncode, done.stdout, done.stderr) == (21, "", "")
+
+
+# --- a target that goes away -------------------------------------------------------------------
+
+
+def test_a_target_that_dies_under_nbd(tmp_path: Path) -> None:
+    """Its clients get an error, the server says why, and ends when it is told to."""
+    nbd = pytest.importorskip("nbd", reason="libnbd's Python module: python3-libnbd")
+    need("nbdkit")
+    with (
+        running_target([f"{tmp_path}/lun:size=1M:wce=0"], tmp_path / "target.log") as target,
+        running_nbdkit([f"{target.url}/0"], tmp_path) as uri,
+    ):
+        client = nbd.NBD()
+        client.connect_uri(uri)
+        client.pwrite(b"x" * 512, 0)
+        target.kill()
+        with pytest.raises(nbd.Error) as caught:
+            client.pread(512, 0)
+        assert caught.value.errno == "EIO"
+        client.shutdown()
+    assert "Traceback" not in (tmp_path / "nbdkit.log").read_text()
