@@ -51,7 +51,7 @@ def of(name: str, parameters: SessionParameters) -> object:
 
 @pytest.mark.parametrize(("name", "kind", "default", "low", "high"), STANDARD)
 def test_table(name: str, kind: str, default: object, low: int | None, high: int | None) -> None:
-    """proves: ISER-6.3-1, ISER-6.4-1, ISER-6.5-1, ISER-6.7-1"""
+    """proves: ISER-6.3-1, ISER-6.4-1, ISER-6.5-1, ISER-6.7-1, ISER-7145-6.8-1"""
     row = keys.TABLE[name]
     assert row.kind == kind
     assert of(name, SessionParameters()) == default
@@ -81,7 +81,7 @@ def test_range_of_numbers(name: str, kind: str, default: object, low: int, high:
 
 
 def test_one_unexpected_pdu_is_no_number_of_them() -> None:
-    """0 is no limit, 1 is not allowed. proves: ISER-6.7-1"""
+    """0 is no limit, 1 is not allowed. proves: ISER-6.7-1, ISER-7145-6.8-1"""
     for name in ("MaxOutstandingUnexpectedPDUs", "MaxAHSLength"):
         wish = SessionParameters()
         assert ask(name, "1", wish) == "Reject"
@@ -123,7 +123,8 @@ def test_one_unexpected_pdu_is_no_number_of_them() -> None:
     ],
 )
 def test_answers(name: str, own: object, offer: str, result: str) -> None:
-    """proves: ISER-6.1-1, ISER-6.3-2, ISER-6.3-3, ISER-6.6-1"""
+    """proves: ISER-6-1, ISER-6.1-1, ISER-6.3-2, ISER-6.3-3, ISER-6.6-1, ISER-7143-6.2-1,
+    ISER-7143-6.2-2, ISER-7143-13.25-1"""
     wish = SessionParameters()
     if own is not None:
         setattr(wish, keys.TABLE[name].field, own)
@@ -167,7 +168,10 @@ def test_keys_of_the_other_side(name: str, by_target: bool) -> None:
 
 
 def test_discovery_is_not_iser() -> None:
-    """RDMAExtensions is answered with No, as Linux's target does. proves: ISER-5.1-6"""
+    """RDMAExtensions is answered with No, as Linux's target does.
+
+    proves: ISER-5.1-6, ISER-6.3-1
+    """
     wish = SessionParameters(rdma_extensions=True)
     assert ask("RDMAExtensions", "Yes", wish, discovery=True) == "No"
     assert not wish.rdma_extensions

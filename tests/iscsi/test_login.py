@@ -18,7 +18,7 @@ from tests.iscsi import captured, logins
 def test_one_round(immediate: bool) -> None:
     """All keys at once, the operational stage only, both sides of one mind afterwards.
 
-    proves: ISER-5.1-2, ISER-5.1-3, ISER-5.1-12, ISER-6.3-2, ISER-6.3-8
+    proves: ISER-3.3-1, ISER-5.1-2, ISER-5.1-3, ISER-5.1-12, ISER-6.3-2, ISER-6.3-8
     """
     one, other = logins.initiator(immediate_data=immediate), logins.target()
     assert logins.login(one, other) == 1
@@ -42,7 +42,7 @@ LENGTHS = (512, 8192, 262144)
 @pytest.mark.parametrize("sends", LENGTHS)
 @pytest.mark.parametrize("theirs", LENGTHS)
 def test_data_lengths(takes: int, sends: int, theirs: int) -> None:
-    """Each side's limit holds. proves: ISER-6.2-1, ISER-6.2-3, ISER-6.2-4"""
+    """Each side's limit holds. proves: ISER-6.2-3, ISER-6.2-4, ISER-6.4-1, ISER-6.5-1"""
     one = LoginInitiator(
         LoginInitiatorConfig(
             logins.INITIATOR,

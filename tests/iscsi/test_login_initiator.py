@@ -30,7 +30,7 @@ def started() -> LoginInitiator:
 def test_first_request() -> None:
     """Operational stage at once, all keys, iSER's own first among them.
 
-    proves: ISER-5.1-9, ISER-6.3-5
+    proves: ISER-5.1-9, ISER-6.3-5, ISER-7145-6.7-1
     """
     header, data = logins.initiator().start()
     request = pdu.LoginRequest.unpack_from(header)
@@ -98,7 +98,7 @@ def test_rounds_are_bounded() -> None:
 
 def test_target_offers_keys_of_its_own() -> None:
     """They are answered in the next request: declarations need none, unknown ones are said to be
-    so. proves: ISER-6.3-7"""
+    so."""
     one = started()
     theirs = [
         ("TargetAlias", "A disk"),
@@ -172,7 +172,10 @@ def test_text_in_parts() -> None:
 
 @pytest.mark.parametrize("said_no", ["No", "NotUnderstood", "Irrelevant", "Reject", None])
 def test_target_does_not_agree_to_iser(said_no: str | None) -> None:
-    """One No, or none at all, forbids iSER. proves: ISER-5.1-2, ISER-6.3-3"""
+    """One No, or none at all, forbids iSER.
+
+    proves: ISER-3.3-2, ISER-5.1-2, ISER-6.3-3, ISER-RC-11
+    """
     one = started()
     pairs = [] if said_no is None else [("RDMAExtensions", said_no)]
     with pytest.raises(LoginError, match="does not agree to iSER") as error:

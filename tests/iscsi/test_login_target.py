@@ -116,7 +116,7 @@ def test_target_offers_iser() -> None:
 
 @pytest.mark.parametrize("answer", ["No", "NotUnderstood", "Irrelevant", "Reject", None])
 def test_initiator_does_not_agree_to_iser(answer: str | None) -> None:
-    """proves: ISER-6.3-3"""
+    """proves: ISER-3.3-2, ISER-6.3-3"""
     other = target()
     ask(other, request(WHO))
     pairs = [] if answer is None else [("RDMAExtensions", answer)]
@@ -153,7 +153,10 @@ def test_text_in_parts_is_bounded() -> None:
 
 
 def test_unexpected_pdus_are_declared_to_those_who_know_the_key() -> None:
-    """RFC 7145 section 6.7: it should be, but others take a key that they do not know amiss."""
+    """RFC 7145 section 6.7: it should be, but others take a key that they do not know amiss.
+
+    proves: ISER-7145-6.7-1
+    """
     other = target(unexpected_pdus=20)
     answer = ask(other, request([*WHO, *YES, ("MaxOutstandingUnexpectedPDUs", "8")]))
     assert said(answer)["MaxOutstandingUnexpectedPDUs"] == "20"
@@ -208,7 +211,10 @@ NAME = [("InitiatorName", logins.INITIATOR)]
     ],
 )
 def test_refused(message: tuple[bytes, bytes], expected: int) -> None:
-    """The response says why, and nothing else; the connection is to be closed."""
+    """The response says why, and nothing else; the connection is to be closed.
+
+    proves: ISER-10.1.4.6-7
+    """
     other = target(sessions={77})
     answer = ask(other, message)
     assert (status(answer), answer[1]) == (expected, b"")
