@@ -31,6 +31,7 @@ CASES = [
 
 @pytest.mark.parametrize(("data", "header"), CASES)
 def test_header_both_ways(data: bytes, header: ControlHeader) -> None:
+    """proves: ISER-9.2-1, ISER-7145-9.1-1, ISER-RC-1"""
     assert ControlHeader.unpack_from(data) == header
     assert ControlHeader.unpack_from(b"xx" + data + b"trailing", 2) == header
     out = bytearray(28)
@@ -57,6 +58,7 @@ def message(length_word: int, behind: int, first: int = 0x10) -> memoryview:
     ("word", "behind"), [(0, 0), (0, 3), (5, 5), (5, 8), (0x01000000, 4), (0x02000005, 13)]
 )
 def test_whole_messages(word: int, behind: int) -> None:
+    """With padding or without. proves: ISER-RC-12"""
     check_message_untrusted(message(word, behind))
 
 
@@ -73,6 +75,7 @@ def test_whole_messages(word: int, behind: int) -> None:
     ],
 )
 def test_broken_messages(word: int, behind: int, first: int, words: str) -> None:
+    """proves: ISER-9.1-2, ISER-RC-13"""
     with pytest.raises(RemoteProtocolError, match=words):
         check_message_untrusted(message(word, behind, first))
 
@@ -107,4 +110,5 @@ def test_connection_flags(data: bytes, send_invalidate: bool) -> None:
 
 
 def test_connection_flags_packed() -> None:
+    """proves: ISER-RC-3, ISER-RC-4"""
     assert ConnectionFlags(0xC0).pack() == b"\xc0\0\0\0"
