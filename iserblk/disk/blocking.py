@@ -9,14 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import trio
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.opening import Address, find_disks, name_disks, open_session, settle
 from iserblk.disk.seam import Extent, LunInfo
+from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
+
+T = TypeVar("T")
 
 
 class Disk:
@@ -32,31 +35,51 @@ class Disk:
         return self._core.size
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
+        core = self._core
         driver = self._driver
-        waiter = driver.waiter()
-        slot = self._core.begin_read(buffer, offset, waiter)
-        if slot is not None:
-            driver.wait(waiter)
-            if self._core.ended(slot):
-                return
-        driver.run(self._core.read(buffer, offset))
-
-    def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        driver = self._driver
-        if not fua:
+        slot = None
+        try:
             waiter = driver.waiter()
-            slot = self._core.begin_write(buffer, offset, waiter)
+            slot = core.begin_read(buffer, offset, waiter)
             if slot is not None:
                 driver.wait(waiter)
-                if self._core.ended_write(slot):
-                    return
-        driver.run(self._core.write(buffer, offset, fua))
+        except BaseException:
+            self._interrupted(slot)
+            raise
+        if slot is None or not core.ended(slot):
+            self._run(core.read(buffer, offset))
+
+    def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        core = self._core
+        driver = self._driver
+        slot = None
+        try:
+            if not fua:
+                waiter = driver.waiter()
+                slot = core.begin_write(buffer, offset, waiter)
+                if slot is not None:
+                    driver.wait(waiter)
+        except BaseException:
+            self._interrupted(slot)
+            raise
+        if slot is None or not core.ended_write(slot):
+            self._run(core.write(buffer, offset, fua))
+
+    def _interrupted(self, slot: TaskSlot | None) -> None:
+        left = self._driver.abandon()
+        if slot is not None and slot not in left:
+            left.append(slot)  # it had ended already
+        for each in left:
+            self._core.dropped(each)
+
+    def _run(self, operation: Operation[T]) -> T:
+        return self._driver.run(operation, self._core.dropped)
 
     def flush(self) -> None:
-        self._driver.run(self._core.flush())
+        self._run(self._core.flush())
 
     def trim(self, offset: int, length: int, fua: bool = False) -> None:
-        self._driver.run(self._core.trim(offset, length, fua))
+        self._run(self._core.trim(offset, length, fua))
 
     def zero(
         self,
@@ -67,13 +90,13 @@ class Disk:
         fast: bool = False,
         fua: bool = False,
     ) -> None:
-        self._driver.run(self._core.zero(offset, length, may_trim, fast, fua))
+        self._run(self._core.zero(offset, length, may_trim, fast, fua))
 
     def extents(self, offset: int, length: int) -> list[Extent]:
-        return self._driver.run(self._core.extents(offset, length))
+        return self._run(self._core.extents(offset, length))
 
     def cache(self, offset: int, length: int) -> None:
-        self._driver.run(self._core.cache(offset, length))
+        self._run(self._core.cache(offset, length))
 
 
 class DiskSet:

@@ -7,6 +7,7 @@ done goes on at once; a leader that is done hands on to a follower that is not.
 
 from __future__ import annotations
 
+import inspect
 import os
 import select
 import threading
@@ -17,11 +18,12 @@ from typing import TypeVar
 
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.ladder import Ladder
-from iserblk.initiator.session import Session, fill_logout, ignore_closing
-from iserblk.initiator.task import Operation
+from iserblk.initiator.session import Session, fill_logout
+from iserblk.initiator.task import QUEUED, Operation, TaskSlot
 
 T = TypeVar("T")
 LOGOUT_S = 3.0
+ABANDON_S = 0.005  # how often an interrupted thread looks whether its commands are aborted
 TICK_S = 1.0  # how often deadlines and the keep-alive are looked at
 
 
@@ -78,7 +80,7 @@ class BlockingDriver:
         session.new_waiter = self.waiter
         session.flush_soon = session.flush
         session.on_blocked = self._ring
-        session.on_closing = ignore_closing
+        session.on_closing = self._poll.unregister
 
     def waiter(self) -> ThreadWaiter:
         """This thread's waiter; a thread waits for one thing at a time, so it has just one."""
@@ -88,8 +90,9 @@ class BlockingDriver:
             waiter = self._local.waiter = ThreadWaiter(self._ring)
         return waiter
 
-    def run(self, operation: Operation[T]) -> T:
-        """Run an operation to its end."""
+    def run(self, operation: Operation[T], dropped: Callable[[TaskSlot], None]) -> T:
+        """Run an operation to its end. ``dropped`` is called for slots that it leaves behind when
+        it is interrupted."""
         try:
             while True:
                 step = next(operation)
@@ -101,8 +104,43 @@ class BlockingDriver:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except BaseException:
+            if self.waiter().pending:
+                # One that is suspended gives back its slots when it is closed.
+                suspended = inspect.getgeneratorstate(operation) == inspect.GEN_SUSPENDED
+                for slot in self.abandon():
+                    if not suspended:
+                        dropped(slot)
+            raise
         finally:
             operation.close()
+
+    def abandon(self) -> list[TaskSlot]:
+        """After an exception, most likely KeyboardInterrupt: take back what this thread has in
+        flight. On return nothing of it is, and its buffers are free; the slots are the caller's.
+
+        Takes as long as the target needs to abort the commands; a second interrupt cuts the
+        connection instead.
+        """
+        session = self.session
+        waiter = self.waiter()
+        del self._local.waiter  # what may still count on it shall not disturb the next wait
+        session.forget(waiter)
+        with self._mutex:
+            self._followers.pop(waiter, None)
+        mine = [slot for slot in session.tasks if slot.waiter is waiter and slot.state >= QUEUED]
+        while True:
+            try:
+                for slot in mine:
+                    slot.deadline = 0.0  # the next tick aborts it
+                self._next_tick = 0.0
+                self.idle()
+                while any(slot.state >= QUEUED for slot in mine):
+                    sleep(ABANDON_S)
+                    self.idle()
+                return mine
+            except BaseException:
+                session.disconnect()
 
     def wait(self, waiter: ThreadWaiter) -> None:
         """Return when ``waiter.pending`` is 0. The GIL is free while nothing happens."""
@@ -118,9 +156,15 @@ class BlockingDriver:
                     self._followers.pop(waiter, None)
             if not leader:
                 waiter.sleep()
+                if not (waiter.pending or self._led):
+                    self._wake_next()  # it may have been woken to lead
                 continue
             try:
                 self._lead(waiter)
+            except BaseException:
+                if not waiter.polling:
+                    self.session.disconnect()  # interrupted in ``progress``: answers may be lost
+                raise
             finally:
                 waiter.polling = False  # poll may have been interrupted
                 self._hand_on()
@@ -150,10 +194,13 @@ class BlockingDriver:
 
     def _hand_on(self) -> None:
         """Step down as leader; wake a follower that still waits, to lead."""
+        self._led = False
+        self._wake_next()
+
+    def _wake_next(self) -> None:
         with self._mutex:
-            self._led = False
             followers = self._followers
-            while followers:
+            while followers and not self._led:
                 follower = next(iter(followers))
                 del followers[follower]
                 if follower.pending:

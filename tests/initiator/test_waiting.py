@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from iserblk.disk.blocking import Disk
+from iserblk.errors import ConnectionLost
 from iserblk.initiator.waiting import BlockingDriver, ThreadWaiter
+from iserblk.iscsi import bhs
 from tests.initiator import fake
+from tests.initiator.peer import Heard, Peer, disk_of, linked
 
 
 class _Poll:
@@ -57,3 +65,141 @@ def test_a_leader_that_waits_for_another_thread_is_woken() -> None:
     assert not thread.is_alive()
     # Every poll returned because of an event, none because its time was over.
     assert [[kind for _, kind in found] for found in poll.results] == [[select.POLLIN]]
+
+
+def _answering(peer: Peer, act: Callable[[Heard], None]) -> threading.Thread:
+    """A thread that plays the target: ``act`` on each PDU, until the connection ends."""
+
+    def listen() -> None:
+        done = 0
+        while peer.error is None:
+            select.select([peer.pair.fileno()], [], [])
+            peer.poll()
+            for heard in peer.heard[done:]:
+                done += 1
+                act(heard)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("length", [4096, 700, 1 << 19])  # one command, an edge, several
+def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
+    """KeyboardInterrupt comes out of a read when its commands were aborted; the thread can go on,
+    as can all others."""
+    session, peer = linked()
+    driver = BlockingDriver(session)
+    disk = Disk(disk_of(session), driver)
+    interrupted = False
+    seen: list[int] = []
+
+    def act(heard: Heard) -> None:
+        nonlocal interrupted
+        seen.append(heard.opcode)
+        if heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            peer.complete(heard)
+        elif heard.opcode == bhs.LOGOUT_REQUEST:
+            peer.goodbye(heard)
+        elif interrupted:
+            peer.respond(heard)
+        elif len(seen) == -(-length // (1 << 18)):
+            interrupted = True
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = _answering(peer, act)
+    buffer = bytearray(length)
+    try:
+        disk.read_into(memoryview(buffer), 0)
+    except KeyboardInterrupt:
+        pass
+    else:
+        pytest.fail("not interrupted")
+    assert session.error is None and session.in_flight == session.busy == 0
+    buffer.clear()  # BufferError while anybody has a view of it
+    assert bhs.TASK_MANAGEMENT_REQUEST in seen
+    for _ in range(3):
+        disk.read_into(memoryview(bytearray(4096)), 0)
+        disk.read_into(memoryview(bytearray(100)), 100)
+    driver.log_out()
+    thread.join(60)
+    peer.close()
+    assert not thread.is_alive()
+
+
+def test_second_interrupt_does_not_wait_for_the_target() -> None:
+    session, peer = linked()
+    driver = BlockingDriver(session)
+    disk = Disk(disk_of(session), driver)
+
+    def act(_heard: Heard) -> None:
+        """The command, then its abort."""
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = _answering(peer, act)
+    with pytest.raises(KeyboardInterrupt):
+        disk.write(memoryview(bytes(9000)), 0)
+    assert isinstance(session.error, ConnectionLost) and session.busy == 0
+    with pytest.raises(ConnectionLost):
+        disk.write(memoryview(bytes(4096)), 0)
+    driver.log_out()
+    thread.join(60)
+    peer.close()
+    assert not thread.is_alive()
+
+
+def test_interrupt_while_answers_are_taken_in() -> None:
+    """Some may be lost then: the connection ends, and with it every command."""
+    session, peer = linked()
+    driver = BlockingDriver(session)
+    disk = Disk(disk_of(session), driver)
+    take = session._dm.user.control_notify
+
+    def control_notify(message: memoryview, at: int, invalidated: int) -> None:
+        session._dm.user.control_notify = take  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    session._dm.user.control_notify = control_notify  # type: ignore[method-assign]
+    thread = _answering(peer, peer.respond)
+    with pytest.raises(KeyboardInterrupt):
+        disk.read_into(memoryview(bytearray(4096)), 0)
+    assert isinstance(session.error, ConnectionLost) and session.busy == 0
+    driver.log_out()
+    thread.join(60)
+    peer.close()
+    assert not thread.is_alive()
+
+
+def test_follower_that_is_done_before_it_can_lead_wakes_the_next() -> None:
+    driver, _, _ = _driver()
+    first, second = (ThreadWaiter(lambda: None) for _ in range(2))
+    woken = threading.Event()
+    first.pending = second.pending = 1
+    driver._led = True
+
+    def follow() -> None:
+        driver.wait(first)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    while first not in driver._followers:
+        os.sched_yield()
+    driver._followers[second] = None
+    second._wake = woken.set
+    driver._led = False  # the leader has gone: it woke ``first``, which is done just now
+    del driver._followers[first]
+    first.task_done()
+    assert woken.wait(20)
+    thread.join(20)
+
+
+def test_wait_for_a_lock_after_the_connection_has_ended_is_idle() -> None:
+    """The closed descriptor does not end every poll at once."""
+    session, datamover = fake.session()
+    readable, other = os.pipe()
+    datamover.fileno = lambda: readable  # type: ignore[method-assign]
+    driver = BlockingDriver(session)
+    session.fail(ConnectionLost("gone"))
+    os.close(other)
+    assert driver._poll.poll(0) == []
+    os.close(readable)
