@@ -320,10 +320,14 @@ async def serve(
         finally:
             limiter.release()
 
-    async with trio.open_nursery() as nursery:
+    try:
+        async with trio.open_nursery() as nursery:
+            for listener in listeners:
+                nursery.start_soon(accept, listener, nursery)
+            ready(f"iser://{_name_of(listeners[0].socket.getsockname())}/{iqn}")
+    finally:
         for listener in listeners:
-            nursery.start_soon(accept, listener, nursery)
-        ready(f"iser://{_name_of(listeners[0].socket.getsockname())}/{iqn}")
+            listener.socket.close()
 
 
 async def _listen(listen: str) -> list[trio.SocketListener]:
