@@ -354,6 +354,26 @@ def test_pdus_that_do_not_exist_here(link: Link, opcode: int) -> None:
     assert isinstance(slot.error, RemoteProtocolError)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x20" + HEAD[1:] + bytes(48),
+        HEAD + bytes(47),
+        HEAD + b"\x21" + bytes(6) + b"\1" + bytes(40),
+    ],
+    ids=["a Hello", "short", "without its data"],
+)
+def test_a_format_error_ends_the_connection(link: Link, message: bytes) -> None:
+    """proves: ISER-10.1.3.3-3, ISER-10.1.3.3-4"""
+    slot = link.read(bytearray(512))
+    link.post(seam.SEND_SE, message)
+    link.session.progress(1.0)
+    assert isinstance(slot.error, RemoteProtocolError) and slot.error.layer == "iSER"
+    link.theirs.progress(0.0)
+    with pytest.raises(ConnectionLost):
+        link.theirs.progress(0.0)
+
+
 def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
     """proves: ISER-3.3-11, ISER-7.3.11-1"""
     slots = [link.read(bytearray(512)) for _ in range(3)]

@@ -45,6 +45,7 @@ def test_first_rung_is_abort_task() -> None:
 
 @pytest.mark.parametrize("code", [pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST])
 def test_abort_answered(code: int) -> None:
+    """The task ends without a response: its resources are given back. proves: ISER-8.3.2-1"""
     ladder, dm, waiter, _ = late()
     slot = ladder._session.tasks[0]
     answer(dm, code)
@@ -65,7 +66,10 @@ def test_response_wins_the_race() -> None:
 
 
 def test_next_rungs() -> None:
-    """No answer: LOGICAL UNIT RESET; none again: the connection."""
+    """No answer: LOGICAL UNIT RESET; none again: the connection. The command is never sent again.
+
+    proves: ISER-10.2.1-1
+    """
     ladder, dm, waiter, now = late()
     ladder.tick(now + STEP_S - 0.1)
     assert len(dm.sent) == 2
@@ -75,6 +79,8 @@ def test_next_rungs() -> None:
     assert not dm.disconnected
     ladder.tick(now + 2 * STEP_S)
     assert dm.disconnected and waiter.pending == 1
+    opcodes = [header[0] & bhs.OPCODE_MASK for _, header in dm.sent]
+    assert opcodes == [bhs.SCSI_COMMAND] + [bhs.TASK_MANAGEMENT_REQUEST] * 2
 
 
 def test_reset_ends_the_others_of_the_lun() -> None:

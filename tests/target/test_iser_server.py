@@ -1,0 +1,84 @@
+"""Connections of the target's server: what ends them, and what the peer sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from iserblk.datamover.iser import HEADER_LENGTH
+from iserblk.errors import TransportError
+from iserblk.initiator.connect import connect
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import TaskSlot
+from iserblk.iscsi import bhs
+from iserblk.rcap import seam
+from iserblk.target.device import LogicalUnit
+from iserblk.target.server import serve
+from iserblk.url import Options, parse_url
+from tests.target.fake_store import FakeStore
+
+IQN = "iqn.2026-11.example:disk"
+HEAD = b"\x10" + bytes(HEADER_LENGTH - 1)
+PATIENCE_S = 20.0  # only a test that fails ever waits that long
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[str]:
+    """The URL of LUN 0 of a target in this process."""
+    send, receive = trio.open_memory_channel[str](1)
+    luns = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, "127.0.0.1:0", IQN, luns, send.send_nowait)
+            yield f"{await receive.receive()}/0"
+            nursery.cancel_scope.cancel()
+
+
+async def ended(session: Session) -> None:
+    while session.error is None:
+        await trio.lowlevel.wait_readable(session.fileno())
+        session.progress(0.0)
+
+
+# An Extended CDB AHS of 0 bytes: the iSER layer finds nothing wrong with the message.
+BAD_AHS = bhs.SCSI_COMMAND_FIELDS.pack(1, 0x81, 1 << 24, bytes(8), 9, 0, 1, 0, bytes(16)) + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"\x40" + bytes(75), b"\x20" + bytes(75), HEAD + bytes(47), HEAD + BAD_AHS],
+    ids=["reserved opcode", "a Hello", "short", "a bad AHS"],
+)
+async def test_a_format_error_ends_the_connection(message: bytes) -> None:
+    """Of iSER or of iSCSI; the target closes, and serves others.
+
+    proves: ISER-10.1.3.3-3, ISER-10.1.3.3-4, ISER-10.1.4.1-1
+    """
+    async with serving() as url:
+        session = await connect(parse_url(url), Options())
+        request = seam.WorkRequest(seam.SEND_SE)
+        request.data = memoryview(message)
+        session._dm._qp.post([request])  # type: ignore[attr-defined]
+        await ended(session)
+        assert isinstance(session.error, TransportError)
+        other = await connect(parse_url(url), Options())
+        assert other.error is None
+        other.fail(TransportError("end of test"))
+
+
+async def test_a_login_with_the_same_name_ends_the_session_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reinstatement: an end without Logout. proves: ISER-5.2.3.1-1, ISER-5.2.3.2-5"""
+    monkeypatch.setattr("iserblk.initiator.connect.secrets.token_bytes", lambda n: b"s" * n)
+    async with serving() as url:
+        first = await connect(parse_url(url), Options())
+        second = await connect(parse_url(url), Options())
+        await ended(first)
+        assert isinstance(first.error, TransportError)
+        slot = second.take_now()
+        assert isinstance(slot, TaskSlot) and second.error is None
+        second.fail(TransportError("end of test"))
