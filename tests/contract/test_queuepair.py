@@ -33,7 +33,7 @@ TOP = 2**64
     ],
 )
 def test_each_kind_of_send(connect: Connect, opcode: int, solicited: bool) -> None:
-    # proves: ISER-4.1-1, ISER-4.1-5, ISER-4.1-8, ISER-4.1-9
+    # proves: ISER-4.1-1, ISER-4.1-5, ISER-4.1-8, ISER-4.1-9, ISER-7145-1.5.2-1
     driver = connect()
     a, b = driver.pairs
     stag, _ = b.advertise(memoryview(bytearray(16)), WRITE)
@@ -93,7 +93,7 @@ def test_a_slot_is_used_again(connect: Connect) -> None:
 
 
 def test_messages_arrive_in_order(connect: Connect) -> None:
-    # proves: ISER-4.1-2
+    # proves: ISER-4.1-2, ISER-IB00-3.1.6-1
     driver = connect(receives=400)
     rng = random.Random(1)
     sizes = [rng.choice([1, 40, 76, 500, 5000]) for _ in range(300)]
@@ -134,7 +134,7 @@ def test_signaled_requests_complete_in_order_and_others_do_not(connect: Connect)
 def test_rdma_write_is_placed_before_the_send_behind_it(
     connect: Connect, size: int, offset: int
 ) -> None:
-    # proves: ISER-4.1-2, ISER-4.1-6
+    # proves: ISER-2.2-2, ISER-4.1-1, ISER-4.1-2, ISER-4.1-6, ISER-IB00-3.1.6-1
     driver = connect()
     a, b = driver.pairs
     target = bytearray(b"\xee" * (size + 16))
@@ -183,6 +183,7 @@ def test_a_read_behind_a_write_sees_its_data(connect: Connect) -> None:
 
 
 def test_reads_beyond_the_ord_wait_in_order(connect: Connect) -> None:
+    # proves: ISER-7.3.6-8, ISER-8.2-2
     driver = connect(ird=2, ord=2)
     a, b = driver.pairs
     assert b.ord == 2
@@ -294,7 +295,7 @@ def _reach(name: str, b: seam.QueuePair) -> tuple[int, int]:
 def test_violation_ends_the_connection(
     connect: Connect, provider: Provider, opcode: int, name: str, codes: set[tuple[int, int, int]]
 ) -> None:
-    # proves: ISER-4.1-10, ISER-4.1-12, ISER-11-1, ISER-7145-11-2
+    # proves: ISER-4.1-10, ISER-4.1-12, ISER-10.1.2-1, ISER-11-1
     driver = connect()
     a, b = driver.pairs
     stag, to = _reach(name, b)

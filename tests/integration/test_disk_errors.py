@@ -154,6 +154,7 @@ async def test_a_lun_that_does_not_exist(start_target: StartTarget, face: str) -
 
 @face
 async def test_a_target_that_does_not_exist(start_target: StartTarget, face: str) -> None:
+    # proves: ISER-10.1.4.6-5, ISER-10.1.4.6-6
     other = "iqn.2026-11.example:other"
     running = start_target("lun:size=1M")
     assert other in await refused(face, f"iser://{running.listen}/{other}/0", TargetNotFound, 21)
@@ -296,6 +297,7 @@ async def test_a_target_that_does_not_answer_the_login(
 
 @face
 async def test_rubbish_instead_of_a_login_response(face: str) -> None:
+    # proves: ISER-10.1.4.6-1, ISER-10.1.4.6-2
     with stranger(mpa_then(b"\0\x20" + bytes(range(200)))) as url:
         await refused(face, url, RemoteProtocolError, 4)
 

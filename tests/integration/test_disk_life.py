@@ -140,7 +140,6 @@ async def _cancelled_while_paused(
 
 async def test_cancelled_reads_leave_their_buffers_alone(start_target: StartTarget) -> None:
     """When Cancelled comes out, the buffer is the caller's: nothing lands in it any more."""
-    # proves: ISER-7145-1.5.1-2
     running = start_target("lun:size=32M")
     async with one_disk("async", f"{running.url}/0") as disk:
         await write(disk, b"\xff" * (16 * MIB), 0)
@@ -284,6 +283,7 @@ async def _settled(running: TargetProcess, expected: dict[str, int]) -> dict[str
 @face
 async def test_200_connects_and_disconnects(start_target: StartTarget, face: str) -> None:
     """Orderly ones, with data both ways in between: nothing is left at either end."""
+    # proves: ISER-5.2.2-5
     running = start_target("lun:size=4M")
     url = f"{running.url}/0"
 
@@ -324,7 +324,7 @@ async def test_connections_cut_in_mid_flight_leave_nothing_at_the_target(
     start_target: StartTarget,
 ) -> None:
     """Clients that vanish with reads and writes under way."""
-    # proves: ISER-5.2.2-5, ISER-5.2.3.1-3
+    # proves: ISER-5.2.3.1-1, ISER-5.2.3.1-3
     running = start_target("lun:size=32M")
     before = running.census()
 

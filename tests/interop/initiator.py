@@ -137,6 +137,9 @@ class RecordedInitiator:
 
     def _serve(self, message: Message, exchange: Exchange) -> tuple[int, int]:
         """Answer a Read Request with what the recorded initiator sent."""
+        asked = message.header
+        assert isinstance(asked, ddp.UntaggedHeader) and asked.qn == ddp.QN_READ_REQUEST
+        assert len(message.payload) == 28
         wanted = rdmap.ReadRequest.unpack_untrusted(message.payload)
         request = exchange.request
         assert request.iser.flags & WSV and wanted.source_stag == request.iser.write_stag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from iserblk.datamover.iser import RSV, WSV
+from iserblk.datamover.iser import CONTROL, RSV, WSV
 from iserblk.iscsi import bhs, text
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from tests.interop.recorded import Exchange, Pdu
@@ -115,12 +115,13 @@ class RecordedTarget:
     def _request(self) -> Pdu:
         message = self.wire.receive()
         assert message is not None, "the initiator closed"
-        assert message.is_send and not message.invalidate
+        assert message.opcode == rdmap.SEND_SE
         return Pdu(message)
 
     def _write(self, message: Message, request: Pdu, recorded: Pdu) -> None:
         """Data-In as it was cut, to where the initiator wants it."""
-        assert request.iser.flags & RSV
+        iser = request.iser
+        assert iser == (CONTROL | RSV, 0, 0, iser.read_stag, iser.read_base)
         for frame in message.frames:
             assert isinstance(frame.header, ddp.TaggedHeader)
             offset = frame.header.to - recorded.iser.read_base
@@ -128,7 +129,8 @@ class RecordedTarget:
 
     def _read(self, message: Message, exchange: Exchange, request: Pdu) -> None:
         """Data-Out: ask for it as recorded; what comes is what the recorded initiator sent."""
-        assert request.iser.flags & WSV
+        iser = request.iser
+        assert iser == (CONTROL | WSV, iser.write_stag, iser.write_base, 0, 0)
         wanted = rdmap.ReadRequest.unpack_untrusted(message.payload)
         offset = wanted.source_to - exchange.request.iser.write_base
         ours = wanted._replace(

@@ -17,7 +17,7 @@ import trio
 from iserblk.datamover.iser import RSV, WSV
 from iserblk.disk.commands import command
 from iserblk.errors import CommandRejected, OutOfRange, RemoteProtocolError, ScsiError
-from iserblk.initiator.connect import connect
+from iserblk.initiator.connect import READ_DEPTH, connect
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 from iserblk.iscsi import bhs, pdu, text
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
@@ -65,6 +65,7 @@ async def logged_in(
         asked = target.accept(mpa_stream(name, "t2i"))
         assert asked.enhanced and not asked.markers
         assert asked.private_data == bytes((0x80, 0, 0, 0))  # SendInv allowed, no ZBVA
+        assert asked.peer_ird == READ_DEPTH >= 1  # R2Ts may be used
         if "rtr" in name:
             target.ready_to_receive(name)
         target.login(login)
@@ -140,7 +141,9 @@ async def scsi(driver: TrioDriver, exchange: Exchange) -> None:
 @pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, KERNEL])
 async def test_a_conversation(name: str) -> None:
     # proves: ISER-7.3.1-9, ISER-7.3.1-14, ISER-7.3.2-13, ISER-9.5.1-2, ISER-9.5.1-3, ISER-9.5.2-3
-    # proves: ISER-7145-1.5.1-1, ISER-7145-1.5.1-4
+    # proves: ISER-7145-1.5.1-1, ISER-7145-1.5.1-4, ISER-7145-1.6-1, ISER-7145-5.1-1
+    # proves: ISER-7145-11-3, ISER-2.3-2, ISER-5.1-1, ISER-5.1.1-5, ISER-7.3.6-21, ISER-A.3-1
+    # proves: ISER-A.5-1, ISER-A.7-1, ISER-GEN-5.3-1, ISER-RC-3
     _, rest = conversation(name)
 
     def play(target: RecordedTarget) -> None:

@@ -191,7 +191,10 @@ def ended(initiator: RecordedInitiator) -> None:
 def test_a_conversation(tmp_path: Path, name: str) -> None:
     # proves: ISER-5.2.2-3, ISER-7.3.1-16, ISER-7.3.2-5, ISER-7.3.2-6, ISER-7.3.2-7, ISER-7.3.2-8
     # proves: ISER-7.3.5-3, ISER-7.3.5-6, ISER-7.3.6-4, ISER-7.3.6-14, ISER-7145-2.1-1
-    # proves: ISER-A.8-1, ISER-GEN-5.3-2
+    # proves: ISER-A.4-1, ISER-A.6-1, ISER-A.8-1, ISER-GEN-5.3-1, ISER-GEN-5.3-2
+    # proves: ISER-2.3-2, ISER-5.1-1, ISER-5.2.2-4, ISER-5.2.2-6, ISER-7.3.2-1, ISER-7.3.5-5
+    # proves: ISER-7.3.6-10, ISER-7.3.6-11, ISER-7145-1.6-1, ISER-7145-5.1-1, ISER-RC-4
+    # proves: ISER-RC-5, ISER-RC-15
     model = bytearray(4 * MIB)
     with connected(tmp_path, name) as initiator:
         started(initiator, name)

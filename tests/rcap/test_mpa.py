@@ -110,7 +110,7 @@ def test_ird_and_ord(
     expected_ours: tuple[int, int],
     expected_theirs: tuple[int, int],
 ) -> None:
-    # proves: ISER-5.1.1-6, ISER-5.1.1-9
+    # proves: ISER-5.1.1-6, ISER-5.1.1-9, ISER-7145-8.2-1
     initiator = mpa.MpaInitiator(ird=ours[0], ord=ours[1])
     responder = mpa.MpaResponder(ird=theirs[0], ord=theirs[1])
     a, b = start_up(initiator, responder)

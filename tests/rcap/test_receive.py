@@ -265,7 +265,7 @@ VIOLATIONS: dict[str, tuple[Frames, tuple[int, int, int]]] = {
 @pytest.mark.parametrize("size", [1, 1 << 20], ids=["byte by byte", "at once"])
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_violation(name: str, size: int) -> None:
-    # proves: ISER-11-1, ISER-4.1-10
+    # proves: ISER-4.1-10, ISER-8.2-3, ISER-8.3.2-4, ISER-11-1
     make, code = VIOLATIONS[name]
     receiver = Receiver()
     data = make(receiver)
