@@ -13,7 +13,7 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.disk.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.initiator.connect import _Login
-from iserblk.initiator.ladder import Ladder
+from iserblk.initiator.ladder import IDLE_S, Ladder
 from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session, fill_logout
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs, pdu
@@ -221,20 +221,24 @@ def test_only_the_target_moves_data(link: Link) -> None:
 
 
 def test_control_pdus_are_sends(link: Link) -> None:
-    """proves: ISER-5.2.1-1, ISER-5.2.1-2"""
+    """Each in a Send with Solicited Event, without STags.
+
+    proves: ISER-5.2.1-1, ISER-5.2.1-2, ISER-7.3.3-1, ISER-7.3.10-1, ISER-7.3.13-2
+    """
+    Ladder(link.session).tick(link.session.last_heard + IDLE_S)
     slot = link.read(bytearray(512))
     Ladder(link.session).abort(slot, 1.0)
-    Ladder(link.session).tick(link.session.last_heard)
     control = link.session.take_control()
     assert control is not None
     fill_logout(control)
     waiter = CountingWaiter()
     waiter.pending = 1
     link.session.send_immediate(control, waiter)
-    _, abort, logout = link.pdus
+    ping, _, abort, logout = link.pdus
+    assert ping.bhs[0] & bhs.OPCODE_MASK == bhs.NOP_OUT
     assert abort.bhs[0] & bhs.OPCODE_MASK == bhs.TASK_MANAGEMENT_REQUEST
     assert logout.bhs[0] & bhs.OPCODE_MASK == bhs.LOGOUT_REQUEST
-    for each in (abort, logout):
+    for each in (ping, abort, logout):
         assert (each.kind, each.header) == (seam.SEND_SE, (CONTROL, 0, 0, 0, 0))
     answer = pdu.LogoutResponse(
         response=0, itt=logout.number(16), stat_sn=100, exp_cmd_sn=2, max_cmd_sn=64

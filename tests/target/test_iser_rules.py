@@ -191,7 +191,8 @@ def test_no_reads_where_the_initiator_takes_none() -> None:
 def test_other_answers_are_sends() -> None:
     """Each in a Send with Solicited Event.
 
-    proves: ISER-5.2.2-1, ISER-5.2.2-2, ISER-7.3.12-1, ISER-7.3.12-2
+    proves: ISER-5.2.2-1, ISER-5.2.2-2, ISER-7.3.3-1, ISER-7.3.10-1, ISER-7.3.12-1
+    proves: ISER-7.3.12-2, ISER-7.3.13-2
     """
     client = IserClient().logged_in()
     reset = pdu.TaskManagementRequest(
