@@ -172,6 +172,9 @@ class LoginTarget:
             return False
         if not self.parameters.rdma_extensions:
             raise _Refusal(INITIATOR_ERROR)
+        if self.parameters.iser_hello_required:
+            # There is no Hello here yet: better no login than one that ends with the first message.
+            raise _Refusal(INITIATOR_ERROR)
         return True
 
     def _answers(self, pairs: list[tuple[str, str]], stage: int) -> list[tuple[str, str]]:

@@ -130,6 +130,15 @@ def test_initiator_refuses_iser() -> None:
     assert other.failed
 
 
+@pytest.mark.parametrize(("word", "failed"), [("Yes", True), ("No", False)])
+def test_hello_cannot_be_required(word: str, failed: bool) -> None:
+    """There is no Hello here: the login says so, not a connection that ends behind it."""
+    other = target()
+    answer = ask(other, request([*WHO, *YES, ("iSERHelloRequired", word)]))
+    assert other.failed is failed
+    assert status(answer) == (login_target.INITIATOR_ERROR if failed else 0)
+
+
 def test_text_in_parts() -> None:
     """C is answered by an empty response without T; the parts may break a key."""
     other = target()
