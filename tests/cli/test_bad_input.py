@@ -8,7 +8,6 @@ and test_target.py, signals and closed streams in test_interrupted.py.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -219,21 +218,29 @@ def test_a_missing_package(
     assert list(place.iterdir()) == []
 
 
-def test_no_fuse_device(url: str, place: Path) -> None:
+def hidden(directory: str, command: str) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` where ``directory`` is empty: in a mount namespace of its own."""
     if os.geteuid():
-        pytest.skip("a mount namespace without /dev/fuse needs root")
-    hidden = f"mount -t tmpfs none /dev && exec {' '.join(FUSE)} {url}/0 {place}"
-    assert "no /dev/fuse: run modprobe fuse" in one_line(
-        ended(["unshare", "--mount", "sh", "-c", hidden]), 2
+        pytest.skip(f"a mount namespace without {directory} needs root")
+    trial = subprocess.run(
+        ["unshare", "--mount", "true"], capture_output=True, text=True, check=False, timeout=60
+    )
+    if trial.returncode:
+        pytest.skip(f"no mount namespaces here: {trial.stderr.strip()}")
+    return ended(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none {directory} && {command}"]
     )
 
 
+def test_no_fuse_device(url: str, place: Path) -> None:
+    done = hidden("/dev", f"exec {' '.join(FUSE)} {url}/0 {place}")
+    assert "no /dev/fuse: run modprobe fuse" in one_line(done, 2)
+
+
 def test_no_nbdkit(url: str, tmp_path: Path) -> None:
-    if shutil.which("nbdkit", path="/usr/sbin:/sbin") and os.geteuid():
-        pytest.skip("nbdkit is in /usr/sbin, which only root can hide")
     (tmp_path / "python3").symlink_to(sys.executable)
-    hidden = f"mount -t tmpfs none /usr/sbin && PATH={tmp_path} exec {' '.join(COMMAND)}"
-    done = ended(["unshare", "--mount", "sh", "-c", f"{hidden} nbd {url}/0 --socket {tmp_path}/s"])
+    command = f"PATH={tmp_path} exec {' '.join(COMMAND)} nbd {url}/0 --socket {tmp_path}/s"
+    done = hidden("/usr/sbin", command)
     assert "nbdkit is missing: run scripts/setup" in one_line(done, 1)
 
 
