@@ -108,6 +108,7 @@ class Session:
         self._flush_lock = threading.Lock()
         self._queued: deque[TaskSlot] = deque()  # submitted, behind a closed window
         self._takers: deque[Waiter] = deque()
+        self._unsent_pongs = 0  # answers to pings since the wire was last seen free
         self._cmd_sn = 0
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
@@ -379,7 +380,8 @@ class Session:
             self._rejected(message, at)
         else:
             slot = self._find(head.itt)
-            if slot is None or slot in self.tasks:
+            asked = slot is not None and slot.bhs[0] & bhs.OPCODE_MASK
+            if slot is None or slot in self.tasks or asked != opcode - bhs.NOP_IN:
                 raise RemoteProtocolError(
                     "iSCSI", f"PDU {opcode:#x} answers task {head.itt:#x}: no such task"
                 )
@@ -400,8 +402,14 @@ class Session:
         slot.waiter.task_done()
 
     def _answer_ping(self, message: memoryview, at: int, head: pdu.TargetHeader) -> None:
-        """A NOP-In that asks for an answer: echo its Target Transfer Tag (RFC 7143 11.18)."""
-        slot = self.take_control()
+        """A NOP-In that asks for an answer: echo its Target Transfer Tag (RFC 7143 11.18).
+
+        Nothing answers the answer, so its slot may be used again only when it has left: it goes
+        to the far end of the list, and while the wire is full no more pings are answered than
+        there are slots to go through.
+        """
+        self._unsent_pongs = self._unsent_pongs + 1 if self._dm.wants_write() else 0
+        slot = self.take_control() if self._unsent_pongs < len(self._free_controls) else None
         if slot is None:
             raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
         lun = bytes(message[at + 8 : at + 16])
@@ -415,8 +423,6 @@ class Session:
             ).pack_into(slot.bhs)
             self._dm.send_control(slot)
         self.flush()
-        # Nothing answers it, so its memory may not be patched again before it has left. 16 slots
-        # in turn would do, but a slow wire must not corrupt a PDU: put it at the far end.
         slot.state = FREE
         self._free_controls.insert(0, slot)
 
@@ -481,7 +487,8 @@ class Session:
         with self._lock:
             if self.error is not None:
                 return
-            self.error = error
+            # Without its traceback: that names the buffers of whoever ran ``progress``.
+            self.error = error.with_traceback(None)
             self._queued.clear()
             takers = list(self._takers)
             self._takers.clear()

@@ -136,13 +136,13 @@ class MemoryQueuePair:
                 while self._inbox and self._error is None and not (self._hold or self._closed):
                     self._take(self._inbox.popleft(), completions)
             except RemoteProtocolError as error:
-                self._error = error
+                self._error = error.with_traceback(None)  # which would keep the caller's frames
                 if error.terminate is not None:
                     goodbye = Message(TERMINATE)
                     goodbye.code = error.terminate
                     self._transmit(goodbye)
             except ConnectionLost as error:
-                self._error = error
+                self._error = error.with_traceback(None)
             if self._error is None and self._disconnected:
                 self._error = ConnectionLost("the connection was ended by this side")
         with self._tx_lock:

@@ -259,7 +259,7 @@ class IwarpQueuePair:
                     if rx.completions or count < LARGE_READ:
                         return
             except RemoteProtocolError as error:
-                self._error = error
+                self._error = error.with_traceback(None)  # which would keep the caller's frames
             except OSError as error:
                 self._error = ConnectionLost(f"the connection broke: {error.strerror}")
 
