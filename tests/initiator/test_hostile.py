@@ -1,0 +1,455 @@
+"""A target that has logged us in and then does what it likes.
+
+Whatever it sends, in whatever pieces: operations end, with the errors that are documented; the
+session fails with TransportError and its kin or goes on; and a buffer that was given back is never
+touched again, nor is one ever touched that was to be written from.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import select
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iserblk.disk import aio, blocking, commands
+from iserblk.errors import (
+    ConnectionLost,
+    IserblkError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    TransportError,
+)
+from iserblk.initiator import ladder, trio_driver, waiting
+from iserblk.initiator.session import CONTROL_SLOTS, Session
+from iserblk.iscsi import bhs, pdu
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.scsi import sense as sense_data
+from tests.initiator.fake import CountingWaiter, command, itt_of, session
+from tests.initiator.peer import PAIRS, Heard, Peer, disk_of, linked
+
+PATIENCE_S = 30
+MARK = 0xA5
+
+# --- what it may do ---------------------------------------------------------------------------
+
+_OPCODES = st.sampled_from(
+    [bhs.NOP_IN, bhs.SCSI_RESPONSE, bhs.TASK_MANAGEMENT_RESPONSE, bhs.LOGIN_RESPONSE,
+     bhs.TEXT_RESPONSE, bhs.DATA_IN, bhs.LOGOUT_RESPONSE, bhs.R2T, bhs.ASYNC_MESSAGE, bhs.REJECT,
+     bhs.SCSI_COMMAND, 0x61]
+)  # fmt: skip
+_NUMBERS = st.sampled_from([0, 1, 2, 31, 1 << 16, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+_SENSES = st.sampled_from(
+    [
+        b"",
+        sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x29, 0),
+        sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x21, 0),
+        sense_data.encode_descriptor(sense_data.MEDIUM_ERROR, 0x11, 0),
+        b"\x71\x00\x06",
+        b"\xff" * 300,
+    ]
+)
+# What answers what: an index into the commands that were heard, modulo their number.
+_WHICH = st.integers(0, 7)
+
+_ACTS = st.one_of(
+    st.tuples(st.just("message"), st.binary(max_size=200)),
+    st.tuples(
+        st.just("pdu"),
+        st.fixed_dictionaries(
+            {
+                "opcode": _OPCODES,
+                "flags": st.sampled_from([0x80, 0x82, 0x84, 0x86, 0x98, 0]),
+                "response": st.sampled_from([0, 0, 0, 1, 5, 255]),
+                "status": st.sampled_from([0, 0, 0, 2, 4, 8, 0x18, 0x28, 0x40, 0xFF]),
+                "which": _WHICH,
+                "stranger": st.booleans(),  # another tag than any of ours
+                "numbers": st.tuples(_NUMBERS, _NUMBERS, _NUMBERS),
+                "residual": st.sampled_from([0, 0, 1, 512, 4096, 0xFFFFFFFF]),
+                "sense": _SENSES,
+                "invalidate": st.sampled_from(["", "", "own", "other", "none"]),
+            }
+        ),
+    ),
+    st.tuples(st.just("good"), _WHICH),
+    st.tuples(st.just("write"), _WHICH, st.sampled_from([0, 512, 4000, 1 << 40]),
+              st.sampled_from([0, 1, 512, 5000])),
+    st.tuples(st.just("read"), _WHICH, st.sampled_from([0, 512, 1 << 40]),
+              st.sampled_from([0, 1, 512, 9000])),
+    st.tuples(st.just("reject"), _WHICH),
+    st.tuples(st.just("bytes"), st.binary(min_size=1, max_size=100)),
+    st.tuples(st.just("close")),
+)  # fmt: skip
+
+
+class Hostile:
+    """Plays one script, one act for every PDU that it hears, and the rest after the last one; then
+    it falls silent."""
+
+    def __init__(self, peer: Peer, acts: list[Any]) -> None:
+        self.peer = peer
+        self.sinks: list[bytearray] = []  # what it read
+        self._acts = iter(acts)
+        self._random = random.Random(len(acts))
+
+    def on_pdu(self, _heard: Heard) -> None:
+        for _ in range(self._random.randint(1, 3)):
+            act = next(self._acts, None)
+            if act is not None:
+                with suppress(TransportError):
+                    getattr(self, f"_{act[0]}")(*act[1:])
+
+    def _heard(self, which: int) -> Heard:
+        return self.peer.heard[-1 - which % len(self.peer.heard)]
+
+    def _stag(self, which: int) -> int:
+        head = self._heard(which).head
+        return head.read_stag or head.write_stag or 0x100
+
+    def _message(self, data: bytes) -> None:
+        self.peer.send(data)
+
+    def _pdu(self, fields: dict[str, Any]) -> None:
+        heard = self._heard(fields["which"])
+        sense: bytes = fields["sense"]
+        data = len(sense).to_bytes(2, "big") + sense if sense else b""
+        invalidate = {"own": self._stag(fields["which"]), "other": self._stag(0), "none": 0x12345}
+        stat_sn, exp_cmd_sn, max_cmd_sn = fields["numbers"]
+        self.peer.say(
+            pdu.ScsiResponse(
+                opcode=fields["opcode"],
+                flags=fields["flags"],
+                response=fields["response"],
+                status=fields["status"],
+                itt=heard.itt ^ (1 << 20 if fields["stranger"] else 0),
+                stat_sn=stat_sn,
+                exp_cmd_sn=exp_cmd_sn,
+                max_cmd_sn=max_cmd_sn,
+                residual=fields["residual"],
+                data_length=len(data),
+            ),
+            data,
+            invalidate.get(fields["invalidate"], 0),
+        )
+
+    def _good(self, which: int) -> None:
+        self.peer.respond(self._heard(which))
+
+    def _write(self, which: int, to: int, length: int) -> None:
+        self.peer.write(self._stag(which), to, bytes([MARK]) * length)
+
+    def _read(self, which: int, to: int, length: int) -> None:
+        self.sinks.append(bytearray(length))
+        self.peer.read(self._stag(which), to, self.sinks[-1])
+
+    def _reject(self, which: int) -> None:
+        header = self._heard(which).bhs
+        self.peer.say(
+            pdu.Reject(reason=4, data_length=48, stat_sn=1, exp_cmd_sn=1, max_cmd_sn=99), header
+        )
+
+    def _bytes(self, data: bytes) -> None:
+        """Past all framing, where there is any."""
+        if isinstance(self.peer.pair, IwarpQueuePair):
+            with suppress(OSError):
+                self.peer.pair._sock.send(data)
+        else:
+            self.peer.send(data)
+
+    def _close(self) -> None:
+        self.peer.pair.disconnect()
+
+
+# --- its victims ------------------------------------------------------------------------------
+
+IO_TIMEOUT_S = 0.05
+KIB = 1024
+WRITTEN, GIVEN_BACK = 0x11, 0x77  # what our buffers hold: while they are written from, afterwards
+READS = [(4096, 0), (700, 300), (512 * KIB, 4096)]  # length, offset
+WRITES = [(4096, 0), (9 * KIB, 8192), (700, 300), (300 * KIB, 4096)]
+DEPTH = 6
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A second is a long time for a silent target, and its tales need not be printed."""
+    monkeypatch.setattr(ladder, "STEP_S", 0.02)
+    monkeypatch.setattr(commands, "BACK_OFF_S", 0.001)
+    for driver in (waiting, trio_driver):
+        monkeypatch.setattr(driver, "TICK_S", 0.01)
+        monkeypatch.setattr(driver, "LOGOUT_S", 0.05)
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class _Sips:
+    """A Wire that takes in a few bytes at a time, in any pieces."""
+
+    def __init__(self, wire: Any, chance: random.Random) -> None:
+        self.send = wire.send
+        self._receive = wire.receive
+        self._chance = chance
+
+    def receive(self, buffers: list[memoryview]) -> int:
+        count: int = self._receive([buffers[0][: self._chance.choice((1, 3, 17, 60, 5000))]])
+        return count
+
+
+class _Poll:
+    """poll(2) of a leader that looks at the clock more often."""
+
+    def __init__(self, poll: Any) -> None:
+        self._poll = poll
+        self.modify = poll.modify
+        self.unregister = poll.unregister
+
+    def poll(self, _timeout: float) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = self._poll.poll(5)
+        return found
+
+
+class Victims:
+    """The buffers of all operations, and what is known of them."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.disk = disk_of(session)
+        self.reads = [bytearray(length) for length, _ in READS]
+        self.writes = [bytearray([WRITTEN]) * length for length, _ in WRITES]
+        self.wrong: list[object] = []
+
+    def gave_back(self, buffer: bytearray, written: bool) -> None:
+        if written and buffer.count(WRITTEN) != len(buffer):
+            self.wrong.append("a buffer was changed that was to be written from")
+        buffer[:] = bytes([GIVEN_BACK]) * len(buffer)
+
+    def failed(self, error: Exception) -> None:
+        if not isinstance(error, IserblkError) or isinstance(error, LocalProtocolError):
+            self.wrong.append(error)
+
+    def check(self, hostile: Hostile) -> None:
+        """When all is over."""
+        assert not self.wrong, self.wrong
+        gc.collect()  # exceptions, and the frames they came through, are cycles
+        for buffer in self.reads + self.writes:
+            assert buffer.count(GIVEN_BACK) == len(buffer)
+            buffer.clear()  # BufferError while anybody has a view of it
+        assert not any(GIVEN_BACK in sink for sink in hostile.sinks)
+        session = self.session
+        error = session.error
+        assert isinstance(error, RemoteProtocolError | ConnectionLost), error
+        assert session.busy == session.in_flight == 0
+        assert not session._takers and not session._queued
+
+
+def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Victims]:
+    made, peer = linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=bool(seed & 1))
+    if pair != "memory" and seed & 2:
+        ours = made._dm._qp  # type: ignore[attr-defined]
+        ours._wire = _Sips(ours._wire, random.Random(seed))
+    return made, Hostile(peer, acts), Victims(made)
+
+
+def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
+    made, hostile, victims = _start(pair, acts, seed)
+    driver = waiting.BlockingDriver(made)
+    driver._poll = _Poll(driver._poll)  # type: ignore[assignment]
+    disk = blocking.Disk(victims.disk, driver)
+    over = threading.Event()
+    peer = hostile.peer
+
+    def play() -> None:
+        done = 0
+        while peer.error is None and not over.is_set():
+            select.select([peer.pair.fileno()], [], [], 0.05)
+            peer.poll()
+            for heard in peer.heard[done:]:
+                done += 1
+                hostile.on_pdu(heard)
+
+    def client(buffer: bytearray | None, call: Callable[[], object], writes: bool) -> None:
+        try:
+            call()
+        except Exception as error:
+            victims.failed(error)
+        if buffer is not None:
+            victims.gave_back(buffer, writes)
+
+    def clients() -> Iterator[threading.Thread]:
+        for buffer, (_, offset) in zip(victims.reads, READS, strict=True):
+            yield threading.Thread(
+                target=client,
+                args=(buffer, partial(_read, disk, buffer, offset), False),
+            )
+        for buffer, (_, offset) in zip(victims.writes, WRITES, strict=True):
+            yield threading.Thread(
+                target=client,
+                args=(buffer, partial(_write, disk, buffer, offset), True),
+            )
+        for call in (disk.flush, partial(disk.trim, 0, 8192), partial(disk.extents, 0, 8192)):
+            yield threading.Thread(target=client, args=(None, call, False))
+
+    threads = [threading.Thread(target=play), *clients()]
+    for thread in threads:
+        thread.start()
+    for thread in threads[1:]:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    driver.log_out()
+    over.set()
+    threads[0].join(PATIENCE_S)
+    victims.check(hostile)
+    peer.close()
+
+
+def _read(disk: blocking.Disk, buffer: bytearray, offset: int) -> None:
+    disk.read_into(memoryview(buffer), offset)
+
+
+def _write(disk: blocking.Disk, buffer: bytearray, offset: int) -> None:
+    disk.write(memoryview(buffer), offset)
+
+
+async def _in_trio(pair: str, acts: list[Any], seed: int) -> None:
+    made, hostile, victims = _start(pair, acts, seed)
+    driver = trio_driver.TrioDriver(made)
+    disk = aio.Disk(victims.disk, driver)
+
+    async def client(
+        buffer: bytearray | None, call: Callable[[], Awaitable[object]], writes: bool
+    ) -> None:
+        try:
+            if seed & 4:
+                with trio.move_on_after(0.01):  # it is cancelled, too
+                    await call()
+            else:
+                await call()
+        except Exception as error:
+            victims.failed(error)
+        if buffer is not None:
+            victims.gave_back(buffer, writes)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hostile.peer.run, hostile.on_pdu)
+            await nursery.start(driver.run)
+            async with trio.open_nursery() as clients:
+                for buffer, (_, offset) in zip(victims.reads, READS, strict=True):
+                    call = partial(disk.read_into, memoryview(buffer), offset)
+                    clients.start_soon(client, buffer, call, False)
+                for buffer, (_, offset) in zip(victims.writes, WRITES, strict=True):
+                    call = partial(disk.write, memoryview(buffer), offset)
+                    clients.start_soon(client, buffer, call, True)
+                clients.start_soon(client, None, disk.flush, False)
+                clients.start_soon(client, None, partial(disk.trim, 0, 8192), False)
+                clients.start_soon(client, None, partial(disk.extents, 0, 8192), False)
+                del call, buffer
+            await driver.log_out()
+            nursery.cancel_scope.cancel()
+    del clients, nursery
+    victims.check(hostile)
+    hostile.peer.close()
+
+
+SCRIPTS = st.lists(_ACTS, max_size=20)
+SEEDS = st.integers(0, 1 << 16)
+EXAMPLES = settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@EXAMPLES
+@given(acts=SCRIPTS, seed=SEEDS)
+def test_threads_survive(pair: str, acts: list[Any], seed: int) -> None:
+    """Through the blocking driver, several threads at once."""
+    _in_threads(pair, acts, seed)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@EXAMPLES
+@given(acts=SCRIPTS, seed=SEEDS)
+def test_tasks_survive(pair: str, acts: list[Any], seed: int) -> None:
+    """Through the trio driver, with cancellations."""
+    trio.run(_in_trio, pair, acts, seed)
+
+
+# --- single misdeeds --------------------------------------------------------------------------
+
+
+def _settle(made: Session) -> None:
+    """Run ``progress`` as long as the descriptor asks for it."""
+    while made.error is None and select.select([made.fileno()], [], [], 0.05)[0]:
+        made.progress(1.0)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_violation_behind_a_good_answer(pair: str) -> None:
+    """It is noticed at once, although the descriptor has nothing more to say."""
+    made, peer = linked(pair)
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    _until(peer, 1)
+    peer.respond(peer.heard[0])
+    peer.write(0x4711, 0, b"x")
+    with suppress(OSError):
+        select.select([made.fileno()], [], [], PATIENCE_S)
+    _settle(made)
+    assert waiter.woken == 1 and slot.error is None
+    assert isinstance(made.error, RemoteProtocolError)
+    peer.close()
+
+
+def _until(peer: Peer, count: int) -> None:
+    while len(peer.heard) < count:
+        assert select.select([peer.pair.fileno()], [], [], PATIENCE_S)[0]
+        peer.poll()
+
+
+def test_pings_without_end_while_the_wire_is_full() -> None:
+    """A target that asks and asks but reads nothing costs no memory: it is cut off."""
+    made, dm = session()
+    dm.full = True
+    ping = pdu.NopIn(itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack()
+    for _ in range(4 * CONTROL_SLOTS):
+        dm.inbox.append(ping)
+        made.progress(1.0)
+    assert isinstance(made.error, RemoteProtocolError) and "flood" in str(made.error)
+    assert len({id(slot) for slot, _ in dm.sent}) == len(dm.sent) < CONTROL_SLOTS
+
+
+def test_pings_that_are_answered_in_time_are_no_flood() -> None:
+    made, dm = session()
+    ping = pdu.NopIn(itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack()
+    for _ in range(4 * CONTROL_SLOTS):
+        dm.inbox.append(ping)
+        made.progress(1.0)
+    assert made.error is None and len(dm.sent) == 4 * CONTROL_SLOTS
+
+
+@pytest.mark.parametrize("opcode", [bhs.NOP_IN, bhs.LOGOUT_RESPONSE, bhs.DATA_IN, bhs.R2T])
+def test_answer_of_another_kind_than_the_question(opcode: int) -> None:
+    """What looks like the answer to an ABORT TASK is not taken for one."""
+    made, dm = session()
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    ladder.Ladder(made).cancel(slot, 1.0)
+    answer = pdu.TaskManagementResponse(
+        opcode=opcode, response=0, itt=itt_of(dm.sent[1]), stat_sn=1, exp_cmd_sn=1, max_cmd_sn=32
+    )
+    dm.inbox.append(answer.pack())
+    made.progress(1.0)
+    assert isinstance(made.error, RemoteProtocolError)
+    assert waiter.woken == 1 and isinstance(slot.error, RemoteProtocolError)
