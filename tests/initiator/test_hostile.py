@@ -33,10 +33,11 @@ from iserblk.errors import (
 from iserblk.initiator import ladder, trio_driver, waiting
 from iserblk.initiator.session import CONTROL_SLOTS, Session
 from iserblk.iscsi import bhs, pdu
+from iserblk.rcap import seam
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.scsi import sense as sense_data
-from tests.initiator.fake import CountingWaiter, command, itt_of, session
-from tests.initiator.peer import PAIRS, Heard, Peer, disk_of, linked
+from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
+from tests.initiator.peer import CONTROL, PAIRS, Heard, Peer, disk_of, linked
 
 PATIENCE_S = 30
 MARK = 0xA5
@@ -402,10 +403,12 @@ def test_violation_behind_a_good_answer(pair: str) -> None:
     waiter = CountingWaiter()
     slot = command(made, waiter)
     _until(peer, 1)
-    peer.respond(peer.heard[0])
-    peer.write(0x4711, 0, b"x")
-    with suppress(OSError):
-        select.select([made.fileno()], [], [], PATIENCE_S)
+    answer = seam.WorkRequest(seam.SEND_SE)
+    answer.data = memoryview(CONTROL + response(peer.heard[0].itt))
+    violation = seam.WorkRequest(seam.RDMA_WRITE)
+    violation.stag, violation.data = 0x4711, memoryview(b"x")
+    peer.pair.post([answer, violation])
+    assert select.select([made.fileno()], [], [], PATIENCE_S)[0]
     _settle(made)
     assert waiter.woken == 1 and slot.error is None
     assert isinstance(made.error, RemoteProtocolError)
