@@ -21,12 +21,12 @@ from time import monotonic
 
 from iserblk.datamover.seam import INLINE, NO_DATA, InitiatorDatamover
 from iserblk.errors import (
-    CommandRejected,
     ConnectionLost,
     IserblkError,
     RemoteProtocolError,
     TransportError,
 )
+from iserblk.initiator import controls
 from iserblk.initiator.task import (
     ABORTING,
     FREE,
@@ -39,7 +39,7 @@ from iserblk.initiator.task import (
     TaskSlot,
     Waiter,
 )
-from iserblk.iscsi import bhs, pdu, reasons
+from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import serial_lt
 
@@ -49,13 +49,6 @@ CONTROL_SLOTS = 16  # for NOP, task management and logout: enough for a ladder o
 UNEXPECTED = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
 _STEP = 1 << INDEX_BITS
 _NO_TAG = 0xFFFFFFFF
-
-
-def fill_logout(slot: TaskSlot) -> None:
-    """A Logout Request that closes the session (RFC 7143 section 11.14)."""
-    pdu.LogoutRequest(
-        reason=pdu.LOGOUT_CLOSE_SESSION, itt=0, cid=0, cmd_sn=0, exp_stat_sn=0
-    ).pack_into(slot.bhs)
 
 
 def _nothing() -> None:
@@ -108,7 +101,7 @@ class Session:
         self._flush_lock = threading.Lock()
         self._queued: deque[TaskSlot] = deque()  # submitted, behind a closed window
         self._takers: deque[Waiter] = deque()
-        self._unsent_pongs = 0  # answers to pings since the wire was last seen free
+        self.unsent_pongs = 0  # answers to pings since the wire was last seen free
         self._cmd_sn = 0
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
@@ -373,13 +366,13 @@ class Session:
         self._window(head.exp_cmd_sn, head.max_cmd_sn)
         if opcode == bhs.NOP_IN and head.itt == _NO_TAG:
             if head.ttt != _NO_TAG:
-                self._answer_ping(message, at, head)
+                controls.answer_ping(self, bytes(message[at + 8 : at + 16]), head.ttt)
         elif opcode == bhs.ASYNC_MESSAGE:
-            self._async_message(pdu.AsyncMessage.unpack_from(message, at))
+            controls.async_message(self, pdu.AsyncMessage.unpack_from(message, at))
         elif opcode == bhs.REJECT:
-            self._rejected(message, at)
+            controls.rejected(self, message, at)
         else:
-            slot = self._find(head.itt)
+            slot = self.find(head.itt)
             asked = slot is not None and slot.bhs[0] & bhs.OPCODE_MASK
             if slot is None or slot in self.tasks or asked != opcode - bhs.NOP_IN:
                 raise RemoteProtocolError(
@@ -388,7 +381,8 @@ class Session:
             slot.response = head.response
             self._end_control(slot)
 
-    def _find(self, itt: int) -> TaskSlot | None:
+    def find(self, itt: int) -> TaskSlot | None:
+        """The slot in flight that has this tag."""
         index = itt & INDEX_MASK
         if index < len(self._table):
             slot = self._table[index]
@@ -401,53 +395,22 @@ class Session:
         self._free_controls.append(slot)
         slot.waiter.task_done()
 
-    def _answer_ping(self, message: memoryview, at: int, head: pdu.TargetHeader) -> None:
-        """A NOP-In that asks for an answer: echo its Target Transfer Tag (RFC 7143 11.18).
-
-        Nothing answers the answer, so its slot may be used again only when it has left: it goes
-        to the far end of the list, and while the wire is full no more pings are answered than
-        there are slots to go through.
-        """
-        self._unsent_pongs = self._unsent_pongs + 1 if self._dm.wants_write() else 0
-        slot = self.take_control() if self._unsent_pongs < len(self._free_controls) else None
-        if slot is None:
-            raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
-        lun = bytes(message[at + 8 : at + 16])
+    def send_pong(self, slot: TaskSlot, lun: bytes, ttt: int) -> None:
+        """Send a NOP-Out that nothing answers. The slot goes back at once, to the far end."""
         with self._lock:
             pdu.NopOut(
-                lun=lun,
-                itt=_NO_TAG,
-                ttt=head.ttt,
-                cmd_sn=self._cmd_sn,
-                exp_stat_sn=self._exp_stat_sn,
+                lun=lun, itt=_NO_TAG, ttt=ttt, cmd_sn=self._cmd_sn, exp_stat_sn=self._exp_stat_sn
             ).pack_into(slot.bhs)
             self._dm.send_control(slot)
         self.flush()
         slot.state = FREE
         self._free_controls.insert(0, slot)
 
-    def _async_message(self, message: pdu.AsyncMessage) -> None:
-        words = reasons.async_event(message.event)
-        log.warning("%s: asynchronous message: %s", self.portal, words)
-        if message.event == pdu.ASYNC_LOGOUT_REQUEST and self.on_logout_request is not None:
-            self.on_logout_request()
-        elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
-            raise ConnectionLost(f"{self.portal}: the target announced: {words}")
-
-    def _rejected(self, message: memoryview, at: int) -> None:
-        """A Reject carries the header of the PDU that it rejects; end that task."""
-        reject = pdu.Reject.unpack_from(message, at)
-        words = reasons.reject_reason(reject.reason)
-        header = bhs.data_segment_untrusted(message, at)
-        slot = None
-        if len(header) >= bhs.BHS_LENGTH:
-            slot = self._find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0])
-        log.warning("%s: target rejected a PDU: %s", self.portal, words)
-        if slot is None:
-            return
+    def end_rejected(self, slot: TaskSlot, error: Exception) -> None:
+        """The target has rejected the PDU of ``slot``, which is in flight."""
         if slot in self.tasks:
             self._dm.deallocate_task_resources(slot, 0)
-            self._end(slot, CommandRejected(f"{self.portal}: target rejected a command: {words}"))
+            self._end(slot, error)
         else:
             slot.response = 0xFF
             self._end_control(slot)

@@ -15,8 +15,9 @@ from typing import TypeVar
 import trio
 
 from iserblk.errors import ConnectionLost
+from iserblk.initiator.controls import fill_logout
 from iserblk.initiator.ladder import Ladder
-from iserblk.initiator.session import Session, fill_logout
+from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
 from iserblk.trio_io import WriteWatch
 

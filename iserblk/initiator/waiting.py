@@ -17,8 +17,9 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 from iserblk.errors import ConnectionLost
+from iserblk.initiator.controls import fill_logout
 from iserblk.initiator.ladder import Ladder
-from iserblk.initiator.session import Session, fill_logout
+from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, Operation, TaskSlot
 
 T = TypeVar("T")

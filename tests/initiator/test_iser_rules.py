@@ -13,8 +13,9 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.disk.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.initiator.connect import _Login
+from iserblk.initiator.controls import fill_logout
 from iserblk.initiator.ladder import IDLE_S, Ladder
-from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session, fill_logout
+from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters

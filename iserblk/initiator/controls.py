@@ -1,0 +1,64 @@
+"""Logout, and what a target says unasked: NOP-In pings, Async Message, Reject.
+
+The session calls the latter in ``progress``. They may raise RemoteProtocolError or ConnectionLost,
+which end the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
+from iserblk.initiator.task import TaskSlot
+from iserblk.iscsi import bhs, pdu, reasons
+
+if TYPE_CHECKING:
+    from iserblk.initiator.session import Session
+
+log = logging.getLogger(__name__)
+
+
+def fill_logout(slot: TaskSlot) -> None:
+    """A Logout Request that closes the session (RFC 7143 section 11.14)."""
+    pdu.LogoutRequest(
+        reason=pdu.LOGOUT_CLOSE_SESSION, itt=0, cid=0, cmd_sn=0, exp_stat_sn=0
+    ).pack_into(slot.bhs)
+
+
+def answer_ping(session: Session, lun: bytes, ttt: int) -> None:
+    """A NOP-In that asks for an answer: echo its Target Transfer Tag (RFC 7143 section 11.18).
+
+    Nothing answers the answer, so its slot may be used again only when it has left. Slots take
+    turns; while the wire is full no more pings are answered than there are slots to go through.
+    """
+    session.unsent_pongs = session.unsent_pongs + 1 if session.wants_write() else 0
+    slot = session.take_control() if session.unsent_pongs < session.free_controls else None
+    if slot is None:
+        raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
+    session.send_pong(slot, lun, ttt)
+
+
+def async_message(session: Session, message: pdu.AsyncMessage) -> None:
+    """RFC 7143 section 11.9. An announced drop is the end, at once."""
+    words = reasons.async_event(message.event)
+    log.warning("%s: asynchronous message: %s", session.portal, words)
+    if message.event == pdu.ASYNC_LOGOUT_REQUEST and session.on_logout_request is not None:
+        session.on_logout_request()
+    elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
+        raise ConnectionLost(f"{session.portal}: the target announced: {words}")
+
+
+def rejected(session: Session, message: memoryview, at: int) -> None:
+    """A Reject carries the header of the PDU that it rejects; end that task (section 11.17)."""
+    reject = pdu.Reject.unpack_from(message, at)
+    words = reasons.reject_reason(reject.reason)
+    header = bhs.data_segment_untrusted(message, at)
+    log.warning("%s: target rejected a PDU: %s", session.portal, words)
+    slot = None
+    if len(header) >= bhs.BHS_LENGTH:
+        slot = session.find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0])
+    if slot is not None:
+        session.end_rejected(
+            slot, CommandRejected(f"{session.portal}: target rejected a command: {words}")
+        )
