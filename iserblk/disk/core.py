@@ -24,7 +24,14 @@ from iserblk.disk.durable import Durability
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.seam import EXTENT_DATA, Extent, LunInfo
-from iserblk.errors import IserblkError, NotSupported, OutOfRange, ScsiError, WriteProtected
+from iserblk.errors import (
+    IserblkError,
+    LocalProtocolError,
+    NotSupported,
+    OutOfRange,
+    ScsiError,
+    WriteProtected,
+)
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation, TaskSlot, Waiter
 from iserblk.scsi import cdb
@@ -38,6 +45,13 @@ _ZEROES = memoryview(bytes(1 << 20))
 
 Piece = tuple[int, memoryview]  # first block, its bytes
 Filler = Callable[[TaskSlot, int, memoryview, "Waiter | None"], bool]
+
+
+def check_buffer(buffer: memoryview) -> None:
+    """Raises LocalProtocolError unless it is contiguous bytes: what could not be advertised would
+    leave a hole in the order of commands."""
+    if buffer.format != "B" or buffer.ndim != 1 or not buffer.c_contiguous:
+        raise LocalProtocolError("a buffer must be contiguous bytes; cast it")
 
 
 class DiskCore:
@@ -91,6 +105,10 @@ class DiskCore:
             or offset % block
             or length % block
             or not 0 <= offset <= self.size - length
+            or buffer.readonly
+            or buffer.format != "B"
+            or buffer.ndim != 1
+            or not buffer.c_contiguous
         ):
             return None
         slot = self.session.take_now()
@@ -113,6 +131,9 @@ class DiskCore:
             or length % block
             or not 0 <= offset <= self.size - length
             or self.info.read_only
+            or buffer.format != "B"
+            or buffer.ndim != 1
+            or not buffer.c_contiguous
         ):
             return None
         slot = self.session.take_now()
@@ -229,6 +250,9 @@ class DiskCore:
 
     def read(self, buffer: memoryview, offset: int) -> Operation[None]:
         """Fill ``buffer``; any alignment."""
+        check_buffer(buffer)
+        if buffer.readonly:
+            raise LocalProtocolError("a buffer to read into must be writable")
         self.check(offset, len(buffer))
         pieces, edges = self._cut(buffer, offset)
         bounces = [memoryview(bytearray(self.block)) for _ in edges]
@@ -266,6 +290,7 @@ class DiskCore:
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> Operation[None]:
         """Write ``buffer``; any alignment. Edges are read, changed and written back."""
+        check_buffer(buffer)
         self.check_write(offset, len(buffer))
         pieces, edges = self._cut(buffer, offset)
         use_fua = fua and self.info.fua and self.info.write_cache
