@@ -67,6 +67,7 @@ class BlockingDriver:
         self._mutex = threading.Lock()
         self._followers: dict[ThreadWaiter, None] = {}
         self._led = False
+        self._heir: ThreadWaiter | None = None  # the last that was woken to lead
         self._rung = False
         self._local = threading.local()
         self._next_tick = 0.0
@@ -157,8 +158,8 @@ class BlockingDriver:
                     self._followers.pop(waiter, None)
             if not leader:
                 waiter.sleep()
-                if not (waiter.pending or self._led):
-                    self._wake_next()  # it may have been woken to lead
+                if self._heir is waiter and not waiter.pending:
+                    self._wake_next()  # it was woken to lead, but is done
                 continue
             try:
                 self._lead(waiter)
@@ -201,10 +202,12 @@ class BlockingDriver:
     def _wake_next(self) -> None:
         with self._mutex:
             followers = self._followers
+            self._heir = None
             while followers and not self._led:
                 follower = next(iter(followers))
                 del followers[follower]
                 if follower.pending:
+                    self._heir = follower
                     follower.wake()
                     return
 

@@ -186,8 +186,9 @@ def test_follower_that_is_done_before_it_can_lead_wakes_the_next() -> None:
         os.sched_yield()
     driver._followers[second] = None
     second._wake = woken.set
-    driver._led = False  # the leader has gone: it woke ``first``, which is done just now
-    del driver._followers[first]
+    del driver._followers[first]  # the leader has gone and woken ``first``, which is done just now
+    driver._heir = first
+    driver._led = False
     first.task_done()
     assert woken.wait(20)
     thread.join(20)
