@@ -244,6 +244,11 @@ def rdma_request(
     return request
 
 
+def busy(pair: seam.QueuePair) -> bool:
+    """Whether there is something to send, or something has come."""
+    return pair.wants_write() or bool(select.select([pair.fileno()], [], [], 0)[0])
+
+
 def pattern(size: int, seed: int = 0) -> bytes:
     """Bytes that are different everywhere nearby."""
     block = bytes((7 * j + (j >> 8) + seed) & 255 for j in range(min(size, 65536)))

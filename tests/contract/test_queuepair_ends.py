@@ -1,0 +1,217 @@
+"""The QueuePair suite, continued: how connections end, and threads."""
+
+from __future__ import annotations
+
+import json
+import select
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from iserblk.errors import ConnectionLost
+from iserblk.rcap import seam
+from tests.contract.conftest import Provider
+from tests.rcap.wire import PATIENCE_S, Driver, busy, pattern, rdma_request, send_request
+
+Connect = Callable[..., Driver]
+READ, WRITE = seam.REMOTE_READ, seam.REMOTE_WRITE
+
+
+# --- the end ---
+
+
+def test_close_is_seen_after_what_was_sent_before(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    a.post([send_request(a, b"last words")])
+    a.close()
+    driver.run(lambda: driver.errors[1] is not None)
+    assert [event.data for event in driver.events[1]] == [b"last words"]
+    assert isinstance(driver.errors[1], ConnectionLost)
+    with pytest.raises(ConnectionLost):
+        b.post([send_request(b, b"too late")])
+        driver.errors[1] = None
+        driver.run(lambda: driver.errors[1] is not None)
+        raise driver.errors[1] or AssertionError
+
+
+def test_closed_pair(connect: Connect) -> None:
+    # proves: ISER-4.1-12
+    driver = connect()
+    a, _ = driver.pairs
+    memory = bytearray(64)
+    stag, _ = a.advertise(memoryview(memory), WRITE)
+    a.close()
+    a.close()
+    assert a.fileno() == -1
+    assert a.wants_write() is False
+    with pytest.raises(ConnectionLost):
+        a.post([send_request(a, b"more")])
+    with pytest.raises(ConnectionLost):
+        a.progress(0.0)
+    a.retire(stag)
+    memory.clear()
+    driver.errors[0] = ConnectionLost("closed")
+    driver.run(lambda: driver.errors[1] is not None)
+
+
+def test_close_lets_go_of_all_memory(connect: Connect) -> None:
+    driver = connect(ird=1, ord=1)
+    a, b = driver.pairs
+    source, sink, waiting, opened = (bytearray(2_000_000) for _ in range(4))
+    stag, base = a.advertise(memoryview(opened), READ | WRITE)
+    b.post(
+        [
+            rdma_request(seam.RDMA_READ, memoryview(sink), stag, base),
+            rdma_request(seam.RDMA_READ, memoryview(waiting), stag, base),
+            rdma_request(seam.RDMA_WRITE, memoryview(source), stag, base),
+        ]
+    )
+    driver.step(0)
+    driver.step(1)
+    a.close()
+    b.close()
+    for memory in (source, sink, waiting, opened):
+        memory.clear()  # BufferError while anybody holds a view
+        assert len(memory) == 0
+
+
+def test_close_with_work_under_way_never_blocks(connect: Connect, provider: Provider) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    stag, base = b.advertise(memoryview(bytearray(1 << 20)), WRITE)
+    a.post([rdma_request(seam.RDMA_WRITE, bytes(1 << 20), stag, base) for _ in range(32)])
+    assert a.wants_write() is provider.flow_control
+    a.close()
+    assert a.fileno() == -1
+
+
+def test_disconnect_wakes_both_ends_and_keeps_buffers(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    memory = bytearray(64)
+    stag, _ = a.advertise(memoryview(memory), WRITE)
+    a.post([send_request(a, b"last words")])
+    waker = threading.Thread(target=a.disconnect)
+    waker.start()
+    driver.run(lambda: None not in driver.errors)
+    waker.join()
+    assert [event.data for event in driver.events[1]] == [b"last words"]
+    assert all(isinstance(error, ConnectionLost) for error in driver.errors)
+    with pytest.raises(ConnectionLost):
+        a.post([send_request(a, b"more")])
+    assert a.retire(stag) is True
+    memory.clear()
+    a.disconnect()
+    a.close()
+    a.disconnect()
+    b.disconnect()
+
+
+def test_descriptor_is_readable_when_there_is_work(connect: Connect) -> None:
+    driver = connect()
+    a, b = driver.pairs
+    driver.run(lambda: not any(busy(pair) for pair in driver.pairs))
+    assert b.progress(0.0) == []
+    a.post([send_request(a, b"hello")])
+    assert select.select([b.fileno()], [], [], PATIENCE_S)[0]
+
+
+def test_description_and_private_data(connect: Connect, provider: Provider) -> None:
+    driver = connect(private_data=(b"from a", b"from b"), ird=3, ord=3)
+    a, b = driver.pairs
+    assert (a.peer_private_data, b.peer_private_data) == (b"from b", b"from a")
+    for pair in driver.pairs:
+        description = json.loads(json.dumps(pair.describe()))
+        assert description["provider"] == pair.provider
+        assert provider.name.startswith(pair.provider)
+        assert (pair.ird, pair.ord) == (3, 3)
+        assert pair.can_receive_invalidate is True
+
+
+# --- threads ---
+
+
+def test_threads_post_while_another_drives(connect: Connect) -> None:
+    threads, each = 6, 150
+    driver = connect(receives=threads * each)
+    a, _ = driver.pairs
+    start = threading.Barrier(threads)
+    failures: list[Exception] = []
+
+    def work(number: int) -> None:
+        requests = [send_request(a, bytes((number, n & 255, n >> 8)) * 9) for n in range(each)]
+        try:
+            start.wait()
+            for request in requests:
+                a.post([request])
+        except Exception as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    driver.run(lambda: len(driver.events[1]) == threads * each)
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    for number in range(threads):
+        mine = [event.data for event in driver.events[1] if event.data[0] == number]
+        assert mine == [bytes((number, n & 255, n >> 8)) * 9 for n in range(each)]
+
+
+def test_threads_advertise_and_retire_under_load(connect: Connect) -> None:
+    """Each thread has memory written by the peer, retires it, and finds it its own again."""
+    threads, each, size = 4, 40, 20_000
+    driver = connect(receives=2 * threads * each)
+    a, b = driver.pairs
+    answers = [threading.Semaphore(0) for _ in range(threads)]
+    failures: list[object] = []
+    handled = [0]
+
+    def work(number: int) -> None:
+        try:
+            for n in range(each):
+                memory = bytearray(size)
+                stag, base = a.advertise(memoryview(memory), WRITE)
+                words = (number, n, stag, base)
+                a.post([send_request(a, b"".join(word.to_bytes(8, "big") for word in words))])
+                assert answers[number].acquire(timeout=PATIENCE_S)
+                a.retire(stag)
+                assert bytes(memory) == pattern(size, n), "not what was written"
+                memory.clear()
+        except Exception as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    keep = []
+
+    def serve() -> bool:
+        for event in driver.events[1]:
+            number, n, stag, base = (
+                int.from_bytes(event.data[at : at + 8], "big") for at in range(0, 32, 8)
+            )
+            data = pattern(size, n)
+            keep.append(data)
+            kind = seam.SEND_INVALIDATE if n % 2 else seam.SEND
+            b.post(
+                [
+                    rdma_request(seam.RDMA_WRITE, data, stag, base),
+                    send_request(b, bytes((number,)), opcode=kind, stag=stag),
+                ]
+            )
+        driver.events[1].clear()
+        for event in driver.events[0]:
+            handled[0] += 1
+            answers[event.data[0]].release()
+        driver.events[0].clear()
+        return handled[0] == threads * each or bool(failures)
+
+    driver.run(serve)
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    assert driver.errors == [None, None]
