@@ -30,6 +30,8 @@ TRIO_ALLOWED = {
     "trio_io",
     "cli",
     "initiator.connect",
+    "initiator.connect_iwarp",
+    "initiator.login",
     "initiator.trio_driver",
     "disk.aio",
     "disk.blocking",

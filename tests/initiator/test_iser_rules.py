@@ -12,9 +12,9 @@ from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHea
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.disk.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.errors import ConnectionLost, RemoteProtocolError
-from iserblk.initiator.connect import _Login
 from iserblk.initiator.controls import fill_logout
 from iserblk.initiator.ladder import IDLE_S, Ladder
+from iserblk.initiator.login import Login
 from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs, pdu
@@ -401,7 +401,7 @@ async def _log_in(ours: MemoryQueuePair, client: IserClient, options: Options) -
     url = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(far_end)
-        login = _Login(ours, url, options, "portal:3260")  # type: ignore[arg-type]
+        login = Login(ours, url, options, "portal:3260")
         session = await login.run()
         nursery.cancel_scope.cancel()
     return session

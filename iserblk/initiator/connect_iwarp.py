@@ -1,0 +1,123 @@
+"""Connect by software iWARP: TCP, then MPA start-up with private data. Runs in trio."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    HostNotFound,
+    RemoteProtocolError,
+)
+from iserblk.initiator.login import RECEIVE_SIZE, at_portal
+from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+
+
+class Address(NamedTuple):
+    """One of a portal's: ``sockaddr`` as the system has it for ``family``."""
+
+    family: int
+    sockaddr: tuple[Any, ...]
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """All addresses of a portal, in the order in which to try them. Raises HostNotFound."""
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise HostNotFound(f"cannot resolve {host}: {words}; check the host name") from None
+    return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+
+
+async def connect_iwarp(
+    addresses: Sequence[Address],
+    portal: str,
+    patience: float,
+    *,
+    private_data: bytes,
+    crc: bool,
+    ird: int,
+) -> IwarpQueuePair:
+    """A queue pair with the first address that answers. Raises TransportError and its kin; then
+    nothing is left open. ``patience``: seconds, for TCP, and again for MPA
+    start-up."""
+    sock = await connect_tcp(addresses, portal, patience)
+    try:
+        mpa = MpaInitiator(private_data=private_data, crc=crc, ird=ird)
+        with trio.fail_after(patience):
+            parameters = await start_mpa(sock, mpa, portal)
+        plain = socket.socket(fileno=sock.detach())
+    except trio.TooSlowError:
+        raise ConnectTimeout(
+            f"{portal} took the connection, but sent no MPA Reply within {patience:g} s: "
+            "is it an iSER portal? (a Traditional iSCSI portal waits for ever)"
+        ) from None
+    except OSError as error:
+        raise ConnectionLost(
+            f"{portal} closed the connection during MPA start-up ({error.strerror}): "
+            "is it an iSER portal?"
+        ) from None
+    finally:
+        sock.close()  # nothing any more, once detached
+    plain.setblocking(False)
+    return IwarpQueuePair(plain, parameters, initiator=True, receive_size=RECEIVE_SIZE)
+
+
+async def connect_tcp(
+    addresses: Sequence[Address], portal: str, patience: float
+) -> trio.socket.SocketType:
+    """The first address that answers, as a connected socket."""
+    reason = "no address"
+    deadline = trio.current_time() + patience
+    for family, sockaddr in addresses:
+        sock = trio.socket.socket(family, socket.SOCK_STREAM)
+        try:
+            with trio.fail_at(deadline):
+                await sock.connect(sockaddr)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        except trio.TooSlowError:
+            sock.close()
+            raise ConnectTimeout(
+                f"{portal} did not answer within {patience:g} s; "
+                "check the address, and firewalls on the way"
+            ) from None
+        except OSError as error:
+            sock.close()
+            # Not its strerror: that of trio's repeats the address, in Python's words.
+            reason = os.strerror(error.errno) if error.errno else str(error)
+        except BaseException:
+            sock.close()
+            raise
+    raise ConnectFailed(f"cannot connect to {portal}: {reason}; is the target listening there?")
+
+
+async def start_mpa(sock: trio.socket.SocketType, mpa: MpaInitiator, portal: str) -> MpaParameters:
+    """MPA start-up. Raises RemoteProtocolError, ConnectionLost, OSError; the socket stays open."""
+    request = mpa.data_to_send()
+    while request:
+        request = request[await sock.send(request) :]
+    while True:
+        data = await sock.recv(4096)
+        if not data:
+            raise ConnectionLost(
+                f"{portal} closed the connection during MPA start-up: is it an iSER portal?"
+            )
+        try:
+            parameters = mpa.receive_data(data)
+        except RemoteProtocolError as error:
+            last_words = mpa.data_to_send()
+            if last_words:
+                await sock.send(last_words)
+            raise at_portal(portal, error, "; is it an iSER portal?") from None
+        if parameters is not None:
+            return parameters

@@ -1,0 +1,105 @@
+"""The login phase of a connection: from a queue pair to a Session in full feature phase.
+
+Login PDUs travel in Sends (the ``cm`` style of running code). Runs in trio, on any provider.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from time import monotonic
+
+import trio
+
+from iserblk.datamover.iser import BHS_LENGTH, HEADER_LENGTH
+from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.datamover.seam import INLINE
+from iserblk.errors import ConnectionLost, IserblkError, RemoteProtocolError
+from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
+from iserblk.initiator.task import TaskSlot
+from iserblk.iscsi import bhs
+from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
+from iserblk.rcap.seam import QueuePair
+from iserblk.url import Options, Url, initiator_name
+
+RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
+RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
+INLINE_SIZE = 8192  # data behind a BHS of ours: login text, immediate data
+
+
+def at_portal(portal: str, error: RemoteProtocolError, remedy: str = "") -> RemoteProtocolError:
+    """The same error, with the portal in its text."""
+    text = str(error).removeprefix(f"{error.layer}: ")
+    return RemoteProtocolError(error.layer, f"{portal}: {text}{remedy}", error.terminate)
+
+
+class Login:
+    """The login phase of one connection. Implements InitiatorUser while it lasts."""
+
+    def __init__(self, qp: QueuePair, url: Url, options: Options, portal: str) -> None:
+        self._url = url
+        self._options = options
+        self._portal = portal
+        self._dm = IserInitiator(qp, INLINE_SIZE)
+        self._dm.user = self
+        self._received: deque[tuple[bytes, bytes]] = deque()
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        if invalidated:
+            raise RemoteProtocolError("iSER", "a Login Response invalidated an STag")
+        self._received.append(
+            (
+                bytes(message[at : at + bhs.BHS_LENGTH]),
+                bytes(bhs.data_segment_untrusted(message, at)),
+            )
+        )
+
+    def connection_terminate_notify(self, error: Exception) -> None:
+        """Nothing is in flight that would have to hear of it."""
+
+    async def run(self) -> Session:
+        options = self._options
+        slots = [TaskSlot(index) for index in range(options.queue_depth + CONTROL_SLOTS)]
+        self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
+        login = LoginInitiator(
+            LoginInitiatorConfig(
+                initiator_name=initiator_name(options),
+                target_name=self._url.iqn,
+                # Random, and of this session alone: two processes must not reinstate each other.
+                isid=bytes((0x80, *secrets.token_bytes(5))),
+                immediate_data=options.immediate_data,
+                receive_data_segment_length=RECEIVE_DATA,
+                send_data_segment_length=INLINE_SIZE,
+                unexpected_pdus=UNEXPECTED,
+            )
+        )
+        outgoing = deque([login.start()])
+        try:
+            while not login.done:
+                while outgoing:
+                    await self._send(slots[-1], *outgoing.popleft())
+                while not self._received:
+                    await trio.lowlevel.wait_readable(self._dm.fileno())
+                    self._dm.progress(monotonic())
+                outgoing.extend(login.receive(*self._received.popleft()))
+        except ConnectionLost as error:
+            raise ConnectionLost(f"{self._portal}: during login: {error}") from None
+        except RemoteProtocolError as error:
+            raise at_portal(self._portal, error) from None
+        session = Session(self._dm, slots, login.parameters, self._portal, options.io_timeout)
+        session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
+        return session
+
+    async def _send(self, slot: TaskSlot, bhs: bytes, data: bytes) -> None:
+        """Send one login PDU. The slot of the one before has left: it was answered."""
+        if len(data) > len(slot.inline):
+            raise IserblkError(f"login text of {len(data)} bytes does not fit into one PDU")
+        slot.bhs[:] = bhs
+        slot.inline[: len(data)] = data
+        slot.inline_length = len(data)
+        slot.direction = INLINE
+        self._dm.send_control(slot)
+        self._dm.flush()
+        while self._dm.wants_write():
+            await trio.lowlevel.wait_writable(self._dm.fileno())
+            self._dm.progress(monotonic())
