@@ -141,10 +141,8 @@ def _yes_no(key: str, value: str) -> bool:
 
 
 def _rcap(key: str, value: str) -> str:
-    if value == "verbs":
-        raise NotSupported("rcap=verbs is not supported yet; use rcap=iwarp (or auto)")
-    if value not in ("auto", "iwarp"):
-        raise BadArgument(f"{key}={_shown(value)}: say auto or iwarp")
+    if value not in ("auto", "verbs", "iwarp"):
+        raise BadArgument(f"{key}={_shown(value)}: say auto, verbs or iwarp")
     return value
 
 

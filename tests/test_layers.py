@@ -31,6 +31,7 @@ TRIO_ALLOWED = {
     "cli",
     "initiator.connect",
     "initiator.connect_iwarp",
+    "initiator.connect_verbs",
     "initiator.login",
     "initiator.trio_driver",
     "disk.aio",

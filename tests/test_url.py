@@ -256,6 +256,7 @@ def test_defaults() -> None:
     ("key", "value", "field", "result"),
     [
         ("rcap", "auto", "rcap", "auto"),
+        ("rcap", "verbs", "rcap", "verbs"),
         ("rcap", "iwarp", "rcap", "iwarp"),
         ("mpa-crc", "no", "mpa_crc", False),
         ("mpa_crc", "yes", "mpa_crc", True),
@@ -297,7 +298,7 @@ def test_what_happens_anyway(key: str, value: str) -> None:
         ("colour", "red", "unknown option 'colour'; known are: .*io-timeout.*queue-depth"),
         ("", "x", "unknown option"),
         ("rcap", "", "rcap has no value"),
-        ("rcap", "tcp", "say auto or iwarp"),
+        ("rcap", "tcp", "say auto, verbs or iwarp"),
         ("mpa-crc", "maybe", "say yes or no"),
         ("immediate-data", "2", "say yes or no"),
         ("shared", "perhaps", "say yes or no"),
@@ -332,7 +333,6 @@ def test_wrong_options(key: str, value: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("rcap", "verbs", "use rcap=iwarp"),
         ("style", "stream", "only style=cm"),
         ("header", "12", "only header=28"),
         ("fallback", "iscsi", "Traditional iSCSI"),

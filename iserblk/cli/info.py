@@ -25,6 +25,10 @@ _WORDS = {
     "emss": "TCP segment (EMSS)",
     "mulpdu": "largest ULPDU",
     "header": "iSER header",
+    "mode": "STags are",
+    "device": "RDMA device",
+    "receive_size": "receive size",
+    "receive_invalidate": "Send with Invalidate",
 }
 
 
@@ -41,21 +45,16 @@ def command(url: str, as_json: bool, **options: str | None) -> None:
             return [disk.info for disk in disks.disks.values()]
 
     infos = run(look)
-    why = _why(infos[0].connection.get("provider"), given.get("rcap", "auto"))
+    reasons = [info.connection.pop("provider_reason") for info in infos]
     if as_json:
-        print_json({"disks": [{**asdict(info), "provider_reason": why} for info in infos]})
+        pairs = zip(infos, reasons, strict=True)
+        print_json({"disks": [{**asdict(info), "provider_reason": why} for info, why in pairs]})
         return
-    for info in infos:
+    for info, why in zip(infos, reasons, strict=True):
         _show(info, why)
 
 
-def _why(provider: object, asked: str) -> str:
-    if asked == provider:
-        return "asked for with rcap"
-    return "rcap=auto, and this version has no provider for RDMA devices yet"
-
-
-def _show(info: LunInfo, why: str) -> None:
+def _show(info: LunInfo, why: object) -> None:
     print_table(
         f"{info.name}: {info.url}",
         [

@@ -33,6 +33,11 @@ def at_portal(portal: str, error: RemoteProtocolError, remedy: str = "") -> Remo
     return RemoteProtocolError(error.layer, f"{portal}: {text}{remedy}", error.terminate)
 
 
+def receives(options: Options) -> int:
+    """How many receives a connection has posted at most: one for each answer, and spare ones."""
+    return options.queue_depth + CONTROL_SLOTS + UNEXPECTED
+
+
 class Login:
     """The login phase of one connection. Implements InitiatorUser while it lasts."""
 

@@ -83,6 +83,7 @@ class Session:
         self.parameters = parameters
         self.portal = portal
         self.io_timeout = io_timeout
+        self.provider_reason = ""  # why the connection is by the provider that it has
         self.corked = False
         self.error: IserblkError | None = None
         self.last_heard = monotonic()
@@ -487,7 +488,7 @@ class Session:
         return sum(slot.state >= QUEUED for slot in self.tasks)
 
     def describe(self) -> dict[str, object]:
-        return self._dm.describe()
+        return {**self._dm.describe(), "provider_reason": self.provider_reason}
 
     def fileno(self) -> int:
         return self._dm.fileno()

@@ -1,0 +1,173 @@
+"""Connect by rdma_cm: a queue pair of an RDMA device, and whether a device leads there at all.
+
+The provider neither blocks nor knows trio: its descriptors are waited for here. It is loaded only
+where there is a device. Runs in trio.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from iserblk.errors import ConnectFailed, ConnectTimeout, NotSupported, PermissionDenied
+from iserblk.initiator.connect_iwarp import Address
+from iserblk.initiator.login import RECEIVE_SIZE
+from iserblk.rcap.seam import QueuePair
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+TICK_S = 0.25  # how late a provider may notice that its own time is over
+GRACE_S = 1.0  # for it to say so in its own words
+CM_DEVICE = "/dev/infiniband/rdma_cm"
+
+PrivateData = Callable[[bool], bytes]  # of: the device has memory windows
+
+
+class Step(Protocol[T_co]):
+    """Something of a provider that comes to its result by and by."""
+
+    def fileno(self) -> int: ...
+
+    def progress(self, now: float) -> T_co | None: ...
+
+    def close(self) -> None: ...
+
+
+class Provider(Protocol):
+    """What is needed of ``iserblk.rcap.verbs``."""
+
+    def available(self) -> str | None:
+        """None when it is usable, else one line that says why not. Cheap."""
+        ...
+
+    def connector(
+        self,
+        address: Address,
+        *,
+        private_data: PrivateData,
+        receives: int,
+        ird: int,
+        patience: float,
+    ) -> Step[QueuePair]: ...
+
+    def probe(self, address: Address) -> Step[tuple[bool, str]]:
+        """Whether a device routes there, and its name or why not."""
+        ...
+
+
+class Verbs:
+    """The Provider that drives real devices."""
+
+    def available(self) -> str | None:
+        try:
+            module = importlib.import_module("iserblk.rcap.verbs")
+        except ModuleNotFoundError:
+            return "this version has no provider for RDMA devices"
+        answer: str | None = module.available()
+        return answer
+
+    def connector(
+        self,
+        address: Address,
+        *,
+        private_data: PrivateData,
+        receives: int,
+        ird: int,
+        patience: float,
+    ) -> Step[QueuePair]:
+        step: Step[QueuePair] = _connecting().VerbsConnector(
+            *_numeric(address),
+            private_data=private_data,
+            receive_size=RECEIVE_SIZE,
+            receives=receives,
+            ird=ird,
+            timeout=patience,
+        )
+        return step
+
+    def probe(self, address: Address) -> Step[tuple[bool, str]]:
+        step: Step[tuple[bool, str]] = _connecting().RouteProbe(*_numeric(address))
+        return step
+
+
+def _connecting() -> Any:
+    return importlib.import_module("iserblk.rcap.verbs.connecting")
+
+
+def _numeric(address: Address) -> tuple[str, int]:
+    host, port, *more = address.sockaddr
+    if address.family == socket.AF_INET6 and more[1]:
+        host = f"{host}%{more[1]}"  # of a link-local one: the interface
+    return host, port
+
+
+provider: Provider = Verbs()
+
+
+def check_available() -> None:
+    """Raises PermissionDenied or NotSupported when verbs were asked for and cannot be had."""
+    missing = provider.available()
+    if missing is None:
+        return
+    text = f"rcap=verbs: {missing}; or say rcap=iwarp"
+    if os.path.exists(CM_DEVICE) and not os.access(CM_DEVICE, os.R_OK | os.W_OK):
+        raise PermissionDenied(text)
+    raise NotSupported(text)
+
+
+async def probe(address: Address, patience: float) -> tuple[bool, str]:
+    """Whether an RDMA device routes to ``address``; its name, or why not in words."""
+    step = provider.probe(address)
+    try:
+        with trio.move_on_after(patience):
+            return await _result(step)
+        return False, f"no answer about the route within {patience:g} s"
+    finally:
+        step.close()
+
+
+async def connect_verbs(
+    addresses: Sequence[Address],
+    portal: str,
+    patience: float,
+    *,
+    private_data: PrivateData,
+    receives: int,
+    ird: int,
+) -> QueuePair:
+    """A queue pair with the first address that answers. Raises TransportError, NotSupported and
+    their kin; then nothing is left open. ``patience``: seconds, for each address."""
+    error: Exception = ConnectFailed(f"cannot connect to {portal}: no address")
+    for address in addresses:
+        try:
+            step = provider.connector(
+                address, private_data=private_data, receives=receives, ird=ird, patience=patience
+            )
+            try:
+                with trio.fail_after(patience + GRACE_S):
+                    return await _result(step)
+            except BaseException:
+                step.close()
+                raise
+        except ConnectFailed as problem:
+            error = problem  # another address may answer
+        except trio.TooSlowError:
+            error = ConnectTimeout(
+                f"{portal} did not answer by rdma_cm within {patience:g} s; "
+                "check the address, and firewalls on the way"
+            )
+    raise error
+
+
+async def _result(step: Step[T]) -> T:
+    while (result := step.progress(monotonic())) is None:
+        with trio.move_on_after(TICK_S):
+            await trio.lowlevel.wait_readable(step.fileno())
+    return result

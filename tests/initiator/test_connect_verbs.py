@@ -1,0 +1,262 @@
+"""Which provider a connection gets, and by which words that is told; on devices that are fake."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from iserblk.datamover.iser import ConnectionFlags
+from iserblk.datamover.iser_target import IserTarget
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    HostNotFound,
+    IserblkError,
+    NotSupported,
+    PermissionDenied,
+    TransportError,
+)
+from iserblk.initiator import connect as connecting
+from iserblk.initiator import connect_verbs
+from iserblk.initiator.connect import connect
+from iserblk.initiator.session import Session
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
+from iserblk.target.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED, TargetConnection
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.url import Options, parse_url
+from tests.support.fabric import Fabric, FakeListener
+from tests.target.fake_store import FakeStore
+from tests.target.test_iser_server import serving
+
+IQN = "iqn.2026-11.example:disk"
+AUTO, VERBS, IWARP = (Options(rcap=name, queue_depth=4) for name in ("auto", "verbs", "iwarp"))
+PATIENCE_S = 20.0  # only a test that fails ever waits that long
+
+
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
+    """Every step that was begun is closed again at the end."""
+    fabric = Fabric()
+    monkeypatch.setattr(connect_verbs, "provider", fabric)
+    yield fabric
+    assert fabric.open == len(fabric.pairs)  # whose steps became connections
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One that TCP refuses."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
+def url(port: int, host: str = "127.0.0.1") -> str:
+    return f"iser://{host}:{port}/{IQN}/0"
+
+
+@asynccontextmanager
+async def target(fabric: Fabric, port: int) -> AsyncIterator[FakeListener]:
+    """A target that is reached by the fabric alone."""
+    listener = fabric.listener(
+        "127.0.0.1",
+        port,
+        receive_size=8268,
+        receives=LOGIN_SLOTS + QUEUE_DEPTH + UNEXPECTED,
+        ird=16,
+        reply=lambda request: request[:4],
+    )
+    device = DeviceServer({0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}, IQN)
+    connections: list[TargetConnection] = []
+
+    async def serve() -> None:
+        while True:
+            for pair in listener.progress(0.0):
+                allowed = ConnectionFlags.unpack(pair.peer_private_data).send_invalidate
+                connections.append(
+                    TargetConnection(
+                        IserTarget(pair, allowed),
+                        device,
+                        LoginTarget(LoginTargetConfig(IQN, len(connections) + 1)),
+                        on_login=lambda _: None,
+                        on_reset=lambda _lun, _by: None,
+                        portal=f"127.0.0.1:{port}",
+                    )
+                )
+            for connection in connections:
+                if not connection.done:
+                    try:
+                        connection.progress(0.0)
+                    except TransportError:
+                        connection.done = True
+            await trio.sleep(0.001)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            yield listener
+            nursery.cancel_scope.cancel()
+    listener.close()
+
+
+async def use(session: Session) -> dict[str, object]:
+    """Log out in order; what it told of itself."""
+    about = session.describe()
+    driver = TrioDriver(session)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        await driver.log_out()
+        nursery.cancel_scope.cancel()
+    assert isinstance(session.error, ConnectionLost)
+    return about
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [(AUTO, "rcap=auto, and RDMA device fake0 leads there"), (VERBS, "asked for with rcap")],
+    ids=["auto", "verbs"],
+)
+async def test_verbs_where_a_device_leads_there(
+    options: Options, reason: str, fabric: Fabric, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with target(fabric, port):
+        about = await use(await connect(parse_url(url(port)), options))
+    assert (about["provider"], about["provider_reason"]) == ("verbs", reason)
+    assert f"127.0.0.1:{port}: connected by verbs: {reason}" in caplog.text
+
+
+@pytest.mark.parametrize(("windows", "flags"), [(True, 0x80), (False, 0xC0)])
+async def test_flags_tell_whether_there_are_windows(
+    windows: bool, flags: int, fabric: Fabric, port: int
+) -> None:
+    """Send with Invalidate is allowed towards memory windows only: a region would end with it."""
+    fabric.windows = windows
+    async with target(fabric, port):
+        about = await use(await connect(parse_url(url(port)), VERBS))
+    ((_, theirs),) = fabric.pairs
+    assert theirs.peer_private_data[:4] == bytes((flags, 0, 0, 0))
+    assert about["mode"] == ("window" if windows else "region")
+
+
+async def test_without_a_device_nothing_is_tried(fabric: Fabric, port: int) -> None:
+    fabric.missing = "there is no RDMA device"
+    with pytest.raises(ConnectFailed, match="refused; is the target listening there") as error:
+        await connect(parse_url(url(port)), AUTO)
+    assert fabric.log == []
+    assert "RDMA device" not in str(error.value)
+
+
+async def test_iwarp_never_looks_at_devices(fabric: Fabric, port: int) -> None:
+    with pytest.raises(ConnectFailed):
+        await connect(parse_url(url(port)), IWARP)
+    assert fabric.log == []
+
+
+@pytest.mark.parametrize(
+    ("routes", "error", "words"),
+    [
+        (False, None, "no RDMA device leads there: no such device"),
+        (True, None, "RDMA device fake0 leads there, but: rejected: nobody listens there"),
+        (True, NotSupported("memlock is too small"), "fake0 leads there, but: memlock is too"),
+    ],
+    ids=["no route", "rejected", "memlock"],
+)
+async def test_auto_falls_back_to_software_iwarp(
+    routes: bool,
+    error: IserblkError | None,
+    words: str,
+    fabric: Fabric,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fabric.routes, fabric.error = routes, error
+    caplog.set_level(logging.INFO)
+    async with serving() as there:
+        about = await use(await connect(parse_url(there), AUTO))
+    assert about["provider"] == "iwarp"
+    reason = str(about["provider_reason"])
+    assert reason.startswith("rcap=auto, and ") and words in reason
+    assert reason in caplog.text
+
+
+async def test_both_ways_fail(fabric: Fabric, port: int) -> None:
+    """One error tells of both; its kind is that of software iWARP's."""
+    fabric.error = NotSupported("memlock is too small")
+    with pytest.raises(ConnectFailed, match=r"Connection refused.*fake0.*memlock is too small"):
+        await connect(parse_url(url(port)), AUTO)
+
+
+async def test_no_fallback_when_verbs_were_asked_for(fabric: Fabric, port: int) -> None:
+    with pytest.raises(ConnectFailed, match="nobody listens there by rdma_cm"):
+        await connect(parse_url(url(port)), VERBS)
+
+
+@pytest.mark.parametrize(("forbidden", "kind"), [(False, NotSupported), (True, PermissionDenied)])
+async def test_verbs_where_there_are_none(
+    forbidden: bool,
+    kind: type[IserblkError],
+    fabric: Fabric,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric.missing = "no luck with /dev/infiniband"
+    monkeypatch.setattr(connect_verbs, "CM_DEVICE", "/dev/null")
+    monkeypatch.setattr(os, "access", lambda path, mode: not forbidden)
+    with pytest.raises(kind, match="rcap=verbs: no luck with /dev/infiniband; or say rcap=iwarp"):
+        await connect(parse_url(url(port)), VERBS)
+
+
+async def test_a_portal_that_never_answers(
+    fabric: Fabric, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric.silent = True
+    monkeypatch.setattr(connect_verbs, "GRACE_S", 0.0)
+    monkeypatch.setattr(connecting, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connecting, "ROUTE_TIMEOUT_S", 0.05)
+    with pytest.raises(ConnectTimeout, match="did not answer by rdma_cm within"):
+        await connect(parse_url(url(port)), VERBS)
+    with pytest.raises(ConnectFailed, match="Connection refused"):
+        await connect(parse_url(url(port)), AUTO)
+
+
+async def test_every_address_is_tried(
+    fabric: Fabric, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(host: str, port: int) -> list[connecting.Address]:
+        dead = connecting.Address(socket.AF_INET, ("127.0.0.9", port + 1))
+        return [dead, connecting.Address(socket.AF_INET, ("127.0.0.1", port))]
+
+    monkeypatch.setattr(connecting, "resolve", resolve)
+    for options in (AUTO, VERBS):
+        async with target(fabric, port):
+            about = await use(await connect(parse_url(url(port)), options))
+        assert about["provider"] == "verbs"
+    hosts = [host for what, host, *_ in fabric.log if what == "connect"]
+    assert hosts == ["127.0.0.9", "127.0.0.1"] * 2
+
+
+async def test_cancelled_while_connecting(fabric: Fabric, port: int) -> None:
+    fabric.silent = True
+    with trio.move_on_after(0.05) as scope:
+        await connect(parse_url(url(port)), AUTO)
+    assert scope.cancelled_caught
+
+
+async def test_no_such_host(fabric: Fabric) -> None:
+    with pytest.raises(HostNotFound):
+        await connect(parse_url(url(3260, "no.such.host.invalid")), VERBS)
+    assert fabric.log == []
+
+
+def test_link_local_addresses_name_their_interface() -> None:
+    address = connect_verbs.Address(socket.AF_INET6, ("fe80::1", 3260, 0, 2))
+    assert connect_verbs._numeric(address) == ("fe80::1%2", 3260)
+    address = connect_verbs.Address(socket.AF_INET6, ("fd00::1", 3260, 0, 0))
+    assert connect_verbs._numeric(address) == ("fd00::1", 3260)
