@@ -12,6 +12,7 @@ import click
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
 from iserblk.errors import BadArgument, NotSupported
+from iserblk.target.busypoll import DEFAULT_US as BUSY_POLL_US
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.server import serve
 from iserblk.target.unit import LogicalUnit
@@ -34,6 +35,16 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
 @click.option(
     "--lun", "specs", metavar="FILE[:OPTION…]", required=True, multiple=True, help=_LUN_HELP
 )
+@click.option(
+    "--busy-poll",
+    "busy_poll_us",
+    metavar="US",
+    type=click.IntRange(0, 10_000),
+    default=BUSY_POLL_US,
+    show_default=True,
+    help="While commands follow each other closely, stay awake for the next one up to this many"
+    " microseconds; 0: never.",
+)
 @click.option("--rcap", metavar="iwarp|verbs", default="iwarp", hidden=True)
 @click.option("--chap-accounts", metavar="FILE", hidden=True)
 @click.option("--chap-user", metavar="USER", hidden=True)
@@ -42,6 +53,7 @@ def command(
     listen: str,
     iqn: str,
     specs: tuple[str, ...],
+    busy_poll_us: int,
     rcap: str,
     chap_accounts: str | None,
     chap_user: str | None,
@@ -61,7 +73,7 @@ def command(
         raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp")
     check_name(iqn, "--iqn")
     with _units(specs, iqn) as units:
-        run(lambda: serve(listen, iqn, dict(enumerate(units)), ready))
+        run(lambda: serve(listen, iqn, dict(enumerate(units)), ready, busy_poll_us))
 
 
 @contextmanager

@@ -428,6 +428,11 @@ class TargetConnection:
                 self._deferred.remove(slot)
                 self._respond(slot)
 
+    @property
+    def answered(self) -> int:
+        """Responses so far, modulo 2^32."""
+        return self._numbers.stat_sn
+
     def describe(self) -> dict[str, object]:
         return self._dm.describe()
 

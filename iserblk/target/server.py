@@ -36,6 +36,7 @@ from iserblk.errors import (
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.target.busypoll import BusyPoll, Pace
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.slot import TargetTask
@@ -62,8 +63,11 @@ class _SessionName:
 class TargetServer:
     """One target: its LUNs and its connections."""
 
-    def __init__(self, iqn: str, luns: Mapping[int, LogicalUnit]) -> None:
+    def __init__(
+        self, iqn: str, luns: Mapping[int, LogicalUnit], busy_poll: BusyPoll | None = None
+    ) -> None:
         self.iqn = iqn
+        self._busy_poll = busy_poll or BusyPoll(0)
         self.device = DeviceServer(luns, iqn)
         self._connections: dict[TargetConnection, WriteWatch] = {}
         self._sessions: dict[_SessionName, TargetConnection] = {}
@@ -174,15 +178,18 @@ class TargetServer:
         """Progress until the session has ended."""
         deadline = trio.current_time() + LOGIN_TIMEOUT_S
         fd = connection.fileno()
+        pace = Pace(self._busy_poll)
         while not connection.done:
             if connection.parameters is None:
                 with trio.move_on_at(deadline) as scope:
                     await trio.lowlevel.wait_readable(fd)
                 if scope.cancelled_caught:
                     raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
+                connection.progress(monotonic())
             else:
+                pace.rest(connection.answered)
                 await trio.lowlevel.wait_readable(fd)
-            connection.progress(monotonic())
+                connection.progress(pace.work())
             if connection.wants_write():
                 writes.wake()
         # The last answer (to a logout, or why a login failed) still has to leave.
@@ -295,10 +302,13 @@ async def serve(
     iqn: str,
     luns: Mapping[int, LogicalUnit],
     ready: Callable[[str], None],
+    busy_poll_us: int = 0,
 ) -> None:
     """Serve until cancelled. ``ready(url)`` is called once connections are taken; the URL has the
-    port that was bound. Raises BadArgument, PermissionDenied or Busy when it cannot listen."""
-    server = TargetServer(iqn, luns)
+    port that was bound. ``busy_poll_us``: see BusyPoll. Raises BadArgument, PermissionDenied or
+    Busy when it cannot listen."""
+    busy_poll = BusyPoll(busy_poll_us)
+    server = TargetServer(iqn, luns, busy_poll)
     listeners = await _listen(listen)
     limiter = trio.Semaphore(MAX_CONNECTIONS)
 
@@ -324,6 +334,7 @@ async def serve(
         async with trio.open_nursery() as nursery:
             for listener in listeners:
                 nursery.start_soon(accept, listener, nursery)
+            nursery.start_soon(busy_poll.run)
             ready(f"iser://{_name_of(listeners[0].socket.getsockname())}/{iqn}")
     finally:
         for listener in listeners:

@@ -14,6 +14,7 @@ from benchlib.results import Row, ratio
 
 OURS = "iserblk"
 OURS_NO_CRC = "iserblk-nocrc"
+OURS_NO_POLL = "iserblk-nopoll"
 MEMORY_LIMIT = 150 << 20
 MEMORY_PROCESS = "nbdkit"
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchlib import proc, subjects
-from benchlib.goals import CEILINGS, OURS, OURS_NO_CRC, PEERS
+from benchlib.goals import CEILINGS, OURS, OURS_NO_CRC, OURS_NO_POLL, PEERS
 from benchlib.load import JOBS, MEMORY_JOBS, Job, JobFailed
 from benchlib.results import Row, Sample
 from benchlib.servers import Absent
@@ -45,6 +45,7 @@ SECTIONS = (
         {
             OURS: partial(subjects.nbd_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.nbd_ours, mpa_crc="no"),
+            OURS_NO_POLL: partial(subjects.nbd_ours, mpa_crc="yes", busy_poll=False),
             PEERS["nbd"]: subjects.nbd_qemu,
             "memory": subjects.nbd_memory,
             "python-null": partial(subjects.nbd_null, sleep_us=0),
@@ -58,6 +59,7 @@ SECTIONS = (
         {
             OURS: partial(subjects.fuse_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.fuse_ours, mpa_crc="no"),
+            OURS_NO_POLL: partial(subjects.fuse_ours, mpa_crc="yes", busy_poll=False),
             PEERS["fuse"]: subjects.fuse_qemu,
             CEILINGS["fuse"]: subjects.fuse_null,
         },
@@ -68,6 +70,7 @@ SECTIONS = (
         {
             OURS: partial(subjects.api_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.api_ours, mpa_crc="no"),
+            OURS_NO_POLL: partial(subjects.api_ours, mpa_crc="yes", busy_poll=False),
             PEERS["api"]: subjects.api_iscsi_perf,
         },
     ),

@@ -7,6 +7,7 @@ are shared by the subjects of a section: one of ours, one tgtd, each with its ow
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,9 +87,17 @@ class Bench:
         self._stack.callback(unmount, path)
         return path
 
-    def our_target(self) -> tuple[Server, str]:
-        """Our target and its URL. Raises Absent."""
-        return self._once("ours", self._start_our_target)
+    def our_target(self, busy_poll: bool = True) -> tuple[Server, str]:
+        """Our target, as it is by default or without its busy poll, and its URL. Raises Absent."""
+        if busy_poll:
+            return self._once("ours", partial(self._start_our_target, "target", self._ours))
+        return self._once("ours-no-poll", self._start_sleepy_target)
+
+    def _start_sleepy_target(self) -> tuple[Server, str]:
+        file = self._ours.with_name("ours-no-poll")  # two targets do not serve one file
+        shutil.copyfile(self._ours, file)
+        self._stack.callback(file.unlink)
+        return self._start_our_target("target-no-poll", file, "--busy-poll", "0")
 
     def tgtd(self) -> tuple[Server, str]:
         """tgtd and the URL of its disk. Raises Absent."""
@@ -109,9 +118,9 @@ class Bench:
             raise found
         return found
 
-    def _start_our_target(self) -> tuple[Server, str]:
-        command = iserblk("target", "--listen", "127.0.0.1:0", "--iqn", OUR_IQN)
-        server = self.start("target", [*command, "--lun", f"{self._ours}:wce=1"])
+    def _start_our_target(self, name: str, file: Path, *options: str) -> tuple[Server, str]:
+        command = iserblk("target", "--listen", "127.0.0.1:0", "--iqn", OUR_IQN, *options)
+        server = self.start(name, [*command, "--lun", f"{file}:wce=1"])
         portal = server.wait_until(lambda: ready_url(server)).removeprefix("iser://").split("/")[0]
         return server, f"iser://{portal}/{OUR_IQN}/0"
 
@@ -144,11 +153,12 @@ class Bench:
 # --- NBD ---------------------------------------------------------------------------------------
 
 
-def nbd_ours(bench: Bench, mpa_crc: str) -> Endpoint:
-    target, url = bench.our_target()
-    socket = bench.path(f"ours-{mpa_crc}.sock")
+def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
+    target, url = bench.our_target(busy_poll)
+    name = f"{mpa_crc}-{busy_poll}"
+    socket = bench.path(f"ours-{name}.sock")
     command = iserblk("nbd", f"{url}?mpa-crc={mpa_crc}", "--socket", str(socket))
-    server = bench.start(f"nbd-{mpa_crc}", [*command, "--threads", str(THREADS)])
+    server = bench.start(f"nbd-{name}", [*command, "--threads", str(THREADS)])
     server.wait_until(lambda: ready_url(server))
     return _through_nbd(socket, {"nbdkit": server, "target": target})
 
@@ -190,12 +200,13 @@ def _through_nbd(socket: Path, servers: dict[str, Server]) -> Endpoint:
 # --- FUSE --------------------------------------------------------------------------------------
 
 
-def fuse_ours(bench: Bench, mpa_crc: str) -> Endpoint:
+def fuse_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
     _need_fuse()
-    target, url = bench.our_target()
-    mount_point = bench.mount_point(f"mount-{mpa_crc}")
+    target, url = bench.our_target(busy_poll)
+    name = f"{mpa_crc}-{busy_poll}"
+    mount_point = bench.mount_point(f"mount-{name}")
     server = bench.start(
-        f"fuse-{mpa_crc}", iserblk("mount", "-f", f"{url}?mpa-crc={mpa_crc}", str(mount_point))
+        f"fuse-{name}", iserblk("mount", "-f", f"{url}?mpa-crc={mpa_crc}", str(mount_point))
     )
     file = mount_point / "lun0"
     server.wait_until(lambda: mounted_size(mount_point, file))
@@ -232,8 +243,8 @@ def fuse_null(bench: Bench) -> Endpoint:
 # --- API ---------------------------------------------------------------------------------------
 
 
-def api_ours(bench: Bench, mpa_crc: str) -> Endpoint:
-    target, url = bench.our_target()
+def api_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
+    target, url = bench.our_target(busy_poll)
     url = f"{url}?mpa-crc={mpa_crc}"
 
     def command(job: Job, seconds: float) -> list[str]:
