@@ -36,6 +36,9 @@ TRIO_ALLOWED = {
     "initiator.trio_driver",
     "disk.aio",
     "disk.blocking",
+    "target.accepting",
+    "target.busypoll",
+    "target.listening",
     "target.server",
 }
 

@@ -7,49 +7,32 @@ that task's nursery.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
 import trio
 
-from iserblk.datamover.iser import (
-    BHS_LENGTH,
-    HEADER_LENGTH,
-    SEND_INVALIDATE_NOT_SUPPORTED,
-    ZBVA_NOT_SUPPORTED,
-    ConnectionFlags,
-)
+from iserblk.datamover.iser import ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
-from iserblk.errors import (
-    BadArgument,
-    Busy,
-    IserblkError,
-    PermissionDenied,
-    RemoteProtocolError,
-    TransportError,
-)
+from iserblk.errors import IserblkError, TransportError
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
-from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
-from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.seam import QueuePair
+from iserblk.target.accepting import RECEIVE_DATA, accept_iwarp
 from iserblk.target.busypoll import BusyPoll, Pace
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.listening import listen_tcp, name_of
 from iserblk.target.slot import TargetTask
 from iserblk.trio_io import WriteWatch
 
 log = logging.getLogger(__name__)
 
-RECEIVE_DATA = 8192  # TargetRecvDataSegmentLength
-RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
 LOGIN_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 1024
 LAST_WORDS_S = 5.0
-_PEEK = 16  # bytes that tell an MPA Request from an iSCSI Login
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,34 +59,34 @@ class TargetServer:
         self._tsihs: set[int] = set()  # in use by a connection
         self._limiter = trio.CapacityLimiter(16)  # disk threads
 
-    async def serve_connection(self, sock: trio.socket.SocketType) -> None:
-        """One connection from accept to end; raises nothing but Cancelled."""
-        peer = _name_of(sock.getpeername())
-        try:
-            with sock:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                portal = _name_of(sock.getsockname())
-                with trio.move_on_after(LOGIN_TIMEOUT_S) as scope:
-                    parameters = await self._start_mpa(sock)
-                if scope.cancelled_caught or parameters is None:
+    async def serve_tcp(self, sock: trio.socket.SocketType) -> None:
+        """One TCP connection from accept to end; raises nothing but Cancelled."""
+        with sock:
+            try:
+                peer, portal = name_of(sock.getpeername()), name_of(sock.getsockname())
+            except OSError as error:
+                log.info("a peer went away at once: %s", error.strerror)
+                return
+            qp = None
+            with _contained(peer):
+                with trio.move_on_after(LOGIN_TIMEOUT_S):
+                    qp = await accept_iwarp(sock)
+                if qp is None:
                     log.info("%s: went away before MPA start-up was complete", peer)
                     return
-                plain = socket.socket(fileno=sock.detach())
-            plain.setblocking(False)
-            await self._serve(plain, parameters, portal, peer)
-        except IserblkError as error:
-            log.info("%s: %s", peer, error)
-        except OSError as error:
-            log.info("%s: connection ended: %s", peer, error.strerror or error)
-        except Exception:
-            # One connection's bug must not end the others; it is ours, so it is logged whole.
-            log.exception("%s: internal error, connection closed", peer)
+        if qp is not None:
+            await self.serve_queue_pair(qp, portal, peer)
 
-    async def _serve(
-        self, sock: socket.socket, parameters: MpaParameters, portal: str, peer: str
-    ) -> None:
-        flags = ConnectionFlags.unpack(parameters.private_data)
-        qp = IwarpQueuePair(sock, parameters, initiator=False, receive_size=RECEIVE_SIZE)
+    async def serve_queue_pair(self, qp: QueuePair, portal: str, peer: str) -> None:
+        """One connection on any provider, until its end; raises nothing but Cancelled."""
+        with _contained(peer):
+            try:
+                await self._serve(qp, portal, peer)
+            finally:
+                qp.close()
+
+    async def _serve(self, qp: QueuePair, portal: str, peer: str) -> None:
+        flags = ConnectionFlags.unpack(qp.peer_private_data)
         tsih = self._take_tsih()
         login = LoginTarget(
             LoginTargetConfig(
@@ -145,34 +128,6 @@ class TargetServer:
             self._release_successor(connection)
         if error is not None:
             raise error
-
-    async def _start_mpa(self, sock: trio.socket.SocketType) -> MpaParameters | None:
-        """Answer the MPA Request; None when the peer went away."""
-        prefix = b""
-        while (verdict := looks_like_mpa(prefix)) is None:
-            known = len(prefix)
-            prefix = await sock.recv(_PEEK, socket.MSG_PEEK)
-            if not prefix:
-                return None
-            if len(prefix) == known:
-                await trio.sleep(0.01)  # part of the key: the rest is on its way
-        if not verdict:
-            raise RemoteProtocolError(
-                "MPA", "the peer does not speak iSER over iWARP (a plain iSCSI initiator?)"
-            )
-        responder = MpaResponder(crc=False)  # CRCs if the initiator wants them: it is its data
-        while True:
-            data = await sock.recv(4096)
-            if not data:
-                return None
-            parameters = responder.receive_data(data)
-            if parameters is not None:
-                request = ConnectionFlags.unpack(parameters.private_data)
-                responder.accept(_reply_flags(request).pack())
-                answer = responder.data_to_send()
-                while answer:
-                    answer = answer[await sock.send(answer) :]
-                return parameters
 
     async def _pump(self, connection: TargetConnection, writes: WriteWatch) -> None:
         """Progress until the session has ended."""
@@ -283,18 +238,18 @@ def _progress_quietly(connection: TargetConnection) -> None:
         connection.abandon()
 
 
-def _reply_flags(request: ConnectionFlags) -> ConnectionFlags:
-    """What we say back: no zero-based addressing; Send with Invalidate where it is allowed."""
-    flags = ZBVA_NOT_SUPPORTED
-    if not request.send_invalidate:
-        flags |= SEND_INVALIDATE_NOT_SUPPORTED
-    return ConnectionFlags(flags)
-
-
-def _name_of(address: object) -> str:
-    assert isinstance(address, tuple)
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+@contextmanager
+def _contained(peer: str) -> Iterator[None]:
+    """What ends one connection ends no other."""
+    try:
+        yield
+    except IserblkError as error:
+        log.info("%s: %s", peer, error)
+    except OSError as error:
+        log.info("%s: connection ended: %s", peer, error.strerror or error)
+    except Exception:
+        # A bug of ours: it is logged whole.
+        log.exception("%s: internal error, connection closed", peer)
 
 
 async def serve(
@@ -309,7 +264,7 @@ async def serve(
     Busy when it cannot listen."""
     busy_poll = BusyPoll(busy_poll_us)
     server = TargetServer(iqn, luns, busy_poll)
-    listeners = await _listen(listen)
+    listeners = await listen_tcp(listen)
     limiter = trio.Semaphore(MAX_CONNECTIONS)
 
     async def accept(listener: trio.SocketListener, nursery: trio.Nursery) -> None:
@@ -326,7 +281,7 @@ async def serve(
 
     async def one(sock: trio.socket.SocketType) -> None:
         try:
-            await server.serve_connection(sock)
+            await server.serve_tcp(sock)
         finally:
             limiter.release()
 
@@ -335,35 +290,7 @@ async def serve(
             for listener in listeners:
                 nursery.start_soon(accept, listener, nursery)
             nursery.start_soon(busy_poll.run)
-            ready(f"iser://{_name_of(listeners[0].socket.getsockname())}/{iqn}")
+            ready(f"iser://{name_of(listeners[0].socket.getsockname())}/{iqn}")
     finally:
         for listener in listeners:
             listener.socket.close()
-
-
-async def _listen(listen: str) -> list[trio.SocketListener]:
-    host, separator, port_text = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not port_text.isdecimal() or int(port_text) > 0xFFFF:
-        raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. 127.0.0.1:3260 (port 0: any)")
-    port = int(port_text)
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host or None)
-    except socket.gaierror as error:
-        raise BadArgument(f"--listen {listen}: cannot resolve the host: {error.strerror}") from None
-    except PermissionError:
-        raise PermissionDenied(
-            f"--listen {listen}: not permitted; use a port of 1024 or more, e.g. 3260"
-        ) from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE or "in use" in str(error.__cause__ or error):
-            raise Busy(f"--listen {listen}: the port is in use; choose another, or 0") from None
-        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        text = os.strerror(cause.errno) if cause.errno else str(cause)
-        raise BadArgument(f"--listen {listen}: cannot listen there: {text}") from None
-    if port == 0:
-        # Several addresses would get several ports: one URL can name one only.
-        for extra in listeners[1:]:
-            await extra.aclose()
-        del listeners[1:]
-    return listeners

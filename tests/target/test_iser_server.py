@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -82,3 +84,15 @@ async def test_a_login_with_the_same_name_ends_the_session_before(
         slot = second.take_now()
         assert isinstance(slot, TaskSlot) and second.error is None
         second.fail(TransportError("end of test"))
+
+
+async def test_a_peer_that_is_gone_before_it_was_accepted() -> None:
+    """Its socket has no peer any more; the target serves others."""
+    async with serving() as url:
+        there = parse_url(url)
+        with socket.create_connection((there.host, there.port)) as sock:
+            # A reset instead of an orderly end.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        session = await connect(there, Options())
+        assert session.error is None
+        session.fail(TransportError("end of test"))

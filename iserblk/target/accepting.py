@@ -1,0 +1,71 @@
+"""From a TCP connection to a queue pair: the responder's side of MPA start-up. Runs in trio."""
+
+from __future__ import annotations
+
+import socket
+
+import trio
+
+from iserblk.datamover.iser import (
+    BHS_LENGTH,
+    HEADER_LENGTH,
+    SEND_INVALIDATE_NOT_SUPPORTED,
+    ZBVA_NOT_SUPPORTED,
+    ConnectionFlags,
+)
+from iserblk.errors import RemoteProtocolError
+from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+
+RECEIVE_DATA = 8192  # TargetRecvDataSegmentLength
+RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
+_PEEK = 16  # bytes that tell an MPA Request from an iSCSI Login
+
+
+def reply_flags(request: ConnectionFlags) -> ConnectionFlags:
+    """What we say back: no zero-based addressing; Send with Invalidate where it is allowed."""
+    flags = ZBVA_NOT_SUPPORTED
+    if not request.send_invalidate:
+        flags |= SEND_INVALIDATE_NOT_SUPPORTED
+    return ConnectionFlags(flags)
+
+
+async def accept_iwarp(sock: trio.socket.SocketType) -> IwarpQueuePair | None:
+    """Takes the socket over; None when the peer went away. Raises RemoteProtocolError, OSError."""
+    with sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        parameters = await _start_mpa(sock)
+        if parameters is None:
+            return None
+        plain = socket.socket(fileno=sock.detach())
+    plain.setblocking(False)
+    return IwarpQueuePair(plain, parameters, initiator=False, receive_size=RECEIVE_SIZE)
+
+
+async def _start_mpa(sock: trio.socket.SocketType) -> MpaParameters | None:
+    """Answer the MPA Request; None when the peer went away."""
+    prefix = b""
+    while (verdict := looks_like_mpa(prefix)) is None:
+        known = len(prefix)
+        prefix = await sock.recv(_PEEK, socket.MSG_PEEK)
+        if not prefix:
+            return None
+        if len(prefix) == known:
+            await trio.sleep(0.01)  # part of the key: the rest is on its way
+    if not verdict:
+        raise RemoteProtocolError(
+            "MPA", "the peer does not speak iSER over iWARP (a plain iSCSI initiator?)"
+        )
+    responder = MpaResponder(crc=False)  # CRCs if the initiator wants them: it is its data
+    while True:
+        data = await sock.recv(4096)
+        if not data:
+            return None
+        parameters = responder.receive_data(data)
+        if parameters is not None:
+            request = ConnectionFlags.unpack(parameters.private_data)
+            responder.accept(reply_flags(request).pack())
+            answer = responder.data_to_send()
+            while answer:
+                answer = answer[await sock.send(answer) :]
+            return parameters
