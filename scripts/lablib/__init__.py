@@ -1,0 +1,1 @@
+"""scripts/lab: a command in a virtual machine with a full kernel. See docs/lab.md."""

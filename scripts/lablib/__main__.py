@@ -1,0 +1,139 @@
+"""The command line of scripts/lab."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from lablib.acceleration import usable
+from lablib.archive import Absent, say
+from lablib.kernel import the_kernel
+from lablib.setups import SETUPS, provide
+from lablib.vm import Died, Machine, Wish
+
+_BAD_ARGUMENT = 7
+_LIO_PORT = 3260
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="Exit status: the command's own; 1 with words where the guest died, was too slow, or "
+    "cannot be had; 7 bad argument.",
+)
+@click.option("--setup", "name", default="none", metavar="NAME", help="What the guest holds.")
+@click.option("--timeout", "limit_s", type=click.FloatRange(1), default=600, metavar="S",
+              help="Seconds until the guest is ended, counted from its start (600).")  # fmt: skip
+@click.option("--mtu", type=click.IntRange(576, 65536), default=65536, metavar="BYTES",
+              help="Of every link in the guest: 1500, or 65536 (the default).")  # fmt: skip
+@click.option("--results", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="The guest may write here. Gets its console's log, too.")  # fmt: skip
+@click.option("--net", is_flag=True, help="An emulated network card, 10.0.2.15.")
+@click.option("--forward", "forwards", multiple=True, metavar="HOSTPORT:GUESTPORT",
+              help="From 127.0.0.1 to the guest; implies --net.")  # fmt: skip
+@click.option("--memory", default="2G", metavar="SIZE", help="Of the guest (default 2G).")
+@click.option("--list", "only_list", is_flag=True, help="Print the set-ups and do nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Say how long booting took.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def lab(
+    name: str, limit_s: float, mtu: int, results: Path | None, net: bool,
+    forwards: tuple[str, ...], memory: str, only_list: bool, verbose: bool,
+    command: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Run COMMAND in a virtual machine with the distribution's full kernel.
+
+    The guest sees the host's files, copy-on-write. LAB_URL holds the URL of the LUN that the
+    set-up made. docs/lab.md has the set-ups and their variables.
+    """
+    if only_list:
+        width = max(map(len, SETUPS))
+        for setup in SETUPS.values():
+            click.echo(f"{setup.name:{width}}  {setup.about}")
+        return 0
+    if name not in SETUPS:
+        raise click.UsageError(f"no set-up is called {name}; --list shows them all")
+    if not command:
+        raise click.UsageError("no COMMAND")
+    setup = SETUPS[name]
+    ports = [_parse_forward(text) for text in forwards]
+    kernel = the_kernel()
+    variables = provide(setup, kernel)
+    if setup.on_host:
+        ports.append((_free_port(), _LIO_PORT))
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
+        results = results.resolve()
+    wish = Wish(
+        kernel, setup.name, kvm=usable(kernel), memory=memory, mtu=mtu, network=net,
+        forwards=tuple(ports), results=results, variables=variables,
+    )  # fmt: skip
+    with Machine(wish, () if setup.on_host else command) as machine:
+        if verbose or setup.on_host:
+            status = machine.wait(limit_s, until=lambda: machine.ready() is not None)
+            if verbose:
+                say(f"{setup.name} stands after {machine.age_s:.1f} s")
+            if status is not None:
+                return status
+        if setup.on_host:
+            return _on_host(command, machine, limit_s, ports[-1][0])
+        return machine.wait(limit_s) or 0
+
+
+def _on_host(command: tuple[str, ...], machine: Machine, limit_s: float, port: int) -> int:
+    """Runs it here, with the guest's variables; the guest must outlive it."""
+    variables = machine.ready() or {}
+    for name in ("LAB_URL", "LAB_URL2"):
+        variables[name] = variables[name].replace(f"10.0.2.15:{_LIO_PORT}", f"127.0.0.1:{port}")
+    variables |= {"LAB_SETUP": machine.setup, "LAB_PORT": str(port), "LAB_ADDRESS": "127.0.0.1"}
+    try:
+        process = subprocess.Popen(command, env={**os.environ, **variables})
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}")
+        return 127
+    try:
+        machine.wait(limit_s, until=lambda: process.poll() is not None)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _parse_forward(text: str) -> tuple[int, int]:
+    host, _, guest = text.partition(":")
+    if not (host.isdigit() and guest.isdigit()):
+        raise click.UsageError(f"--forward {text}: not HOSTPORT:GUESTPORT")
+    return int(host), int(guest)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> int:
+    """Returns the exit status."""
+    os.environ.pop("PYTHONPATH", None)  # of scripts/lab for its modules; not of the command
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
+    try:
+        return int(lab.main(prog_name="scripts/lab", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        say(error.format_message())
+        return _BAD_ARGUMENT
+    except (Absent, Died) as error:
+        say(str(error))
+        return 1
+    except (KeyboardInterrupt, click.Abort):
+        say("stopped; the guest is gone")
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Whether hardware acceleration works here: tried once, with a guest that does nothing.
+
+/dev/kvm may be there and yet hang with this kernel, where the host is a virtual machine itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from lablib.archive import cache, say
+from lablib.kernel import Kernel
+from lablib.vm import Died, Machine, Wish
+
+_BANNER_S = 20
+_WHOLE_S = 90
+
+
+def usable(kernel: Kernel) -> bool:
+    """The answer is kept until the host boots again or the kernel changes. Raises Absent."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    tried = {
+        "host": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "kernel": kernel.root.name,
+    }
+    kept = cache() / "acceleration.json"
+    try:
+        known = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        known = {}
+    if {name: known.get(name) for name in tried} != tried:
+        known = {**tried, "usable": _try(kernel)}
+        fresh = kept.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(known))
+        fresh.rename(kept)
+    return bool(known["usable"])
+
+
+def _try(kernel: Kernel) -> bool:
+    say("trying hardware acceleration (once)")
+    with Machine(Wish(kernel, kvm=True), ["true"]) as machine:
+
+        def banner() -> bool:
+            return machine.console.exists() and "Linux version" in machine.console.read_text(
+                errors="replace"
+            )
+
+        try:
+            machine.wait(_BANNER_S, until=banner)
+            works = machine.wait(_WHOLE_S) == 0
+        except Died as how:
+            say(f"software emulation it is: with /dev/kvm {str(how).splitlines()[0]}")
+            return False
+    return works

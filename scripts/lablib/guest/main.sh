@@ -1,0 +1,72 @@
+# Runs in the guest, as root: makes the set-up, runs the command, leaves its exit status.
+#
+#   main.sh DIRECTORY     shared with the host; holds what lablib/vm.py wrote
+#
+# To the host: `ready` (variables of the set-up, one a line), `status` (a number, or words).
+
+while IFS= read -r -d '' variable; do
+  export "${variable?}"
+done <"$1/environment"
+here=$(dirname "${BASH_SOURCE[0]}")
+
+# Whole or not at all: the host looks all the time.
+tell() {
+  cat >"$LAB_RUN/$1.new"
+  mv "$LAB_RUN/$1.new" "$LAB_RUN/$1"
+}
+
+fail() {
+  printf 'the set-up %s failed: %s\n' "$LAB_SETUP" "$*" | tell status
+  exec sleep infinity # the host ends the guest
+}
+
+# Device names come from sysfs: without udev there is no /dev/virtio-ports.
+port() {
+  local entry
+  for entry in /sys/class/virtio-ports/*; do
+    if [ "$(cat "$entry/name")" = "lab.$1" ]; then
+      printf '/dev/%s\n' "${entry##*/}"
+      return
+    fi
+  done
+  fail "no virtio port lab.$1"
+}
+
+. "$here/setups.sh"
+
+# With or without udev on the host: the guest has none. It would load modules by itself.
+pkill -x systemd-udevd
+ulimit -l unlimited
+ulimit -c 0
+ip link set lo up mtu "$LAB_MTU"
+load nbd
+set -a # what a set-up says of itself is the command's to know
+[ -z "$LAB_NETWORK" ] || network
+"setup_${LAB_SETUP//-/_}"
+set +a
+while read -r variable; do
+  printf '%s=%s\n' "$variable" "${!variable}"
+done < <(compgen -v | grep -E '^LAB_(URL|URL2|LISTEN|NETNS|PORT|DEVICE|ADDRESS|INITIATOR)$') | tell ready
+printf 'lab: %s ready %s s after boot\n' "$LAB_SETUP" "$(cut -d ' ' -f 1 /proc/uptime)" >/dev/kmsg
+
+mapfile -d '' -t command <"$LAB_RUN/command"
+if [ ${#command[@]} = 0 ]; then # the command runs on the host
+  until [ -e "$LAB_RUN/stop" ]; do sleep 1; done
+  echo 0 | tell status
+  exec sleep infinity
+fi
+
+# The ports take one opener each; through a pipe the command may open /dev/stderr again, too.
+mkfifo /run/lab.out /run/lab.err
+cat /run/lab.out >"$(port out)" &
+out=$!
+cat /run/lab.err >"$(port err)" &
+err=$!
+cd "$LAB_CWD" || fail "no directory $LAB_CWD"
+"${command[@]}" </dev/null >/run/lab.out 2>/run/lab.err
+status=$?
+# What the command left running may hold its output open.
+(sleep 2; kill $out $err) 2>/dev/null &
+wait $out $err 2>/dev/null
+echo $status | tell status
+exec sleep infinity

@@ -1,0 +1,191 @@
+# The set-ups: one function each, named setup_ and the name with underscores. Read by main.sh.
+# Steps call `fail` with words when they cannot be done.
+
+export LAB_ADDRESS=10.9.9.1
+export LAB_INITIATOR=iqn.2026-11.lab:initiator
+iqn=iqn.2026-11.lab:disk
+configfs=/sys/kernel/config/target
+
+load() {
+  local module
+  for module in "$@"; do
+    modprobe "$module" 2>/run/lab.modprobe || fail "modprobe $module: $(cat /run/lab.modprobe)"
+  done
+}
+
+# Runs a step quietly; its last words tell why it failed.
+step() {
+  "$@" >/run/lab.step 2>&1 || fail "$*: $(tail -n 1 /run/lab.step)"
+}
+
+# write VALUE FILE: configfs answers through the exit status of the write.
+put() {
+  { printf '%s' "$1" >"$2"; } 2>/run/lab.step || fail "$2 refuses $1: $(tail -n 1 /run/lab.step)"
+}
+
+# The emulated network card, as QEMU's user network expects it.
+network() {
+  load virtio_net
+  local card
+  card=$(basename "$(dirname "$(ls -d /sys/class/net/*/device/driver/module/drivers/virtio:virtio_net \
+    2>/dev/null | head -n 1 | sed 's,/device/driver/.*,/device,')")")
+  [ -n "$card" ] && [ "$card" != . ] || fail "no emulated network card"
+  step ip address add 10.0.2.15/24 dev "$card"
+  step ip link set "$card" up
+  step ip route add default via 10.0.2.2
+  LAB_CARD=$card
+}
+
+dummy() {
+  load dummy
+  step ip link add dummy0 type dummy
+  step ip link set dummy0 mtu "$LAB_MTU"
+  step ip address add $LAB_ADDRESS/24 dev dummy0
+  step ip link set dummy0 up
+}
+
+rxe() {
+  load rdma_rxe rdma_ucm
+  step rdma link add rxe0 type rxe netdev "$1"
+  LAB_DEVICE=rxe0
+}
+
+siw() {
+  load ib_core iw_cm rdma_cm ib_uverbs rdma_ucm libcrc32c crc32c_generic
+  step insmod "$LAB_SIW"
+  step rdma link add siw0 type siw netdev "$1"
+  LAB_DEVICE=siw0
+}
+
+# lun NUMBER MEBIBYTES: a LUN in the guest's memory.
+lun() {
+  local store=$configfs/core/fileio_$1/disk$1 file=/run/lab-luns/disk$1
+  step mkdir -p "$store" /run/lab-luns
+  mountpoint -q /run/lab-luns || step mount -t tmpfs tmpfs /run/lab-luns
+  step truncate -s "$2M" "$file"
+  put "fd_dev_name=$file,fd_dev_size=$(($2 << 20))" "$store/control"
+  put 1 "$store/enable"
+  put "lab-disk-$1" "$store/wwn/vpd_unit_serial"
+  put 1 "$store/attrib/emulate_tpu"
+  step mkdir "$tpg/lun/lun_$1"
+  step ln -s "$store" "$tpg/lun/lun_$1/disk$1"
+}
+
+# lio ADDRESS: LIO's iSER target on it, with two LUNs.
+lio() {
+  load target_core_mod target_core_file iscsi_target_mod ib_isert
+  mountpoint -q /sys/kernel/config || step mount -t configfs configfs /sys/kernel/config
+  local tpg=$configfs/iscsi/$iqn/tpgt_1
+  step mkdir -p "$tpg"
+  lun 0 256
+  lun 1 64
+  put 0 "$tpg/attrib/authentication"
+  put 1 "$tpg/attrib/generate_node_acls"
+  put 0 "$tpg/attrib/demo_mode_write_protect"
+  # The portal listens on plain TCP first, and siw shares the port space with TCP: that listener is
+  # made in another network namespace, out of the way.
+  step ip netns add lio
+  step nsenter --net=/run/netns/lio mkdir "$tpg/np/$1:3260"
+  put 1 "$tpg/np/$1:3260/iser"
+  put 1 "$tpg/enable"
+  rdma resource show cm_id 2>/dev/null | grep -q "src-addr $1:3260" ||
+    fail "LIO does not listen on $1:3260 for RDMA: $(rdma resource show cm_id 2>&1 | tail -n 1)"
+  LAB_PORT=3260
+  LAB_URL=iser://$1:3260/$iqn/0
+  LAB_URL2=iser://$1:3260/$iqn/1
+}
+
+# tgtd's iSER module binds to port 3260 of all addresses.
+tgt() {
+  local words try initiator
+  step mkdir -p /run/lab-luns
+  step mount -t tmpfs tmpfs /run/lab-luns
+  step truncate -s 256M /run/lab-luns/disk1
+  PATH=$LAB_TGT/usr/sbin:$PATH
+  tgtd -f --iscsi portal=$LAB_ADDRESS:3260 --iser pool_sz_mb=128,buf_sz_kb=1024 \
+    >/run/lab.tgtd 2>&1 &
+  for try in {1..100}; do
+    tgtadm --lld iser --mode sys --op show >/dev/null 2>&1 && break
+    sleep 0.2
+  done
+  step tgtadm --lld iser --mode target --op new --tid 1 --targetname $iqn
+  step tgtadm --lld iser --mode logicalunit --op new --tid 1 --lun 1 \
+    --backing-store /run/lab-luns/disk1 --bstype rdwr
+  # Both lists have to name an initiator, and the second takes no wildcard.
+  step tgtadm --lld iser --mode target --op bind --tid 1 --initiator-address ALL
+  for initiator in $LAB_INITIATOR $LAB_INITIATOR:{1..8}; do
+    step tgtadm --lld iser --mode target --op bind --tid 1 --initiator-name $initiator
+  done
+  rdma resource show cm_id 2>/dev/null | grep -q ':3260.*LISTEN\|LISTEN.*:3260' ||
+    fail "tgtd does not listen for RDMA: $(tail -n 1 /run/lab.tgtd)"
+  LAB_PORT=3260
+  LAB_URL="iser://$LAB_ADDRESS:3260/$iqn/1?initiator-name=$LAB_INITIATOR"
+}
+
+# ib_iser and open-iscsi, as if it had been installed.
+initiator() {
+  load ib_iser
+  tar -C "$LAB_OPEN_ISCSI" -c . | tar -C / -x --keep-directory-symlink ||
+    fail "open-iscsi could not be put in place"
+  step ldconfig
+  step mkdir -p /etc/iscsi /run/lock/iscsi
+  printf 'InitiatorName=%s\n' $LAB_INITIATOR >/etc/iscsi/initiatorname.iscsi
+  step iscsid
+}
+
+setup_none() { :; }
+
+setup_rxe() {
+  dummy
+  rxe dummy0
+}
+
+setup_siw() {
+  dummy
+  siw dummy0
+}
+
+setup_rxe_lio() {
+  setup_rxe
+  lio $LAB_ADDRESS
+}
+
+setup_siw_lio() {
+  setup_siw
+  lio $LAB_ADDRESS
+}
+
+setup_siw_lio_net() {
+  siw "$LAB_CARD"
+  lio 10.0.2.15
+}
+
+setup_rxe_tgt() {
+  setup_rxe
+  tgt
+}
+
+setup_rxe_initiator() {
+  setup_rxe
+  LAB_LISTEN=$LAB_ADDRESS
+  initiator
+}
+
+# A target of ours that has no RDMA device has to be somewhere else: in a network namespace at the
+# other end of a cable, with siw at this end.
+setup_siw_initiator() {
+  LAB_NETNS=peer
+  LAB_LISTEN=10.9.9.2
+  load veth
+  local LAB_VETH_MTU=$((LAB_MTU < 65535 ? LAB_MTU : 65535))
+  step ip netns add $LAB_NETNS
+  step ip link add veth0 mtu "$LAB_VETH_MTU" type veth peer name veth1 mtu "$LAB_VETH_MTU" \
+    netns $LAB_NETNS
+  step ip address add $LAB_ADDRESS/24 dev veth0
+  step ip link set veth0 up
+  step ip -n $LAB_NETNS address add $LAB_LISTEN/24 dev veth1
+  step ip -n $LAB_NETNS link set lo up
+  step ip -n $LAB_NETNS link set veth1 up
+  siw veth0
+  initiator
+}

@@ -1,0 +1,116 @@
+"""The guest's kernel: the distribution's full one, and siw built for it, in the cache.
+
+The image comes as linux-image-amd64 ships it (the cloud kernel has no RDMA). siw is in Debian's
+source, but not in its package: it is built once as an external module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lablib.archive import Absent, Archive, cache, call, filling, say
+
+_BUILD_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One unpacked kernel. ``root`` is laid out like a root file system: boot, lib/modules."""
+
+    root: Path
+
+    @property
+    def release(self) -> str:
+        """As ``uname -r`` says in the guest."""
+        return self.image.name.removeprefix("vmlinuz-")
+
+    @property
+    def image(self) -> Path:
+        return next((self.root / "boot").glob("vmlinuz-*"))
+
+    @property
+    def version(self) -> str:
+        """Of the Debian package."""
+        return (self.root / "version").read_text().strip()
+
+
+def the_kernel() -> Kernel:
+    """The cache's kernel; downloaded where there is none. Raises Absent."""
+    current = cache() / "kernel"
+    if not current.exists():
+        with filling() as scratch:
+            if not current.exists():
+                _fetch_kernel(scratch, current)
+    return Kernel(current.resolve())
+
+
+def _fetch_kernel(scratch: Path, current: Path) -> None:
+    archive = Archive(scratch)
+    images = archive.dependencies("linux-image-amd64")
+    package = next((name for name in images if name.startswith("linux-image-")), None)
+    if package is None:
+        raise Absent("linux-image-amd64 names no kernel")
+    root = scratch / "root"
+    version = images[package]
+    archive.unpack([f"{package}={version}" if version else package], root)
+    release = package.removeprefix("linux-image-")
+    call(["depmod", "-b", str(root), release], _BUILD_TIMEOUT_S)
+    (root / "version").write_text(version)
+    home = cache() / f"kernel-{release}-{version}"
+    root.rename(home)
+    current.symlink_to(home.name)
+    say(f"kernel {release} is in {home}")
+
+
+def siw_module(kernel: Kernel) -> Path:
+    """siw.ko for that kernel; built where the cache has none. Raises Absent."""
+    module = cache() / f"siw-{kernel.release}-{kernel.version}.ko"
+    if not module.exists():
+        with filling() as scratch:
+            if not module.exists():
+                _build_siw(scratch, kernel).rename(module)
+    return module
+
+
+def _build_siw(scratch: Path, kernel: Kernel) -> Path:
+    series = ".".join(kernel.release.split(".")[:2])
+    flavour = f"linux-headers-{kernel.release}"
+    archive = Archive(scratch)
+    root = scratch / "root"
+    headers = {flavour: kernel.version, **archive.dependencies(flavour)}
+    archive.unpack(
+        [f"{name}={version}" if version else name for name, version in headers.items()]
+        + [f"linux-source-{series}={kernel.version}"],
+        root,
+    )
+    # The package's Makefile names its own files by where they would have been installed.
+    build = root / "usr" / "src" / flavour
+    makefile = build / "Makefile"
+    makefile.write_text(re.sub(r"(?<=\s)/usr/src", f"{root}/usr/src", makefile.read_text()))
+    say(f"building siw for {kernel.release} (once)")
+    tree = f"linux-source-{series}"
+    folder = f"{tree}/drivers/infiniband/sw/siw"
+    tarball = root / "usr" / "src" / f"{tree}.tar.xz"
+    call(["tar", "-C", str(scratch), "-xJf", str(tarball), folder], _BUILD_TIMEOUT_S)
+    source = scratch / folder
+    call(
+        ["make", "-s", f"-j{os.cpu_count()}", "-C", str(build), f"M={source}",
+         "CONFIG_RDMA_SIW=m", "modules"],
+        _BUILD_TIMEOUT_S,
+    )  # fmt: skip
+    return source / "siw.ko"
+
+
+def open_iscsi() -> Path:
+    """open-iscsi with the libraries that are its own, unpacked: installing it starts a daemon."""
+    directory = cache() / "open-iscsi"
+    if not directory.exists():
+        with filling() as scratch:
+            if not directory.exists():
+                root = scratch / "root"
+                Archive(scratch).unpack(["open-iscsi", "libopeniscsiusr", "libisns0"], root)
+                root.rename(directory)
+    return directory
