@@ -1,0 +1,36 @@
+"""Queue pairs of real devices (InfiniBand, RoCE, iWARP adapters) through rdma_cm and pyverbs.
+
+This module imports nothing of pyverbs: whether it can be used is asked with ``available``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+CM_DEVICE = "/dev/infiniband/rdma_cm"
+DEVICES = Path("/sys/class/infiniband")
+VERBS_DEVICES = Path("/dev/infiniband")
+
+
+def available() -> str | None:
+    """None when RDMA devices can be used here, else one line that says why not. Cheap: nothing is
+    opened. Whether a device leads to some address is what ``connecting.RouteProbe`` finds out."""
+    if importlib.util.find_spec("pyverbs") is None:
+        return "pyverbs is not installed (Debian: apt-get install python3-pyverbs)"
+    try:
+        devices = sorted(entry.name for entry in DEVICES.iterdir())
+    except OSError:
+        devices = []
+    if not devices:
+        return "no RDMA device (none in /sys/class/infiniband)"
+    if not os.path.exists(CM_DEVICE):
+        return f"no {CM_DEVICE}: run modprobe rdma_ucm"
+    users = [CM_DEVICE, *map(str, VERBS_DEVICES.glob("uverbs*"))]
+    if len(users) == 1:
+        return f"no {VERBS_DEVICES}/uverbs*: run modprobe ib_uverbs"
+    for path in users[:2]:
+        if not os.access(path, os.R_OK | os.W_OK):
+            return f"no permission on {path}: be root, or let its group in (a udev rule)"
+    return None

@@ -1,0 +1,123 @@
+"""rdma_cm's event channels, non-blocking."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+from iserblk.errors import ConnectFailed, NotSupported, PermissionDenied
+from iserblk.rcap.verbs import api
+
+CM_LINK = "rdma_cm"
+COMPLETION_LINK = "[infinibandevent]"
+_making = Lock()  # held while descriptors are told apart by what is new
+
+
+class Event:
+    """One rdma_cm event. ``status`` is 0 where pyverbs alone cannot tell it."""
+
+    __slots__ = ("kind", "private_data", "raw", "status")
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.kind: int = raw.event_type
+        self.private_data = bytes(raw.private_data or b"")
+        gaps = api.gaps()
+        self.status: int = 0 if gaps is None else gaps.event_status(raw)
+
+    def close(self) -> None:
+        """Acknowledge it: identifiers with open events cannot be destroyed."""
+        self.raw.close()
+
+
+class Channel:
+    """One event channel. Raises NotSupported or PermissionDenied when there can be none."""
+
+    def __init__(self) -> None:
+        cmid = api.pyverbs("cmid")
+        self._event_type = cmid.CMEvent
+        self._error: type[Exception] = api.pyverbs("pyverbs_error").PyverbsRDMAError
+        gaps = api.gaps()
+        find = None if gaps is None else gaps.channel_descriptor
+        try:
+            self.raw, self.fd = with_descriptor(cmid.CMEventChannel, find, CM_LINK)
+        except self._error as error:
+            words = api.error_words(error)
+            text = f"no rdma_cm event channel ({words})"
+            if getattr(error, "error_code", 0) in (errno.EACCES, errno.EPERM):
+                raise PermissionDenied(
+                    f"{text}: be root, or let your group use /dev/infiniband/rdma_cm"
+                ) from None
+            raise NotSupported(f"{text}: run modprobe rdma_ucm, or say rcap=iwarp") from None
+
+    def take(self) -> Event | None:
+        """The next event, to be closed by the caller; None when there is none. Never blocks.
+
+        Raises ConnectFailed when the channel is broken.
+        """
+        try:
+            return Event(self._event_type(self.raw))
+        except self._error as error:
+            if getattr(error, "error_code", 0) in (errno.EAGAIN, errno.EINTR):
+                return None
+            raise ConnectFailed(f"rdma_cm: {api.error_words(error)}") from None
+
+    def close(self) -> None:
+        """All identifiers on it are closed already."""
+        if self.fd >= 0:
+            self.fd = -1
+            self.raw.close()
+
+
+def address_info(host: str, port: int, *, passive: bool = False) -> Any:
+    """librdmacm's form of a numeric address. Raises ConnectFailed."""
+    flags = api.RAI_NUMERICHOST | (api.RAI_PASSIVE if passive else 0)
+    name = {"src": host, "src_service": str(port)} if passive else {
+        "dst": host, "dst_service": str(port)
+    }  # fmt: skip
+    try:
+        return api.pyverbs("cmid").AddrInfo(**name, port_space=api.PS_TCP, flags=flags)
+    except api.pyverbs("pyverbs_error").PyverbsError as error:
+        raise ConnectFailed(
+            f"rdma_cm does not take the address {host}: {api.error_words(error)}"
+        ) from None
+
+
+def with_descriptor(
+    make: Callable[[], Any], find: Callable[[Any], int] | None, link: str
+) -> tuple[Any, int]:
+    """What ``make`` makes, and its descriptor, made non-blocking.
+
+    ``find`` asks the object; without it, it is the new descriptor whose link ends in ``link``.
+    """
+    if find is not None:
+        made = make()
+        fd = find(made)
+    else:
+        with _making:
+            before = _descriptors(link)
+            made = make()
+            new = _descriptors(link) - before
+        if len(new) != 1:
+            made.close()
+            raise NotSupported(
+                "the descriptor of an RDMA event channel was not found: run scripts/setup, "
+                "which compiles what finds it"
+            )
+        (fd,) = new
+    os.set_blocking(fd, False)
+    return made, fd
+
+
+def _descriptors(link: str) -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").endswith(link):
+                found.add(int(name))
+        except OSError:
+            continue  # the listing's own
+    return found

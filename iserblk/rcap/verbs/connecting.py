@@ -1,0 +1,258 @@
+"""Connecting by rdma_cm, without ever blocking: each ``progress`` does what can be done now.
+
+    resolve address → resolve route → connect ─┬─ InfiniBand, RoCE: response → ready → establish
+                                               └─ iWARP: established
+
+The listening side is in ``listening``; it is to be had from here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectTimeout,
+    IserblkError,
+    NotSupported,
+)
+from iserblk.rcap.verbs import api, available, words
+from iserblk.rcap.verbs.cm import Channel, Event, address_info
+from iserblk.rcap.verbs.link import AUTO, MAX_DEPTH, MODES, Link
+from iserblk.rcap.verbs.listening import VerbsListener
+from iserblk.rcap.verbs.queuepair import VerbsQueuePair, pool_budget
+
+__all__ = ["RouteProbe", "VerbsConnector", "VerbsListener"]
+
+PrivateData = bytes | Callable[[bool], bytes]
+
+
+class _Resolver:
+    """What a connector and a probe have in common: an identifier, and its address resolved."""
+
+    def __init__(self, host: str, port: int) -> None:
+        missing = available()
+        if missing is not None:
+            raise NotSupported(f"RDMA: {missing}; or say rcap=iwarp")
+        self.portal = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._error: type[Exception] = api.pyverbs("pyverbs_error").PyverbsError
+        self.channel = Channel()
+        self.identifier: Any = None
+        try:
+            self.identifier = api.pyverbs("cmid").CMID(creator=self.channel.raw)
+            address = address_info(host, port)
+            try:
+                self.identifier.resolve_addr(address, 5000)
+            finally:
+                address.close()
+        except self._error as error:
+            self.close()
+            raise ConnectFailed(
+                f"{self.portal}: no RDMA device leads there ({api.error_words(error)}); "
+                "check ip route and rdma link, or say rcap=iwarp"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        return self.channel.fd
+
+    @property
+    def device(self) -> str | None:
+        """Its name, once the address is resolved."""
+        name = self.identifier.dev_name if self.identifier is not None else None
+        return (name.decode() if isinstance(name, bytes) else name) or None
+
+    def close(self) -> None:
+        if self.identifier is not None:
+            self.identifier.close()
+            self.identifier = None
+        self.channel.close()
+
+
+class RouteProbe:
+    """Asks whether an RDMA device leads to an address. Nothing is sent but ARP."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._answer: tuple[bool, str] | None = None
+        self._resolver: _Resolver | None = None
+        try:
+            self._resolver = _Resolver(host, port)
+        except IserblkError as error:
+            self._answer = False, str(error)
+
+    def fileno(self) -> int:
+        """-1 when the answer is there without waiting."""
+        return -1 if self._resolver is None else self._resolver.fileno()
+
+    def progress(self, now: float) -> tuple[bool, str] | None:
+        """Whether, and the device's name or the reason; None: wait for the descriptor."""
+        if self._answer is None and self._resolver is not None:
+            event = self._resolver.channel.take()
+            if event is not None:
+                kind, status = event.kind, event.status
+                event.close()
+                if kind == words.ADDR_RESOLVED:
+                    self._answer = True, self._resolver.device or "an RDMA device"
+                else:
+                    self._answer = False, words.failure(kind, status)
+        return self._answer
+
+    def close(self) -> None:
+        if self._resolver is not None:
+            self._resolver.close()
+            self._resolver = None
+
+
+class VerbsConnector:
+    """Connects to one numeric address. After an exception everything is closed."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        private_data: PrivateData,
+        receive_size: int,
+        receives: int,
+        ird: int,
+        mode: str = AUTO,
+        timeout: float,
+    ) -> None:
+        """``private_data`` may be a function of "the device has memory windows". ``receives`` of
+        ``receive_size`` bytes are posted before connecting. ``ird``: RDMA Reads that the peer may
+        have outstanding, at most; the device may allow less. ``timeout``: seconds in all.
+
+        Raises ConnectFailed, NotSupported or PermissionDenied.
+        """
+        if mode not in MODES:
+            raise ValueError(mode)
+        self._private_data = private_data
+        self._receive_size = receive_size
+        self._receives = receives
+        self._ird = ird
+        self._mode = mode
+        self._timeout = timeout
+        self._deadline: float | None = None
+        self._qp: VerbsQueuePair | None = None
+        self._link: Link | None = None
+        self._depth = 0
+        self._resolver: _Resolver | None = _Resolver(host, port)
+        self._portal = self._resolver.portal
+        self._error = self._resolver._error
+        self.device: str | None = None
+
+    def fileno(self) -> int:
+        """-1 after ``close``, or once ``progress`` gave the queue pair away."""
+        if self._resolver is not None:
+            return self._resolver.fileno()
+        return -1 if self._qp is None else self._qp.fileno()
+
+    def progress(self, now: float) -> VerbsQueuePair | None:
+        """The connected queue pair, or None: call again when the descriptor is readable, or now
+        and then, to keep the time.
+
+        Raises ConnectFailed, ConnectTimeout, NotSupported; everything is closed then.
+        """
+        if self._deadline is None:
+            self._deadline = now + self._timeout
+        try:
+            return self._progress(now)
+        except BaseException:
+            self.close()
+            raise
+
+    def _progress(self, now: float) -> VerbsQueuePair | None:
+        while True:
+            channel = self._channel()
+            event = channel.take()
+            if event is None:
+                break
+            try:
+                done = self._step(event)
+            finally:
+                event.close()
+            if done:
+                qp, self._qp = self._qp, None
+                return qp
+        if self._deadline is not None and now >= self._deadline:
+            raise ConnectTimeout(
+                f"{self._portal} did not answer by rdma_cm within {self._timeout:g} s; "
+                "does an iSER portal listen there? check firewalls on the way (UDP 4791 for RoCE)"
+            )
+        return None
+
+    def _channel(self) -> Channel:
+        if self._resolver is not None:
+            return self._resolver.channel
+        if self._link is None:
+            raise ConnectFailed(f"{self._portal}: the connector is closed")
+        return self._link.channel
+
+    def _step(self, event: Event) -> bool:
+        """One event; True when connected."""
+        kind = event.kind
+        if kind == words.ADDR_RESOLVED and self._resolver is not None:
+            self.device = self._resolver.device
+            try:
+                self._resolver.identifier.resolve_route(int(self._timeout * 1000))
+            except self._error as error:
+                raise self._failed(f"no route ({api.error_words(error)})") from None
+        elif kind == words.ROUTE_RESOLVED and self._resolver is not None:
+            self._connect()
+        elif kind == words.CONNECT_RESPONSE and self._link is not None:
+            ird, ord = self._link.ready(self._depth, self._depth)
+            try:
+                self._link.identifier.establish()
+            except self._error as error:
+                raise self._failed(f"not established ({api.error_words(error)})") from None
+            return self._connected(ird, ord, event)
+        elif kind == words.ESTABLISHED and self._link is not None:
+            return self._connected(self._depth, self._depth, event)
+        else:
+            raise self._failed(words.failure(kind, event.status))
+        return False
+
+    def _connect(self) -> None:
+        """The device is known: make everything, and send the request."""
+        resolver = self._resolver
+        assert resolver is not None
+        identifier = resolver.identifier
+        budget = pool_budget(self._receives, self._receive_size)
+        link = Link(identifier, resolver.channel, identifier.context, identifier.pd, self._mode)
+        self._resolver = None  # what it had is the link's
+        self._link = link
+        try:
+            self._qp = VerbsQueuePair(
+                link, receive_size=self._receive_size, receives=self._receives, budget=budget
+            )
+        except OSError as error:
+            raise self._failed(str(error)) from None
+        self._depth = min(self._ird, link.device.max_reads_in, link.device.max_reads_out, MAX_DEPTH)
+        data = self._private_data
+        if not isinstance(data, bytes):
+            data = data(link.windows)
+        try:
+            identifier.connect(link.parameters(self._depth, self._depth, data))
+        except self._error as error:
+            raise self._failed(f"no connection request ({api.error_words(error)})") from None
+
+    def _connected(self, ird: int, ord: int, event: Event) -> bool:
+        assert self._qp is not None
+        self._qp.connected(ird, ord, event.private_data, self._portal)
+        return True
+
+    def _failed(self, reason: str) -> ConnectFailed:
+        device = f" over {self.device}" if self.device else ""
+        return ConnectFailed(f"cannot connect to {self._portal}{device}: {reason}")
+
+    def close(self) -> None:
+        """Give up. The queue pair that ``progress`` returned is not touched."""
+        if self._resolver is not None:
+            self._resolver.close()
+            self._resolver = None
+        if self._qp is not None:
+            self._qp.close()
+            self._qp = None

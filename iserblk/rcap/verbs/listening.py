@@ -1,0 +1,222 @@
+"""Taking connections by rdma_cm, without ever blocking.
+
+Each connection gets an event channel of its own as soon as it is asked for: events do not tell
+pyverbs which identifier they are about.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import select
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from iserblk.errors import BadArgument, Busy, ConnectFailed, IserblkError, NotSupported
+from iserblk.rcap.verbs import api, available, words
+from iserblk.rcap.verbs.cm import Channel, Event, address_info
+from iserblk.rcap.verbs.link import MAX_DEPTH, MODES, REGION, Link
+from iserblk.rcap.verbs.queuepair import VerbsQueuePair, pool_budget
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 64
+MAX_PENDING = 64  # accepted, and not yet established
+PENDING_S = 10.0
+
+# What an initiator sent in connection management → what it is answered. May raise an
+# IserblkError: then it is refused.
+Reply = Callable[[bytes], bytes]
+
+
+class _Pending:
+    """An accepted connection that is not established yet."""
+
+    __slots__ = ("deadline", "depths", "link", "private_data", "qp")
+
+    def __init__(
+        self,
+        qp: VerbsQueuePair,
+        link: Link,
+        depths: tuple[int, int],
+        private_data: bytes,
+        deadline: float,
+    ) -> None:
+        self.qp = qp
+        self.link = link
+        self.depths = depths
+        self.private_data = private_data
+        self.deadline = deadline
+
+
+class VerbsListener:
+    """Listens on one numeric address. Refused connections are logged, not raised."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        receive_size: int,
+        receives: int,
+        ird: int,
+        reply: Reply,
+        mode: str = REGION,
+    ) -> None:
+        """``port`` 0 takes a free one. ``receives`` of ``receive_size`` bytes are posted for each
+        connection before it is accepted. ``mode``: as VerbsConnector; a target advertises nothing.
+
+        Raises Busy, BadArgument, NotSupported or PermissionDenied.
+        """
+        missing = available()
+        if missing is not None:
+            raise NotSupported(f"RDMA: {missing}")
+        self._gaps = api.gaps()
+        if self._gaps is None:
+            raise NotSupported("listening by rdma_cm needs the compiled module: run scripts/setup")
+        if mode not in MODES:
+            raise ValueError(mode)
+        self._cmid = api.pyverbs("cmid")
+        self._error: type[Exception] = api.pyverbs("pyverbs_error").PyverbsError
+        self._receive_size = receive_size
+        self._receives = receives
+        self._ird = ird
+        self._reply = reply
+        self._mode = mode
+        self._pending: dict[int, _Pending] = {}
+        self._name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._epoll = select.epoll()
+        self._identifier: Any = None
+        self._channel: Channel | None = None
+        try:
+            self._channel = Channel()
+            self._identifier = self._cmid.CMID(creator=self._channel.raw)
+            self._bind(host, port)
+            self._epoll.register(self._channel.fd, select.EPOLLIN)
+            self.port: int = self._gaps.source_port(self._identifier)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, host: str, port: int) -> None:
+        address = address_info(host, port, passive=True)
+        try:
+            self._identifier.bind_addr(address)
+            self._identifier.listen(BACKLOG)
+        except self._error as error:
+            number = getattr(error, "error_code", 0)
+            words_ = api.error_words(error)
+            if number == errno.EADDRINUSE:
+                raise Busy(
+                    f"{self._name} is in use by rdma_cm: choose another port, or see who has it "
+                    "(rdma resource show cm_id)"
+                ) from None
+            if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                raise BadArgument(
+                    f"{self._name}: no RDMA device has this address; see rdma link"
+                ) from None
+            raise BadArgument(f"cannot listen on {self._name} by rdma_cm: {words_}") from None
+        finally:
+            address.close()
+
+    def fileno(self) -> int:
+        """-1 after ``close``."""
+        return -1 if self._epoll.closed else self._epoll.fileno()
+
+    def progress(self, now: float) -> list[VerbsQueuePair]:
+        """New connections, established. Call it when the descriptor is readable, and once a second
+        while it is not: peers that never finish are given up then.
+
+        Raises ConnectFailed when listening is over: the device is gone.
+        """
+        if self._channel is None:
+            raise ConnectFailed(f"{self._name}: the listener is closed")
+        while (event := self._channel.take()) is not None:
+            kind = event.kind
+            if kind == words.CONNECT_REQUEST:
+                self._request(event, now)
+                continue
+            event.close()
+            if kind == words.DEVICE_REMOVAL:
+                raise ConnectFailed(f"{self._name}: {words.event(kind)}; no longer listening")
+        return self._established(now)
+
+    def _request(self, event: Event, now: float) -> None:
+        """Answer one connection request. Closes the event."""
+        private_data = event.private_data
+        try:
+            # In the listener's place: what it does not have is the new identifier's own.
+            identifier = self._cmid.CMID(creator=event.raw, listen_id=self._cmid.CMID())
+        finally:
+            event.close()
+        qp: VerbsQueuePair | None = None
+        channel: Channel | None = None
+        try:
+            if len(self._pending) >= MAX_PENDING:
+                raise Busy("too many connections are being set up")
+            answer = self._reply(private_data)
+            context = api.pyverbs("device").Context(cmid=identifier)
+            domain = api.pyverbs("pd").PD(identifier)
+            budget = pool_budget(self._receives, self._receive_size)
+            channel = Channel()
+            assert self._gaps is not None
+            self._gaps.migrate(identifier, channel.raw)
+            link = Link(identifier, channel, context, domain, self._mode)
+            qp = VerbsQueuePair(
+                link, receive_size=self._receive_size, receives=self._receives, budget=budget
+            )
+            device = link.device
+            depth = min(self._ird, device.max_reads_in, device.max_reads_out, MAX_DEPTH)
+            depths = depth, depth
+            if not device.iwarp:
+                depths = link.ready(depth, depth)
+            identifier.accept(link.parameters(*depths, answer))
+            self._pending[channel.fd] = _Pending(qp, link, depths, private_data, now + PENDING_S)
+            self._epoll.register(channel.fd, select.EPOLLIN)
+        except (IserblkError, OSError, self._error) as error:
+            log.warning("%s: connection refused: %s", self._name, error)
+            with suppress(self._error):
+                identifier.reject()
+            if qp is not None:
+                qp.close()
+            else:
+                identifier.close()
+                if channel is not None:
+                    channel.close()
+
+    def _established(self, now: float) -> list[VerbsQueuePair]:
+        ready = []
+        for fd, pending in list(self._pending.items()):
+            event = pending.link.channel.take()
+            if event is None:
+                if now >= pending.deadline:
+                    self._give_up(fd, f"not established within {PENDING_S:g} s")
+                continue
+            kind, status = event.kind, event.status
+            event.close()
+            if kind == words.ESTABLISHED:
+                del self._pending[fd]
+                self._epoll.unregister(fd)
+                pending.qp.connected(*pending.depths, pending.private_data, "")
+                ready.append(pending.qp)
+            else:
+                self._give_up(fd, words.failure(kind, status))
+        return ready
+
+    def _give_up(self, fd: int, reason: str) -> None:
+        log.warning("%s: connection not established: %s", self._name, reason)
+        self._epoll.unregister(fd)
+        self._pending.pop(fd).qp.close()
+
+    def close(self) -> None:
+        """Stop listening. Queue pairs that were handed out go on."""
+        for fd in list(self._pending):
+            self._give_up(fd, "no longer listening")
+        if self._identifier is not None:
+            self._identifier.close()
+            self._identifier = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._epoll.close()
