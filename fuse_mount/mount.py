@@ -151,6 +151,7 @@ async def _serve(
     import trio  # noqa: PLC0415
 
     from fuse_mount.operations import LunFiles  # noqa: PLC0415
+    from fuse_mount.readers import Readers  # noqa: PLC0415
     from iserblk.disk.aio import open_disks  # noqa: PLC0415
 
     early = 0
@@ -174,6 +175,7 @@ async def _serve(
             nursery.start_soon(end_on_signals, signals)
             async with open_disks(urls, options.disk) as disks:
                 files = LunFiles(disks.disks, options)
+                pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
                 _mount(files, mountpoint, disks.disks[disks.default].info.url, options)
                 try:
                     _raise_background_limit(mountpoint)
