@@ -45,7 +45,13 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
     help="While commands follow each other closely, stay awake for the next one up to this many"
     " microseconds; 0: never.",
 )
-@click.option("--rcap", metavar="iwarp|verbs", default="iwarp", hidden=True)
+@click.option(
+    "--rcap",
+    metavar="iwarp|verbs",
+    default="iwarp",
+    show_default=True,
+    help="verbs: take connections of RDMA devices, too, on the same port.",
+)
 @click.option("--chap-accounts", metavar="FILE", hidden=True)
 @click.option("--chap-user", metavar="USER", hidden=True)
 @click.option("--chap-secret-file", metavar="FILE", hidden=True)
@@ -59,7 +65,7 @@ def command(
     chap_user: str | None,
     chap_secret_file: str | None,
 ) -> None:
-    """Serve files as the LUNs of one target, over iSER on software iWARP.
+    """Serve files as the LUNs of one target, over iSER on software iWARP and RDMA devices.
 
     Prints `ready iser://HOST:PORT/IQN` once connections are taken. SIGTERM and SIGINT end it;
     what its caches hold is written first. There is no authentication yet: whoever reaches the
@@ -67,13 +73,12 @@ def command(
     """
     if chap_accounts or chap_user or chap_secret_file:
         raise NotSupported("CHAP is not supported yet; leave the --chap options out")
-    if rcap == "verbs":
-        raise NotSupported("--rcap verbs is not supported yet; the target serves iwarp only")
-    if rcap not in ("auto", "iwarp"):
-        raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp")
+    if rcap not in ("iwarp", "verbs"):
+        raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp or verbs")
     check_name(iqn, "--iqn")
     with _units(specs, iqn) as units:
-        run(lambda: serve(listen, iqn, dict(enumerate(units)), ready, busy_poll_us))
+        rdma = rcap == "verbs"
+        run(lambda: serve(listen, iqn, dict(enumerate(units)), ready, busy_poll_us, rdma))
 
 
 @contextmanager

@@ -6,18 +6,18 @@ where there is a device. Runs in trio.
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 
 from iserblk.errors import ConnectFailed, ConnectTimeout, NotSupported, PermissionDenied
 from iserblk.initiator.connect_iwarp import Address
 from iserblk.initiator.login import RECEIVE_SIZE
+from iserblk.rcap import verbs
 from iserblk.rcap.seam import QueuePair
 
 T = TypeVar("T")
@@ -25,13 +25,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 TICK_S = 0.25  # how late a provider may notice that its own time is over
 GRACE_S = 1.0  # for it to say so in its own words
-CM_DEVICE = "/dev/infiniband/rdma_cm"
 
 PrivateData = Callable[[bool], bytes]  # of: the device has memory windows
 
 
 class Step(Protocol[T_co]):
-    """Something of a provider that comes to its result by and by."""
+    """Something of a provider that comes to its result by and by, and is then closed; a queue pair
+    that is the result is not."""
 
     def fileno(self) -> int: ...
 
@@ -63,15 +63,10 @@ class Provider(Protocol):
 
 
 class Verbs:
-    """The Provider that drives real devices."""
+    """The Provider that drives real devices. What it needs is loaded when it is used first."""
 
     def available(self) -> str | None:
-        try:
-            module = importlib.import_module("iserblk.rcap.verbs")
-        except ModuleNotFoundError:
-            return "this version has no provider for RDMA devices"
-        answer: str | None = module.available()
-        return answer
+        return verbs.available()
 
     def connector(
         self,
@@ -82,7 +77,9 @@ class Verbs:
         ird: int,
         patience: float,
     ) -> Step[QueuePair]:
-        step: Step[QueuePair] = _connecting().VerbsConnector(
+        from iserblk.rcap.verbs.connecting import VerbsConnector  # noqa: PLC0415 (see above)
+
+        return VerbsConnector(
             *_numeric(address),
             private_data=private_data,
             receive_size=RECEIVE_SIZE,
@@ -90,15 +87,11 @@ class Verbs:
             ird=ird,
             timeout=patience,
         )
-        return step
 
     def probe(self, address: Address) -> Step[tuple[bool, str]]:
-        step: Step[tuple[bool, str]] = _connecting().RouteProbe(*_numeric(address))
-        return step
+        from iserblk.rcap.verbs.connecting import RouteProbe  # noqa: PLC0415
 
-
-def _connecting() -> Any:
-    return importlib.import_module("iserblk.rcap.verbs.connecting")
+        return RouteProbe(*_numeric(address))
 
 
 def _numeric(address: Address) -> tuple[str, int]:
@@ -117,7 +110,7 @@ def check_available() -> None:
     if missing is None:
         return
     text = f"rcap=verbs: {missing}; or say rcap=iwarp"
-    if os.path.exists(CM_DEVICE) and not os.access(CM_DEVICE, os.R_OK | os.W_OK):
+    if os.path.exists(verbs.CM_DEVICE) and not os.access(verbs.CM_DEVICE, os.R_OK | os.W_OK):
         raise PermissionDenied(text)
     raise NotSupported(text)
 
@@ -153,9 +146,8 @@ async def connect_verbs(
             try:
                 with trio.fail_after(patience + GRACE_S):
                     return await _result(step)
-            except BaseException:
+            finally:
                 step.close()
-                raise
         except ConnectFailed as problem:
             error = problem  # another address may answer
         except trio.TooSlowError:

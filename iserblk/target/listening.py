@@ -1,14 +1,23 @@
-"""Where a target takes connections: sockets that listen."""
+"""Where a target takes connections: sockets that listen, and rdma_cm beside them."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import trio
 
-from iserblk.errors import BadArgument, Busy, PermissionDenied
+from iserblk.datamover.iser import ConnectionFlags
+from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
+from iserblk.rcap import verbs
+from iserblk.rcap.seam import QueuePair
+from iserblk.target.accepting import RECEIVE_SIZE, reply_flags
+from iserblk.target.connection import LOGIN_SLOTS
+
+READ_DEPTH = 64  # RDMA Reads at a time, where the device can do as many
 
 
 def name_of(address: object) -> str:
@@ -45,3 +54,76 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
             await extra.aclose()
         del listeners[1:]
     return listeners
+
+
+class RdmaListener(Protocol):
+    """What listens by rdma_cm; neither blocks nor waits."""
+
+    def fileno(self) -> int: ...
+
+    def progress(self, now: float) -> Sequence[QueuePair]:
+        """Those that were established."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def _listener(
+    host: str,
+    port: int,
+    *,
+    receive_size: int,
+    receives: int,
+    ird: int,
+    reply: Callable[[bytes], bytes],
+) -> RdmaListener:
+    """Of real devices; loaded only where they are asked for."""
+    from iserblk.rcap.verbs.listening import VerbsListener  # noqa: PLC0415
+
+    return VerbsListener(
+        host, port, receive_size=receive_size, receives=receives, ird=ird, reply=reply
+    )
+
+
+make_listener = _listener
+available = verbs.available
+
+
+def listen_rdma(sockets: Sequence[trio.SocketListener]) -> list[RdmaListener]:
+    """Listen by rdma_cm on the addresses and ports of the sockets. Raises NotSupported,
+    PermissionDenied, Busy and their kin; then nothing of it is left open."""
+    missing = available()
+    if missing is not None:
+        text = f"--rcap verbs: {missing}; or leave it out"
+        if os.path.exists(verbs.CM_DEVICE) and not os.access(verbs.CM_DEVICE, os.R_OK | os.W_OK):
+            raise PermissionDenied(text)
+        raise NotSupported(text)
+    listeners: list[RdmaListener] = []
+    try:
+        for each in sockets:
+            address = each.socket.getsockname()
+            try:
+                listeners.append(
+                    make_listener(
+                        *address[:2],
+                        receive_size=RECEIVE_SIZE,
+                        receives=LOGIN_SLOTS,
+                        ird=READ_DEPTH,
+                        reply=_reply,
+                    )
+                )
+            except Busy:
+                raise Busy(
+                    f"--rcap verbs: {name_of(address)} is in use by rdma_cm, or belongs to an"
+                    " iWARP device, which shares TCP's ports: its initiators reach the target"
+                    " without --rcap verbs"
+                ) from None
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _reply(request: bytes) -> bytes:
+    return reply_flags(ConnectionFlags.unpack(request)).pack()

@@ -1,4 +1,4 @@
-"""The target's trio shell: one listening port, one task per connection.
+"""The target's trio shell: one listening port (by TCP and by rdma_cm), one task per connection.
 
 Connections share nothing but the device server. A connection's own task is the only one that
 touches its TargetConnection; commands that may wait for a disk run in a thread and come back to
@@ -8,7 +8,7 @@ that task's nursery.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -24,7 +24,7 @@ from iserblk.target.accepting import RECEIVE_DATA, accept_iwarp
 from iserblk.target.busypoll import BusyPoll, Pace
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.listening import listen_tcp, name_of
+from iserblk.target.listening import RdmaListener, listen_rdma, listen_tcp, name_of
 from iserblk.target.slot import TargetTask
 from iserblk.trio_io import WriteWatch
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 LOGIN_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 1024
 LAST_WORDS_S = 5.0
+RDMA_TICK_S = 1.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -258,13 +259,15 @@ async def serve(
     luns: Mapping[int, LogicalUnit],
     ready: Callable[[str], None],
     busy_poll_us: int = 0,
+    rdma: bool = False,
 ) -> None:
     """Serve until cancelled. ``ready(url)`` is called once connections are taken; the URL has the
-    port that was bound. ``busy_poll_us``: see BusyPoll. Raises BadArgument, PermissionDenied or
-    Busy when it cannot listen."""
+    port that was bound. ``busy_poll_us``: see BusyPoll. ``rdma``: by rdma_cm, too. Raises
+    BadArgument, NotSupported, PermissionDenied or Busy when it cannot listen."""
     busy_poll = BusyPoll(busy_poll_us)
     server = TargetServer(iqn, luns, busy_poll)
     listeners = await listen_tcp(listen)
+    rdma_listeners: list[RdmaListener] = []
     limiter = trio.Semaphore(MAX_CONNECTIONS)
 
     async def accept(listener: trio.SocketListener, nursery: trio.Nursery) -> None:
@@ -277,20 +280,47 @@ async def serve(
                 limiter.release()
                 await trio.sleep(0.1)
                 continue
-            nursery.start_soon(one, stream.socket)
+            nursery.start_soon(limited, server.serve_tcp, stream.socket)
 
-    async def one(sock: trio.socket.SocketType) -> None:
+    async def accept_rdma(listener: RdmaListener, portal: str, nursery: trio.Nursery) -> None:
+        while True:
+            # Connections that are half made may have to be given up without an event.
+            with trio.move_on_after(RDMA_TICK_S):
+                await trio.lowlevel.wait_readable(listener.fileno())
+            try:
+                established = listener.progress(monotonic())
+            except IserblkError as error:
+                log.error("%s: no more connections by rdma_cm: %s", portal, error)
+                return
+            for qp in established:
+                peer = str(qp.describe().get("peer", "an RDMA peer"))
+                try:
+                    limiter.acquire_nowait()
+                except trio.WouldBlock:
+                    log.warning("%s: refused, there are %d connections", peer, MAX_CONNECTIONS)
+                    qp.close()
+                    continue
+                nursery.start_soon(limited, server.serve_queue_pair, qp, portal, peer)
+
+    async def limited(serve_one: Callable[..., Awaitable[None]], *arguments: object) -> None:
         try:
-            await server.serve_tcp(sock)
+            await serve_one(*arguments)
         finally:
             limiter.release()
 
     try:
+        if rdma:
+            rdma_listeners = listen_rdma(listeners)
         async with trio.open_nursery() as nursery:
             for listener in listeners:
                 nursery.start_soon(accept, listener, nursery)
+            for rdma_listener, beside in zip(rdma_listeners, listeners, strict=False):
+                portal = name_of(beside.socket.getsockname())
+                nursery.start_soon(accept_rdma, rdma_listener, portal, nursery)
             nursery.start_soon(busy_poll.run)
             ready(f"iser://{name_of(listeners[0].socket.getsockname())}/{iqn}")
     finally:
+        for rdma_listener in rdma_listeners:
+            rdma_listener.close()
         for listener in listeners:
             listener.socket.close()

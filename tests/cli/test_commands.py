@@ -9,6 +9,8 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import bad, good, good_json, iserblk, serving
+from tests.cli.commands import bad, environment, good, good_json, iserblk, serving
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need, run
 from tests.support.target import END_S, IQN, ROOT, TargetProcess, running_target
@@ -77,6 +79,26 @@ def test_info_json_is_as_documented(url: str) -> None:
     assert (disk["lun"], disk["size"], disk["block_size"]) == (1, 4 * MIB, 4096)
     assert disk["provider_reason"] == "asked for with rcap"
     assert disk["connection"]["provider"] == "iwarp"
+
+
+@pytest.mark.skipif(os.path.exists("/dev/infiniband"), reason="this machine has RDMA devices")
+def test_without_a_device_nothing_of_verbs_is_loaded(url: str) -> None:
+    script = (
+        "import sys; from iserblk.cli import main\n"
+        "try: main.main()\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "info", url],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 0
+    loaded = set(done.stderr.split())
+    assert "iserblk.rcap.verbs" in loaded
+    assert not {"pyverbs", "iserblk.rcap.verbs.connecting"} & loaded
 
 
 def test_options_reach_the_connection(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -88,7 +89,9 @@ def test_refusals(tmp_path: Path) -> None:
     assert "no.such.invalid" in bad(7, *target(lun, listen="no.such.invalid:0"))
     assert "CHAP" in bad(27, *target(lun), "--chap-user", "u")
     assert "CHAP" in bad(27, *target(lun), "--chap-accounts", "f")
-    assert "verbs" in bad(27, *target(lun), "--rcap", "verbs")
+    assert "say iwarp or verbs" in bad(7, *target(lun), "--rcap", "tcp")
+    if not os.path.exists("/dev/infiniband"):
+        assert "--rcap verbs: no RDMA" in bad(27, *target(lun), "--rcap", "verbs")
     with serving(*target(lun), log=tmp_path / "log") as server:
         listen = server.url.removeprefix("iser://").partition("/")[0]
         (tmp_path / "other").write_bytes(bytes(MIB))

@@ -1,0 +1,195 @@
+"""A target that takes connections of RDMA devices (fake ones) beside its TCP port."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from iserblk.disk import aio
+from iserblk.errors import (
+    Busy,
+    ConnectFailed,
+    IserblkError,
+    NotSupported,
+    PermissionDenied,
+    TransportError,
+)
+from iserblk.initiator import connect_verbs
+from iserblk.initiator.connect import connect
+from iserblk.rcap import seam, verbs
+from iserblk.rcap.memory import Message
+from iserblk.target import listening, server
+from iserblk.target.device import LogicalUnit
+from iserblk.target.server import serve
+from iserblk.url import Options, parse_url
+from tests.support.fabric import Fabric
+from tests.target.fake_store import FakeStore
+
+IQN = "iqn.2026-11.example:disk"
+PATIENCE_S = 20.0  # only a test that fails ever waits that long
+BLOCK = 512
+
+
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
+    """Every listener that was begun is closed again at the end."""
+    fabric = Fabric()
+    monkeypatch.setattr(connect_verbs, "provider", fabric)
+    monkeypatch.setattr(listening, "make_listener", fabric.listener)
+    monkeypatch.setattr(listening, "available", fabric.available)
+    yield fabric
+    assert not fabric.listeners
+
+
+@asynccontextmanager
+async def serving(listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """The URL of LUN 0. By exception: what ``serve`` raises."""
+    send, receive = trio.open_memory_channel[str](1)
+    luns = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=BLOCK)}
+    try:
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(serve, listen, IQN, luns, send.send_nowait, rdma=True))
+                yield f"{await receive.receive()}/0"
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+async def test_sessions_of_both_share_the_luns(fabric: Fabric) -> None:
+    """What one writes the other reads; each URL option leads to its own listener."""
+    async with (
+        serving() as url,
+        aio.open_disks([url], {"rcap": "verbs"}) as by_verbs,
+        aio.open_disks([url], {"rcap": "iwarp"}) as by_iwarp,
+    ):
+        one, other = by_verbs.disks["lun0"], by_iwarp.disks["lun0"]
+        assert one.info.connection["provider"] == "verbs"
+        assert other.info.connection["provider"] == "iwarp"
+        buffer = bytearray(3 * 65536)
+        await one.write(memoryview(b"v" * len(buffer)), BLOCK)
+        await other.read_into(memoryview(buffer), BLOCK)
+        assert buffer == b"v" * len(buffer)
+        await other.write(memoryview(b"i" * len(buffer)), BLOCK)
+        await one.read_into(memoryview(buffer), BLOCK)
+        assert buffer == b"i" * len(buffer)
+
+
+@pytest.mark.parametrize(("windows", "reply"), [(True, 0x80), (False, 0xC0)])
+async def test_send_with_invalidate_only_where_it_is_allowed(
+    windows: bool, reply: int, fabric: Fabric
+) -> None:
+    fabric.windows = windows
+    kinds: set[int] = set()
+
+    def watch(message: Message) -> bool:
+        kinds.add(message.kind)
+        return True
+
+    async with serving() as url:
+        async with aio.open_disks([url], {"rcap": "verbs"}) as disks:
+            ((ours, theirs),) = fabric.pairs
+            theirs.intercept = watch
+            await disks.disks["lun0"].read_into(memoryview(bytearray(BLOCK)), 0)
+        assert ours.peer_private_data == bytes((reply, 0, 0, 0))
+    assert (seam.SEND_SE_INVALIDATE in kinds) is windows
+    assert seam.RDMA_WRITE in kinds
+
+
+async def test_reinstatement_reaches_across(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", lambda n: b"s" * n)
+    async with serving() as url:
+        first = await connect(parse_url(url), Options(rcap="verbs"))
+        second = await connect(parse_url(url), Options(rcap="iwarp"))
+        while first.error is None:
+            await trio.lowlevel.wait_readable(first.fileno())
+            first.progress(0.0)
+        assert second.take_now() is not None
+        second.fail(TransportError("end of test"))
+
+
+async def test_a_peer_that_breaks_the_rules_ends_its_own_connection(fabric: Fabric) -> None:
+    async with serving() as url:
+        session = await connect(parse_url(url), Options(rcap="verbs"))
+        request = seam.WorkRequest(seam.SEND_SE)
+        request.data = memoryview(bytes(100))
+        fabric.pairs[0][0].post([request])
+        while session.error is None:
+            await trio.lowlevel.wait_readable(session.fileno())
+            session.progress(0.0)
+        async with aio.open_disks([url], {"rcap": "verbs"}):
+            pass
+
+
+async def test_too_many_connections(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The socket that listens takes one for the connection that it waits for.
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    async with serving() as url:
+        async with aio.open_disks([url], {"rcap": "verbs"}):
+            with pytest.raises(TransportError):
+                await connect(parse_url(url), Options(rcap="verbs"))
+        assert "refused, there are 2 connections" in caplog.text
+        async with aio.open_disks([url], {"rcap": "verbs"}):
+            pass
+
+
+async def test_a_device_that_is_taken_away(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TCP is served on."""
+    monkeypatch.setattr(server, "RDMA_TICK_S", 0.01)
+    async with serving() as url:
+        (listener,) = fabric.listeners.values()
+
+        def broken(now: float) -> list[object]:
+            raise TransportError("the device is gone")
+
+        monkeypatch.setattr(listener, "progress", broken)
+        while "the device is gone" not in caplog.text:  # noqa: ASYNC110 (a test's condition)
+            await trio.sleep(0.01)
+        assert caplog.records[-1].levelno == logging.ERROR
+        async with aio.open_disks([url], {"rcap": "iwarp"}):
+            pass
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+async def test_no_devices(
+    forbidden: bool, fabric: Fabric, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fabric.missing = "no luck"
+    monkeypatch.setattr(verbs, "CM_DEVICE", str(tmp_path))
+    monkeypatch.setattr(listening.os, "access", lambda path, mode: not forbidden)
+    kind = PermissionDenied if forbidden else NotSupported
+    with pytest.raises(kind, match="--rcap verbs: no luck; or leave it out"):
+        async with serving():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Busy("Errno 98"), "in use by rdma_cm, or belongs to an iWARP device"),
+        (NotSupported("no device has this address"), "no device has this address"),
+    ],
+)
+async def test_where_it_cannot_listen(error: IserblkError, words: str, fabric: Fabric) -> None:
+    """Nothing of the target is left: the same port can be had at once."""
+    async with serving() as url:
+        port = parse_url(url).port
+    fabric.error = error
+    for _ in range(2):
+        with pytest.raises(type(error), match=words):
+            async with serving(f"127.0.0.1:{port}"):
+                pass
+    with pytest.raises(ConnectFailed):
+        await connect(parse_url(url), Options(rcap="iwarp"))
