@@ -89,6 +89,7 @@ def _on_host(command: tuple[str, ...], machine: Machine, limit_s: float, port: i
     variables = machine.ready() or {}
     for name in ("LAB_URL", "LAB_URL2"):
         variables[name] = variables[name].replace(f"10.0.2.15:{_LIO_PORT}", f"127.0.0.1:{port}")
+    variables |= machine.results_variable
     variables |= {"LAB_SETUP": machine.setup, "LAB_PORT": str(port), "LAB_ADDRESS": "127.0.0.1"}
     try:
         process = subprocess.Popen(command, env={**os.environ, **variables})

@@ -32,6 +32,10 @@ class Kernel:
         return next((self.root / "boot").glob("vmlinuz-*"))
 
     @property
+    def modules(self) -> Path:
+        return self.root / "lib" / "modules" / self.release
+
+    @property
     def version(self) -> str:
         """Of the Debian package."""
         return (self.root / "version").read_text().strip()

@@ -19,12 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lablib.archive import Absent
+from lablib.host import need_programs, path
 from lablib.kernel import Kernel
 from lablib.setups import TOP
 
 _GUEST = Path(__file__).resolve().parent / "guest"
-# What the guest may change in memory of its own. Nothing else of the host's can be written there.
+# What the guest may change in memory of its own; guest/main.sh adds the checkout and the home.
 _OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
 _POLL_S = 0.05
 _DRAIN_S = 1.0
@@ -62,9 +62,7 @@ class Machine:
 
     def __init__(self, wish: Wish, command: Sequence[str]) -> None:
         """Starts it; ``command`` runs once the set-up is there. Raises Absent."""
-        for program in ("qemu-system-x86_64", "busybox", "modprobe"):
-            if shutil.which(program, path=_path()) is None:
-                raise Absent(f"{program} is not installed: run scripts/setup --tests")
+        need_programs()
         self._wish = wish
         self.directory = Path(tempfile.mkdtemp(prefix="iserblk-lab."))
         self.console = self.directory / "console"
@@ -86,6 +84,10 @@ class Machine:
     @property
     def setup(self) -> str:
         return self._wish.setup
+
+    @property
+    def results_variable(self) -> dict[str, str]:
+        return {"LAB_RESULTS": str(self._wish.results)} if self._wish.results else {}
 
     @property
     def age_s(self) -> float:
@@ -169,14 +171,15 @@ class Machine:
     def _write_orders(self, command: Sequence[str]) -> None:
         variables = {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            "PATH": _path(),
+            "PATH": path(),
             "LAB_SETUP": self._wish.setup,
             "LAB_RUN": str(self.directory),
             "LAB_MTU": str(self._wish.mtu),
             "LAB_NETWORK": "1" if self._wish.network or self._wish.forwards else "",
             "LAB_TOP": str(TOP),
+            "LAB_MODULES": str(self._wish.kernel.modules),
             "LAB_CWD": os.getcwd(),
-            **({"LAB_RESULTS": str(self._wish.results)} if self._wish.results else {}),
+            **self.results_variable,
             **self._wish.variables,
         }
         # Null-terminated, as nothing else can hold every value.
@@ -197,7 +200,7 @@ class Machine:
             *([] if wish.kvm else ["--disable-kvm"]),
             *("--mods=auto", "--force-9p", "--kimg", wish.kernel.image, "--cpus", wish.cpus),
             *("--memory", wish.memory, "--name", "lab", "--show-boot-console"),
-            *(f"--overlay-rwdir={path}" for path in _overlays()),
+            *(f"--overlay-rwdir={path}" for path in _OVERLAYS if Path(path).is_dir()),
             *(f"--rwdir={path}" for path in writable),
             *(f"--kopt={option}" for option in _KERNEL_OPTIONS),
             *(f"--qemu-opt={option}" for option in self._devices(out, err)),
@@ -209,14 +212,18 @@ class Machine:
                  sys.executable, "-P", "-c", _VIRTME, *map(str, arguments)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=console,
                 pass_fds=(out, err), start_new_session=True, cwd="/",
-                env={**os.environ, "PATH": _path(), "PYTHONPATH": ""},
+                env={**os.environ, "PATH": path(), "PYTHONPATH": ""},
             )  # fmt: skip
         os.close(out)
         os.close(err)
         return process
 
     def _devices(self, out: int, err: int) -> list[str]:
-        options = ["-device", "virtio-serial-pci,id=lab"]
+        options = [
+            *("-fsdev", "local,id=lab-root,path=/,security_model=none,readonly=on,multidevs=remap"),
+            *("-device", "virtio-9p-pci,fsdev=lab-root,mount_tag=lab.root"),
+            *("-device", "virtio-serial-pci,id=lab"),
+        ]
         for name, descriptor in (("out", out), ("err", err)):
             options += [
                 *("-chardev", f"file,id=lab-{name},path=/proc/self/fd/{descriptor}"),
@@ -240,18 +247,8 @@ _KERNEL_OPTIONS = (
     "ignore_loglevel",
     "oops=panic",
     "net.ifnames=0",
+    "mitigations=off",
+    "no5lvl",
+    "tsc=reliable",
     f"PATH={_GUEST / 'bin'}:/sbin:/usr/sbin:/bin:/usr/bin",
 )
-
-
-def _overlays() -> list[str]:
-    inside = any(TOP.is_relative_to(path) for path in _OVERLAYS)
-    return [path for path in _OVERLAYS if Path(path).is_dir()] + ([] if inside else [str(TOP)])
-
-
-def _path() -> str:
-    """.venv first, and where Debian puts what administrators run."""
-    ours = [str(TOP / ".venv" / "bin")]
-    theirs = os.environ.get("PATH", os.defpath).split(":")
-    system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
-    return ":".join(dict.fromkeys([*ours, *theirs, *system]))

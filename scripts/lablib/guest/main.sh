@@ -32,6 +32,41 @@ port() {
   fail "no virtio port lab.$1"
 }
 
+# The host's files once more, through the guest's page cache: in virtme-ng's own mount of them each
+# read asks the host, and starting Python takes half a minute.
+cached() {
+  local directory number=0 shared
+  mkdir /run/host
+  mount -t 9p -o ro,trans=virtio,version=9p2000.L,access=any,msize=524288,cache=loose \
+    lab.root /run/host || fail "the host's files cannot be mounted"
+  for directory in /usr "$HOME" "$LAB_TOP"; do
+    number=$((number + 1))
+    mkdir -p /run/over/$number/upper /run/over/$number/work
+    [ "$directory" != / ] && [ -d "/run/host$directory" ] || continue
+    mount -t overlay lab -o "xino=off,lowerdir=/run/host$directory" \
+      -o "upperdir=/run/over/$number/upper,workdir=/run/over/$number/work" "$directory" ||
+      fail "no copy of $directory can be made"
+  done
+  mkdir -p /usr/lib/modules
+  mount -t tmpfs tmpfs /usr/lib/modules
+  ln -s "/run/host$LAB_MODULES" "/usr/lib/modules/$(uname -r)"
+}
+
+# What both sides write has to stay on top of that.
+number=0
+for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
+  number=$((number + 1))
+  mkdir -p /run/shared/$number
+  mount --bind "$shared" /run/shared/$number
+done
+cached
+number=0
+for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
+  number=$((number + 1))
+  mountpoint -q "$shared" || mount --bind /run/shared/$number "$shared" ||
+    fail "$shared cannot be shared"
+done
+
 . "$here/setups.sh"
 
 # With or without udev on the host: the guest has none. It would load modules by itself.

@@ -1,0 +1,144 @@
+"""On the host: one guest for a group of tests, and what it reports of each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from lablib.setups import SETUPS
+
+from tests.lab.reporting import REPORTS
+from tests.support.target import ROOT
+
+_LIMIT_S = 900
+_TEST_LIMIT_S = 600
+_STOP_S = 20
+_POLL_S = 0.1
+_TAIL_LINES = 40
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tests that share a guest: those of one set-up, unless their module asks for its own.
+
+    A module says so with ``LAB_OPTIONS``, options for scripts/lab (``("--mtu", "1500")``), or with
+    ``LAB_OWN_GUEST = True`` where its tests may leave the guest unusable.
+    """
+
+    setup: str
+    options: tuple[str, ...] = ()
+    module: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.setup, *self.options, self.module)))
+
+
+def setup_of(path: Path) -> str:
+    """The set-up that a module's name begins with, after ``test_``: the longest that fits."""
+    stem = path.stem.removeprefix("test_") + "_"
+    fitting = [name for name in SETUPS if stem.startswith(name.replace("-", "_") + "_")]
+    if not fitting:
+        raise pytest.UsageError(f"{path.name}: begins with no set-up's name ({', '.join(SETUPS)})")
+    return max(fitting, key=len)
+
+
+def group_of(path: Path, module: ModuleType) -> Group:
+    own = path.stem if getattr(module, "LAB_OWN_GUEST", False) else ""
+    return Group(setup_of(path), tuple(getattr(module, "LAB_OPTIONS", ())), own)
+
+
+@dataclass
+class Guest:
+    """pytest inside scripts/lab; its reports come as they are made."""
+
+    config: pytest.Config
+    group: Group
+    nodeids: list[str]
+    _reports: dict[str, list[pytest.TestReport]] = field(default_factory=dict)
+    _complete: set[str] = field(default_factory=set)
+    _partial: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="iserblk-lab-results."))
+        (self.directory / "tests").write_text("\n".join(self.nodeids) + "\n")
+        (self.directory / REPORTS).touch()
+        self._file = (self.directory / REPORTS).open(encoding="utf-8")
+        self._started = time.monotonic()
+        options = ["--long"] if self.config.getoption("--long") else []
+        with (self.directory / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(ROOT / "scripts" / "lab", "--setup", self.group.setup),
+                    *("--timeout", str(_LIMIT_S), "--results", self.directory),
+                    *self.group.options,
+                    *("python", "-m", "pytest", "-p", "tests.lab.reporting"),
+                    *("-p", "no:cacheprovider", "--timeout", str(_TEST_LIMIT_S), *options),
+                    f"@{self.directory / 'tests'}",
+                ],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
+        """All reports of one test; waits for them. A guest that fell silent has failed it."""
+        while item.nodeid not in self._complete:
+            running = self._process.poll() is None
+            for report in self._new():
+                self._reports.setdefault(report.nodeid, []).append(report)
+                if report.when == "teardown":
+                    self._complete.add(report.nodeid)
+            if not running and item.nodeid not in self._complete:
+                return [*self._reports.get(item.nodeid, []), self._lost(item)]
+            if running:
+                time.sleep(_POLL_S)
+        return self._reports[item.nodeid]
+
+    def end(self) -> None:
+        """May be called again."""
+        if self._file.closed:
+            return
+        if self._process.poll() is None:
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.terminate()
+                self._process.wait()
+        self.seconds = time.monotonic() - self._started
+        self._file.close()
+
+    def forget(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _new(self) -> Iterator[pytest.TestReport]:
+        # Not by lines: the guest may be in the middle of one.
+        self._partial += self._file.read()
+        *lines, self._partial = self._partial.split("\n")
+        for line in lines:
+            report = self.config.hook.pytest_report_from_serializable(
+                config=self.config, data=json.loads(line)
+            )
+            assert isinstance(report, pytest.TestReport)
+            yield report
+
+    def _lost(self, item: pytest.Item) -> pytest.TestReport:
+        output = (self.directory / "output").read_text(errors="replace").splitlines()
+        words = f"the guest ({self.group}) ended before this test did; the last it said:\n"
+        return pytest.TestReport(
+            nodeid=item.nodeid,
+            location=item.location,
+            keywords={},
+            outcome="failed",
+            longrepr=words + "\n".join(output[-_TAIL_LINES:]),
+            when="call",
+        )

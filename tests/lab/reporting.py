@@ -1,0 +1,29 @@
+"""Inside the guest: writes every test's report to a file that the host follows, one a line.
+
+Loaded with ``-p tests.lab.reporting``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+REPORTS = "reports"
+
+
+class Reporter:
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._file = (Path(os.environ["LAB_RESULTS"]) / REPORTS).open("a", encoding="utf-8")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._file.write(json.dumps(data) + "\n")
+        self._file.flush()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Reporter(config))
