@@ -289,6 +289,13 @@ def split_url(text: str) -> Url:
     )
 
 
+def parse_portal(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST[:PORT]``, ``[IPv6 address][:PORT]``. Raises BadArgument."""
+    if "/" in text or "@" in text:
+        raise BadArgument(f"portal {text.rpartition('@')[2][:60]!r}: write HOST[:PORT], or a URL")
+    return _host_port(text)
+
+
 def _user_info(authority: str) -> tuple[str, Secret, str]:
     info, at, portal = authority.rpartition("@")
     if not at:

@@ -23,7 +23,8 @@ ALLOWED = {
     "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url"},
     "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url"},
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
-    "cli": {"errors", "url", "disk", "target", "scsi"},
+    "doctor": {"errors", "url", "rcap", "initiator"},
+    "cli": {"errors", "url", "disk", "target", "scsi", "doctor"},
 }
 # Beside the drivers, the shells and the command line, nobody waits.
 TRIO_ALLOWED = {
@@ -36,6 +37,7 @@ TRIO_ALLOWED = {
     "initiator.trio_driver",
     "disk.aio",
     "disk.blocking",
+    "doctor.portal",
     "target.accepting",
     "target.busypoll",
     "target.listening",

@@ -39,7 +39,8 @@ def receives(options: Options) -> int:
 
 
 class Login:
-    """The login phase of one connection. Implements InitiatorUser while it lasts."""
+    """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without
+    a target name makes it a discovery session."""
 
     def __init__(self, qp: QueuePair, url: Url, options: Options, portal: str) -> None:
         self._url = url
@@ -70,6 +71,7 @@ class Login:
             LoginInitiatorConfig(
                 initiator_name=initiator_name(options),
                 target_name=self._url.iqn,
+                discovery=not self._url.iqn,
                 # Random, and of this session alone: two processes must not reinstate each other.
                 isid=bytes((0x80, *secrets.token_bytes(5))),
                 immediate_data=options.immediate_data,

@@ -1,0 +1,95 @@
+"""``iserblk doctor``: what works here, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import click
+
+from iserblk.cli.options import connection, connection_options, json_option
+from iserblk.cli.output import print_json
+from iserblk.cli.running import run
+from iserblk.doctor.finding import OK, Finding
+from iserblk.doctor.machine import Machine
+from iserblk.doctor.portal import Limits, PortalReport, check_portal
+from iserblk.doctor.report import check_machine, what_works
+from iserblk.url import Options, Url, parse_portal, parse_url
+
+_USES = {
+    "iwarp": "iSER over software iWARP",
+    "verbs": "iSER over RDMA devices (verbs)",
+    "nbd": "LUNs over NBD (iserblk nbd)",
+    "attach": "LUNs as /dev/nbdX (iserblk attach)",
+    "mount": "LUNs as files (iserblk mount)",
+}
+
+
+@click.command("doctor")
+@click.argument("where", metavar="[PORTAL|URL]", required=False)
+@json_option
+@connection_options
+def command(where: str | None, as_json: bool, **options: str | None) -> None:
+    """Look at this machine; and at a portal HOST[:PORT], or the target of a URL.
+
+    Changes nothing, and needs no root. Ends with 0 when iSER will work (towards the portal, where
+    one is given), else with the status that other commands would fail with.
+    """
+    given = connection(options)
+    url = _url(where) if where is not None else None
+    settled = Options.from_pairs({**given, **(url.options if url else {})}.items())
+    findings = check_machine(Machine())
+    report: PortalReport | None = None
+    if url is not None:
+        target = url
+        report = run(lambda: check_portal(target, settled, Limits()))
+    works = what_works(findings)
+    status = report.error.exit_status if report is not None and report.error is not None else 0
+    if as_json:
+        print_json(_as_json(findings, works, report, status))
+    else:
+        _show("This machine", findings)
+        click.echo("What works here")
+        for use, words in _USES.items():
+            click.echo(f"  {'yes' if works[use] else 'no ':<9}{words}")
+        if report is not None:
+            _show(f"Portal {report.portal}", report.findings)
+            verdict = "iSER works" if report.error is None else "iSER does not work"
+            click.echo(f"{verdict} towards {report.portal}")
+    if status:
+        sys.exit(status)
+
+
+def _url(text: str) -> Url:
+    """A URL; or a portal, as a URL without a target."""
+    if "://" in text:
+        return parse_url(text)
+    host, port = parse_portal(text)
+    return Url("iser", host, port, iqn="", lun=None)
+
+
+def _as_json(
+    findings: list[Finding], works: dict[str, bool], report: PortalReport | None, status: int
+) -> dict[str, object]:
+    return {
+        "findings": [asdict(finding) for finding in findings],
+        "works": works,
+        "portal": None
+        if report is None
+        else {
+            "address": report.portal,
+            "findings": [asdict(finding) for finding in report.findings],
+            "provider": report.choice,
+            "works": report.error is None,
+        },
+        "exit_status": status,
+    }
+
+
+def _show(title: str, findings: list[Finding]) -> None:
+    click.echo(title)
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        click.echo(f"  {finding.status:<9}{finding.name:<{width}}  {finding.text}")
+        if finding.remedy and finding.status != OK:
+            click.echo(f"  {'':<9}{'':<{width}}  → {finding.remedy}")

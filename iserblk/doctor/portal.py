@@ -1,0 +1,283 @@
+"""What a portal answers: its name, TCP, MPA, rdma_cm, and a login. Runs in trio.
+
+Every question has a time limit, and nothing of a session is left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+from iserblk.doctor.finding import ERROR, OK, SKIPPED, WARNING, Finding
+from iserblk.errors import (
+    AuthenticationError,
+    ConnectFailed,
+    ConnectTimeout,
+    HostNotFound,
+    IserblkError,
+    LoginError,
+    NotSupported,
+    TargetNotFound,
+    TransportError,
+)
+from iserblk.initiator import connect_verbs
+from iserblk.initiator.connect import (
+    READ_DEPTH,
+    connect,
+    connection_flags,
+    name_portal,
+)
+from iserblk.initiator.connect_iwarp import Address, connect_tcp, resolve, start_mpa
+from iserblk.initiator.login import receives
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.rcap.iwarp.mpa import MpaInitiator
+from iserblk.url import Options, Url, initiator_name
+
+MAXIMUM_ADDRESSES = 8  # that are looked at
+_NOT_ISER = (
+    "is this the port of an iSER target? A Traditional iSCSI portal needs iSER switched on"
+    " (LIO: `enable_iser true` in targetcli), and an RDMA device"
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Seconds for each question."""
+
+    resolve: float = 5.0
+    tcp: float = 5.0
+    mpa: float = 5.0
+    route: float = 2.0
+    verbs: float = 5.0
+    login: float = 15.0
+    logout: float = 5.0
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What one question came to. ``error``: why it failed."""
+
+    name: str
+    text: str = ""
+    remedy: str = ""
+    error: IserblkError | None = None
+    skipped: bool = False
+
+    def finding(self, failed: str) -> Finding:
+        """``failed``: how bad a failure is, now that the rest is known."""
+        status = SKIPPED if self.skipped else OK if self.error is None else failed
+        return Finding(self.name, status, self.text, self.remedy)
+
+
+@dataclass(slots=True)
+class _Ways:
+    """How one address can be reached."""
+
+    address: Address
+    answers: list[_Answer] = field(default_factory=list)
+    iwarp: bool = False
+    verbs: bool = False
+    device: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class PortalReport:
+    """``choice``: the provider that would be taken, or None. ``error``: None when iSER works
+    towards the portal, else what stands in its way."""
+
+    portal: str
+    findings: list[Finding]
+    choice: str | None
+    error: IserblkError | None
+
+
+async def check_portal(url: Url, options: Options, limits: Limits) -> PortalReport:
+    """Ask everything. ``url`` without a target name: a discovery session is tried."""
+    portal = name_portal(url.host, url.port)
+    found = _Answer("host name")
+    addresses = await _resolve(url, limits, found)
+    if found.error is not None:
+        return PortalReport(portal, [found.finding(ERROR)], None, found.error)
+    ways = [_Ways(address) for address in addresses[:MAXIMUM_ADDRESSES]]
+    async with trio.open_nursery() as nursery:
+        for way in ways:
+            nursery.start_soon(_ask, way, options, limits)
+    choice = _choice(ways, options)
+    login = _Answer("login")
+    if choice.error is None:
+        await _log_in(url, options, limits, portal, login)
+    else:
+        login.skipped = True
+        login.text = "not tried: nobody there speaks iSER"
+    error = choice.error or login.error
+    failed = WARNING if error is None else ERROR
+    answers = [answer for way in ways for answer in way.answers]
+    findings = [answer.finding(failed) for answer in (found, *answers, choice, login)]
+    provider = None if choice.error is not None else choice.text.partition(":")[0]
+    return PortalReport(portal, findings, provider, error)
+
+
+async def _resolve(url: Url, limits: Limits, answer: _Answer) -> list[Address]:
+    addresses: list[Address] = []
+    try:
+        with trio.fail_after(limits.resolve):
+            addresses = await resolve(url.host, url.port)
+    except HostNotFound as error:
+        answer.error = error
+        answer.text = str(error)
+        answer.remedy = "correct the name, or write the address itself"
+    except trio.TooSlowError:
+        answer.text = f"no answer about {url.host} within {limits.resolve:g} s"
+        answer.remedy = "look at the name servers, or write the address itself"
+        answer.error = ConnectTimeout(answer.text)
+    else:
+        hosts = [str(address.sockaddr[0]) for address in addresses]
+        answer.text = f"{url.host} is {', '.join(hosts)}"
+        if len(hosts) > MAXIMUM_ADDRESSES:
+            answer.text += f"; the first {MAXIMUM_ADDRESSES} are looked at"
+    return addresses
+
+
+async def _ask(way: _Ways, options: Options, limits: Limits) -> None:
+    """All about one address."""
+    portal = name_portal(*way.address.sockaddr[:2])
+    tcp, mpa, cm = (_Answer(f"{what} {portal}") for what in ("TCP", "MPA", "rdma_cm"))
+    way.answers = [tcp, mpa, cm]
+    if options.rcap == "verbs":
+        tcp.skipped = mpa.skipped = True
+        tcp.text = mpa.text = "not looked at: rcap=verbs"
+    else:
+        await _ask_tcp(way, options, limits, portal)
+    if options.rcap == "iwarp":
+        cm.skipped, cm.text = True, "not looked at: rcap=iwarp"
+    else:
+        await _ask_rdma_cm(way, options, limits, portal)
+
+
+async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
+    """TCP, and MPA start-up behind it; the connection is closed again."""
+    tcp, mpa, _ = way.answers
+    try:
+        sock = await connect_tcp([way.address], portal, limits.tcp)
+    except IserblkError as error:
+        tcp.error, tcp.text = error, str(error)
+        tcp.remedy = "start the target, or correct the port; look at firewalls on both sides"
+        mpa.skipped, mpa.text = True, "not asked: no TCP connection"
+        return
+    tcp.text = "takes connections"
+    with sock:
+        initiator = MpaInitiator(
+            private_data=connection_flags(True), crc=options.mpa_crc, ird=READ_DEPTH
+        )
+        try:
+            with trio.fail_after(limits.mpa):
+                reply = await start_mpa(sock, initiator, portal)
+        except trio.TooSlowError:
+            mpa.error = ConnectTimeout(f"no MPA Reply within {limits.mpa:g} s")
+        except OSError as error:
+            mpa.error = TransportError(f"the connection broke: {error.strerror}")
+        except IserblkError as error:
+            mpa.error = error
+        else:
+            way.iwarp = True
+            setup = "enhanced" if reply.enhanced else "plain"
+            crc = "with" if reply.crc else "without"
+            mpa.text = f"speaks iWARP: MPA revision {reply.revision}, {setup}, {crc} CRC"
+            return
+    mpa.text = str(mpa.error)
+    mpa.remedy = _NOT_ISER
+
+
+async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
+    """Whether a device leads there, and somebody listens."""
+    _, _, cm = way.answers
+    missing = connect_verbs.provider.available()
+    if missing is not None:
+        cm.text = missing
+        if options.rcap == "verbs":
+            cm.error = NotSupported(missing)
+        else:
+            cm.skipped = True
+        return
+    try:
+        routed, words = await connect_verbs.probe(way.address, limits.route)
+        if not routed:
+            raise ConnectFailed(words)
+        way.device = words
+        qp = await connect_verbs.connect_verbs(
+            [way.address],
+            portal,
+            limits.verbs,
+            private_data=connection_flags,
+            receives=receives(options),
+            ird=READ_DEPTH,
+        )
+    except IserblkError as error:
+        cm.error, cm.text = error, str(error)
+        cm.remedy = "enable iSER on the target for this address; iserblk doctor shows the devices"
+        return
+    about = qp.describe()
+    qp.close()
+    way.verbs = True
+    cm.text = (
+        f"somebody listens; {words} gets there ({about.get('transport', 'RDMA')},"
+        f" STags are memory {about.get('mode', 'region')}s)"
+    )
+
+
+def _choice(ways: list[_Ways], options: Options) -> _Answer:
+    """What rcap takes; where it finds nothing, the failure that came closest to success."""
+    answer = _Answer("choice")
+    for way in ways:
+        if way.verbs:
+            answer.text = f"verbs: {way.device} leads there, and somebody listens"
+            return answer
+    if any(way.iwarp for way in ways):
+        reasons = [way.answers[2].text for way in ways if way.iwarp]
+        answer.text = f"iwarp: {reasons[0]}"
+        return answer
+    errors = [
+        each.error
+        for at in (1, 2, 0)
+        for way in ways
+        if (each := way.answers[at]).error is not None
+    ]
+    errors = [error for error in errors if error is not None]
+    answer.error = errors[0] if errors else ConnectFailed("no address to connect to")
+    answer.text = f"rcap={options.rcap} finds no way to the target"
+    return answer
+
+
+async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answer: _Answer) -> None:
+    """As every command does it; and out again."""
+    kind = f"to {url.iqn}" if url.iqn else "for discovery"
+    who = initiator_name(options)
+    try:
+        with trio.fail_after(limits.login):
+            session = await connect(url, options)
+    except trio.TooSlowError:
+        answer.error = ConnectTimeout(f"{portal}: no login within {limits.login:g} s")
+        answer.remedy = "look at the target's log; does it answer others?"
+    except TargetNotFound as error:
+        answer.error = error
+        answer.remedy = f"correct the target's name; {who} must be admitted to it, too"
+    except AuthenticationError as error:
+        answer.error = error
+        answer.remedy = f"let the target admit {who} without CHAP, which is not supported yet"
+    except LoginError as error:
+        answer.error = error
+        answer.remedy = f"let the target admit {who}, or give another initiator-name"
+    except IserblkError as error:
+        answer.error = error
+        answer.remedy = "look at the target's log"
+    else:
+        answer.text = f"accepted {kind}, over {session.describe().get('provider')}, as {who}"
+        driver = TrioDriver(session)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            with trio.move_on_after(limits.logout):
+                await driver.log_out()
+            nursery.cancel_scope.cancel()
+        return
+    answer.text = str(answer.error)

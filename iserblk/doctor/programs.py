@@ -1,0 +1,113 @@
+"""Programs, packages and device nodes that the front-ends use."""
+
+from __future__ import annotations
+
+from iserblk.doctor.finding import OK, WARNING, Finding
+from iserblk.doctor.kernel import ABSENT, NBD, module_state
+from iserblk.doctor.machine import Machine
+
+SETUP = "run scripts/setup"
+
+
+def check_programs(machine: Machine) -> list[Finding]:
+    return [
+        _nbdkit(machine),
+        _nbd_client(machine),
+        _nbd_devices(machine),
+        _fuse(machine),
+        _pyfuse3(machine),
+        _pyverbs(machine),
+        _drivers(machine),
+    ]
+
+
+def _nbdkit(machine: Machine) -> Finding:
+    if machine.program("nbdkit") is None:
+        return Finding("nbdkit", WARNING, "missing; for iserblk nbd and attach", SETUP)
+    plugins = [
+        path
+        for pattern in ("lib/*/nbdkit/plugins", "lib/nbdkit/plugins", "lib64/nbdkit/plugins")
+        for path in machine.entries("/usr", f"{pattern}/nbdkit-python-plugin.so")
+    ]
+    if not plugins:
+        return Finding(
+            "nbdkit",
+            WARNING,
+            "it has no Python plugin; for iserblk nbd and attach",
+            f"install nbdkit-plugin-python, or {SETUP}",
+        )
+    return Finding("nbdkit", OK, "with its Python plugin")
+
+
+def _nbd_client(machine: Machine) -> Finding:
+    if machine.program("nbd-client") is None:
+        return Finding("nbd-client", WARNING, "missing; for iserblk attach", "install nbd-client")
+    return Finding("nbd-client", OK, "installed")
+
+
+def _nbd_devices(machine: Machine) -> Finding:
+    names = [name for name in machine.names("/sys/block", "nbd*") if name[3:].isdigit()]
+    if not names:
+        if module_state(machine, NBD.name) == ABSENT:
+            remedy = "NBD without /dev/nbdX needs no module: iserblk nbd serves qemu, nbdcopy, fio"
+        else:
+            remedy = "modprobe nbd (as root)"
+        return Finding("/dev/nbdX", WARNING, "no such devices; for iserblk attach", remedy)
+    free = [name for name in names if not machine.read(f"/sys/block/{name}/pid")]
+    text = f"{len(names)} devices, {len(free)} of them free"
+    if not free:
+        return Finding(
+            "/dev/nbdX", WARNING, text, "iserblk detach one, or modprobe nbd nbds_max=64 (as root)"
+        )
+    if not machine.may_use(f"/dev/{free[0]}"):
+        return Finding(
+            "/dev/nbdX", WARNING, f"{text}; we may not open them", "iserblk attach needs root"
+        )
+    return Finding("/dev/nbdX", OK, text)
+
+
+def _fuse(machine: Machine) -> Finding:
+    if not machine.exists("/dev/fuse"):
+        return Finding(
+            "FUSE",
+            WARNING,
+            "/dev/fuse is missing; for iserblk mount",
+            "modprobe fuse (as root); in a container, pass /dev/fuse in",
+        )
+    if not machine.may_use("/dev/fuse"):
+        return Finding(
+            "FUSE", WARNING, "no permission to open /dev/fuse", "chmod 666 /dev/fuse (as root)"
+        )
+    if machine.program("fusermount3") is None:
+        return Finding("FUSE", WARNING, "fusermount3 is missing", f"install fuse3, or {SETUP}")
+    return Finding("FUSE", OK, "/dev/fuse and fusermount3")
+
+
+def _pyfuse3(machine: Machine) -> Finding:
+    if not machine.has_package("pyfuse3"):
+        return Finding("pyfuse3", WARNING, "missing; for iserblk mount", SETUP)
+    return Finding("pyfuse3", OK, "installed")
+
+
+def _pyverbs(machine: Machine) -> Finding:
+    if not machine.has_package("pyverbs"):
+        return Finding(
+            "pyverbs",
+            WARNING,
+            "missing; for RDMA devices",
+            f"install python3-pyverbs, or {SETUP}",
+        )
+    return Finding("pyverbs", OK, "installed")
+
+
+def _drivers(machine: Machine) -> Finding:
+    """What libibverbs loads for each kind of device."""
+    names = [name.removesuffix(".driver") for name in machine.names("/etc/libibverbs.d")]
+    if not names:
+        return Finding(
+            "RDMA drivers",
+            WARNING,
+            "libibverbs has none; for RDMA devices",
+            "install ibverbs-providers",
+        )
+    return Finding("RDMA drivers", OK, f"libibverbs knows {', '.join(names)}")

@@ -1,0 +1,272 @@
+"""What the doctor says about portals of every kind; none can keep it waiting."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+
+import pytest
+import trio
+
+from iserblk.doctor import portal as doctor
+from iserblk.doctor.finding import ERROR, OK, SKIPPED, WARNING, Finding
+from iserblk.doctor.portal import Limits, PortalReport, check_portal
+from iserblk.errors import HostNotFound, NotSupported
+from iserblk.initiator import connect_verbs
+from iserblk.initiator.connect_iwarp import Address
+from iserblk.rcap.iwarp.mpa import MpaResponder
+from iserblk.target import listening
+from iserblk.target.device import LogicalUnit
+from iserblk.target.server import serve
+from iserblk.url import Options, Url
+from tests.support.fabric import Fabric
+from tests.target.fake_store import FakeStore
+
+IQN = "iqn.2026-11.example:disk"
+SHORT = Limits(resolve=0.2, tcp=0.2, mpa=0.2, route=0.2, verbs=0.2, login=0.4, logout=0.2)
+PATIENCE_S = 20.0  # only a test that fails ever waits that long
+HTTP = b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+
+Serve = Callable[[trio.SocketStream], object]
+
+
+@pytest.fixture(autouse=True)
+def fabric(monkeypatch: pytest.MonkeyPatch) -> Fabric:
+    """A machine without devices, unless a test says otherwise."""
+    fabric = Fabric()
+    fabric.missing = "no RDMA device"
+    monkeypatch.setattr(connect_verbs, "provider", fabric)
+    monkeypatch.setattr(connect_verbs, "GRACE_S", 0.0)
+    monkeypatch.setattr(listening, "available", lambda: None)
+    monkeypatch.setattr(listening, "make_listener", fabric.listener)
+    return fabric
+
+
+@asynccontextmanager
+async def target(rdma: bool = False) -> AsyncIterator[int]:
+    """The port of a target of ours."""
+    send, receive = trio.open_memory_channel[str](1)
+    luns = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                partial(serve, "127.0.0.1:0", IQN, luns, send.send_nowait, rdma=rdma)
+            )
+            ready = await receive.receive()
+            yield int(ready.rpartition(":disk")[0].split("/")[2].rpartition(":")[2])
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def stranger(answer: bytes, close: bool) -> AsyncIterator[int]:
+    """The port of a server that says ``answer`` to whatever it hears first."""
+
+    async def talk(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.receive_some()
+            await stream.send_all(answer)
+            if close:
+                await stream.aclose()
+            while await stream.receive_some():
+                pass
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, talk, [listener])
+            yield listener.socket.getsockname()[1]
+            nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def refusing() -> Iterator[int]:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
+async def look(
+    port: int, iqn: str = "", limits: Limits = SHORT, host: str = "127.0.0.1", **options: object
+) -> PortalReport:
+    url = Url("iser", host, port, iqn, None)
+    return await check_portal(url, Options(**options), limits)  # type: ignore[arg-type]
+
+
+def at(report: PortalReport, what: str) -> Finding:
+    (found,) = [each for each in report.findings if each.name.split(" ")[0] == what]
+    return found
+
+
+@pytest.mark.parametrize("iqn", [IQN, ""], ids=["url", "portal"])
+async def test_a_good_target(iqn: str) -> None:
+    async with target() as port:
+        report = await look(port, iqn, Limits())
+    assert (report.error, report.choice) == (None, "iwarp")
+    assert at(report, "TCP").text == "takes connections"
+    assert at(report, "MPA").text == "speaks iWARP: MPA revision 2, enhanced, with CRC"
+    assert at(report, "choice").text == "iwarp: no RDMA device"
+    login = at(report, "login")
+    assert f"accepted {f'to {IQN}' if iqn else 'for discovery'}, over iwarp, as iqn." in login.text
+    assert {each.status for each in report.findings} == {OK, SKIPPED}
+    assert at(report, "rdma_cm").status == SKIPPED
+
+
+async def test_a_device_leads_there(fabric: Fabric) -> None:
+    fabric.missing = None
+    async with target(rdma=True) as port:
+        report = await look(port, IQN, Limits())
+        assert (report.error, report.choice) == (None, "verbs")
+        cm = at(report, "rdma_cm").text
+        assert cm == "somebody listens; fake0 gets there (RoCE, STags are memory windows)"
+        assert at(report, "choice").text == "verbs: fake0 leads there, and somebody listens"
+        assert ", over verbs, as " in at(report, "login").text
+        report = await look(port, IQN, Limits(), rcap="iwarp")
+        assert report.choice == "iwarp"
+        assert at(report, "rdma_cm").text == "not looked at: rcap=iwarp"
+        report = await look(port, IQN, Limits(), rcap="verbs")
+        assert report.choice == "verbs"
+        assert at(report, "TCP").status == at(report, "MPA").status == SKIPPED
+
+
+async def test_nobody_listens_by_rdma_cm(fabric: Fabric) -> None:
+    """A warning only: software iWARP gets there."""
+    fabric.missing = None
+    async with target() as port:
+        report = await look(port, IQN, Limits())
+        assert (report.error, report.choice) == (None, "iwarp")
+        cm = at(report, "rdma_cm")
+        assert (cm.status, cm.text) == (WARNING, "rejected: nobody listens there by rdma_cm")
+        assert "enable iSER" in cm.remedy
+        assert "nobody listens there by rdma_cm" in at(report, "choice").text
+        report = await look(port, IQN, Limits(), rcap="verbs")
+    assert report.error is not None and report.error.exit_status == 4
+    assert at(report, "rdma_cm").status == ERROR
+
+
+async def test_only_rdma_gets_there(fabric: Fabric) -> None:
+    """TCP's port belongs to somebody else, or nobody: a warning only."""
+    fabric.missing = None
+    async with target(rdma=True) as port:
+        (listener,) = fabric.listeners.values()
+        with refusing() as closed:
+            fabric.listeners[closed] = listener
+            report = await look(closed, IQN, Limits())
+            del fabric.listeners[closed]
+    assert port != closed
+    assert (report.error, report.choice) == (None, "verbs")
+    assert at(report, "TCP").status == WARNING
+    assert at(report, "login").status == OK
+
+
+async def test_no_devices_and_verbs_asked_for() -> None:
+    async with target() as port:
+        report = await look(port, IQN, rcap="verbs")
+    assert isinstance(report.error, NotSupported)
+    assert (report.choice, at(report, "rdma_cm").status) == (None, ERROR)
+    assert at(report, "login").status == SKIPPED
+
+
+async def test_no_such_target() -> None:
+    async with target() as port:
+        report = await look(port, "iqn.2026-11.example:other", Limits())
+    assert report.error is not None and report.error.exit_status == 21
+    login = at(report, "login")
+    assert login.status == ERROR
+    assert "correct the target's name" in login.remedy
+    assert report.choice == "iwarp"
+
+
+async def test_a_closed_port() -> None:
+    with refusing() as port:
+        report = await look(port)
+    assert report.error is not None and report.error.exit_status == 4
+    assert (at(report, "TCP").status, at(report, "MPA").status) == (ERROR, SKIPPED)
+    assert "Connection refused" in at(report, "TCP").text
+    assert "start the target" in at(report, "TCP").remedy
+    assert at(report, "choice").text == "rcap=auto finds no way to the target"
+    assert at(report, "login").text == "not tried: nobody there speaks iSER"
+
+
+@pytest.mark.parametrize(
+    ("answer", "close", "status", "words"),
+    [
+        (b"", False, 8, "no MPA Reply within 0.2 s"),
+        (b"MPA", False, 8, "no MPA Reply within 0.2 s"),
+        (b"", True, 4, "closed the connection during MPA start-up"),
+        (HTTP, False, 4, "no MPA frame, but bytes that start with 48 54 54 50"),
+        (HTTP, True, 4, "no MPA frame, but bytes that start with 48 54 54 50"),
+    ],
+    ids=["silent", "half an answer", "closes", "HTTP", "HTTP closes"],
+)
+async def test_a_port_of_something_else(
+    answer: bytes, close: bool, status: int, words: str
+) -> None:
+    async with stranger(answer, close) as port:
+        report = await look(port, IQN)
+    assert report.error is not None and report.error.exit_status == status
+    assert at(report, "TCP").status == OK
+    mpa = at(report, "MPA")
+    assert mpa.status == ERROR and words in mpa.text
+    assert "the port of an iSER target?" in mpa.remedy
+    assert (report.choice, at(report, "login").status) == (None, SKIPPED)
+
+
+async def test_a_target_that_never_answers_the_login() -> None:
+    responder = MpaResponder()
+    frame = bytearray(b"MPA ID Req Frame\x50\x02\0\4\0\x10\0\x10")  # enhanced, with CRC
+    assert responder.receive_data(bytes(frame)) is not None
+    responder.accept()
+    async with stranger(responder.data_to_send(), close=False) as port:
+        report = await look(port, IQN)
+    assert report.error is not None and report.error.exit_status == 8
+    assert report.choice == "iwarp"
+    assert "no login within 0.4 s" in at(report, "login").text
+
+
+async def test_a_silent_fabric(fabric: Fabric) -> None:
+    fabric.missing = None
+    fabric.silent = True
+    with refusing() as port:
+        report = await look(port)
+    assert "no answer about the route within 0.2 s" in at(report, "rdma_cm").text
+    assert report.error is not None
+
+
+async def test_no_such_host() -> None:
+    report = await look(3260, host="no.such.host.invalid", limits=Limits())
+    assert isinstance(report.error, HostNotFound)
+    (only,) = report.findings
+    assert (only.name, only.status) == ("host name", ERROR)
+    assert "no.such.host.invalid" in only.text and only.remedy
+
+
+async def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(host: str, port: int) -> list[Address]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(doctor, "resolve", resolve)
+    report = await look(3260, host="slow.example")
+    assert report.error is not None and report.error.exit_status == 8
+    assert "no answer about slow.example within 0.2 s" in report.findings[0].text
+
+
+async def test_many_addresses_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten that say nothing take as long as one."""
+    async with stranger(b"", close=False) as port:
+
+        async def resolve(host: str, _port: int) -> list[Address]:
+            return [Address(socket.AF_INET, (f"127.0.0.{i}", port)) for i in range(1, 11)]
+
+        monkeypatch.setattr(doctor, "resolve", resolve)
+        (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.2")
+        async with listener:
+            began = trio.current_time()
+            report = await look(port, host="many.example")
+            assert trio.current_time() - began < 2
+    names = [each.name for each in report.findings if each.name.startswith("TCP ")]
+    assert names == [f"TCP 127.0.0.{i}:{port}" for i in range(1, 9)]
+    assert "the first 8 are looked at" in report.findings[0].text
+    assert report.error is not None and report.error.exit_status == 8
