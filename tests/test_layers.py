@@ -24,7 +24,8 @@ ALLOWED = {
     "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url"},
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
     "doctor": {"errors", "url", "rcap", "initiator"},
-    "cli": {"errors", "url", "disk", "target", "scsi", "doctor"},
+    "nbdattach": {"errors"},
+    "cli": {"errors", "nbdattach", "url", "disk", "target", "scsi", "doctor"},
 }
 # Beside the drivers, the shells and the command line, nobody waits.
 TRIO_ALLOWED = {

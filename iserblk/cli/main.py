@@ -28,6 +28,8 @@ COMMANDS = {
     "target": "Serve files as LUNs.",
     "info": "Show identity, size, limits and connection of LUNs.",
     "nbd": "Export LUNs over NBD, through nbdkit.",
+    "attach": "Make LUNs block devices, /dev/nbdX.",
+    "detach": "End that, after everything is on the disks.",
     "mount": "Mount LUNs as files, through FUSE.",
     "umount": "Unmount, after everything is on the disks.",
     "copy": "Copy between LUNs and files.",

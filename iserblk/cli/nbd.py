@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -25,13 +24,11 @@ from urllib.parse import quote
 
 import click
 
-import iserblk
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
 from iserblk.disk.blocking import open_disks
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
-
-PLUGIN = Path(iserblk.__file__).resolve().parent.parent / "nbd_plugin" / "iserblk.py"
+from iserblk.nbdattach.programs import PLUGIN, nbdkit_environment, nbdkit_program
 
 # The pid in LISTEN_PID must be nbdkit's, which the shell has before it becomes nbdkit.
 _HAND_OVER = 'exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
@@ -68,10 +65,7 @@ def command(
     if (path is None) == (listen is None):
         raise click.UsageError("Give either --socket PATH or --listen HOST:PORT.")
     given = connection(options)
-    nbdkit = shutil.which("nbdkit", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-    if nbdkit is None:
-        raise IserblkError("nbdkit is missing: run scripts/setup, or install the packages "
-                           "nbdkit and nbdkit-plugin-python")  # fmt: skip
+    nbdkit = nbdkit_program()
     # nbdkit has one exit status for everything: so what is wrong with the URLs is found out here.
     # That includes credentials in them, which must not get onto another command line.
     open_disks(urls, given).close()
@@ -95,13 +89,10 @@ def _serve(sock: socket.socket, arguments: list[str], plugin: list[str], uri: st
 
     with tempfile.TemporaryDirectory(prefix="iserblk-") as scratch:
         pid_file = Path(scratch) / "pid"
-        # The Python inside nbdkit looks for its library beside the first python3 in PATH, and would
-        # take that of a pyenv or conda: the distribution's is the one it was built with.
-        search = os.environ.get("PATH", os.defpath)
         child = subprocess.Popen(
             ["/bin/sh", "-c", _HAND_OVER, "sh", *arguments, "--pidfile", str(pid_file), *plugin],
             stdin=sock.fileno(),
-            env={**os.environ, "PATH": f"/usr/bin:{search}"},
+            env=nbdkit_environment(),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)

@@ -1,0 +1,228 @@
+"""``iserblk attach``: LUNs as /dev/nbdX."""
+
+from __future__ import annotations
+
+import logging
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+import click
+
+from iserblk.cli.notify import tell_systemd
+from iserblk.cli.options import connection, connection_options, json_option
+from iserblk.cli.output import print_json
+from iserblk.disk.blocking import open_disks
+from iserblk.disk.opening import settle
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import BadArgument, Busy, IserblkError
+from iserblk.nbdattach import device
+from iserblk.nbdattach.attaching import Lun, attach, check_system
+from iserblk.nbdattach.detaching import detach
+from iserblk.nbdattach.device import Device, Places
+from iserblk.nbdattach.server import Server
+from iserblk.nbdattach.state import Home
+from iserblk.url import parse_url
+
+log = logging.getLogger(__name__)
+
+PLACES = Places()
+_RETRY_S = 1.0  # how often a device in use is looked at by an attach that was told to end
+
+
+@click.command("attach")
+@click.argument("arguments", metavar="URL… [/dev/nbdX]", nargs=-1, required=True)
+@click.option("-f", "--foreground", is_flag=True, help="Stay; detach on SIGTERM or SIGINT.")
+@click.option("-o", "words", metavar="OPT,OPT", multiple=True, help="Options as of a mount.")
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    help="NBD connections from the kernel to nbdkit; each serves 16 requests at once.",
+)
+@json_option
+@connection_options
+def command(
+    arguments: tuple[str, ...],
+    foreground: bool,
+    words: tuple[str, ...],
+    connections: int,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Make the LUN of URL the block device /dev/nbdX, or the first one that is free.
+
+    Prints `ready /dev/nbdX` once it is usable; `iserblk detach /dev/nbdX` ends it. Several LUNs
+    (also of one URL without /LUN) become several devices, or, when one of them fails, none. Needs
+    root, and the kernel's nbd module, which it loads.
+    """
+    given = {**_options(words), **connection(options)}
+    urls = [text for text in arguments if "://" in text]
+    paths = [text for text in arguments if "://" not in text]
+    if not urls:
+        raise BadArgument(f"{arguments[0]}: not a URL; write iser://HOST/TARGET-IQN/LUN")
+    settle(urls, given)
+    check_system(PLACES)
+    wanted = [device.find(path, PLACES) for path in paths]
+    if len(set(wanted)) < len(wanted):
+        raise BadArgument("one device is named twice")
+    luns = _find(urls, given)
+    if wanted and len(wanted) != len(luns):
+        raise BadArgument(
+            f"{len(luns)} LUNs for {len(wanted)} device(s): name one LUN per device "
+            "(iser://HOST/TARGET-IQN/LUN), or leave the devices out"
+        )
+    attached: list[Device] = []
+    try:
+        for index, lun in enumerate(luns):
+            at = wanted[index] if wanted else None
+            attached.append(attach(lun, at, connections, PLACES))
+        told = _listen() if foreground else []
+        _say(luns, attached, as_json)
+        if foreground:
+            tell_systemd("READY=1")
+    except BaseException:
+        _undo(attached)
+        raise
+    if foreground:
+        _stay(attached, told)
+
+
+def _options(lists: Sequence[str]) -> dict[str, str]:
+    """The values of -o: ``name=value`` words; those of fstab lines that mean nothing are no help
+    here, and refused."""
+    found: dict[str, str] = {}
+    for word in ",".join(lists).split(","):
+        name, equals, value = word.partition("=")
+        if word and not equals:
+            raise BadArgument(f"-o {word}: write NAME=VALUE")
+        if word:
+            found[name.replace("_", "-")] = value
+    return found
+
+
+def _find(urls: Sequence[str], given: Mapping[str, str]) -> list[Lun]:
+    """Log in, and see which LUNs the URLs mean. nbdkit has one exit status for everything: so what
+    is wrong is found out here, credentials that must not get onto a command line included."""
+    with open_disks(urls, given) as disks:
+        return [_lun(urls, given, disk.info) for disk in disks.disks.values()]
+
+
+def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo) -> Lun:
+    paths = []
+    for text in urls:
+        url = parse_url(text)
+        if url.iqn == info.target and url.lun in (None, info.lun):
+            head, question, query = text.partition("?")
+            number = f"/{info.lun}" if url.lun is None else ""
+            paths.append(f"{head}{number}{question}{query}")
+    io_timeout = max(address.options.io_timeout for address in settle(paths, given))
+    shown = parse_url(paths[0]).redacted()
+    return Lun(paths, shown, given, io_timeout, info.size, info.block_size)
+
+
+def _say(luns: Sequence[Lun], attached: Sequence[Device], as_json: bool) -> None:
+    if as_json:
+        found = [
+            {
+                "device": str(device.path),
+                "url": lun.url,
+                "size": lun.size,
+                "block_size": lun.block_size,
+            }
+            for lun, device in zip(luns, attached, strict=True)
+        ]
+        print_json({"devices": found})
+    else:
+        for each in attached:
+            click.echo(f"ready {each.path}")
+    sys.stdout.flush()
+
+
+def _undo(attached: Sequence[Device]) -> None:
+    """The error that led here is the one to show."""
+    for each in attached:
+        try:
+            detach(each)
+        except IserblkError as error:
+            log.error("%s", error)
+
+
+# --- in the foreground -------------------------------------------------------------------------
+
+
+def _listen() -> list[int]:
+    """From now on signals are not exceptions, but in this list."""
+    told: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        told.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    return told
+
+
+def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
+    """Until every device was detached by somebody, or a signal has it done here. Raises
+    IserblkError when an nbdkit died."""
+    left = list(attached)
+    while left and not told:
+        for each in list(left):
+            with Server(Home(each)) as nbdkit:
+                if nbdkit.ended():
+                    left.remove(each)
+                    _bereaved(each)
+        _sleep(left)
+    tell_systemd("STOPPING=1")
+    for each in left:
+        _detach_when_unused(each, told)
+
+
+def _sleep(devices: Sequence[Device]) -> None:
+    """Until an nbdkit ends or a signal comes; looks by itself now and then."""
+    poll = select.poll()
+    servers = [Server(Home(each)) for each in devices]
+    try:
+        for server in servers:
+            if server.fileno() >= 0:
+                poll.register(server.fileno(), select.POLLIN)
+        poll.poll(_RETRY_S * 1000)
+    finally:
+        for server in servers:
+            server.__exit__()
+
+
+def _bereaved(each: Device) -> None:
+    """Its nbdkit has ended: somebody is detaching it, or else it died."""
+    home = Home(each)
+    deadline = time.monotonic() + 2.0
+    while home.is_ours() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if home.is_ours():
+        try:
+            detach(each)
+        except Busy as error:
+            raise IserblkError(f"nbdkit has died; {error}") from None
+        raise IserblkError(f"{each.path}: detached, as nbdkit has died")
+
+
+def _detach_when_unused(each: Device, told: Sequence[int]) -> None:
+    """A second signal does not wait for those who use it."""
+    said = ""
+    while True:
+        try:
+            detach(each)
+        except Busy as error:
+            if len(told) > 1:
+                raise
+            if str(error) != said:
+                log.warning("%s (waiting; a second signal ends this)", error)
+                said = str(error)
+            time.sleep(_RETRY_S)
+        else:
+            return

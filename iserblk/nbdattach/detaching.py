@@ -1,0 +1,139 @@
+"""The end of an attachment: nothing lost where that is possible, nothing left in any case."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from iserblk.errors import BadArgument, Busy, IserblkError
+from iserblk.nbdattach import client
+from iserblk.nbdattach.device import Device
+from iserblk.nbdattach.server import Server
+from iserblk.nbdattach.state import Home, State, locked
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 20.0  # beyond io-timeout: two steps of task management, and a slow machine
+_FREE_S = 15.0
+_OPENERS_S = 3.0  # udev looks at a device for a moment whenever it was written
+_POLL_S = 0.1
+
+
+def detach(device: Device) -> None:
+    """Flush, disconnect, and return when the device is free and nbdkit has ended.
+
+    Takes io-timeout and about a minute at most when the target does not answer. Raises Busy while
+    somebody uses the device (nothing is changed then), BadArgument when nothing of ours is
+    attached, IserblkError when the flush failed: the device is free then, too, and what was
+    written since the flush before that may be lost.
+    """
+    with locked(device) as home:
+        if not home.is_ours():
+            _no_attachment(home)
+            return
+        state = home.state()
+        claim = device.claim()
+        try:
+            _wait_for_openers(device)
+            failure = _flush(home, claim, state)
+            client.disconnect(device)
+        finally:
+            os.close(claim)
+        _release(home)
+        if failure:
+            raise IserblkError(
+                f"{device.path}: detached, but the last flush failed ({failure}): what was "
+                f"written to {state.url} since the flush before that may be lost"
+            )
+
+
+def clear(home: Home) -> None:
+    """Disconnect what we connected, end nbdkit, remove the directory. In any state, and without a
+    flush. Raises Busy when somebody has the device open and keeps it; nbdkit is gone then."""
+    if home.is_ours():
+        client.disconnect(home.device)
+    _release(home)
+
+
+def _release(home: Home) -> None:
+    """The kernel was told to disconnect: see that it does, and that nbdkit ends."""
+    device = home.device
+    with Server(home) as nbdkit:
+        if not _free(home, _FREE_S):
+            nbdkit.kill()
+            if not _free(home, _FREE_S):
+                raise Busy(f"{device.path}: disconnected, but {_names(device)} has it open still; "
+                           f"end that, then `iserblk detach {device.path}`")  # fmt: skip
+        if not nbdkit.end(home.state().io_timeout + _PATIENCE_S):
+            log.warning("%s: nbdkit did not end, and was killed", device.path)
+    home.remove()
+
+
+def _free(home: Home, within_s: float) -> bool:
+    """The last one who has it open keeps the device as it is."""
+    deadline = time.monotonic() + within_s
+    while home.is_ours():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S / 4)
+    return True
+
+
+def _no_attachment(home: Home) -> None:
+    """Clean up after a killed attach or detach; raises BadArgument when there is nothing to do."""
+    if home.device.client:
+        raise BadArgument(f"{home.device.path}: not attached by iserblk (process "
+                          f"{home.device.client} connected it); "
+                          f"`nbd-client -d {home.device.path}` disconnects it")  # fmt: skip
+    if not home.exists():
+        raise BadArgument(f"{home.device.path}: nothing is attached")
+    log.warning("%s: cleaning up after an attach or detach that was killed", home.device.path)
+    clear(home)
+
+
+def _wait_for_openers(device: Device) -> None:
+    deadline = time.monotonic() + _OPENERS_S
+    while device.openers():
+        if time.monotonic() > deadline:
+            raise Busy(f"{device.path}: in use: {_names(device)} has it open; end that first")
+        time.sleep(_POLL_S)
+
+
+def _names(device: Device) -> str:
+    return ", ".join(device.openers()) or "a process that cannot be seen from here"
+
+
+def _flush(home: Home, claim: int, state: State) -> str:
+    """Write what the kernel has cached, and have the target flush. Returns why that failed, or "".
+
+    As long as requests end, one way or the other, it is waited for; when none did for longer than
+    one may take, nbdkit is killed, and the kernel fails the rest.
+    """
+    device = home.device
+    failures: list[str] = []
+
+    def fsync() -> None:
+        try:
+            os.fsync(claim)
+        except OSError as error:
+            failures.append(error.strerror or str(error))
+
+    thread = threading.Thread(target=fsync, name="fsync", daemon=True)
+    thread.start()
+    patience = state.io_timeout + _PATIENCE_S
+    progress, deadline = device.done(), time.monotonic() + patience
+    while thread.is_alive():
+        thread.join(_POLL_S)
+        if device.done() != progress:
+            progress, deadline = device.done(), time.monotonic() + patience
+        elif time.monotonic() > deadline:
+            log.warning("%s: nothing was answered for %g s; killing nbdkit", device.path, patience)
+            with Server(home) as nbdkit:
+                nbdkit.kill()
+            deadline = time.monotonic() + patience
+    if failures and device.done()[1] == state.writes:
+        log.info("%s: the flush failed (%s), but nothing was written", device.path, failures[0])
+        return ""
+    return failures[0] if failures else ""

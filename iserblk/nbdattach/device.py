@@ -1,0 +1,169 @@
+"""The kernel's side: which NBD devices there are, which are taken, and by whom."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from iserblk.errors import BadArgument, Busy, IserblkError, NotSupported, PermissionDenied
+from iserblk.nbdattach.programs import program
+
+SECTOR = 512  # bytes; the unit of sysfs, whatever the device's blocks are
+_NAME = re.compile("nbd[0-9]+")
+_PARTITION = re.compile("nbd[0-9]+p[0-9]+")
+
+
+@dataclass(slots=True, frozen=True)
+class Places:
+    """Where the kernel shows itself, and where state is kept."""
+
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    proc: Path = Path("/proc")
+    run: Path = Path("/run/iserblk")
+
+
+@dataclass(slots=True, frozen=True)
+class Device:
+    """One NBD device; ``name`` is nbd0, nbd1, …"""
+
+    name: str
+    places: Places
+
+    @property
+    def path(self) -> Path:
+        return self.places.dev / self.name
+
+    def _read(self, attribute: str) -> str:
+        try:
+            return (self.places.sys / "block" / self.name / attribute).read_text().strip()
+        except OSError:
+            return ""
+
+    @property
+    def client(self) -> int:
+        """The process that connected the device (it may have ended since); 0: not connected."""
+        pid = self._read("pid")
+        return int(pid) if pid.isdigit() else 0
+
+    @property
+    def size(self) -> int:
+        """Bytes; 0 while nothing is connected."""
+        return int(self._read("size") or 0) * SECTOR
+
+    def done(self) -> tuple[int, int]:
+        """Requests completed since the device exists: all, and those that changed data.
+
+        Documentation/block/stat.rst: reads 1, writes 5, discards 12, flushes 16, counting from 1.
+        """
+        fields = [int(field) for field in self._read("stat").split()] + [0] * 17
+        reads, writes, discards, flushes = fields[0], fields[4], fields[11], fields[15]
+        return reads + writes + discards + flushes, writes + discards
+
+    def mounts(self) -> list[str]:
+        """Where it, or a partition of it, is mounted in our mount namespace."""
+        numbers = {self._read("dev")}
+        for partition in (self.places.sys / "block" / self.name).glob(f"{self.name}p*/dev"):
+            numbers.add(partition.read_text().strip())
+        found = []
+        mountinfo = (self.places.proc / "self/mountinfo").read_text(errors="surrogateescape")
+        for line in mountinfo.splitlines():
+            _, _, number, _, place, *_ = line.split(" ")
+            # File systems with many devices (btrfs) have a number of their own there.
+            source = line.partition(" - ")[2].split(" ")[1]
+            if number in numbers or self._owns(source):
+                found.append(place)
+        return found
+
+    def openers(self) -> list[str]:
+        """Other processes that hold it open, as ``name (pid)``; those that can be seen."""
+        found = []
+        for directory in self.places.proc.glob("[0-9]*"):
+            if directory.name != str(os.getpid()) and any(map(self._owns, _links(directory))):
+                try:
+                    name = (directory / "comm").read_text().strip()
+                except OSError:
+                    continue
+                found.append(f"{name} ({directory.name})")
+        return found
+
+    def _owns(self, path: str) -> bool:
+        """``path`` is the device, or a partition of it."""
+        directory, _, name = path.rpartition("/")
+        if directory != str(self.places.dev):
+            return False
+        return name == self.name or (
+            name.startswith(f"{self.name}p") and _PARTITION.fullmatch(name) is not None
+        )
+
+    def claim(self) -> int:
+        """Open it so that nobody can mount it (until closed). Raises Busy where somebody has, in
+        whatever namespace; or uses it for swap, RAID, device mapper."""
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise IserblkError(f"{self.path}: {error.strerror}") from None
+        mounts = self.mounts()
+        if mounts:
+            raise Busy(f"{self.path}: mounted on {', '.join(mounts)}: umount it first")
+        raise Busy(f"{self.path}: in use (swap, RAID, device mapper, or mounted in another "
+                   f"namespace; `lsblk {self.path}` shows more): end that first")  # fmt: skip
+
+
+def _links(process: Path) -> Iterator[str]:
+    """What its descriptors are open on."""
+    try:
+        for descriptor in os.scandir(process / "fd"):
+            yield os.readlink(descriptor.path)
+    except OSError:  # ended meanwhile, or not to be seen
+        return
+
+
+def find(path: str, places: Places) -> Device:
+    """The device at ``path`` (or nbd0 for short). Raises BadArgument when there is none."""
+    real = os.path.realpath(places.dev / path)
+    device = Device(os.path.basename(real), places)
+    if os.path.dirname(real) != os.path.realpath(places.dev) or not _NAME.fullmatch(device.name):
+        raise BadArgument(f"{path}: no NBD device; name one, e.g. /dev/nbd0")
+    if not (places.sys / "block" / device.name).is_dir():
+        last = every(places)[-1:]
+        there = f"there are nbd0 to {last[0].name}" if last else "there is none at all"
+        raise BadArgument(f"{path}: no such device; {there} "
+                          "(`modprobe nbd nbds_max=N` makes more)")  # fmt: skip
+    return device
+
+
+def every(places: Places) -> list[Device]:
+    """All NBD devices of this kernel, in the order of their numbers."""
+    names = [path.name for path in (places.sys / "block").glob("nbd*")]
+    names = [name for name in names if _NAME.fullmatch(name)]
+    return [Device(name, places) for name in sorted(names, key=lambda name: int(name[3:]))]
+
+
+def need_root() -> None:
+    """Raises PermissionDenied."""
+    if os.geteuid():
+        raise PermissionDenied("only root may connect and disconnect /dev/nbdX: use sudo; "
+                               "`iserblk mount` and `iserblk nbd` work without")  # fmt: skip
+
+
+def need_module(places: Places) -> None:
+    """Load the kernel's nbd module where that is needed. Raises NotSupported."""
+    if every(places):
+        return
+    modprobe = program("modprobe", "kmod")
+    done = subprocess.run(
+        [modprobe, "nbd"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if not every(places):
+        said = (done.stderr.strip().splitlines() or ["it has made no devices"])[-1]
+        raise NotSupported(
+            f"no NBD devices: this kernel's nbd module cannot be loaded ({said}); boot a kernel "
+            "that has it (Debian: linux-image-amd64), or use `iserblk mount` or `iserblk nbd`"
+        )

@@ -1,0 +1,141 @@
+"""nbdkit: starting it in the background, and seeing it end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from iserblk.errors import IserblkError
+from iserblk.nbdattach.programs import (
+    PLUGIN,
+    last_line,
+    nbdkit_environment,
+    nbdkit_program,
+    signals_held,
+)
+from iserblk.nbdattach.state import Home, read_pid
+
+# Of each of the connections; the kernel spreads requests over them by processor.
+_THREADS = 16
+_START_S = 60.0
+
+
+def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
+    """Returns when nbdkit takes connections at ``home.socket``. It logs to syslog.
+
+    It ends with its last client; so the first must be the one that stays. ``urls`` must have been
+    tried: no credentials may be in them, as they get onto a command line. Raises IserblkError.
+    """
+    words = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.nbdkit_pid)]
+    words += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
+    words += [f"uri={url}" for url in urls]
+    words += [f"{name}={value}" for name, value in options.items()]
+    with signals_held():
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=nbdkit_environment(),
+            cwd="/",
+        )
+    with process:
+        try:
+            _, said = process.communicate(timeout=_START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise IserblkError(f"nbdkit is not ready after {_START_S:g} s") from None
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise IserblkError(f"nbdkit did not start: {last_line(said)}")
+    deadline = time.monotonic() + _START_S
+    while not read_pid(home.nbdkit_pid):  # it logs in again, once it has gone to the background
+        if time.monotonic() > deadline:
+            raise IserblkError(f"nbdkit is not ready after {_START_S:g} s; syslog may say why")
+        time.sleep(0.01)
+
+
+class Server:
+    """The nbdkit of a device, if it lives; a descriptor holds it, so no other process is meant.
+
+    Use as a context manager.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._fd = -1
+        for pid in _candidates(home):
+            with contextlib.suppress(ProcessLookupError):
+                self._fd = os.pidfd_open(pid)
+                if _serves(pid, home.socket):
+                    break
+                os.close(self._fd)
+                self._fd = -1
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def fileno(self) -> int:
+        """Readable when it has ended; -1 when there was none."""
+        return self._fd
+
+    def ended(self, within_s: float = 0.0) -> bool:
+        """Waits up to ``within_s``."""
+        if self._fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(within_s * 1000))
+
+    def end(self, within_s: float) -> bool:
+        """Ask it to flush, log out and end; kill it when it has not after ``within_s``. True when
+        it ended by itself."""
+        if self.ended():
+            return True
+        self._send(signal.SIGTERM)
+        if self.ended(within_s):
+            return True
+        self.kill()
+        return False
+
+    def kill(self) -> None:
+        """The kernel then fails what it has under way: nothing waits for it any more."""
+        if self._fd >= 0:
+            self._send(signal.SIGKILL)
+            self.ended(10.0)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
+
+def _candidates(home: Home) -> list[int]:
+    """Processes that may be nbdkit. Its pid file is written late in its start, or an attach may
+    have been killed before it."""
+    pid = read_pid(home.nbdkit_pid)
+    if pid:
+        return [pid]
+    if not home.exists():
+        return []
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _serves(pid: int, socket: Path) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return os.fsencode(socket) in words and b"nbdkit" in os.path.basename(words[0])

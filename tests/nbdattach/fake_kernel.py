@@ -1,0 +1,121 @@
+"""A kernel's NBD devices, as far as attach and detach see them: files instead of sysfs and /dev,
+and an ``nbd-client`` that really connects to nbdkit. What a real kernel does is tried in tests/lab.
+
+Run as a program it is that nbd-client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+SECTOR = 512
+
+# The command line, looking at these places instead of the system's.
+COMMAND = """
+import sys
+from pathlib import Path
+from iserblk.cli import attach, detach
+from iserblk.nbdattach import device
+root = Path(sys.argv.pop(1))
+places = device.Places(root / "sys", root / "dev", Path("/proc"), root / "run")
+attach.PLACES = detach.PLACES = places
+device.need_root = lambda: None
+from iserblk.cli.main import main
+main()
+"""
+
+
+class FakeKernel:
+    """``root``: of everything. ``refuse``: names of devices that cannot be connected."""
+
+    def __init__(self, root: Path, devices: int = 3) -> None:
+        self.root = root
+        (root / "bin").mkdir()
+        program = root / "bin" / "nbd-client"
+        program.write_text(f'#!/bin/sh\nexec /usr/bin/python3 {__file__} {root} "$@"\n')
+        program.chmod(0o755)
+        (root / "dev").mkdir()
+        for number in range(devices):
+            self.add(f"nbd{number}")
+
+    def add(self, name: str) -> None:
+        directory = self.root / "sys" / "block" / name
+        directory.mkdir(parents=True)
+        (directory / "size").write_text("0\n")
+        (directory / "stat").write_text(" ".join(["0"] * 17))
+        (self.root / "dev" / name).touch()
+
+    def connect_other(self, name: str, pid: int = 1) -> None:
+        """Another program's connection."""
+        (self.root / "sys" / "block" / name / "pid").write_text(f"{pid}\n")
+
+    def refuse(self, name: str) -> None:
+        (self.root / f"refuse-{name}").touch()
+
+    def connected(self) -> list[str]:
+        return sorted(path.parent.name for path in self.root.glob("sys/block/*/pid"))
+
+    def size(self, name: str) -> int:
+        return int((self.root / "sys" / "block" / name / "size").read_text()) * SECTOR
+
+    def end(self) -> None:
+        for holder in self.root.glob("holder-*"):
+            _kill(int(holder.read_text()))
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _connect(root: Path, words: list[str]) -> int:
+    import nbd  # noqa: PLC0415 - libnbd, of the distribution's Python
+
+    socket = words[words.index("-unix") + 1]
+    name = os.path.basename(words[words.index("-unix") + 2])
+    count = int(words[words.index("-connections") + 1])
+    directory = root / "sys" / "block" / name
+    if (directory / "pid").exists() or (root / f"refuse-{name}").exists():
+        print("Error: Failed to setup device, check dmesg\n\nExiting.", file=sys.stderr)
+        return 1
+    read_end, write_end = os.pipe()
+    holder = os.fork()
+    if not holder:  # the kernel, which holds the connections
+        os.setsid()
+        handles = [nbd.NBD() for _ in range(count)]
+        for handle in handles:
+            handle.connect_unix(socket)
+        os.write(write_end, str(handles[0].get_size() // SECTOR).encode())
+        for stream in (0, 1, 2, write_end):
+            os.close(stream)
+        time.sleep(600)
+        os._exit(0)
+    os.close(write_end)
+    size = os.read(read_end, 100).decode()
+    (root / f"holder-{name}").write_text(str(holder))
+    (directory / "pid").write_text(f"{os.getpid()}\n")
+    (directory / "size").write_text(size)
+    return 0
+
+
+def _disconnect(root: Path, name: str) -> int:
+    directory = root / "sys" / "block" / name
+    holder = root / f"holder-{name}"
+    if holder.exists():
+        _kill(int(holder.read_text()))
+        holder.unlink()
+    (directory / "size").write_text("0")
+    (directory / "pid").unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    place, *given = sys.argv[1:]
+    if given[0] == "-d":
+        sys.exit(_disconnect(Path(place), os.path.basename(given[1])))
+    sys.exit(_connect(Path(place), given))

@@ -1,0 +1,301 @@
+"""attach and detach with a real target and a real nbdkit; only the kernel is not one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import environment
+from tests.nbdattach.fake_kernel import COMMAND, FakeKernel
+from tests.support.nbdkit import need
+from tests.support.target import END_S, TargetProcess, running_target
+
+SIZE = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    need("nbdkit")
+    files = tmp_path_factory.mktemp("target")
+    specs = [f"{files}/{number}:size={SIZE << number}" for number in range(3)]
+    with running_target(specs, files / "log") as process:
+        yield process
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[FakeKernel]:
+    kernel = FakeKernel(tmp_path)
+    yield kernel
+    kernel.end()
+
+
+class Attacher:
+    """The command line, above the fake kernel."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.kernel = kernel
+        self.run = kernel.root / "run"
+        path = f"{kernel.root}/bin:{os.environ['PATH']}"
+        self.environment = environment(PATH=path)
+
+    def words(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-c", COMMAND, str(self.kernel.root), *map(str, arguments)]
+
+    def start(self, *arguments: object, **changes: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.words(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**self.environment, **changes},
+        )
+
+    def ended(self, *arguments: object) -> tuple[int, str, str]:
+        """Exit status, stdout, stderr."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=END_S * 2)
+        return process.returncode, out, err
+
+    def good(self, *arguments: object) -> str:
+        status, out, err = self.ended(*arguments)
+        assert (status, err) == (0, "")
+        return out
+
+    def refused(self, expected: int, *arguments: object) -> str:
+        status, out, err = self.ended(*arguments)
+        assert (status, out) == (expected, ""), err
+        (line,) = err.splitlines()
+        return line
+
+    def servers(self) -> list[int]:
+        """The nbdkits below our directory."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if words[0].endswith("nbdkit") and f"{self.run}/" in " ".join(words):
+                found.append(int(path.parent.name))
+        return found
+
+    def assert_nothing_left(self) -> None:
+        assert self.kernel.connected() == []
+        assert self.servers() == []
+        assert [path for path in self.run.glob("*") if path.is_dir()] == []
+
+
+@pytest.fixture
+def tool(kernel: FakeKernel) -> Iterator[Attacher]:
+    """At the end nothing may be left."""
+    tool = Attacher(kernel)
+    yield tool
+    try:
+        tool.assert_nothing_left()
+    finally:
+        for pid in tool.servers():
+            os.kill(pid, signal.SIGKILL)
+
+
+def path_of(kernel: FakeKernel, name: str) -> str:
+    return str(kernel.root / "dev" / name)
+
+
+def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    assert tool.good("attach", f"{target.url}/1") == f"ready {path_of(kernel, 'nbd0')}\n"
+    assert kernel.connected() == ["nbd0"]
+    assert kernel.size("nbd0") == SIZE * 2
+    assert len(tool.servers()) == 1
+    assert (tool.run / "nbd0").stat().st_mode & 0o777 == 0o700
+    assert tool.good("detach", "nbd0") == ""
+    tool.assert_nothing_left()
+    assert "nothing is attached" in tool.refused(7, "detach", "nbd0")
+
+
+def test_the_first_free_device(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    kernel.connect_other("nbd0")
+    assert tool.good("attach", f"{target.url}/0") == f"ready {path_of(kernel, 'nbd1')}\n"
+    assert "is attached there" in tool.refused(28, "attach", f"{target.url}/0", "nbd1")
+    assert "another program" in tool.refused(28, "attach", f"{target.url}/0", "nbd0")
+    assert "not attached by iserblk" in tool.refused(7, "detach", "nbd0")
+    kernel.connect_other("nbd2")
+    assert "all 3 NBD devices are in use" in tool.refused(28, "attach", f"{target.url}/0")
+    tool.good("detach", "nbd1")
+    assert kernel.connected() == ["nbd0", "nbd2"]
+    for name in kernel.connected():
+        (kernel.root / "sys/block" / name / "pid").unlink()
+
+
+def test_two_at_once_take_two_devices(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    started = [tool.start("attach", f"{target.url}/0") for _ in range(2)]
+    said = [process.communicate(timeout=END_S * 2)[0] for process in started]
+    assert sorted(said) == [f"ready {path_of(kernel, name)}\n" for name in ("nbd0", "nbd1")]
+    tool.good("detach", "nbd0", "nbd1")
+
+
+def test_every_disk_as_json(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    devices = json.loads(tool.good("attach", target.url, "--json"))["devices"]
+    assert devices == [
+        {
+            "device": path_of(kernel, f"nbd{number}"),
+            "url": f"{target.url}/{number}",
+            "size": SIZE << number,
+            "block_size": 512,
+        }
+        for number in range(3)
+    ]
+    assert [kernel.size(f"nbd{number}") for number in range(3)] == [SIZE, SIZE * 2, SIZE * 4]
+    tool.good("detach", "nbd0", "nbd1", "nbd2")
+
+
+def test_all_or_none(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    kernel.refuse("nbd1")
+    line = tool.refused(1, "attach", target.url, "nbd0", "nbd1", "nbd2")
+    assert "nbd1: nbd-client could not connect it: Failed to setup device" in line
+    tool.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "arguments"),
+    [
+        (7, "not a URL", ["nbd0"]),
+        (7, "named twice", ["{url}/0", "{url}/1", "nbd0", "nbd0"]),
+        (7, "3 LUNs for 1 device(s)", ["{url}", "nbd0"]),
+        (7, "no such device; there are nbd0 to nbd2", ["{url}/0", "nbd3"]),
+        (7, "no NBD device", ["{url}/0", "/dev/null"]),
+        (7, "write NAME=VALUE", ["{url}/0", "-o", "soon"]),
+        (7, "unknown option 'colour'", ["{url}/0", "-o", "colour=blue"]),
+        (7, "give seconds", ["{url}/0", "-o", "io-timeout=soon"]),
+        (21, "no LUN 9", ["{url}/9"]),
+        (27, "not supported yet", ["iser://user%hush@host/iqn.2026-11.example:disk/0"]),
+    ],
+)
+def test_what_is_refused(
+    status: int, words: str, arguments: list[str], tool: Attacher, target: TargetProcess
+) -> None:
+    line = tool.refused(status, "attach", *(word.format(url=target.url) for word in arguments))
+    assert words in line
+    assert "hush" not in line
+
+
+# --- accidents ---------------------------------------------------------------------------------
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + END_S
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("then", ["attach", "detach"])
+@pytest.mark.parametrize("moment", ["state.json", "nbdkit.pid", "client.pid"])
+def test_an_attach_that_is_killed(
+    moment: str, then: str, tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """Wherever that happens, the next one cleans up."""
+    process = tool.start("attach", f"{target.url}/0", "nbd0")
+    wait_for(tool.run / "nbd0" / moment)
+    process.kill()
+    process.communicate()
+    time.sleep(0.5)  # what it started goes on
+    if then == "attach":
+        status, out, err = tool.ended("attach", f"{target.url}/1", "nbd0")
+        if status == 28:  # all was done, but for the word that says so
+            assert "/0 is attached there" in err
+        else:
+            assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")
+            assert kernel.size("nbd0") == SIZE * 2
+    assert tool.ended("detach", "nbd0")[0] == 0
+
+
+@pytest.mark.parametrize("moment", ["state.json", "nbdkit.pid", "client.pid"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_attach_that_is_told_to_end(
+    moment: str, number: int, status: int, tool: Attacher, target: TargetProcess
+) -> None:
+    process = tool.start("attach", f"{target.url}/0", "nbd0")
+    wait_for(tool.run / "nbd0" / moment)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=END_S)
+    assert (process.returncode, out) == (status, "")
+
+
+def test_a_dead_nbdkit(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    tool.good("attach", f"{target.url}/0", "nbd0")
+    (pid,) = tool.servers()
+    os.kill(pid, signal.SIGKILL)
+    status, out, err = tool.ended("attach", f"{target.url}/1")
+    assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")
+    assert "its nbdkit has died; detaching it" in err
+    assert kernel.size("nbd0") == SIZE * 2
+    tool.good("detach", "nbd0")
+
+
+def test_a_pid_file_that_names_somebody_else(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """After a reboot of processes, as it were: nobody else is ended."""
+    home = tool.run / "nbd0"
+    home.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"]) as innocent:
+        try:
+            (home / "nbdkit.pid").write_text(f"{innocent.pid}\n")
+            (home / "client.pid").write_text(f"{innocent.pid}\n")
+            (home / "state.json").write_text("{")
+            assert tool.ended("detach", "nbd0")[0] == 0
+            assert innocent.poll() is None
+        finally:
+            innocent.kill()
+
+
+def test_in_use(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    tool.good("attach", f"{target.url}/0")
+    with open(path_of(kernel, "nbd0"), "rb"):
+        line = tool.refused(28, "detach", "nbd0")
+        assert f"({os.getpid()}) has it open" in line
+        assert kernel.connected() == ["nbd0"]
+    tool.good("detach", "nbd0")
+
+
+# --- in the foreground -------------------------------------------------------------------------
+
+
+def test_in_the_foreground(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    process = tool.start("attach", "-f", f"{target.url}/0")
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"ready {path_of(kernel, 'nbd0')}\n"
+    process.terminate()
+    assert process.communicate(timeout=END_S) == ("", "")
+    assert process.returncode == 0
+
+
+def test_somebody_else_detaches(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    process = tool.start("attach", "-f", f"{target.url}/0")
+    assert process.stdout is not None
+    process.stdout.readline()
+    tool.good("detach", "nbd0")
+    assert process.communicate(timeout=END_S) == ("", "")
+    assert process.returncode == 0
+
+
+def test_nbdkit_dies_in_the_foreground(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    process = tool.start("attach", "-f", f"{target.url}/0")
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.kill(tool.servers()[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert "nbd0: detached, as nbdkit has died" in err
