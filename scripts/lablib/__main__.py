@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import click
 
 from lablib.acceleration import usable
 from lablib.archive import Absent, say
+from lablib.host import path
 from lablib.kernel import the_kernel
 from lablib.setups import SETUPS, provide
 from lablib.vm import Died, Machine, Wish
@@ -90,9 +92,15 @@ def _on_host(command: tuple[str, ...], machine: Machine, limit_s: float, port: i
     for name in ("LAB_URL", "LAB_URL2"):
         variables[name] = variables[name].replace(f"10.0.2.15:{_LIO_PORT}", f"127.0.0.1:{port}")
     variables |= machine.results_variable
-    variables |= {"LAB_SETUP": machine.setup, "LAB_PORT": str(port), "LAB_ADDRESS": "127.0.0.1"}
+    variables |= {
+        "PATH": path(),
+        "LAB_SETUP": machine.setup,
+        "LAB_PORT": str(port),
+        "LAB_ADDRESS": "127.0.0.1",
+    }
     try:
-        process = subprocess.Popen(command, env={**os.environ, **variables})
+        program = shutil.which(command[0], path=path()) or command[0]
+        process = subprocess.Popen([program, *command[1:]], env={**os.environ, **variables})
     except OSError as error:
         say(f"{command[0]}: {error.strerror}")
         return 127

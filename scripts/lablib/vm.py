@@ -241,14 +241,13 @@ class Machine:
         return options
 
 
-# A kernel that went wrong is of no use: the guest ends where others carry on with a task less.
-# PATH is that of virtme-ng's init, which adds to it.
 _KERNEL_OPTIONS = (
     "ignore_loglevel",
-    "oops=panic",
+    "oops=panic",  # a kernel that went wrong is of no use; others carry on with a task less
     "net.ifnames=0",
+    "no_timer_check",  # on a busy host the emulated timer is late, and the kernel gives up
+    "tsc=reliable",  # the others are devices, and emulated: each look at a clock would cost
     "mitigations=off",
     "no5lvl",
-    "tsc=reliable",
-    f"PATH={_GUEST / 'bin'}:/sbin:/usr/sbin:/bin:/usr/bin",
+    f"PATH={_GUEST / 'bin'}:/sbin:/usr/sbin:/bin:/usr/bin",  # of virtme-ng's init, which adds to it
 )

@@ -125,7 +125,8 @@ tgt() {
 # ib_iser and open-iscsi, as if it had been installed.
 initiator() {
   load ib_iser
-  tar -C "$LAB_OPEN_ISCSI" -c . | tar -C / -x --keep-directory-symlink ||
+  # Directory by directory: / itself cannot be written.
+  (cd "$LAB_OPEN_ISCSI" && tar -c -- *) | tar -C / -x --keep-directory-symlink ||
     fail "open-iscsi could not be put in place"
   step ldconfig
   step mkdir -p /etc/iscsi /run/lock/iscsi
