@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import select
 import signal
 import sys
 import time
@@ -30,7 +29,7 @@ from iserblk.url import parse_url
 log = logging.getLogger(__name__)
 
 PLACES = Places()
-_RETRY_S = 1.0  # how often a device in use is looked at by an attach that was told to end
+_LOOK_S = 1.0  # how often an attach in the foreground looks whether it was told to end
 
 
 @click.command("attach")
@@ -174,27 +173,12 @@ def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
     while left and not told:
         for each in list(left):
             with Server(Home(each)) as nbdkit:
-                if nbdkit.ended():
+                if nbdkit.ended(0 if told else _LOOK_S / len(left)):
                     left.remove(each)
                     _bereaved(each)
-        _sleep(left)
     tell_systemd("STOPPING=1")
     for each in left:
         _detach_when_unused(each, told)
-
-
-def _sleep(devices: Sequence[Device]) -> None:
-    """Until an nbdkit ends or a signal comes; looks by itself now and then."""
-    poll = select.poll()
-    servers = [Server(Home(each)) for each in devices]
-    try:
-        for server in servers:
-            if server.fileno() >= 0:
-                poll.register(server.fileno(), select.POLLIN)
-        poll.poll(_RETRY_S * 1000)
-    finally:
-        for server in servers:
-            server.__exit__()
 
 
 def _bereaved(each: Device) -> None:
@@ -223,6 +207,6 @@ def _detach_when_unused(each: Device, told: Sequence[int]) -> None:
             if str(error) != said:
                 log.warning("%s (waiting; a second signal ends this)", error)
                 said = str(error)
-            time.sleep(_RETRY_S)
+            time.sleep(_LOOK_S)
         else:
             return

@@ -36,25 +36,27 @@ def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
     words += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
     words += [f"uri={url}" for url in urls]
     words += [f"{name}={value}" for name, value in options.items()]
-    with signals_held():
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=nbdkit_environment(),
-            cwd="/",
-        )
-    with process:
-        try:
-            _, said = process.communicate(timeout=_START_S)
-        except subprocess.TimeoutExpired:
+    process = None
+    try:
+        with signals_held():
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=nbdkit_environment(),
+                cwd="/",
+            )
+        _, said = process.communicate(timeout=_START_S)
+    except subprocess.TimeoutExpired:
+        raise IserblkError(f"nbdkit is not ready after {_START_S:g} s") from None
+    finally:
+        if process is not None:  # what of it has gone to the background is found by its socket
             process.kill()
-            raise IserblkError(f"nbdkit is not ready after {_START_S:g} s") from None
-        except BaseException:
-            process.kill()
-            raise
+            process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
     if process.returncode:
         raise IserblkError(f"nbdkit did not start: {last_line(said)}")
     deadline = time.monotonic() + _START_S
@@ -67,38 +69,35 @@ def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
 class Server:
     """The nbdkit of a device, if it lives; a descriptor holds it, so no other process is meant.
 
-    Use as a context manager.
+    While it starts these may be several processes. Use as a context manager.
     """
 
     def __init__(self, home: Home) -> None:
-        self._fd = -1
+        self._fds: list[int] = []
         for pid in _candidates(home):
             with contextlib.suppress(ProcessLookupError):
-                self._fd = os.pidfd_open(pid)
+                fd = os.pidfd_open(pid)
                 if _serves(pid, home.socket):
-                    break
-                os.close(self._fd)
-                self._fd = -1
+                    self._fds.append(fd)
+                else:
+                    os.close(fd)
 
     def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def fileno(self) -> int:
-        """Readable when it has ended; -1 when there was none."""
-        return self._fd
+        while self._fds:
+            os.close(self._fds.pop())
 
     def ended(self, within_s: float = 0.0) -> bool:
         """Waits up to ``within_s``."""
-        if self._fd < 0:
-            return True
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(within_s * 1000))
+        deadline = time.monotonic() + within_s
+        for fd in self._fds:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
+        return True
 
     def end(self, within_s: float) -> bool:
         """Ask it to flush, log out and end; kill it when it has not after ``within_s``. True when
@@ -113,13 +112,13 @@ class Server:
 
     def kill(self) -> None:
         """The kernel then fails what it has under way: nothing waits for it any more."""
-        if self._fd >= 0:
-            self._send(signal.SIGKILL)
-            self.ended(10.0)
+        self._send(signal.SIGKILL)
+        self.ended(10.0)
 
     def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, number)
+        for fd in self._fds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, number)
 
 
 def _candidates(home: Home) -> list[int]:

@@ -1,0 +1,50 @@
+"""``mount.iserblk``: what mount(8) runs for ``mount -t iserblk URL MOUNTPOINT`` and fstab lines.
+
+    mount.iserblk URL MOUNTPOINT [-sfnv] [-N namespace] [-o options] [-t type]
+
+Returns when the files are usable; the server stays. Exit statuses are those of mount(8).
+"""
+
+from __future__ import annotations
+
+import getopt
+import logging
+import sys
+from collections.abc import Sequence
+
+from fuse_mount.errors import MountError, MountFailed, UsageError
+from fuse_mount.mount import mount_background
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status."""
+    logging.basicConfig(level=logging.WARNING, format="mount.iserblk: %(message)s")
+    try:
+        _mount(arguments)
+    except MountError as error:
+        print(f"mount.iserblk: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return MountFailed.exit_status
+    return 0
+
+
+def _mount(arguments: Sequence[str]) -> None:
+    try:
+        options, words = getopt.gnu_getopt(list(arguments), "sfnvN:o:t:")
+    except getopt.GetoptError as error:
+        raise UsageError(f"{error}; write mount -t iserblk URL MOUNTPOINT [-o OPTIONS]") from None
+    if len(words) != 2:
+        raise UsageError("one URL and one mount point: mount -t iserblk URL MOUNTPOINT")
+    given = [value for name, value in options if name == "-o"]
+    names = {name for name, _ in options}
+    if "-N" in names:
+        raise UsageError("mounting in another namespace (-N) is not supported; use nsenter")
+    if "-v" in names:
+        logging.getLogger().setLevel(logging.DEBUG)
+    if "-f" not in names:  # mount --fake
+        mount_background([words[0]], words[1], given)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
