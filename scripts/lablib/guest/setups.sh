@@ -82,6 +82,18 @@ lio() {
   put 0 "$tpg/attrib/authentication"
   put 1 "$tpg/attrib/generate_node_acls"
   put 0 "$tpg/attrib/demo_mode_write_protect"
+  # LIO gives up on a WRITE whose data takes longer than 3 s, which an emulated machine needs when
+  # much is in flight. Only initiators that it knows by name can be given more.
+  step mkdir -p /etc/iscsi
+  printf 'InitiatorName=%s\n' $LAB_INITIATOR >/etc/iscsi/initiatorname.iscsi
+  local known=$tpg/acls/$LAB_INITIATOR number
+  step mkdir "$known"
+  put 60 "$known/attrib/dataout_timeout"
+  for number in 0 1; do
+    step mkdir "$known/lun_$number"
+    step ln -s "$tpg/lun/lun_$number" "$known/lun_$number/disk$number"
+    put 0 "$known/lun_$number/write_protect"
+  done
   # The portal listens on plain TCP first, and siw shares the port space with TCP: that listener is
   # made in another network namespace, out of the way.
   step ip netns add lio
@@ -124,7 +136,7 @@ tgt() {
 
 # ib_iser and open-iscsi, as if it had been installed.
 initiator() {
-  load ib_iser
+  load ib_iser sd_mod
   # Directory by directory: / itself cannot be written.
   (cd "$LAB_OPEN_ISCSI" && tar -c -- *) | tar -C / -x --keep-directory-symlink ||
     fail "open-iscsi could not be put in place"
