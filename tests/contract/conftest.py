@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -18,13 +18,20 @@ class Provider:
 
     ``make`` takes ``ird``, ``ord``, ``receive_size`` and ``private_data``. ``codes``: a violation
     carries the Terminate of RFC 5040. ``flow_control``: what is posted may have to wait for the
-    peer to read.
+    peer to read. ``cannot``: what tests ask for with ``needs``, and why it is not to be had here.
     """
 
     name: str
     make: Callable[..., tuple[seam.QueuePair, seam.QueuePair]]
     codes: bool = True
     flow_control: bool = True
+    cannot: Mapping[str, str] = field(default_factory=dict)
+
+    def needs(self, *abilities: str) -> None:
+        """Skip the test, with the reason, where one of them is missing."""
+        for ability in abilities:
+            if ability in self.cannot:
+                pytest.skip(f"{self.name}: {self.cannot[ability]}")
 
     def __str__(self) -> str:
         return self.name

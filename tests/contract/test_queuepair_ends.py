@@ -121,13 +121,16 @@ def test_descriptor_is_readable_when_there_is_work(connect: Connect) -> None:
 def test_description_and_private_data(connect: Connect, provider: Provider) -> None:
     driver = connect(private_data=(b"from a", b"from b"), ird=3, ord=3)
     a, b = driver.pairs
-    assert (a.peer_private_data, b.peer_private_data) == (b"from b", b"from a")
+    received = a.peer_private_data, b.peer_private_data
+    if "exact private data" in provider.cannot:
+        received = received[0].rstrip(b"\0"), received[1].rstrip(b"\0")
+    assert received == (b"from b", b"from a")
     for pair in driver.pairs:
         description = json.loads(json.dumps(pair.describe()))
         assert description["provider"] == pair.provider
         assert provider.name.startswith(pair.provider)
         assert (pair.ird, pair.ord) == (3, 3)
-        assert pair.can_receive_invalidate is True
+        assert pair.can_receive_invalidate is ("invalidate" not in provider.cannot)
 
 
 # --- threads ---
@@ -161,7 +164,7 @@ def test_threads_post_while_another_drives(connect: Connect) -> None:
         assert mine == [bytes((number, n & 255, n >> 8)) * 9 for n in range(each)]
 
 
-def test_threads_advertise_and_retire_under_load(connect: Connect) -> None:
+def test_threads_advertise_and_retire_under_load(connect: Connect, provider: Provider) -> None:
     """Each thread has memory written by the peer, retires it, and finds it its own again."""
     threads, each, size = 4, 40, 20_000
     driver = connect(receives=2 * threads * each)
@@ -196,7 +199,8 @@ def test_threads_advertise_and_retire_under_load(connect: Connect) -> None:
             )
             data = pattern(size, n)
             keep.append(data)
-            kind = seam.SEND_INVALIDATE if n % 2 else seam.SEND
+            invalidate = n % 2 and "invalidate" not in provider.cannot
+            kind = seam.SEND_INVALIDATE if invalidate else seam.SEND
             b.post(
                 [
                     rdma_request(seam.RDMA_WRITE, data, stag, base),

@@ -488,7 +488,8 @@ class VerbsQueuePair:
             )
         status = words.status(code)
         text = f"{status.words} ({self._device.name}: {status.name}, vendor error {vendor:#x})"
-        if receive and status.peer:
+        if receive and (status.peer or code == words.OPERATION_FAILED):
+            # rxe says the latter of a message that is larger than its receive.
             return RemoteProtocolError("RDMA", text)
         if status.peer:
             return ConnectionLost(f"the peer's device refused a request of ours: {text}")

@@ -18,6 +18,7 @@ class Status(NamedTuple):
     peer: bool = False
 
 
+OPERATION_FAILED = 2
 FLUSHED = 5
 RNR_EXCEEDED = 13
 
