@@ -10,7 +10,7 @@ from iserblk.disk.seam import LunInfo
 from iserblk.errors import NoSuchLun, NotSupported, ScsiError
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
-from iserblk.scsi import capacity, cdb, inquiry, luns, mode
+from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,16 @@ class _Identify:
             return None
         return answer
 
+    def answers_lba_status(self) -> Operation[bool]:
+        """Thin provisioning does not promise GET LBA STATUS: LIO has the one without the other."""
+        length = lba.LBA_STATUS_HEADER + lba.LBA_STATUS_DESCRIPTOR
+        try:
+            yield from self.ask(cdb.get_lba_status16(0, length), length)
+        except ScsiError as error:
+            log.info("%s: no GET LBA STATUS: %s", self.name, error)
+            return False
+        return True
+
 
 def identify(
     session: Session, lun: int, name: str, url: str, target: str
@@ -100,6 +110,7 @@ def identify(
         log.info("%s: no caching mode page: %s", name, error)
         modes = mode.UNKNOWN
 
+    can_extents = size.lbpme and long_cdbs and (yield from steps.answers_lba_status())
     block = size.block_size
     can_unmap = provisioning.lbpu or (size.lbpme and block_limits.max_unmap_lba_count > 0)
     max_transfer = MAX_TRANSFER
@@ -129,7 +140,7 @@ def identify(
         can_trim=can_unmap,
         can_zero=provisioning.lbpws or block_limits.max_write_same_length > 0,
         zero_by_unmap=provisioning.lbpws and size.lbprz,
-        can_extents=size.lbpme and long_cdbs,
+        can_extents=can_extents,
         vendor=standard.vendor,
         product=standard.product,
         revision=standard.revision,
