@@ -27,6 +27,7 @@ MISSING_PARAMETER = 0x0207
 SESSION_TYPE_NOT_SUPPORTED = 0x0209
 SESSION_DOES_NOT_EXIST = 0x020A
 
+FIRST_BURST = 65536  # bytes of a command's data that we take unasked
 _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
 
 
@@ -79,10 +80,10 @@ class LoginTarget:
         self.max_cmd_sn = 0
         self.parameters = SessionParameters(
             rdma_extensions=True,
-            initial_r2t=True,  # unsolicited Data-Out is not taken
+            initial_r2t=False,
             immediate_data=True,
             max_burst_length=(1 << 24) - 1,
-            first_burst_length=(1 << 24) - 1,
+            first_burst_length=FIRST_BURST,
             default_time2wait=0,
             default_time2retain=0,
             target_recv_data_segment_length=config.receive_data_segment_length,

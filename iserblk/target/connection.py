@@ -23,12 +23,22 @@ from iserblk.scsi import status as sam
 from iserblk.target.buffers import BufferPool
 from iserblk.target.control import ControlAnswers
 from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer
-from iserblk.target.slot import DEFERRED, ENDED, FETCHING, IDLE, RUNNING, Numbers, TargetTask
+from iserblk.target.slot import (
+    DEFERRED,
+    ENDED,
+    FETCHING,
+    IDLE,
+    RUNNING,
+    UNSOLICITED,
+    Numbers,
+    TargetTask,
+)
 
 log = logging.getLogger(__name__)
 
 QUEUE_DEPTH = 128  # commands that an initiator may have outstanding
 UNEXPECTED = 32  # immediate PDUs beside them
+UNSOLICITED_PDUS = 64  # Data-Outs, where the initiator sends some unasked
 LOGIN_SLOTS = 4
 CONTROL_SLOTS = 32  # for answers to NOP, text, task management
 CONTROL_INLINE = 8192
@@ -127,6 +137,8 @@ class TargetConnection:
             self._login(message, at, opcode)
         elif opcode == bhs.SCSI_COMMAND:
             self._scsi_command(message, at)
+        elif opcode == bhs.DATA_OUT and not self.parameters.initial_r2t:
+            self._data_out(message, at)
         elif opcode == bhs.NOP_OUT:
             self._answers.nop_in(message, at, self._data_limit)
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
@@ -169,6 +181,8 @@ class TargetConnection:
         self._dm.deallocate_task_resources(slot)
         slot.state = IDLE
         slot.filled = 0
+        slot.arrived = 0
+        slot.data_sn = 0
         slot.aborted = False
         if slot.control:
             self._answers.give_back(slot)
@@ -204,7 +218,8 @@ class TargetConnection:
             self._device.attach(self.nexus)
             self._attached = True
         controls = [TargetTask(i, True) for i in range(CONTROL_SLOTS)]
-        self._dm.allocate_connection_resources(controls, CONTROL_INLINE, UNEXPECTED)
+        unexpected = UNEXPECTED if self.parameters.initial_r2t else UNEXPECTED + UNSOLICITED_PDUS
+        self._dm.allocate_connection_resources(controls, CONTROL_INLINE, unexpected)
         self._answers.add(controls)
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()
@@ -239,22 +254,67 @@ class TargetConnection:
             cdb += bhs.extended_cdb_untrusted(message, at)
         task = slot.task = self._device.begin(self.nexus, lun, cdb)
         immediate = lengths & 0xFFFFFF
-        if task.direction == DATA_OUT:
-            if immediate > edtl or (
-                immediate and self.parameters is not None and not self.parameters.immediate_data
-            ):
-                raise RemoteProtocolError("iSCSI", f"{immediate} bytes of immediate data")
-            if (edtl if flags & bhs.FLAG_WRITE else 0) < task.length:
-                task.status = sam.CHECK_CONDITION
-                task.sense = sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x24, 0x00)
-                self._respond(slot)
-                return
-            if immediate:
-                # Copied: the receive buffer is good until the next progress only.
-                data = bhs.data_segment_untrusted(message, at)
-                slot.filled = min(immediate, task.length)
-                slot.buffer = self._pool.take(max(task.length, 1))
-                slot.buffer[: slot.filled] = data[: slot.filled]
+        if immediate and not self.parameters.immediate_data:  # type: ignore[union-attr]
+            raise RemoteProtocolError("iSCSI", f"{immediate} bytes of immediate data")
+        if (
+            task.direction == DATA_OUT
+            and not task.status
+            and ((edtl if flags & bhs.FLAG_WRITE else 0) < task.length)
+        ):
+            task.status = sam.CHECK_CONDITION
+            task.sense = sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x24, 0x00)
+        if immediate:
+            # Copied: the receive buffer is good until the next progress only.
+            self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
+        if flags & (bhs.FLAG_WRITE | bhs.FLAG_FINAL) == bhs.FLAG_WRITE:
+            slot.state = UNSOLICITED  # more of it is on its way
+        else:
+            self._begin(slot)
+
+    def _data_out(self, message: memoryview, at: int) -> None:
+        """Unsolicited data that did not fit into its command (RFC 7143 section 11.7)."""
+        data_out = pdu.DataOut.unpack_from(message, at)
+        slot = self._tasks.get(data_out.itt)
+        if data_out.ttt != bhs.NO_TAG or (slot is not None and slot.state != UNSOLICITED):
+            raise RemoteProtocolError("iSCSI", "a Data-Out that nobody asked for")
+        if slot is None:
+            return  # of an aborted task
+        if data_out.data_sn != slot.data_sn or data_out.buffer_offset != slot.arrived:
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
+                f"{slot.data_sn} at {slot.arrived}",
+            )
+        slot.data_sn += 1
+        self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
+        if data_out.flags & bhs.FLAG_FINAL:
+            self._begin(slot)
+
+    def _take_unsolicited(self, slot: TargetTask, data: memoryview) -> None:
+        assert self.parameters is not None
+        most = min(self.parameters.first_burst_length, slot.edtl)
+        at = slot.arrived
+        slot.arrived = at + len(data)
+        if slot.arrived > most:
+            raise RemoteProtocolError(
+                "iSCSI", f"{slot.arrived} bytes of unsolicited data, of {most} at most"
+            )
+        task = slot.task
+        if task.direction != DATA_OUT or task.status:
+            return  # it fails whatever they are
+        if slot.buffer is None:
+            # Not yet as large as the task's, which has to wait for its turn.
+            slot.buffer = self._pool.take(max(min(task.length, most), 1))
+        data = data[: len(slot.buffer) - at]
+        slot.buffer[at : at + len(data)] = data
+        slot.filled = at + len(data)
+
+    def _begin(self, slot: TargetTask) -> None:
+        """All that comes unasked has come."""
+        task = slot.task
+        if task.status:
+            self._respond(slot)
+            return
         used = self._pool.used
         if self._held or self._deferred or (used and used + task.length > DATA_BUDGET):
             slot.state = DEFERRED
@@ -274,8 +334,12 @@ class TargetConnection:
     def _start(self, slot: TargetTask) -> None:
         """Get the buffer and the data that the task needs, and run it."""
         task = slot.task
-        if slot.buffer is None and task.length:
-            slot.buffer = self._pool.take(task.length)
+        if task.length and (slot.buffer is None or len(slot.buffer) < task.length):
+            buffer = self._pool.take(task.length)
+            if slot.buffer is not None:
+                buffer[: slot.filled] = slot.buffer[: slot.filled]
+                self._pool.give(slot.buffer)
+            slot.buffer = buffer
         if task.direction == DATA_OUT and slot.filled < task.length:
             self._fetch(slot)
         else:
@@ -406,6 +470,7 @@ class TargetConnection:
             slot.on_aborted.append(one_ended)
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
+            if slot.state in (DEFERRED, UNSOLICITED):
                 self._drop(slot)
 
     def _drop(self, slot: TargetTask) -> None:

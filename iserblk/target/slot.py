@@ -15,6 +15,7 @@ DEFERRED = 1  # waits for buffer space, or for an elder session
 FETCHING = 2  # get_data is under way
 RUNNING = 3  # in a thread
 ENDED = 4  # response queued
+UNSOLICITED = 5  # data that comes unasked is on its way
 
 _MASK = 0xFFFFFFFF
 
@@ -25,8 +26,10 @@ class TargetTask(TargetSlot):
     __slots__ = (
         "aborted",
         "advertised_from",
+        "arrived",
         "buffer",
         "control",
+        "data_sn",
         "edtl",
         "fetching",
         "filled",
@@ -47,7 +50,9 @@ class TargetTask(TargetSlot):
         self.lun = 0
         self.edtl = 0
         self.immediate = 0  # the I bit of the command: it used up no CmdSN
-        self.filled = 0  # bytes of Data-Out that have come
+        self.filled = 0  # bytes of Data-Out that are in the buffer
+        self.arrived = 0  # bytes of Data-Out that have come unasked
+        self.data_sn = 0  # of the next unsolicited Data-Out
         self.fetching = 0  # bytes that get_data is fetching behind them
         self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
         self.flags = 0

@@ -1,0 +1,209 @@
+"""Unsolicited data: in the command, and in Data-Out PDUs that follow it unasked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from iserblk.datamover.iser import CONTROL, WSV, ControlHeader
+from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
+from iserblk.rcap import seam
+from tests.target.iser_client import PLAIN, IserClient, rw10, tasks_of
+
+DATA = random.Random(3).randbytes(128 << 10)
+SEGMENT = 8192
+NOT_FINAL = bhs.FLAG_WRITE
+WRITE = bhs.FLAG_FINAL | bhs.FLAG_WRITE
+CHECK_CONDITION = 2
+AGREED = [("InitialR2T", "No"), ("ImmediateData", "Yes"), ("FirstBurstLength", "65536")]
+
+
+def unsolicited(more: list[tuple[str, str]] | None = None) -> IserClient:
+    client = IserClient().logged_in(AGREED if more is None else more)
+    client.sent.clear()
+    return client
+
+
+def data_out(at: int, length: int, number: int, last: bool, itt: int = 9) -> bytes:
+    return pdu.DataOut(
+        flags=bhs.FLAG_FINAL if last else 0,
+        data_length=length,
+        lun=bytes(8),
+        itt=itt,
+        exp_stat_sn=0,
+        data_sn=number,
+        buffer_offset=at,
+    ).pack()
+
+
+def post(client: IserClient, unit: bytes, data: bytes = b"", header: ControlHeader = PLAIN) -> None:
+    head = bytearray(28)
+    header.pack_into(memoryview(head))
+    client.send(bytes(head) + unit + data)
+
+
+def advertised(client: IserClient, rest: bytes) -> ControlHeader:
+    """As running code does: the STag's base is the first byte that was not sent."""
+    stag, base = client.ours.advertise(memoryview(bytearray(rest)), seam.REMOTE_READ)
+    return ControlHeader(CONTROL | WSV, stag, base, 0, 0)
+
+
+def write(client: IserClient, size: int, immediate: int, burst: int) -> None:
+    """A WRITE (10) of ``size`` bytes, of which ``burst`` come unasked, ``immediate`` at once."""
+    header = advertised(client, DATA[burst:size]) if burst < size else PLAIN
+    final = bhs.FLAG_FINAL if immediate == burst else 0
+    unit = client.scsi(rw10(0x2A, size), final | NOT_FINAL, size, n=immediate)
+    post(client, unit, DATA[:immediate], header)
+    at, number = immediate, 0
+    while at < burst:
+        length = min(SEGMENT, burst - at)
+        post(client, data_out(at, length, number, at + length == burst), DATA[at : at + length])
+        at, number = at + length, number + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "immediate", "burst"),
+    [
+        (4096, 4096, 4096),
+        (4096, 0, 4096),
+        (65536, 8192, 65536),
+        (65536, 0, 65536),
+        (65536, 512, 8704),
+        (131072, 8192, 65536),  # the rest is fetched
+        (131072, 0, 512),
+        (131072, 8192, 8192),
+    ],
+)
+def test_what_was_not_asked_for_and_the_rest(size: int, immediate: int, burst: int) -> None:
+    client = unsolicited()
+    write(client, size, immediate, burst)
+    client.run()
+    assert client.heard[-1].opcode == bhs.SCSI_RESPONSE
+    assert client.heard[-1].bhs[3] == 0
+    assert client.store.content[:size] == DATA[:size]
+    reads = [each.kind for each in client.sent].count(seam.RDMA_READ)
+    assert (reads > 0) == (burst < size)
+    assert not tasks_of(client.connection)
+
+
+def test_nothing_is_written_before_the_last_of_it() -> None:
+    client = unsolicited()
+    post(client, client.scsi(rw10(0x2A, 16384), NOT_FINAL, 16384))
+    post(client, data_out(0, SEGMENT, 0, False), DATA[:SEGMENT])
+    client.run()
+    assert client.store.content[:512] == bytes(512)
+    assert tasks_of(client.connection) == {9}
+    post(client, data_out(SEGMENT, SEGMENT, 1, True), DATA[SEGMENT : 2 * SEGMENT])
+    client.run()
+    assert client.store.content[:16384] == DATA[:16384]
+
+
+def test_a_command_that_fails_is_answered_when_its_data_has_come() -> None:
+    client = unsolicited()
+    beyond = len(client.store.content) // 512
+    heard = len(client.heard)
+    post(client, client.scsi(rw10(0x2A, 8192, beyond), NOT_FINAL, 8192))
+    client.run()
+    assert len(client.heard) == heard
+    post(client, data_out(0, SEGMENT, 0, True), DATA[:SEGMENT])
+    client.run()
+    assert (client.heard[-1].opcode, client.heard[-1].bhs[3]) == (
+        bhs.SCSI_RESPONSE,
+        CHECK_CONDITION,
+    )
+
+
+def test_an_aborted_task_takes_no_data_any_more() -> None:
+    client = unsolicited()
+    post(client, client.scsi(rw10(0x2A, 16384), NOT_FINAL, 16384))
+    post(client, data_out(0, SEGMENT, 0, False), DATA[:SEGMENT])
+    abort = pdu.TaskManagementRequest(
+        opcode=bhs.TASK_MANAGEMENT_REQUEST | bhs.IMMEDIATE,
+        function=pdu.TMF_ABORT_TASK,
+        lun=bytes(8),
+        itt=10,
+        referenced_task_tag=9,
+        cmd_sn=0,
+        exp_stat_sn=0,
+        ref_cmd_sn=0,
+        exp_data_sn=0,
+    )
+    answer = client.ask(abort.pack())
+    assert (answer.opcode, answer.bhs[2]) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)
+    post(client, data_out(SEGMENT, SEGMENT, 1, True), DATA[:SEGMENT])
+    client.run()
+    assert client.store.content[:512] == bytes(512)
+    assert not tasks_of(client.connection)
+    write(client, 4096, 0, 4096)  # the tag is free again
+    client.run()
+    assert client.store.content[:4096] == DATA[:4096]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        data_out(512, 512, 0, True),  # a gap
+        data_out(0, 512, 1, True),  # a Data-Out is missing
+        pdu.DataOut(
+            flags=bhs.FLAG_FINAL,
+            data_length=512,
+            lun=bytes(8),
+            itt=9,
+            ttt=7,
+            exp_stat_sn=0,
+            data_sn=0,
+            buffer_offset=0,
+        ).pack(),  # an R2T's, of which there was none
+    ],
+)
+def test_data_out_of_order_ends_the_session(wrong: bytes) -> None:
+    client = unsolicited()
+    post(client, client.scsi(rw10(0x2A, 16384), NOT_FINAL, 16384))
+    post(client, wrong, DATA[:512])
+    with pytest.raises(RemoteProtocolError, match="Data-Out"):
+        client.run()
+
+
+def test_more_than_the_first_burst_ends_the_session() -> None:
+    client = unsolicited([("InitialR2T", "No"), ("FirstBurstLength", "4096")])
+    post(client, client.scsi(rw10(0x2A, 16384), NOT_FINAL, 16384))
+    post(client, data_out(0, SEGMENT, 0, True), DATA[:SEGMENT])
+    with pytest.raises(RemoteProtocolError, match="8192 bytes of unsolicited data, of 4096"):
+        client.run()
+
+
+def test_more_than_the_command_is_long_ends_the_session() -> None:
+    client = unsolicited()
+    post(client, client.scsi(rw10(0x2A, 512), NOT_FINAL, 512))
+    post(client, data_out(0, 1024, 0, True), DATA[:1024])
+    with pytest.raises(RemoteProtocolError, match="unsolicited data"):
+        client.run()
+
+
+def test_data_behind_a_final_command_ends_the_session() -> None:
+    client = unsolicited()
+    stag = advertised(client, DATA[:16384])
+    client.store.content[:] = bytes(len(client.store.content))
+    post(client, client.scsi(rw10(0x2A, 16384), WRITE, 16384), header=stag)
+    post(client, data_out(0, SEGMENT, 0, True), DATA[:SEGMENT])
+    with pytest.raises(RemoteProtocolError, match="nobody asked for"):
+        client.run()
+
+
+def test_memory_waits_for_its_turn() -> None:
+    """Data that comes unasked takes a first burst of memory, however long the command is."""
+    client = unsolicited()
+    for itt in range(20, 40):
+        unit = client.scsi(rw10(0x2A, 512 << 10), NOT_FINAL, 512 << 10, itt=itt)
+        post(client, unit)
+        post(client, data_out(0, SEGMENT, 0, False, itt), DATA[:SEGMENT])
+    client.run()
+    assert client.connection._pool.used <= 20 * 65536
+
+
+def test_it_is_refused_where_it_was_not_agreed_on() -> None:
+    client = unsolicited([("InitialR2T", "Yes")])
+    answer = client.ask(data_out(0, 512, 0, True), DATA[:512])
+    assert answer.opcode == bhs.REJECT
