@@ -175,7 +175,7 @@ def test_linux_initiator_is_answered() -> None:
         0,
     )
     agreed = other.parameters
-    assert agreed.rdma_extensions and agreed.initial_r2t and agreed.immediate_data
+    assert agreed.rdma_extensions and not agreed.initial_r2t and agreed.immediate_data
     assert agreed.initiator_recv_data_segment_length == 262144
     assert agreed.max_burst_length == 16776192
     assert agreed.initiator_alias == "virtme-ng"
