@@ -1,0 +1,121 @@
+"""The kernel's iSER initiator: log in to a target of ours, and use the disk that it makes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cli.commands import COMMAND, environment
+
+IQN = "iqn.2026-11.example:lab"
+SLOW_S = 240  # for one step; the machine is emulated
+
+
+def run(*words: object, timeout: float = SLOW_S) -> str:
+    """A program to its good end; what it prints."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, (words, done.stdout, done.stderr)
+    return done.stdout
+
+
+@contextmanager
+def our_target(file: Path, listen: str, *options: str, within: Sequence[str] = ()) -> Iterator[str]:
+    """``iserblk target`` with one LUN; its URL. ``within``: a command to run it with."""
+    words = [*within, *COMMAND, "target", "--iqn", IQN, "--lun", f"{file}:wce=1"]
+    with open(file.with_suffix(".log"), "w+") as log:
+        process = subprocess.Popen(
+            [*words, "--listen", f"{listen}:3260", *options],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment(),
+        )
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("ready "), (line, Path(log.name).read_text())
+            yield line.split()[1]
+            assert process.poll() is None, Path(log.name).read_text()
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+def iscsiadm(*words: str) -> str:
+    return run("iscsiadm", *words)
+
+
+@contextmanager
+def logged_in(listen: str, settings: dict[str, str]) -> Iterator[Path]:
+    """A session by ib_iser; its block device. ``settings``: of the node record."""
+    node = ("-m", "node", "-T", IQN, "-p", f"{listen}:3260")
+    iscsiadm(*node, "-o", "new", "-I", "iser")
+    for name, value in settings.items():
+        iscsiadm(*node, "-o", "update", "-n", name, "-v", value)
+    iscsiadm(*node, "-I", "iser", "--login")
+    try:
+        yield block_device()
+    finally:
+        iscsiadm(*node, "--logout")
+        iscsiadm(*node, "-o", "delete")
+
+
+def block_device() -> Path:
+    """Of the one session. It appears some time after the login."""
+    for _ in range(SLOW_S * 5):
+        for session in Path("/sys/class/iscsi_session").glob("session*"):
+            for block in session.glob("device/target*/*/block/sd*"):
+                device = Path("/dev") / block.name
+                if device.exists():
+                    return device
+        time.sleep(0.2)
+    raise AssertionError("no disk appeared: " + run("dmesg")[-2000:])
+
+
+def negotiated() -> dict[str, str]:
+    """What the kernel says of its session's keys."""
+    text = iscsiadm("-m", "session", "-P", "2")
+    return dict(re.findall(r"^\s*(\w+): (.*)$", text, re.MULTILINE))
+
+
+def fio_verify(device: Path, size: str, *more: str) -> None:
+    """Random sizes at random places, deep, each block checked when it is read back."""
+    run(
+        "fio", "--name=verify", f"--filename={device}", "--ioengine=libaio", "--direct=1",
+        "--rw=randwrite", "--bsrange=4k-512k", f"--size={size}", "--iodepth=16",
+        "--verify=crc32c", "--verify_fatal=1", "--randseed=7", *more,
+    )  # fmt: skip
+
+
+def file_system(device: Path, mount_point: Path, tree: Path) -> None:
+    """mkfs.ext4, a tree copied in, and out again after a new mount; fsck."""
+    run("mkfs.ext4", "-q", "-F", device)
+    mount_point.mkdir(exist_ok=True)
+    run("mount", device, mount_point)
+    try:
+        run("cp", "-r", tree, mount_point / "tree")
+    finally:
+        run("umount", mount_point)
+    run("mount", device, mount_point)
+    try:
+        run("diff", "-r", tree, mount_point / "tree")
+    finally:
+        run("umount", mount_point)
+    run("fsck.ext4", "-f", "-n", device)
+
+
+def namespace() -> list[str]:
+    """The words that run a command where a target without an RDMA device has to be."""
+    return ["nsenter", f"--net=/run/netns/{os.environ['LAB_NETNS']}"]
