@@ -77,6 +77,8 @@ class Guest:
         with (self.directory / "output").open("wb") as output:
             self._process = subprocess.Popen(
                 [
+                    # However this process ends, the guest ends with it.
+                    *("setpriv", "--pdeathsig", "TERM", "--"),
                     *(ROOT / "scripts" / "lab", "--setup", self.group.setup),
                     *("--timeout", str(_LIMIT_S), "--results", self.directory),
                     *self.group.options,

@@ -74,7 +74,7 @@ pkill -x systemd-udevd
 ulimit -l unlimited
 ulimit -c 0
 ip link set lo up mtu "$LAB_MTU"
-load nbd
+load nbd loop # without udev nothing loads them when they are needed
 set -a # what a set-up says of itself is the command's to know
 [ -z "$LAB_NETWORK" ] || network
 "setup_${LAB_SETUP//-/_}"
