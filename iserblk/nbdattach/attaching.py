@@ -17,6 +17,8 @@ from iserblk.nbdattach.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 
+_CLIENT_S = 15.0  # nbd-client takes milliseconds
+
 
 @dataclass(slots=True, frozen=True)
 class Lun:
@@ -77,7 +79,7 @@ def _try(home: Home, lun: Lun, connections: int) -> bool:
 
 def _connect(home: Home, lun: Lun, connections: int) -> None:
     with _or_nothing(home):
-        home.make(State(lun.url, lun.io_timeout, home.device.done()[1]))
+        home.make(State(lun.url, lun.io_timeout, home.device.changed()))
         server.start(home, lun.urls, lun.options)
         client.connect(home, lun.block_size, connections, lun.io_timeout)
         client.wait_until_usable(home.device, lun.size)
@@ -97,6 +99,7 @@ def _clear_dead(home: Home) -> None:
     uses that device still."""
     if not home.exists():
         return
+    server.let_clients_finish(home, _CLIENT_S)
     with server.Server(home) as nbdkit:
         if not home.device.client:
             log.info("%s: cleaning up after an attach that was killed", home.device.path)

@@ -10,13 +10,14 @@ import time
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.nbdattach import client
 from iserblk.nbdattach.device import Device
-from iserblk.nbdattach.server import Server
+from iserblk.nbdattach.server import Server, let_clients_finish
 from iserblk.nbdattach.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0  # beyond io-timeout: two steps of task management, and a slow machine
 _FREE_S = 15.0
+_CLIENT_S = 15.0
 _OPENERS_S = 3.0  # udev looks at a device for a moment whenever it was written
 _POLL_S = 0.1
 
@@ -30,6 +31,7 @@ def detach(device: Device) -> None:
     written since the flush before that may be lost.
     """
     with locked(device) as home:
+        let_clients_finish(home, _CLIENT_S)
         if not home.is_ours():
             _no_attachment(home)
             return
@@ -123,17 +125,17 @@ def _flush(home: Home, claim: int, state: State) -> str:
     thread = threading.Thread(target=fsync, name="fsync", daemon=True)
     thread.start()
     patience = state.io_timeout + _PATIENCE_S
-    progress, deadline = device.done(), time.monotonic() + patience
+    progress, deadline = device.completed(), time.monotonic() + patience
     while thread.is_alive():
         thread.join(_POLL_S)
-        if device.done() != progress:
-            progress, deadline = device.done(), time.monotonic() + patience
+        if device.completed() != progress:
+            progress, deadline = device.completed(), time.monotonic() + patience
         elif time.monotonic() > deadline:
             log.warning("%s: nothing was answered for %g s; killing nbdkit", device.path, patience)
             with Server(home) as nbdkit:
                 nbdkit.kill()
             deadline = time.monotonic() + patience
-    if failures and device.done()[1] == state.writes:
+    if failures and device.changed() == state.changed:
         log.info("%s: the flush failed (%s), but nothing was written", device.path, failures[0])
         return ""
     return failures[0] if failures else ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,14 +56,19 @@ class Device:
         """Bytes; 0 while nothing is connected."""
         return int(self._read("size") or 0) * SECTOR
 
-    def done(self) -> tuple[int, int]:
-        """Requests completed since the device exists: all, and those that changed data.
+    def _statistics(self) -> list[int]:
+        """Documentation/block/stat.rst of Linux, which counts the fields from 1."""
+        return [0] + [int(field) for field in self._read("stat").split()] + [0] * 17
 
-        Documentation/block/stat.rst: reads 1, writes 5, discards 12, flushes 16, counting from 1.
-        """
-        fields = [int(field) for field in self._read("stat").split()] + [0] * 17
-        reads, writes, discards, flushes = fields[0], fields[4], fields[11], fields[15]
-        return reads + writes + discards + flushes, writes + discards
+    def completed(self) -> int:
+        """Requests that ended since the device exists, well or not."""
+        statistics = self._statistics()
+        return statistics[1] + statistics[5] + statistics[12] + statistics[16]
+
+    def changed(self) -> int:
+        """Sectors that were to be written or discarded since the device exists, flushed or not."""
+        statistics = self._statistics()
+        return statistics[7] + statistics[14]
 
     def mounts(self) -> list[str]:
         """Where it, or a partition of it, is mounted in our mount namespace."""
@@ -116,13 +121,14 @@ class Device:
                    f"namespace; `lsblk {self.path}` shows more): end that first")  # fmt: skip
 
 
-def _links(process: Path) -> Iterator[str]:
+def _links(process: Path) -> list[str]:
     """What its descriptors are open on."""
-    try:
-        for descriptor in os.scandir(process / "fd"):
-            yield os.readlink(descriptor.path)
-    except OSError:  # ended meanwhile, or not to be seen
-        return
+    found = []
+    with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.append(os.readlink(descriptor.path))
+    return found
 
 
 def find(path: str, places: Places) -> Device:

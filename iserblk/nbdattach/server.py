@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from iserblk.errors import IserblkError
@@ -73,24 +73,62 @@ class Server:
     """
 
     def __init__(self, home: Home) -> None:
-        self._fds: list[int] = []
-        for pid in _candidates(home):
-            with contextlib.suppress(ProcessLookupError):
-                fd = os.pidfd_open(pid)
-                if _serves(pid, home.socket):
-                    self._fds.append(fd)
-                else:
-                    os.close(fd)
+        pid = read_pid(home.nbdkit_pid)
+        # Its pid file is written late in its start, and an attach may have been killed before.
+        self._processes = _Processes([pid] if pid else _everyone(home), home.socket, nbdkit=True)
+        self.ended = self._processes.ended
 
     def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        while self._fds:
-            os.close(self._fds.pop())
+        self._processes.close()
+
+    def end(self, within_s: float) -> bool:
+        """Ask it to flush, log out and end; kill it when it has not after ``within_s``. True when
+        it ended by itself."""
+        if self.ended():
+            return True
+        self._processes.send(signal.SIGTERM)
+        if self.ended(within_s):
+            return True
+        self.kill()
+        return False
+
+    def kill(self) -> None:
+        """The kernel then fails what it has under way: nothing waits for it any more."""
+        self._processes.send(signal.SIGKILL)
+        self.ended(10.0)
+
+
+def let_clients_finish(home: Home, within_s: float) -> None:
+    """An attach that was killed may have left its nbd-client at work: whether the device is
+    connected is known when that has ended."""
+    clients = _Processes(_everyone(home), home.socket, nbdkit=False)
+    try:
+        if not clients.ended(within_s):
+            clients.send(signal.SIGKILL)
+            clients.ended(within_s)
+    finally:
+        clients.close()
+
+
+class _Processes:
+    """Those of ``pids`` that name ``socket`` on their command lines: nbdkit, or its clients."""
+
+    def __init__(self, pids: Iterable[int], socket: Path, *, nbdkit: bool) -> None:
+        self._fds: list[int] = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                words = _command_line(pid)
+                if os.fsencode(socket) in words and (b"nbdkit" in words[0]) == nbdkit:
+                    self._fds.append(fd)
+                else:
+                    os.close(fd)
 
     def ended(self, within_s: float = 0.0) -> bool:
-        """Waits up to ``within_s``."""
+        """All of them. Waits up to ``within_s``."""
         deadline = time.monotonic() + within_s
         for fd in self._fds:
             poll = select.poll()
@@ -99,42 +137,24 @@ class Server:
                 return False
         return True
 
-    def end(self, within_s: float) -> bool:
-        """Ask it to flush, log out and end; kill it when it has not after ``within_s``. True when
-        it ended by itself."""
-        if self.ended():
-            return True
-        self._send(signal.SIGTERM)
-        if self.ended(within_s):
-            return True
-        self.kill()
-        return False
-
-    def kill(self) -> None:
-        """The kernel then fails what it has under way: nothing waits for it any more."""
-        self._send(signal.SIGKILL)
-        self.ended(10.0)
-
-    def _send(self, number: int) -> None:
+    def send(self, number: int) -> None:
         for fd in self._fds:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, number)
 
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
 
-def _candidates(home: Home) -> list[int]:
-    """Processes that may be nbdkit. Its pid file is written late in its start, or an attach may
-    have been killed before it."""
-    pid = read_pid(home.nbdkit_pid)
-    if pid:
-        return [pid]
+
+def _everyone(home: Home) -> list[int]:
     if not home.exists():
         return []
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
-def _serves(pid: int, socket: Path) -> bool:
+def _command_line(pid: int) -> list[bytes]:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return os.fsencode(socket) in words and b"nbdkit" in os.path.basename(words[0])
+        return [b""]

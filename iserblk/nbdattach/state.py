@@ -17,12 +17,12 @@ from iserblk.nbdattach.device import Device
 
 @dataclass(slots=True, frozen=True)
 class State:
-    """``url``: without user info and options. ``io_timeout``: seconds. ``writes``: how many
-    requests had changed data on this device when it was attached (``Device.done``)."""
+    """``url``: without user info and options. ``io_timeout``: seconds. ``changed``: what
+    ``Device.changed`` was before."""
 
     url: str
     io_timeout: float
-    writes: int
+    changed: int
 
 
 class Home:

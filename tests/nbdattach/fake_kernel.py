@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
-import time
 from pathlib import Path
 
 SECTOR = 512
@@ -73,33 +73,39 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _connect(root: Path, words: list[str]) -> int:
-    import nbd  # noqa: PLC0415 - libnbd, of the distribution's Python
+# The kernel, which holds the connections when nbd-client has gone.
+HOLD = """
+import nbd, os, time
+handles = [nbd.NBD() for _ in range(int(os.environ["COUNT"]))]
+for handle in handles:
+    handle.connect_unix(os.environ["SOCKET"])
+print(handles[0].get_size(), flush=True)
+os.close(1)
+time.sleep(600)
+"""
 
-    socket = words[words.index("-unix") + 1]
+
+def _connect(root: Path, words: list[str]) -> int:
     name = os.path.basename(words[words.index("-unix") + 2])
-    count = int(words[words.index("-connections") + 1])
     directory = root / "sys" / "block" / name
     if (directory / "pid").exists() or (root / f"refuse-{name}").exists():
         print("Error: Failed to setup device, check dmesg\n\nExiting.", file=sys.stderr)
         return 1
-    read_end, write_end = os.pipe()
-    holder = os.fork()
-    if not holder:  # the kernel, which holds the connections
-        os.setsid()
-        handles = [nbd.NBD() for _ in range(count)]
-        for handle in handles:
-            handle.connect_unix(socket)
-        os.write(write_end, str(handles[0].get_size() // SECTOR).encode())
-        for stream in (0, 1, 2, write_end):
-            os.close(stream)
-        time.sleep(600)
-        os._exit(0)
-    os.close(write_end)
-    size = os.read(read_end, 100).decode()
-    (root / f"holder-{name}").write_text(str(holder))
+    count = words[words.index("-connections") + 1]
+    holder = subprocess.Popen(
+        ["/usr/bin/python3", "-c", HOLD],  # it needs libnbd, of the distribution
+        env={**os.environ, "SOCKET": words[words.index("-unix") + 1], "COUNT": count},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert holder.stdout is not None
+    size = holder.stdout.readline()
+    if not size:
+        return 1
+    (root / f"holder-{name}").write_text(str(holder.pid))
     (directory / "pid").write_text(f"{os.getpid()}\n")
-    (directory / "size").write_text(size)
+    (directory / "size").write_text(str(int(size) // SECTOR))
     return 0
 
 

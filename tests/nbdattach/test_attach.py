@@ -208,7 +208,7 @@ def test_an_attach_that_is_killed(
     wait_for(tool.run / "nbd0" / moment)
     process.kill()
     process.communicate()
-    time.sleep(0.5)  # what it started goes on
+    # What it started goes on.
     if then == "attach":
         status, out, err = tool.ended("attach", f"{target.url}/1", "nbd0")
         if status == 28:  # all was done, but for the word that says so

@@ -1,0 +1,138 @@
+"""What sysfs and /proc say of NBD devices."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
+from iserblk.nbdattach import device
+from iserblk.nbdattach.client import kernel_timeout
+from iserblk.nbdattach.device import Device, Places
+
+# The numbers of Documentation/block/stat.rst, each field its own.
+STAT = " ".join(str(10**field) for field in range(17))
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    places = Places(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
+    for name in ("nbd0", "nbd2", "nbd10", "sda"):
+        (places.sys / "block" / name).mkdir(parents=True)
+    (places.proc / "self").mkdir(parents=True)
+    places.dev.mkdir()
+    return places
+
+
+def write(places: Places, name: str, attribute: str, text: str) -> None:
+    path = places.sys / "block" / name / attribute
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def test_devices_in_the_order_of_their_numbers(places: Places) -> None:
+    assert [each.name for each in device.every(places)] == ["nbd0", "nbd2", "nbd10"]
+
+
+@pytest.mark.parametrize("path", ["nbd2", "{dev}/nbd2", "{dev}/../dev/nbd2", "{dev}/link"])
+def test_names_of_a_device(path: str, places: Places) -> None:
+    (places.dev / "link").symlink_to("nbd2")
+    assert device.find(path.format(dev=places.dev), places) == Device("nbd2", places)
+
+
+@pytest.mark.parametrize("path", ["", "/", "nbd2p1", "sda", "/dev/sda", "../nbd2", "nbd", "nbd²"])
+def test_names_of_no_device(path: str, places: Places) -> None:
+    with pytest.raises(BadArgument, match="no NBD device"):
+        device.find(path, places)
+
+
+def test_an_absent_device(places: Places) -> None:
+    with pytest.raises(BadArgument, match="nbd1: no such device; there are nbd0 to nbd10"):
+        device.find("nbd1", places)
+
+
+def test_what_sysfs_says(places: Places) -> None:
+    found = Device("nbd2", places)
+    assert (found.client, found.size, found.completed(), found.changed()) == (0, 0, 0, 0)
+    write(places, "nbd2", "pid", "4711")
+    write(places, "nbd2", "size", "2048")
+    write(places, "nbd2", "stat", STAT)
+    assert (found.client, found.size) == (4711, 1 << 20)
+    assert found.completed() == 10**0 + 10**4 + 10**11 + 10**15
+    assert found.changed() == 10**6 + 10**13
+
+
+def test_where_it_is_mounted(places: Places) -> None:
+    write(places, "nbd2", "dev", "43:64")
+    write(places, "nbd2", "nbd2p1/dev", "259:0")
+    dev = places.dev
+    (places.proc / "self" / "mountinfo").write_text(
+        f"30 1 8:1 / / rw - ext4 {dev}/sda1 rw\n"
+        f"31 30 43:64 / /whole rw,relatime shared:1 - ext4 {dev}/nbd2 rw\n"
+        f"32 30 259:0 / /partition rw - xfs {dev}/other-name rw\n"
+        f"33 30 0:50 / /many-devices rw - btrfs {dev}/nbd2p3 rw\n"
+        f"34 30 0:51 / /longer rw - btrfs {dev}/nbd20 rw\n"
+        f"35 30 0:52 / /elsewhere rw - fuse /tmp/nbd2 rw\n"
+    )
+    assert Device("nbd2", places).mounts() == ["/whole", "/partition", "/many-devices"]
+
+
+def test_who_has_it_open(places: Places) -> None:
+    for pid, target in ((11, "nbd2"), (12, "nbd2p1"), (13, "nbd20"), (14, "null")):
+        descriptors = places.proc / str(pid) / "fd"
+        descriptors.mkdir(parents=True)
+        (descriptors / "3").symlink_to(places.dev / target)
+        (places.proc / str(pid) / "comm").write_text(f"name{pid}\n")
+    mine = places.proc / str(os.getpid()) / "fd"
+    mine.mkdir(parents=True)
+    (mine / "3").symlink_to(places.dev / "nbd2")
+    assert sorted(Device("nbd2", places).openers()) == ["name11 (11)", "name12 (12)"]
+
+
+def test_claims_name_the_mount(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(places, "nbd2", "dev", "43:64")
+    mountinfo = places.proc / "self" / "mountinfo"
+    mountinfo.write_text("31 30 43:64 / /data rw - ext4 /dev/nbd2 rw\n")
+
+    def busy(*_arguments: object) -> int:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(os, "open", busy)
+    with pytest.raises(Busy, match="mounted on /data: umount it first"):
+        Device("nbd2", places).claim()
+    mountinfo.write_text("")
+    with pytest.raises(Busy, match="swap, RAID, device mapper"):
+        Device("nbd2", places).claim()
+
+
+def test_a_kernel_without_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "modprobe").write_text("#!/bin/sh\necho modprobe: FATAL: not found >&2; exit 1\n")
+    (tmp_path / "modprobe").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(NotSupported, match=r"FATAL: not found.*`iserblk mount`"):
+        device.need_module(Places(sys=tmp_path / "sys"))
+
+
+def test_the_module_is_loaded(places: Places, tmp_path: Path) -> None:
+    places.sys.rename(tmp_path / "later")
+    program = tmp_path / "modprobe"
+    program.write_text(f'#!/bin/sh\n[ "$*" = nbd ] && mv {tmp_path}/later {places.sys}\n')
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        device.need_module(places)
+    assert device.every(places)
+
+
+def test_for_root_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(PermissionDenied, match="only root"):
+        device.need_root()
+
+
+@pytest.mark.parametrize("io_timeout", [1, 2.5, 30, 86400])
+def test_our_error_comes_before_the_kernels(io_timeout: float) -> None:
+    """A command may take io-timeout, and twice five seconds of task management (ladder.py)."""
+    assert kernel_timeout(io_timeout) >= io_timeout + 2 * 5 + 10
