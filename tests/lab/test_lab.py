@@ -1,0 +1,86 @@
+"""scripts/lab itself: what comes through, and what it says when there is nothing to come."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from lablib.host import why_not
+from lablib.setups import SETUPS
+
+from tests.support.target import ROOT
+
+SCRIPT = str(ROOT / "scripts" / "lab")
+CONSOLE_OF_A_PANIC = "Kernel panic - not syncing: sysrq triggered crash"
+
+
+def lab(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([SCRIPT, *arguments], capture_output=True, check=False)
+
+
+@pytest.fixture
+def guests(request: pytest.FixtureRequest) -> None:
+    """Skips where there can be none."""
+    if request.config.getoption("--no-lab"):
+        pytest.skip("needs a virtual machine, and --no-lab")
+    reason = why_not("none")
+    if reason is not None:
+        pytest.skip(f"no virtual machine: {reason}")
+
+
+def test_the_list_names_every_set_up() -> None:
+    done = lab("--list")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.decode().splitlines()] == list(SETUPS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--setup", "frobnicate", "true"], "no set-up is called frobnicate"),
+        (["--setup", "none"], "no COMMAND"),
+        (["--forward", "80", "true"], "--forward 80"),
+        (["--timeout", "0", "true"], "--timeout"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], words: str) -> None:
+    done = lab(*arguments)
+    assert done.returncode == 7
+    assert words in done.stderr.decode()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("guests")
+def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
+    """Every byte value, on both streams at once; and what the guest writes does not come."""
+    data = tmp_path / "data"
+    data.write_bytes(bytes(range(256)) + random.Random(1).randbytes(1 << 20))
+    results = tmp_path / "results"
+    written = tmp_path / "written-in-the-guest"
+    script = 'cat "$0" >&2 & cat "$0"; wait; echo kept >"$LAB_RESULTS/kept"; echo >"$1"; exit 77'
+    done = lab("--results", str(results), "sh", "-c", script, str(data), str(written))
+    assert done.returncode == 77
+    assert done.stdout == done.stderr == data.read_bytes()
+    assert (results / "kept").read_text() == "kept\n"
+    assert "Linux version" in (results / "console").read_text(errors="replace")
+    assert not written.exists()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("guests")
+def test_a_panic_is_reported() -> None:
+    done = lab("sh", "-c", "echo before; echo c >/proc/sysrq-trigger")
+    assert (done.returncode, done.stdout) == (1, b"before\n")
+    first, *rest = done.stderr.decode().splitlines()
+    assert first.startswith("lab: the guest died: ") and CONSOLE_OF_A_PANIC in first
+    assert any(line.startswith("  console: ") for line in rest)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("guests")
+def test_the_time_limit() -> None:
+    done = lab("--timeout", "5", "sleep", "1000")
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("lab: the guest was ended after 5 s\n")
