@@ -49,8 +49,8 @@ class Limits:
     tcp: float = 5.0
     mpa: float = 5.0
     route: float = 2.0
-    verbs: float = 5.0
-    login: float = 15.0
+    verbs: float = 10.0
+    login: float = 30.0  # beyond the limits that connecting has itself
     logout: float = 5.0
 
 

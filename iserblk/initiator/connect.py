@@ -33,7 +33,7 @@ LOGIN_TIMEOUT_S = 20.0
 READ_DEPTH = 64  # RDMA Reads that a target may have outstanding: IRD
 # With rcap=auto, after which software iWARP is tried.
 ROUTE_TIMEOUT_S = 2.0
-VERBS_TIMEOUT_S = 5.0
+VERBS_TIMEOUT_S = 10.0  # the connection manager repeats a lost request only after 4 s
 
 
 class Choice(NamedTuple):

@@ -77,11 +77,14 @@ cdef extern from "<rdma/rdma_cma.h>" nogil:
     struct rdma_event_channel:
         int fd
     struct rdma_cm_id:
-        pass
+        void *verbs  # the device's context
     struct rdma_cm_event:
         int event
         int status
+    struct sockaddr:
+        pass
     uint16_t rdma_get_src_port(rdma_cm_id *identifier)
+    int rdma_bind_addr(rdma_cm_id *identifier, sockaddr *address)
     int rdma_migrate_id(rdma_cm_id *identifier, rdma_event_channel *channel)
 
 cdef extern from "<arpa/inet.h>" nogil:
@@ -145,6 +148,16 @@ def event_status(CMEvent event not None):
     if event.event == NULL:
         raise ValueError("the event was acknowledged")
     return event.event.status
+
+
+def bind(CMID identifier not None, bytes address not None):
+    """Gap: CMID.bind_addr makes objects of the address's device at once, and crashes where it has
+    none: a wildcard, or loopback. ``address``: a struct sockaddr. Returns whether it has one."""
+    if identifier.id == NULL:
+        raise ValueError("the identifier is closed")
+    if rdma_bind_addr(identifier.id, <sockaddr *><char *>address):
+        raise _error(errno)
+    return identifier.id.verbs != NULL
 
 
 def source_port(CMID identifier not None):

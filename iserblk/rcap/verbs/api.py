@@ -47,7 +47,6 @@ INIT_ATTR_PD = 1  # ibv_qp_init_attr_mask
 
 # rdma_port_space, rdma_getaddrinfo's flags
 PS_TCP = 0x0106
-RAI_PASSIVE = 1
 RAI_NUMERICHOST = 2
 
 _modules: dict[str, Any] = {}

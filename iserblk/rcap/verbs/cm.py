@@ -72,14 +72,12 @@ class Channel:
             self.raw.close()
 
 
-def address_info(host: str, port: int, *, passive: bool = False) -> Any:
+def address_info(host: str, port: int) -> Any:
     """librdmacm's form of a numeric address. Raises ConnectFailed."""
-    flags = api.RAI_NUMERICHOST | (api.RAI_PASSIVE if passive else 0)
-    name = {"src": host, "src_service": str(port)} if passive else {
-        "dst": host, "dst_service": str(port)
-    }  # fmt: skip
     try:
-        return api.pyverbs("cmid").AddrInfo(**name, port_space=api.PS_TCP, flags=flags)
+        return api.pyverbs("cmid").AddrInfo(
+            dst=host, dst_service=str(port), port_space=api.PS_TCP, flags=api.RAI_NUMERICHOST
+        )
     except api.pyverbs("pyverbs_error").PyverbsError as error:
         raise ConnectFailed(
             f"rdma_cm does not take the address {host}: {api.error_words(error)}"

@@ -7,15 +7,19 @@ pyverbs which identifier they are about.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
+import os
 import select
+import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from iserblk.errors import BadArgument, Busy, ConnectFailed, IserblkError, NotSupported
 from iserblk.rcap.verbs import api, available, words
-from iserblk.rcap.verbs.cm import Channel, Event, address_info
+from iserblk.rcap.verbs.cm import Channel, Event
 from iserblk.rcap.verbs.link import MAX_DEPTH, MODES, REGION, Link
 from iserblk.rcap.verbs.queuepair import VerbsQueuePair, pool_budget
 
@@ -100,13 +104,18 @@ class VerbsListener:
             raise
 
     def _bind(self, host: str, port: int) -> None:
-        address = address_info(host, port, passive=True)
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+        assert self._gaps is not None  # __init__ has looked
         try:
-            self._identifier.bind_addr(address)
+            has_device = self._gaps.bind(self._identifier, _packed(family, address))
+            if not has_device and not ipaddress.ip_address(address[0]).is_unspecified:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
             self._identifier.listen(BACKLOG)
-        except self._error as error:
-            number = getattr(error, "error_code", 0)
-            words_ = api.error_words(error)
+        except (OSError, self._error) as error:
+            number = getattr(error, "errno", None) or getattr(error, "error_code", 0)
+            words_ = getattr(error, "strerror", None) or api.error_words(error)
             if number == errno.EADDRINUSE:
                 raise Busy(
                     f"{self._name} is in use by rdma_cm: choose another port, or see who has it "
@@ -117,8 +126,6 @@ class VerbsListener:
                     f"{self._name}: no RDMA device has this address; see rdma link"
                 ) from None
             raise BadArgument(f"cannot listen on {self._name} by rdma_cm: {words_}") from None
-        finally:
-            address.close()
 
     def fileno(self) -> int:
         """-1 after ``close``."""
@@ -220,3 +227,13 @@ class VerbsListener:
             self._channel.close()
             self._channel = None
         self._epoll.close()
+
+
+def _packed(family: int, address: tuple[Any, ...]) -> bytes:
+    """A struct sockaddr_in or sockaddr_in6."""
+    host, port, *more = address
+    number, packed = port.to_bytes(2, "big"), socket.inet_pton(family, host.partition("%")[0])
+    if family == socket.AF_INET:
+        return struct.pack("=H2s4s8x", family, number, packed)
+    flow, scope = more
+    return struct.pack("=H2sI16sI", family, number, flow, packed, scope)
