@@ -113,7 +113,8 @@ class InitiatorDatamover(Protocol):
         ...
 
     def send_control(self, slot: PduSlot) -> None:
-        """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE."""
+        """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE. Raises
+        Busy when there is no memory for that until another task ends; nothing is queued then."""
         ...
 
     def flush(self) -> None:

@@ -21,6 +21,7 @@ from time import monotonic
 
 from iserblk.datamover.seam import INLINE, NO_DATA, InitiatorDatamover
 from iserblk.errors import (
+    Busy,
     ConnectionLost,
     IserblkError,
     RemoteProtocolError,
@@ -197,21 +198,19 @@ class Session:
         slot.deadline = monotonic() + self.io_timeout
         with self._lock:
             failed = self.error is not None
-            if not failed:
-                if self._open > 0 and not self._queued:
-                    self._send(slot)
-                else:
-                    slot.state = QUEUED
-                    self._queued.append(slot)
-                    return
+            if not failed and (self._open <= 0 or self._queued or not self._send(slot)):
+                slot.state = QUEUED
+                self._queued.append(slot)
+                return
         if failed:
             self._end(slot, self._ended())
         elif not self.corked:
             # If the session fails from here on, ``fail`` ends the slot: it is in flight.
             self.flush_soon()
 
-    def _send(self, slot: TaskSlot) -> None:
-        """Number the command and hand it down. Under the lock."""
+    def _send(self, slot: TaskSlot) -> bool:
+        """Number the command and hand it down. False, and nothing has changed: there is nothing to
+        advertise its data from until another task ends. Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         bhs.SCSI_COMMAND_HOT.pack_into(
             slot.bhs,
@@ -226,10 +225,15 @@ class Session:
             self._exp_stat_sn,
         )
         slot.cmd_sn = self._cmd_sn
+        before, slot.state = slot.state, SENT
+        try:
+            self._dm.send_control(slot)
+        except Busy:
+            slot.state = before
+            return False
         self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
         self._open -= 1
-        slot.state = SENT
-        self._dm.send_control(slot)
+        return True
 
     def flush(self) -> None:
         """Send what is queued. Whoever is at it takes along what others queued meanwhile."""
@@ -295,6 +299,8 @@ class Session:
             return 0
         if count:
             self.last_heard = now
+        elif self._queued:
+            self._send_queued()  # no answer, but perhaps memory that is free again
         return count
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
@@ -348,8 +354,13 @@ class Session:
                 self._exp_cmd_sn = exp_cmd_sn
             if not self._queued or self._open <= 0:
                 return
-            while self._queued and self._open > 0:
-                self._send(self._queued.popleft())
+        self._send_queued()
+
+    def _send_queued(self) -> None:
+        """Commands that waited, as far as the window and the memory allow."""
+        with self._lock:
+            while self._queued and self._open > 0 and self._send(self._queued[0]):
+                self._queued.popleft()
         if not self.corked:
             self.flush()
 

@@ -117,6 +117,10 @@ class QueuePair(Protocol):
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
         """Open ``buffer`` (contiguous bytes) to the peer; returns (STag, Base Offset).
 
+        The peer can use it from the next ``post`` on, and what it writes is in ``buffer`` when
+        ``retire`` has returned. Raises Busy when there is no memory for it until another STag is
+        retired, or because the connection has failed, as ``progress`` is about to say.
+
         The buffer belongs to the provider until ``retire`` returned, until a completion reported
         the STag as invalidated **and** ``retire`` was called, or until ``close`` returned.
         """

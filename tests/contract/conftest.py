@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
 from iserblk.rcap import seam
 from iserblk.rcap.memory import memory_pair
+from tests.rcap.verbs.fake import fake_pair
+from tests.rcap.verbs.limits import DEVICES_CANNOT
 from tests.rcap.wire import Driver, iwarp_pair
 
 
@@ -50,6 +53,16 @@ PROVIDERS = [
     Provider("iwarp-nocrc-small-buffers", _iwarp(crc=False, small_buffers=True)),
     Provider("iwarp-markers", _iwarp(markers=True)),
     Provider("iwarp-markers-nocrc", _iwarp(markers=True, crc=False)),
+    *(
+        Provider(
+            f"verbs-fake-{mode}",
+            partial(fake_pair, mode == "window"),
+            codes=False,
+            flow_control=False,
+            cannot=cannot,
+        )
+        for mode, cannot in DEVICES_CANNOT.items()
+    ),
 ]
 
 

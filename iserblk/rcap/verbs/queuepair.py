@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections import deque
 from threading import Lock
 from time import monotonic, sleep
 
@@ -31,40 +30,14 @@ from iserblk.rcap.verbs import api, memlock, words
 from iserblk.rcap.verbs.link import REGION, WINDOW, Link
 from iserblk.rcap.verbs.memory import Shelf, as_bytes, remote_access
 from iserblk.rcap.verbs.pool import Chunk, Strip
+from iserblk.rcap.verbs.receiving import RECEIVE, Inbox
+from iserblk.rcap.verbs.sending import Sender
 
 BATCH = 32  # completions that one ``progress`` takes at most
-RECEIVE = 1 << 62  # in the number of a request: it is a receive
-SIGNAL_EVERY = 64  # Sends that nobody wants to hear of: the device's queue is freed by the next
-PIECE = 1 << 20  # bytes of one RDMA Write or Read of ours
 POOL_BYTES = 128 << 20  # of each pool, at most; registered as needed
 LEAST_POOL_BYTES = 1 << 20  # without which no connection is worth while
 HEADER_STEP = 64 << 10
 DRAIN_S = 0.02  # ``close`` lets what was posted leave, for this long
-
-_OPCODES = {
-    seam.SEND: (api.WR_SEND, 0),
-    seam.SEND_SE: (api.WR_SEND, api.SOLICITED),
-    seam.SEND_INVALIDATE: (api.WR_SEND_WITH_INV, 0),
-    seam.SEND_SE_INVALIDATE: (api.WR_SEND_WITH_INV, api.SOLICITED),
-    seam.RDMA_WRITE: (api.WR_RDMA_WRITE, 0),
-    seam.RDMA_READ: (api.WR_RDMA_READ, 0),
-}
-
-_NOTHING = (0, 0, 0)
-
-
-class _Posted:
-    """A request at the device that somebody waits for, or that holds memory. ``number``: of the
-    last work request that belongs to it. ``sink``: where the data of an RDMA Read goes."""
-
-    __slots__ = ("chunk", "completion", "number", "retired", "sink")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.chunk: Chunk | None = None
-        self.sink: memoryview | None = None
-        self.completion: seam.Completion | None = None
-        self.retired: Chunk | None = None  # its window is being invalidated
 
 
 def pool_budget(receives: int, receive_size: int) -> int:
@@ -103,21 +76,11 @@ class VerbsQueuePair:
         self._lock = Lock()
         self._shelf = Shelf(link.register, budget, windows=link.windows, iwarp=link.device.iwarp)
         self._heads = Strip(link.register, 0, HEADER_STEP)
-        self._inbox = Strip(link.register, api.LOCAL_WRITE, 0)
-        self._buffers: list[tuple[memoryview, int, int]] = []  # of receives: view, address, key
-        self._free_buffers: list[int] = []
-        self._lent: list[int] = []  # handed out by the last ``progress``
-        self._at_device = 0  # receives
-        self._advance = 0  # of them, posted before anybody asked
-        self._owed = 0  # receives that did not fit
-        self._received = 0
+        self._inbox = Inbox(
+            link.engine, link.register, size=receive_size, room=link.receive_room, spare=BATCH
+        )
+        self._sender = Sender(link.engine, self._shelf, link.send_room)
         self._peer_invalidates = False
-        self._requests: deque[seam.WorkRequest] = deque()
-        self._offset = 0  # into the data of the first of them
-        self._posted: deque[_Posted] = deque()
-        self._number = 0  # of the last work request posted
-        self._finished = 0  # of the last known to be done
-        self._signaled = 0  # of the last that tells
         self._completions: list[seam.Completion] = []
         self._more = False  # there may be completions that no event announces
         self._armed = True  # ``link`` did
@@ -133,11 +96,10 @@ class VerbsQueuePair:
         for descriptor in (link.completion_fd, link.channel.fd, self._bell):
             self._epoll.register(descriptor, select.EPOLLIN)
         try:
-            self._give_receives(receives)
+            self._inbox.begin(receives)
         except BaseException:
             self._release()
             raise
-        self._advance = receives
 
     def connected(self, ird: int, ord: int, private_data: bytes, peer: str) -> None:
         """It is: with these RDMA Read depths, and this from the peer of that name."""
@@ -177,13 +139,15 @@ class VerbsQueuePair:
         return slots
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
-        """The Base Offset is an address. In window mode the peer can use the STag from the next
-        ``post`` on. Raises Busy when no registered memory is free until something is retired,
-        NotSupported when none ever will be, ConnectionLost at the end."""
+        """The Base Offset is an address. When the memory can never be had, that ends the
+        connection. Raises ConnectionLost after ``close``."""
         buffer = as_bytes(buffer, rights)
         with self._lock:
-            self._check()
-            if self._link.windows and not self._room():
+            if self._closed:
+                raise ConnectionLost("the connection is closed")
+            if self._error is not None or self._disconnected:
+                raise Busy("the connection has ended")
+            if self._link.windows and not self._sender.room():
                 raise Busy("the device's send queue is full")
             try:
                 chunk = self._shelf.take(len(buffer), rights)
@@ -191,10 +155,14 @@ class VerbsQueuePair:
                 stag = chunk.rkey
                 if self._link.windows:
                     stag = self._bind(chunk)
+            except NotSupported as error:
+                self._fail(ConnectionLost(str(error)))
+                raise Busy("the connection has ended") from None
             except OSError as error:
-                raise self._refused(error) from None
+                self._fail(self._refused(error))
+                raise Busy("the connection has ended") from None
             chunk.buffer = buffer
-            chunk.received = self._received
+            chunk.received = self._inbox.received
             self._shelf.show(chunk, stag)
             return stag, chunk.address
 
@@ -205,7 +173,7 @@ class VerbsQueuePair:
             if chunk.window is None:
                 chunk.window = self._link.make_window()
             return self._engine.bind(
-                *self._next(False),
+                *self._sender.next(False),
                 chunk.window,
                 chunk.registration.region,
                 chunk.address,
@@ -238,50 +206,23 @@ class VerbsQueuePair:
     def _unbind(self, chunk: Chunk) -> None:
         """The window is, for all we know, still valid: see ``memory``. Raises OSError."""
         self._engine.post()  # the binding itself may still wait
-        if self._peer_invalidates or self._received == chunk.received or not self._room():
+        silent = self._inbox.received == chunk.received
+        if self._peer_invalidates or silent or not self._sender.room():
             self._link.close_window(chunk.window)
             chunk.window = None
             self._shelf.give(chunk)
-            return
-        number, flags = self._next(True)
-        posted = _Posted(number)
-        posted.retired = chunk
-        self._posted.append(posted)
-        self._engine.invalidate(number, flags, chunk.stag)
-        self._engine.post()
+        else:
+            self._sender.invalidate(chunk)
 
     # --- work ---
 
     def post_receive(self, count: int) -> None:
         with self._lock:
-            ahead = min(count, self._advance)
-            self._advance -= ahead
-            if self._closed or self._error is not None:
-                return
-            self._give_receives(count - ahead)
-
-    def _give_receives(self, count: int) -> None:
-        """Post as many as the device takes; the rest when there is room again. Lock held."""
-        count += self._owed
-        now = min(count, self._link.receive_room - self._at_device)
-        self._owed = count - now
-        if now <= 0:
-            return
-        engine, free, buffers = self._engine, self._free_buffers, self._buffers
-        try:
-            while len(free) < now:
-                missing = now - len(free)
-                expected = (missing + BATCH) * (self.receive_size + 64)
-                buffers.append(self._inbox.cut(self.receive_size, expected))
-                free.append(len(buffers) - 1)
-            for _ in range(now):
-                index = free.pop()
-                _, address, key = buffers[index]
-                engine.receive(RECEIVE | index, address, self.receive_size, key)
-            engine.post_receives()
-            self._at_device += now
-        except OSError as error:
-            self._fail(self._refused(error))
+            if not self._closed and self._error is None:
+                try:
+                    self._inbox.add(count)
+                except OSError as error:
+                    self._fail(self._refused(error))
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
         """See the seam. What the device has no room for waits here, in order."""
@@ -289,115 +230,25 @@ class VerbsQueuePair:
             self._check()
             if not self.ord and any(request.opcode == seam.RDMA_READ for request in requests):
                 raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
-            self._requests.extend(requests)
+            self._sender.requests.extend(requests)
             self._start()
             if self._error is not None:
                 raise ConnectionLost(f"the connection has ended: {self._error}")
 
     def _start(self) -> None:
         """Give the device what it has room for. Lock held."""
-        requests = self._requests
         try:
-            while requests and self._prepare(requests[0]):
-                requests.popleft()
-            self._engine.post()
+            self._sender.start()
         except NotSupported as error:
             self._fail(ConnectionLost(str(error)))
         except OSError as error:
             self._fail(self._refused(error))
-
-    def _prepare(self, request: seam.WorkRequest) -> bool:
-        """One request, or what is left of it. False when it has to wait. Raises OSError."""
-        opcode, flags = _OPCODES[request.opcode]
-        data = request.data
-        size = 0 if data is None else len(data)
-        if request.opcode <= seam.SEND_SE_INVALIDATE:
-            address = key = 0
-            head = request.header_length if request.header is not None else 0
-            if request.header is not None and head:
-                address, key = request.header.frame  # type: ignore[misc]  # ours: a pair
-            return self._prepare_piece(request, opcode, flags, data, size, (address, head, key))
-        while True:
-            count = min(PIECE, size - self._offset)
-            piece = None if data is None else data[self._offset : self._offset + count]
-            if not self._prepare_piece(request, opcode, flags, piece, count, _NOTHING):
-                return False
-            self._offset += count
-            if self._offset == size:
-                self._offset = 0
-                return True
-
-    def _prepare_piece(
-        self,
-        request: seam.WorkRequest,
-        opcode: int,
-        flags: int,
-        data: memoryview | None,
-        size: int,
-        head: tuple[int, int, int],
-    ) -> bool:
-        """One work request of the device, as ``_prepare``. ``data``: of this piece."""
-        if not self._room():
-            return False
-        chunk = None
-        if size and data is not None:
-            try:
-                chunk = self._shelf.take(size, 0)
-            except Busy:
-                return False
-            if opcode != api.WR_RDMA_READ:
-                chunk.view[:size] = data
-        whole = request.data is None or self._offset + size == len(request.data)
-        read = opcode == api.WR_RDMA_READ
-        tell = request.signaled or read or (chunk is not None and not self._told_by_next())
-        number, signal = self._next(tell)
-        if chunk is not None or tell:
-            posted = _Posted(number)
-            posted.chunk = chunk
-            if read:
-                posted.sink = data
-            if whole and (request.signaled or read):
-                posted.completion = seam.Completion(request.opcode, request.token)
-            self._posted.append(posted)
-        if chunk is None:
-            self._engine.send(
-                number, opcode, flags | signal, request.stag, request.to + self._offset, *head,
-                0, 0, 0,
-            )  # fmt: skip
-        else:
-            self._engine.send(
-                number, opcode, flags | signal, request.stag, request.to + self._offset, *head,
-                chunk.address, size, chunk.lkey,
-            )  # fmt: skip
-        return True
-
-    def _told_by_next(self) -> bool:
-        """The request behind the first goes out in any case, and tells when both are done."""
-        requests = self._requests
-        return len(requests) > 1 and requests[1].signaled and requests[1].data is None
-
-    def _room(self) -> bool:
-        return self._number - self._finished < self._link.send_room
-
-    def _next(self, tell: bool) -> tuple[int, int]:
-        """Number and flags of the next work request; some tell only so that the device's queue
-        is known to be free again."""
-        self._number += 1
-        if tell or self._number - self._signaled >= SIGNAL_EVERY:
-            self._signaled = self._number
-            return self._number, api.SIGNALED
-        return self._number, 0
 
     # --- completions ---
 
     def progress(self, now: float) -> list[seam.Completion]:
         with self._lock:
             if self._error is None and not self._closed:
-                if self._lent:
-                    self._free_buffers += self._lent
-                    self._lent.clear()
-                if self._owed:
-                    self._give_receives(0)
                 self._collect()
             completions = self._completions
             if completions:
@@ -413,6 +264,7 @@ class VerbsQueuePair:
         """Take what has completed; see what rdma_cm has to say. Lock held."""
         engine = self._engine
         try:
+            self._inbox.recycle()
             if self._armed and engine.event():
                 self._armed = False
             entries = engine.poll(BATCH)
@@ -431,7 +283,7 @@ class VerbsQueuePair:
             self._listen()
         if self._disconnected and self._error is None:
             self._fail(ConnectionLost("the connection was ended by this side"))
-        if self._requests and self._error is None:
+        if self._sender.requests and self._error is None:
             self._start()
 
     def _take(self, entry: tuple[int, int, int, int, int, int]) -> None:
@@ -441,36 +293,20 @@ class VerbsQueuePair:
             if self._error is None:
                 self._fail(self._verdict(status, bool(number & RECEIVE), vendor))
             return
-        if number & RECEIVE:
-            index = number ^ RECEIVE
-            self._lent.append(index)
-            self._at_device -= 1
-            self._received += 1
-            invalidated = 0
-            if flags & api.WC_INVALIDATED:
-                chunk = self._shelf.open.get(key)
-                if chunk is not None:
-                    chunk.valid = False
-                # One of the bits means something else on other devices.
-                if chunk is not None or flags & api.WC_WITH_INV:
-                    invalidated = key
-                    self._peer_invalidates = True
-            view = self._buffers[index][0]
-            self._completions.append(seam.Completion(seam.RECEIVE, None, view[:count], invalidated))
+        if not number & RECEIVE:
+            self._sender.finish(number, self._completions)
             return
-        self._finished = number
-        posted = self._posted
-        while posted and posted[0].number <= number:
-            done = posted.popleft()
-            chunk = done.chunk
+        invalidated = 0
+        if flags & api.WC_INVALIDATED:
+            chunk = self._shelf.open.get(key)
             if chunk is not None:
-                if done.sink is not None:
-                    done.sink[:] = chunk.view[: len(done.sink)]
-                self._shelf.give(chunk)
-            if done.retired is not None:
-                self._shelf.give(done.retired)
-            if done.completion is not None:
-                self._completions.append(done.completion)
+                chunk.valid = False
+            # One of the bits means something else on other devices.
+            if chunk is not None or flags & api.WC_WITH_INV:
+                invalidated = key
+                self._peer_invalidates = True
+        message = self._inbox.take(number, count)
+        self._completions.append(seam.Completion(seam.RECEIVE, None, message, invalidated))
 
     def _verdict(self, code: int, receive: bool, vendor: int) -> TransportError:
         """What a work completion with an error means for the connection."""
@@ -534,7 +370,7 @@ class VerbsQueuePair:
         """The connection has ended: tell the peer, and whoever waits here. Lock held."""
         if self._error is None:
             self._error = error
-            self._requests.clear()
+            self._sender.requests.clear()
             self._link.disconnect()
             self._ring()
 
@@ -572,26 +408,21 @@ class VerbsQueuePair:
     def _drain(self) -> None:
         """Wait a moment until the peer has what was posted."""
         try:
-            if not self._room():
-                return
-            number, _ = self._next(True)
-            self._engine.send(number, api.WR_RDMA_WRITE, api.SIGNALED, 0, 0, *_NOTHING, *_NOTHING)
-            self._engine.post()
+            number = self._sender.mark()
             end = monotonic() + DRAIN_S
-            while self._finished < number and monotonic() < end:
+            while self._sender.finished < number and monotonic() < end:
                 for entry in self._engine.poll(BATCH):
                     if entry[1]:
                         return
                     if not entry[0] & RECEIVE:
-                        self._finished = entry[0]
+                        self._sender.finished = entry[0]
                 sleep(DRAIN_S / 100)
         except OSError:
             return  # then it has ended already
 
     def _release(self) -> None:
         """Give everything back."""
-        self._requests.clear()
-        self._posted.clear()
+        self._sender.drop()
         self._completions.clear()
         self._shelf.forget()
         self._epoll.close()
@@ -599,7 +430,6 @@ class VerbsQueuePair:
             os.close(self._bell)
             self._bell = -1
         self._link.close(self._close_memory)
-        self._buffers.clear()
 
     def _close_memory(self) -> None:
         self._shelf.close()

@@ -7,6 +7,7 @@ from time import monotonic
 
 from iserblk.rcap.verbs.connecting import VerbsConnector, VerbsListener
 from iserblk.rcap.verbs.queuepair import VerbsQueuePair
+from tests.rcap.verbs.fake import bind_at_once
 
 PATIENCE_S = 30.0
 RECEIVES = 16
@@ -60,18 +61,5 @@ def verbs_pair(
         listener.close()
     if mode == "window":
         for qp in (first, second):
-            _bind_at_once(qp)
+            bind_at_once(qp)
     return first, second
-
-
-def _bind_at_once(qp: VerbsQueuePair) -> None:
-    """Windows are bound with the next post, ahead of the message that names them. These tests hand
-    STags over in other ways: so they post nothing, at once."""
-    advertise = qp.advertise
-
-    def advertised(buffer: memoryview, rights: int) -> tuple[int, int]:
-        result = advertise(buffer, rights)
-        qp.post([])
-        return result
-
-    qp.advertise = advertised  # type: ignore[method-assign]

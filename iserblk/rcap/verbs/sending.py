@@ -1,0 +1,188 @@
+"""The sending side of a queue pair: from work requests to the device's, and back to completions.
+
+The caller's data is copied to a chunk of registered memory when the device takes the request; what
+an RDMA Read brought is copied out of it when that completes. What the device, or the memory, has
+no room for waits in order.
+
+Work requests are numbered as they are posted and complete in that order, so one that is signaled
+speaks for all before it. Threads: under the queue pair's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from iserblk.errors import Busy
+from iserblk.rcap import seam
+from iserblk.rcap.verbs import api
+from iserblk.rcap.verbs.engine import Engine
+from iserblk.rcap.verbs.memory import Shelf
+from iserblk.rcap.verbs.pool import Chunk
+
+SIGNAL_EVERY = 64  # requests that nobody wants to hear of: the device's queue is freed by the next
+PIECE = 1 << 20  # bytes of one RDMA Write or Read of ours
+NOTHING = (0, 0, 0)
+
+_OPCODES = {
+    seam.SEND: (api.WR_SEND, 0),
+    seam.SEND_SE: (api.WR_SEND, api.SOLICITED),
+    seam.SEND_INVALIDATE: (api.WR_SEND_WITH_INV, 0),
+    seam.SEND_SE_INVALIDATE: (api.WR_SEND_WITH_INV, api.SOLICITED),
+    seam.RDMA_WRITE: (api.WR_RDMA_WRITE, 0),
+    seam.RDMA_READ: (api.WR_RDMA_READ, 0),
+}
+
+
+class Posted:
+    """A request at the device that somebody waits for, or that holds memory. ``number``: of its
+    work request. ``sink``: where the data of an RDMA Read goes. ``retired``: the chunk whose window
+    it invalidates."""
+
+    __slots__ = ("chunk", "completion", "number", "retired", "sink")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.chunk: Chunk | None = None
+        self.sink: memoryview | None = None
+        self.completion: seam.Completion | None = None
+        self.retired: Chunk | None = None
+
+
+class Sender:
+    """What one queue pair sends."""
+
+    def __init__(self, engine: Engine, shelf: Shelf, room: int) -> None:
+        """``room``: work requests that the device takes at a time."""
+        self._engine = engine
+        self._shelf = shelf
+        self._capacity = room
+        self._offset = 0  # into the data of the first request
+        self._posted: deque[Posted] = deque()
+        self._number = 0  # of the last work request posted
+        self._signaled = 0  # of the last that tells
+        self.finished = 0  # of the last known to be done
+        self.requests: deque[seam.WorkRequest] = deque()
+
+    def room(self) -> bool:
+        return self._number - self.finished < self._capacity
+
+    def next(self, tell: bool) -> tuple[int, int]:
+        """Number and flags of the next work request. Some tell only so that the device's queue is
+        known to be free again."""
+        self._number += 1
+        if tell or self._number - self._signaled >= SIGNAL_EVERY:
+            self._signaled = self._number
+            return self._number, api.SIGNALED
+        return self._number, 0
+
+    def start(self) -> None:
+        """Give the device what it has room for. Raises OSError, and NotSupported for a Send that
+        never will have any."""
+        requests = self.requests
+        while requests and self._prepare(requests[0]):
+            requests.popleft()
+        self._engine.post()
+
+    def _prepare(self, request: seam.WorkRequest) -> bool:
+        """One request, or what is left of it. False when it has to wait."""
+        opcode, flags = _OPCODES[request.opcode]
+        data = request.data
+        size = 0 if data is None else len(data)
+        if request.opcode <= seam.SEND_SE_INVALIDATE:
+            address = key = 0
+            head = request.header_length if request.header is not None else 0
+            if request.header is not None and head:
+                address, key = request.header.frame  # type: ignore[misc]  # ours: a pair
+            return self._piece(request, opcode, flags, data, size, (address, head, key))
+        while True:
+            count = min(PIECE, size - self._offset)
+            piece = None if data is None else data[self._offset : self._offset + count]
+            if not self._piece(request, opcode, flags, piece, count, NOTHING):
+                return False
+            self._offset += count
+            if self._offset == size:
+                self._offset = 0
+                return True
+
+    def _piece(
+        self,
+        request: seam.WorkRequest,
+        opcode: int,
+        flags: int,
+        data: memoryview | None,
+        size: int,
+        head: tuple[int, int, int],
+    ) -> bool:
+        """One work request of the device, as ``_prepare``. ``data``: of this piece."""
+        if not self.room():
+            return False
+        read = opcode == api.WR_RDMA_READ
+        chunk = None
+        if size and data is not None:
+            try:
+                chunk = self._shelf.take(size, 0)
+            except Busy:
+                return False
+            if not read:
+                chunk.view[:size] = data
+        last = request.data is None or self._offset + size == len(request.data)
+        tell = request.signaled or read or (chunk is not None and not self._told_by_next())
+        number, signal = self.next(tell)
+        if chunk is not None or tell:
+            posted = Posted(number)
+            posted.chunk = chunk
+            if read:
+                posted.sink = data
+            if last and (request.signaled or read):
+                posted.completion = seam.Completion(request.opcode, request.token)
+            self._posted.append(posted)
+        tail = NOTHING if chunk is None else (chunk.address, size, chunk.lkey)
+        to = (request.to + self._offset) & 0xFFFFFFFFFFFFFFFF
+        self._engine.send(number, opcode, flags | signal, request.stag, to, *head, *tail)
+        return True
+
+    def _told_by_next(self) -> bool:
+        """The request behind the first goes out in any case, and tells when both are done."""
+        requests = self.requests
+        return len(requests) > 1 and requests[1].signaled and requests[1].data is None
+
+    def invalidate(self, chunk: Chunk) -> None:
+        """Invalidate the chunk's window; the chunk is free when that has completed. Raises
+        OSError."""
+        number, flags = self.next(True)
+        posted = Posted(number)
+        posted.retired = chunk
+        self._posted.append(posted)
+        self._engine.invalidate(number, flags, chunk.stag)
+        self._engine.post()
+
+    def finish(self, number: int, completions: list[seam.Completion]) -> None:
+        """This work request is done, and all before it."""
+        self.finished = number
+        posted = self._posted
+        while posted and posted[0].number <= number:
+            done = posted.popleft()
+            chunk = done.chunk
+            if chunk is not None:
+                if done.sink is not None:
+                    done.sink[:] = chunk.view[: len(done.sink)]
+                self._shelf.give(chunk)
+            if done.retired is not None:
+                self._shelf.give(done.retired)
+            if done.completion is not None:
+                completions.append(done.completion)
+
+    def mark(self) -> int:
+        """Post something that tells when all before it has reached the peer; returns its number, 0
+        when there is no room. Raises OSError."""
+        if not self.room():
+            return 0
+        number, flags = self.next(True)
+        self._engine.send(number, api.WR_RDMA_WRITE, flags, 0, 0, *NOTHING, *NOTHING)
+        self._engine.post()
+        return number
+
+    def drop(self) -> None:
+        """Let go of all callers' memory."""
+        self.requests.clear()
+        self._posted.clear()

@@ -1,0 +1,28 @@
+"""What the contract suite asks for, and no device, or not this one, can do: with the reason."""
+
+from __future__ import annotations
+
+ALWAYS = {
+    "solicited": "a work completion does not tell whether the message was solicited",
+    "exact private data": "connection management pads private data with zeros",
+    "seen reads": "the device answers RDMA Reads, and tells nobody",
+    "missing receive": "the sender is told, not the receiver, and it is patient",
+}
+REGION = {
+    "invalidate": "there is no Send with Invalidate towards plain memory regions",
+    "fresh stags": "a region keeps its key: what is retired stays in its chunk, unused",
+    "exact bounds": "a region is a chunk: its bounds are those of a power of two",
+}
+RXE_WINDOW = {
+    "exact bounds": "Linux rxe checks against the region behind a window, not the window",
+    "second invalidation": "Linux rxe panics when a window is invalidated twice",
+}
+SIW = {
+    "blame": "siw does not tell whether the peer broke a rule or left",
+    "read rights": "Linux siw answers RDMA Reads from regions without the right to be read",
+    "prompt end": "Linux siw takes what follows a bad invalidation along before it ends",
+}
+
+
+# Of a faultless device, by mode.
+DEVICES_CANNOT = {"region": ALWAYS | REGION, "window": ALWAYS}

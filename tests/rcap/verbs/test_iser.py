@@ -1,0 +1,207 @@
+"""iSER over a device: what travels in one post, who invalidates, and that nobody does so twice."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from iserblk.datamover.iser import BHS_LENGTH
+from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.datamover.iser_target import IserTarget, TargetSlot
+from iserblk.datamover.seam import READ, WRITE, PduSlot
+from iserblk.errors import Busy
+from iserblk.rcap.verbs.queuepair import VerbsQueuePair
+from tests.rcap.verbs.fake import FakeEnd, fake_pair
+
+MODES = pytest.mark.parametrize("windows", [False, True], ids=["region", "window"])
+RECEIVE_SIZE = 28 + 48 + 256
+
+
+def link_of(pair: VerbsQueuePair) -> FakeEnd:
+    link = pair._link
+    assert isinstance(link, FakeEnd)
+    return link
+
+
+class Ends:
+    """An initiator and a target, told of PDUs by their slots' numbers."""
+
+    def __init__(self, windows: bool, *, invalidate: bool = True, **options: object) -> None:
+        self.pairs = fake_pair(windows, eager=False, receive_size=RECEIVE_SIZE, **options)  # type: ignore[arg-type]
+        self.links = [link_of(pair) for pair in self.pairs]
+        self.commands: deque[int] = deque()
+        self.responses: deque[tuple[int, int]] = deque()
+        self.initiator = IserInitiator(self.pairs[0], 256)
+        self.initiator.user = self
+        self.slots = [PduSlot(index) for index in range(16)]
+        self.initiator.allocate_connection_resources(self.slots, 4)
+        self.target = IserTarget(self.pairs[1], invalidate)
+        self.target.user = _TargetSide(self)
+        self.answers = [TargetSlot(index) for index in range(16)]
+        self.target.allocate_connection_resources(self.answers, 256, 32)
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        self.responses.append((message[at + BHS_LENGTH - 1], invalidated))
+
+    def connection_terminate_notify(self, error: Exception) -> None:
+        raise AssertionError(error)
+
+    def command(self, index: int, direction: int, data: bytearray | bytes) -> None:
+        slot = self.slots[index]
+        slot.direction, slot.data = direction, memoryview(data)
+        slot.bhs[:] = bytes(BHS_LENGTH - 1) + bytes((index,))
+        self.initiator.send_control(slot)
+
+    def turn(self) -> None:
+        self.initiator.flush()
+        self.target.progress(0.0)
+        self.target.flush()
+        self.initiator.progress(0.0)
+        self.target.progress(0.0)
+
+    def respond(self, index: int) -> None:
+        answer = self.answers[index]
+        answer.bhs[:] = bytes(BHS_LENGTH - 1) + bytes((index,))
+        self.target.send_control(answer, True)
+
+    def close(self) -> None:
+        self.initiator.connection_terminate()
+        self.target.connection_terminate()
+
+
+class _TargetSide:
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
+        self.filled: list[int] = []
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        index = message[at + BHS_LENGTH - 1]
+        self._ends.target.map_task(self._ends.answers[index])
+        self._ends.commands.append(index)
+
+    def data_completion_notify(self, slot: PduSlot) -> None:
+        self.filled.append(slot.index)
+
+    def sent_notify(self, slot: PduSlot) -> None:
+        """Nothing waits for it."""
+
+    def connection_terminate_notify(self, error: Exception) -> None:
+        raise AssertionError(error)
+
+
+@pytest.fixture
+def ends() -> object:
+    made: list[Ends] = []
+
+    def make(*arguments: object, **options: object) -> Ends:
+        made.append(Ends(*arguments, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()  # which checks that no memory and no window is left
+
+
+@MODES
+def test_a_command_and_its_window_leave_in_one_post(
+    ends: Callable[..., Ends], windows: bool
+) -> None:
+    both = ends(windows)
+    before = both.links[0].posts
+    buffers = [bytearray(100) for _ in range(4)]
+    for index, buffer in enumerate(buffers):
+        both.command(index, READ, buffer)
+    both.initiator.flush()
+    assert both.links[0].posts == before + 1
+    both.turn()
+    assert list(both.commands) == [0, 1, 2, 3]
+
+
+@MODES
+@pytest.mark.parametrize("invalidate", [True, False])
+def test_a_read_and_a_write(ends: Callable[..., Ends], windows: bool, invalidate: bool) -> None:
+    both = ends(windows, invalidate=invalidate and windows)
+    into, source = bytearray(b"\xee" * 5000), bytes(range(250)) * 20
+    both.command(0, READ, into)
+    both.command(1, WRITE, source)
+    both.turn()
+    sink = bytearray(5000)
+    both.target.put_data(both.answers[0], memoryview(source)[:4000], 10)
+    both.target.get_data(both.answers[1], memoryview(sink), 0)
+    both.respond(0)
+    both.respond(1)
+    both.turn()
+    assert sink == source
+    for index, invalidated in both.responses:
+        stag = both.slots[index].stag
+        assert invalidated == (stag if invalidate and windows else 0)
+        both.initiator.deallocate_task_resources(both.slots[index], invalidated)
+    # What the target did not write is as it was.
+    assert into == b"\xee" * 10 + source[:4000] + b"\xee" * 990
+    assert both.links[0].local_invalidations == (0 if invalidate or not windows else 2)
+    if windows:
+        assert not both.links[0].open
+
+
+@MODES
+def test_no_invalidation_is_done_twice(ends: Callable[..., Ends], windows: bool) -> None:
+    """Responses with and without, tasks that end early, in any order: the fake device checks."""
+    rng = random.Random(5)
+    both = ends(windows)
+    buffer = bytearray(600)
+    free, ended = list(range(16)), set[int]()
+    for _ in range(600):
+        if free and rng.random() < 0.5:
+            index = free.pop(rng.randrange(len(free)))
+            both.command(index, rng.choice([READ, WRITE]), buffer)
+        if both.commands and rng.random() < 0.6:
+            both.target._send_invalidate = windows and rng.random() < 0.5
+            both.respond(both.commands.popleft())
+        running = [i for i in range(16) if i not in free and i not in ended]
+        if running and rng.random() < 0.05:
+            index = rng.choice(running)
+            if not windows:  # its late response would end the connection, with a window
+                both.initiator.deallocate_task_resources(both.slots[index], 0)
+                ended.add(index)
+        both.turn()
+        while both.responses:
+            index, invalidated = both.responses.popleft()
+            if index in ended:
+                ended.discard(index)
+            else:
+                both.initiator.deallocate_task_resources(both.slots[index], invalidated)
+            free.append(index)
+
+
+def test_a_task_that_ends_without_a_response_closes_its_window(ends: Callable[..., Ends]) -> None:
+    both = ends(True)
+    buffer = bytearray(100)
+    both.command(0, READ, buffer)
+    both.turn()
+    stag = both.slots[0].stag
+    assert stag in both.links[0].open
+    both.initiator.deallocate_task_resources(both.slots[0], 0)
+    assert stag not in both.links[0].open
+    assert both.links[0].local_invalidations == 0, "the response may be on its way"
+    buffer.clear()
+
+
+def test_a_pool_that_is_used_up_is_said(ends: Callable[..., Ends]) -> None:
+    """Nothing is queued then, and it goes on when another task has ended."""
+    both = ends(True, budget=16384)
+    for index in range(4):
+        both.command(index, READ, bytearray(4096))
+    with pytest.raises(Busy):
+        both.command(4, READ, bytearray(4096))
+    both.turn()
+    assert list(both.commands) == [0, 1, 2, 3]
+    both.respond(2)
+    both.turn()
+    index, invalidated = both.responses.popleft()
+    both.initiator.deallocate_task_resources(both.slots[index], invalidated)
+    both.command(4, READ, bytearray(4096))
+    both.turn()
+    assert both.commands[-1] == 4
