@@ -44,6 +44,8 @@ def check_system(places: Places) -> None:
 def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) -> Device:
     """Make ``lun`` a device: ``wanted``, or the first one that is free. Returns when it is usable.
 
+    ``wanted`` may be one whose nbdkit has died, if nobody uses it any more.
+
     Whatever exception comes out, a signal's included, nothing is left of the attempt. Raises Busy
     when the device, or every one, is in use.
     """
@@ -56,10 +58,10 @@ def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) ->
         return wanted
     for candidate in device.every(places):
         with contextlib.suppress(Busy), locked(candidate) as home:
-            if candidate.client and not home.is_ours():
+            if candidate.client:  # also when its nbdkit has died: somebody knows it by its name
                 continue
             _clear_dead(home)
-            if not candidate.client and _try(home, lun, connections):
+            if _try(home, lun, connections):
                 return candidate
     count = len(device.every(places))
     raise Busy(f"all {count} NBD devices are in use: detach one, or `modprobe -r nbd; modprobe nbd "
@@ -106,8 +108,8 @@ def _clear_dead(home: Home) -> None:
         elif not home.is_ours() or not nbdkit.ended():
             return
         else:
-            log.warning("%s: its nbdkit has died; detaching it", home.device.path)
             os.close(home.device.claim())
+            log.warning("%s: its nbdkit has died; detaching it", home.device.path)
     clear(home)
 
 

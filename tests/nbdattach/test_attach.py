@@ -235,11 +235,12 @@ def test_a_dead_nbdkit(tool: Attacher, kernel: FakeKernel, target: TargetProcess
     tool.good("attach", f"{target.url}/0", "nbd0")
     (pid,) = tool.servers()
     os.kill(pid, signal.SIGKILL)
-    status, out, err = tool.ended("attach", f"{target.url}/1")
+    assert tool.good("attach", f"{target.url}/1") == f"ready {path_of(kernel, 'nbd1')}\n"
+    status, out, err = tool.ended("attach", f"{target.url}/1", "nbd0")
     assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")
     assert "its nbdkit has died; detaching it" in err
     assert kernel.size("nbd0") == SIZE * 2
-    tool.good("detach", "nbd0")
+    tool.good("detach", "nbd0", "nbd1")
 
 
 def test_a_pid_file_that_names_somebody_else(
