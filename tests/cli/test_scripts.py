@@ -62,6 +62,16 @@ def test_the_command_is_found_from_anywhere(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_command_does_not_run_what_lies_around(tmp_path: Path) -> None:
+    """Root runs it, in directories of others, too."""
+    (tmp_path / "iserblk").mkdir()
+    (tmp_path / "iserblk" / "__init__.py").write_text("raise SystemExit(99)")
+    done = subprocess.run(
+        [str(ROOT / ".venv" / "bin" / "iserblk"), "--version"], check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0
+
+
 def left_of_demos(directory: Path) -> list[str]:
     """Files, mounts and processes that name ``directory``."""
     names = [str(directory), str(directory.resolve())]
