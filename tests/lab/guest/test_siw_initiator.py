@@ -11,10 +11,6 @@ import pytest
 from tests.lab.guest import kernel_initiator as kernel
 from tests.lab.guest.report import Record
 
-pytestmark = pytest.mark.skipif(
-    "LAB_LISTEN" not in os.environ, reason="runs in the lab: scripts/lab --setup siw-initiator"
-)
-
 TREE = Path(__file__).parents[2] / "scsi"  # any directory with some files
 
 

@@ -10,8 +10,6 @@ import pytest
 from tests.lab.guest.blockwork import everything
 from tests.lab.guest.report import Record
 
-pytestmark = pytest.mark.skipif("LAB_URL" not in os.environ, reason="runs in the lab: scripts/lab")
-
 
 def set_mtu(mtu: int) -> None:
     """Of the link that connects the guest with itself."""

@@ -1,0 +1,66 @@
+"""Our target on a verbs device (Soft-RoCE): the kernel's ib_iser and libiscsi as its initiators."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.lab.guest import kernel_initiator as kernel
+from tests.lab.guest.report import Record
+from tests.lab.guest.test_siw_initiator import TREE
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("immediate", "initial_r2t"), [("Yes", "No"), ("No", "Yes")])
+def test_a_disk_of_the_kernel(
+    immediate: str, initial_r2t: str, tmp_path: Path, record: Record
+) -> None:
+    listen = os.environ["LAB_LISTEN"]
+    file = tmp_path / "disk"
+    with open(file, "wb") as whole:
+        whole.truncate(160 * MIB)
+    settings = {
+        "node.session.iscsi.ImmediateData": immediate,
+        "node.session.iscsi.InitialR2T": initial_r2t,
+        "node.session.iscsi.FirstBurstLength": "65536",
+    }
+    with (
+        kernel.our_target(file, listen, "--rcap", "verbs"),
+        kernel.logged_in(listen, settings) as device,
+    ):
+        keys = kernel.negotiated()
+        assert (keys["ImmediateData"], keys["InitialR2T"]) == (immediate, initial_r2t)
+        kernel.fio_verify(device, "24m")
+        kernel.file_system(device, tmp_path / "mnt", TREE)
+    record(
+        ours="target, pyverbs",
+        peer="ib_iser with open-iscsi, on rxe",
+        transport="RoCE v2",
+        ran="login, fio verify, mkfs.ext4, files compared after a new mount, fsck, logout; "
+        f"ImmediateData={immediate}, InitialR2T={initial_r2t}",
+    )
+
+
+def test_libiscsi_s_tools(tmp_path: Path, record: Record) -> None:
+    listen = os.environ["LAB_LISTEN"]
+    file = tmp_path / "disk"
+    with open(file, "wb") as whole:
+        whole.truncate(48 * MIB)
+    with kernel.our_target(file, listen, "--rcap", "verbs") as url:
+        assert "Vendor:ISERBLK" in kernel.run("iscsi-inq", f"{url}/0").replace(" ", "").upper()
+        capacity = kernel.run("iscsi-readcapacity16", f"{url}/0")
+        assert re.search(rf"Total size:\s*{48 * MIB}\b", capacity), capacity
+        listed = kernel.run("iscsi-ls", "-s", f"iser://{listen}:3260")
+        assert kernel.IQN in listed and re.search(r"Lun:0\s", listed), listed
+    version = kernel.run("dpkg-query", "-W", "-f", "${Version}", "libiscsi-bin")
+    record(
+        ours="target, pyverbs",
+        peer="libiscsi (iser://) on rxe",
+        version=f"libiscsi {version}",
+        transport="RoCE v2",
+        ran="iscsi-inq, iscsi-readcapacity16, iscsi-ls -s",
+    )
