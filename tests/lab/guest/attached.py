@@ -1,0 +1,110 @@
+"""What tests of /dev/nbdX share: the commands, and what must be left when they are done."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cli.commands import COMMAND, environment
+
+MIB = 1 << 20
+DEVICE = Path("/dev/nbd0")
+RUN = Path("/run/iserblk")
+SLOW_S = 300  # for one command; the guest is emulated
+
+
+def command(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=environment(**changes),
+        timeout=SLOW_S,
+    )
+
+
+def good(*arguments: object) -> str:
+    done = command(*arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def refused(status: int, *arguments: object, **changes: str) -> str:
+    """The one line that is said about it."""
+    done = command(*arguments, **changes)
+    assert (done.returncode, done.stdout) == (status, ""), done
+    line, *more = done.stderr.splitlines()
+    assert not more, done.stderr
+    return line
+
+
+def run(*words: object, timeout: float = SLOW_S) -> str:
+    """A program to its good end; its stdout."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def block(name: str, attribute: str) -> str:
+    """From sysfs; "" when it is not there."""
+    try:
+        return Path("/sys/block", name, attribute).read_text().strip()
+    except OSError:
+        return ""
+
+
+def connected() -> list[str]:
+    return sorted(path.parent.name for path in Path("/sys/block").glob("nbd*/pid"))
+
+
+def servers() -> list[str]:
+    """Every nbdkit with our plugin."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if words[0].endswith("nbdkit"):
+            found.append(" ".join(words))
+    return found
+
+
+def nothing_left() -> None:
+    assert connected() == []
+    assert servers() == []
+    assert [path.name for path in RUN.glob("*") if path.is_dir()] == []
+
+
+@contextmanager
+def attached(*arguments: object) -> Iterator[Path]:
+    """On the first free device, and detached in order."""
+    ready, _, path = good("attach", *arguments).strip().partition(" ")
+    assert ready == "ready"
+    try:
+        yield Path(path)
+    except BaseException:
+        command("detach", path)
+        raise
+    assert good("detach", path) == ""
+
+
+@contextmanager
+def mounted(source: object, place: Path, *words: str) -> Iterator[Path]:
+    place.mkdir(exist_ok=True)
+    run("mount", *words, source, place)
+    try:
+        yield place
+    finally:
+        run("umount", place)
