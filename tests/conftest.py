@@ -17,6 +17,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked `long`, too")
     parser.addoption("--no-lab", action="store_true", help="boot no virtual machines")
+    parser.addoption(
+        "--interop", metavar="FILE", help="write what peers passed (scripts/interop.py)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
