@@ -48,7 +48,7 @@ class Limits:
     resolve: float = 5.0
     tcp: float = 5.0
     mpa: float = 5.0
-    route: float = 2.0
+    route: float = 11.0
     verbs: float = 10.0
     login: float = 30.0  # beyond the limits that connecting has itself
     logout: float = 5.0

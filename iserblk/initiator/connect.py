@@ -32,7 +32,7 @@ CONNECT_TIMEOUT_S = 10.0
 LOGIN_TIMEOUT_S = 20.0
 READ_DEPTH = 64  # RDMA Reads that a target may have outstanding: IRD
 # With rcap=auto, after which software iWARP is tried.
-ROUTE_TIMEOUT_S = 2.0
+ROUTE_TIMEOUT_S = 11.0  # ARP may need seconds; beyond the limits that the provider has itself
 VERBS_TIMEOUT_S = 10.0  # the connection manager repeats a lost request only after 4 s
 
 
