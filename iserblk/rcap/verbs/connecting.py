@@ -25,6 +25,9 @@ from iserblk.rcap.verbs.queuepair import VerbsQueuePair, pool_budget
 
 __all__ = ["RouteProbe", "VerbsConnector", "VerbsListener"]
 
+ADDRESS_S = 5.0
+ROUTE_S = 5.0
+
 PrivateData = bytes | Callable[[bool], bytes]
 
 
@@ -43,15 +46,12 @@ class _Resolver:
             self.identifier = api.pyverbs("cmid").CMID(creator=self.channel.raw)
             address = address_info(host, port)
             try:
-                self.identifier.resolve_addr(address, 5000)
+                self.identifier.resolve_addr(address, int(ADDRESS_S * 1000))
             finally:
                 address.close()
         except self._error as error:
             self.close()
-            raise ConnectFailed(
-                f"{self.portal}: no RDMA device leads there ({api.error_words(error)}); "
-                "check ip route and rdma link, or say rcap=iwarp"
-            ) from None
+            raise self._no_device(error) from None
         except BaseException:
             self.close()
             raise
@@ -65,6 +65,19 @@ class _Resolver:
         name = self.identifier.dev_name if self.identifier is not None else None
         return (name.decode() if isinstance(name, bytes) else name) or None
 
+    def resolve_route(self, timeout: float) -> None:
+        """The next step, when the address is resolved. Raises ConnectFailed."""
+        try:
+            self.identifier.resolve_route(int(timeout * 1000))
+        except self._error as error:
+            raise self._no_device(error) from None
+
+    def _no_device(self, error: Exception) -> ConnectFailed:
+        return ConnectFailed(
+            f"{self.portal}: no RDMA device leads there ({api.error_words(error)}); "
+            "check ip route and rdma link, or say rcap=iwarp"
+        )
+
     def close(self) -> None:
         if self.identifier is not None:
             self.identifier.close()
@@ -73,7 +86,8 @@ class _Resolver:
 
 
 class RouteProbe:
-    """Asks whether an RDMA device leads to an address. Nothing is sent but ARP."""
+    """Asks whether an RDMA device leads to an address. Nothing is sent but ARP, and on InfiniBand
+    a question to the subnet manager."""
 
     def __init__(self, host: str, port: int) -> None:
         self._answer: tuple[bool, str] | None = None
@@ -89,15 +103,23 @@ class RouteProbe:
 
     def progress(self, now: float) -> tuple[bool, str] | None:
         """Whether, and the device's name or the reason; None: wait for the descriptor."""
-        if self._answer is None and self._resolver is not None:
-            event = self._resolver.channel.take()
-            if event is not None:
-                kind, status = event.kind, event.status
-                event.close()
-                if kind == words.ADDR_RESOLVED:
-                    self._answer = True, self._resolver.device or "an RDMA device"
-                else:
-                    self._answer = False, words.failure(kind, status)
+        resolver = self._resolver
+        while self._answer is None and resolver is not None:
+            event = resolver.channel.take()
+            if event is None:
+                return None
+            kind, status = event.kind, event.status
+            event.close()
+            if kind == words.ADDR_RESOLVED:
+                try:
+                    # For an address of this host any device says yes so far.
+                    resolver.resolve_route(ROUTE_S)
+                except ConnectFailed as error:
+                    self._answer = False, str(error)
+            elif kind == words.ROUTE_RESOLVED:
+                self._answer = True, resolver.device or "an RDMA device"
+            else:
+                self._answer = False, words.failure(kind, status)
         return self._answer
 
     def close(self) -> None:
@@ -196,10 +218,7 @@ class VerbsConnector:
         kind = event.kind
         if kind == words.ADDR_RESOLVED and self._resolver is not None:
             self.device = self._resolver.device
-            try:
-                self._resolver.identifier.resolve_route(int(self._timeout * 1000))
-            except self._error as error:
-                raise self._failed(f"no route ({api.error_words(error)})") from None
+            self._resolver.resolve_route(self._timeout)
         elif kind == words.ROUTE_RESOLVED and self._resolver is not None:
             self._connect()
         elif kind == words.CONNECT_RESPONSE and self._link is not None:

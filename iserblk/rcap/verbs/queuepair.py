@@ -26,7 +26,7 @@ from iserblk.errors import (
     TransportError,
 )
 from iserblk.rcap import seam
-from iserblk.rcap.verbs import api, memlock, words
+from iserblk.rcap.verbs import api, living, memlock, words
 from iserblk.rcap.verbs.link import REGION, WINDOW, Link
 from iserblk.rcap.verbs.memory import Shelf, as_bytes, remote_access
 from iserblk.rcap.verbs.pool import Chunk, Strip
@@ -100,6 +100,7 @@ class VerbsQueuePair:
         except BaseException:
             self._release()
             raise
+        living.born(self)
 
     def connected(self, ird: int, ord: int, private_data: bytes, peer: str) -> None:
         """It is: with these RDMA Read depths, and this from the peer of that name."""
@@ -403,6 +404,7 @@ class VerbsQueuePair:
                 self._drain()
                 self._link.disconnect()
             self._more = False
+            living.died(self)
             self._release()
 
     def _drain(self) -> None:

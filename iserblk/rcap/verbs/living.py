@@ -1,0 +1,41 @@
+"""Queue pairs that are not closed yet; what is left of them when the program ends is closed then.
+
+A queue pair that merely ceases to be is taken down in any order, and rxe waits for minutes with the
+end of one whose memory windows are still bound. So each is held here until it is closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_living: dict[int, tuple[int, Closable]] = {}  # by identity: and the process that made it
+
+
+def born(thing: Closable) -> None:
+    _living[id(thing)] = os.getpid(), thing
+
+
+def died(thing: Closable) -> None:
+    _living.pop(id(thing), None)
+
+
+@atexit.register
+def close_all() -> None:
+    """Not what a parent process made: that is its own to close."""
+    for process, thing in list(_living.values()):
+        if process == os.getpid():
+            try:
+                thing.close()
+            except Exception:
+                log.exception("while the program ends")
+    _living.clear()
