@@ -264,8 +264,8 @@ class VerbsQueuePair:
     def _collect(self) -> None:
         """Take what has completed; see what rdma_cm has to say. Lock held."""
         engine = self._engine
+        self._inbox.recycle()
         try:
-            self._inbox.recycle()
             if self._armed and engine.event():
                 self._armed = False
             entries = engine.poll(BATCH)
@@ -280,6 +280,10 @@ class VerbsQueuePair:
         self._more = len(entries) == BATCH
         for entry in entries:
             self._take(entry)
+        try:
+            self._inbox.settle()
+        except OSError as error:
+            self._fail(self._refused(error))
         if not entries and self._error is None:
             self._listen()
         if self._disconnected and self._error is None:

@@ -64,10 +64,13 @@ class Inbox:
         self._at_device += now
 
     def recycle(self) -> None:
-        """What was taken before is no longer read. Raises OSError."""
+        """What was taken before is no longer read."""
         if self._lent:
             self._free += self._lent
             self._lent.clear()
+
+    def settle(self) -> None:
+        """Post what is owed, as far as there is room now. Raises OSError."""
         if self._owed:
             self._give(0)
 

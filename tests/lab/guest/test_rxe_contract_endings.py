@@ -26,6 +26,7 @@ from iserblk.errors import (
 )
 from iserblk.rcap import seam
 from iserblk.rcap.verbs.connecting import RouteProbe, VerbsConnector, VerbsListener
+from iserblk.rcap.verbs.engine import PlainEngine
 from iserblk.rcap.verbs.queuepair import VerbsQueuePair
 from tests.rcap.verbs.pairs import verbs_pair
 from tests.rcap.verbs.suite import lab_address
@@ -188,6 +189,51 @@ def test_windows_are_asked_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     with pytest.raises(NotSupported, match="compiled module is missing"):
         outcome(connecting)
+
+
+def test_without_the_compiled_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connecting side through plain pyverbs: in region mode everything goes."""
+    serving = listener()
+    connecting = connector(serving.port)
+    a: VerbsQueuePair | None = None
+    pairs: list[VerbsQueuePair] = []
+    while a is None or not pairs:
+        select.select([connecting, serving] if a is None else [serving], [], [], 1)
+        with monkeypatch.context() as plain:
+            plain.setattr("iserblk.rcap.verbs.api.gaps", lambda: None)
+            a = a or connecting.progress(monotonic())
+        pairs += serving.progress(monotonic())
+    connecting.close()
+    serving.close()
+    b = pairs[0]
+    assert a.mode == "region" and isinstance(a._engine, PlainEngine)
+    driver = Driver(a, b)
+    for pair in driver.pairs:
+        pair.post_receive(64)
+    into, source, sink = bytearray(100_000), pattern(100_000, 3), bytearray(100_000)
+    stag, base = a.advertise(memoryview(into), seam.REMOTE_WRITE)
+    other, start = a.advertise(memoryview(source), seam.REMOTE_READ)
+    for number in range(100):
+        a.post([send_request(a, b"command", pattern(number))])
+    b.post([rdma_request(seam.RDMA_WRITE, source, stag, base), send_request(b, b"written")])
+    b.post([rdma_request(seam.RDMA_READ, memoryview(sink), other, start)])
+    driver.run(lambda: len(driver.events[1]) == 101 and bool(driver.events[0]))
+    assert (a.retire(stag), a.retire(other)) == (True, True)
+    assert into == sink == source
+    stag, base = b.advertise(memoryview(into), seam.REMOTE_WRITE | seam.REMOTE_READ)
+    fresh = pattern(3_000_000, 9)
+    again = bytearray(3_000_000)
+    large = bytearray(3_000_000)
+    b.retire(stag)
+    stag, base = b.advertise(memoryview(large), seam.REMOTE_WRITE | seam.REMOTE_READ)
+    a.post([rdma_request(seam.RDMA_WRITE, fresh, stag, base)])
+    a.post([rdma_request(seam.RDMA_READ, memoryview(again), stag, base)])
+    driver.run(lambda: len(driver.events[0]) == 2)
+    assert again == fresh
+    b.close()
+    driver.errors[1] = ConnectionLost("closed here")
+    driver.run(lambda: driver.errors[0] is not None)
+    a.close()
 
 
 # --- the limit on locked memory ---
