@@ -18,7 +18,7 @@ from lablib.setups import SETUPS
 from tests.lab.reporting import REPORTS
 from tests.support.target import ROOT
 
-_LIMIT_S = 900
+_LIMIT_S = 1500
 _TEST_LIMIT_S = 600
 _STOP_S = 20
 _POLL_S = 0.1

@@ -51,7 +51,10 @@ def test_libiscsi_s_tools(tmp_path: Path, record: Record) -> None:
     with open(file, "wb") as whole:
         whole.truncate(48 * MIB)
     with kernel.our_target(file, listen, "--rcap", "verbs") as url:
-        assert "Vendor:ISERBLK" in kernel.run("iscsi-inq", f"{url}/0").replace(" ", "").upper()
+        inquiry = kernel.run("iscsi-inq", f"{url}/0")
+        assert "DIRECT_ACCESS" in inquiry and re.search(
+            r"Vendor:\s*iserblk", inquiry, re.IGNORECASE
+        )
         capacity = kernel.run("iscsi-readcapacity16", f"{url}/0")
         assert re.search(rf"Total size:\s*{48 * MIB}\b", capacity), capacity
         listed = kernel.run("iscsi-ls", "-s", f"iser://{listen}:3260")
