@@ -209,7 +209,7 @@ def test_without_the_compiled_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert a.mode == "region" and isinstance(a._engine, PlainEngine)
     driver = Driver(a, b)
     for pair in driver.pairs:
-        pair.post_receive(64)
+        pair.post_receive(200)
     into, source, sink = bytearray(100_000), pattern(100_000, 3), bytearray(100_000)
     stag, base = a.advertise(memoryview(into), seam.REMOTE_WRITE)
     other, start = a.advertise(memoryview(source), seam.REMOTE_READ)
