@@ -36,6 +36,9 @@ SETUPS = {
         Setup("rxe-tgt", "rxe0, and tgtd with iSER on it", ("tgt",)),
         Setup("rxe-initiator", "rxe0, the kernel's ib_iser, iscsid", ("open-iscsi",)),
         Setup(
+            "rxe-lio-initiator", "rxe0, and both LIO's target and ib_iser on it", ("open-iscsi",)
+        ),
+        Setup(
             "siw-initiator",
             "siw0 towards a network namespace, ib_iser, iscsid",
             ("siw", "open-iscsi"),

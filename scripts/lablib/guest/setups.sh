@@ -184,6 +184,11 @@ setup_rxe_initiator() {
   initiator
 }
 
+setup_rxe_lio_initiator() {
+  setup_rxe_lio
+  initiator
+}
+
 # A target of ours that has no RDMA device has to be somewhere else: in a network namespace at the
 # other end of a cable, with siw at this end.
 setup_siw_initiator() {

@@ -1,0 +1,102 @@
+"""``scripts/bench --lab``: our verbs provider beside the kernel's initiator, in one guest."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchlib.command import run_command
+
+_TOP = Path(__file__).resolve().parents[2]
+PEER = "ib_iser"
+GOALS = {"4k": 1 / 3, "1m": 0.8}  # of ib_iser's rate, by the size in the job's name
+OURS = ("iserblk-window", "iserblk-region")
+
+Samples = list[dict[str, Any]]
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1), default=5, show_default=True)
+@click.option("--timeout", type=click.IntRange(60), default=1500, show_default=True)
+@click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+def command(rounds: int, seconds: float, timeout: int, file: Path | None) -> int:
+    """Compare iserblk on verbs with ib_iser and libiscsi on one LIO target over Soft-RoCE."""
+    with tempfile.TemporaryDirectory(prefix="iserblk-bench-") as directory:
+        done = subprocess.run(
+            [
+                *(_TOP / "scripts/lab", "--setup", "rxe-lio-initiator", "--timeout", str(timeout)),
+                *("--results", directory, "env", f"PYTHONPATH={_TOP / 'scripts'}:{_TOP}"),
+                *("python", "-P", "-m", "benchlib.lab_guest", str(rounds), str(seconds)),
+            ],
+            check=False,
+        )
+        results = Path(directory) / "bench.json"
+        if not results.exists():
+            click.echo("bench: the guest measured nothing", err=True)
+            return 1
+        samples: Samples = json.loads(results.read_text())
+    if file is not None:
+        file.write_text(json.dumps(samples, indent=1) + "\n")
+    report(samples)
+    return 1 if done.returncode else 0
+
+
+def rates(samples: Samples, job: str, subject: str) -> list[float]:
+    return [
+        each["ios"] / each["seconds"]
+        for each in samples
+        if (each["job"], each["subject"]) == (job, subject) and each.get("ios")
+    ]
+
+
+def ratio(samples: Samples, job: str, subject: str) -> float | None:
+    """The median of the ratios within the rounds."""
+    ours, theirs = rates(samples, job, subject), rates(samples, job, PEER)
+    if not ours or not theirs:
+        return None
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=False))
+
+
+def report(samples: Samples) -> None:
+    table = Table(title="in one emulated guest: ratios only say something", title_justify="left")
+    for name in ("job", "subject", "requests/s", "MiB/s", f"ratio to {PEER}", "CPU ms/request"):
+        table.add_column(name, justify="left" if name in ("job", "subject") else "right")
+    for job in dict.fromkeys(each["job"] for each in samples):
+        table.add_section()
+        for subject in dict.fromkeys(e["subject"] for e in samples if e["job"] == job):
+            found = [
+                e for e in samples if (e["job"], e["subject"]) == (job, subject) and e.get("ios")
+            ]
+            if not found:
+                table.add_row(job, subject, "failed")
+                continue
+            rate = statistics.median(rates(samples, job, subject))
+            size = found[0]["bytes"] / found[0]["ios"]
+            cpu = statistics.median(e["cpu_seconds"] / e["ios"] for e in found) * 1e3
+            share = ratio(samples, job, subject)
+            table.add_row(
+                job, subject, f"{rate:,.0f}", f"{rate * size / (1 << 20):,.1f}",
+                "" if share is None else f"{share:.2f}", f"{cpu:.2f}",
+            )  # fmt: skip
+    console = Console(width=100)
+    console.print(table)
+    for job in dict.fromkeys(each["job"] for each in samples):
+        goal = GOALS[job.partition("-")[0]]
+        for subject in OURS:
+            share = ratio(samples, job, subject)
+            verdict = "not measured" if share is None else "met" if share >= goal else "missed"
+            console.print(f"{job}, {subject}: ≥ {goal:.2f} of {PEER}: {verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(command, "scripts/bench --lab"))
