@@ -7,6 +7,7 @@ end of one whose memory windows are still bound. So each is held here until it i
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 from typing import Protocol
@@ -27,6 +28,16 @@ def born(thing: Closable) -> None:
 
 def died(thing: Closable) -> None:
     _living.pop(id(thing), None)
+
+
+def _forked() -> None:
+    """In a child: what the parent made must not even cease to be here, as that would take the
+    parent's objects down through the descriptors that both have."""
+    for _, thing in _living.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register

@@ -56,6 +56,7 @@ class Sender:
         self._engine = engine
         self._shelf = shelf
         self._capacity = room
+        self._signal_every = max(1, min(SIGNAL_EVERY, room // 2))
         self._offset = 0  # into the data of the first request
         self._posted: deque[Posted] = deque()
         self._number = 0  # of the last work request posted
@@ -70,7 +71,7 @@ class Sender:
         """Number and flags of the next work request. Some tell only so that the device's queue is
         known to be free again."""
         self._number += 1
-        if tell or self._number - self._signaled >= SIGNAL_EVERY:
+        if tell or self._number - self._signaled >= self._signal_every:
             self._signaled = self._number
             return self._number, api.SIGNALED
         return self._number, 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from iserblk.errors import ConnectionLost, RemoteProtocolError
@@ -108,6 +110,40 @@ def test_the_send_queue_is_freed_though_nobody_asks() -> None:
         second.post_receive(1)
         first.progress(0.0)
     for pair in driver.pairs:
+        pair.close()
+
+
+def test_a_device_that_takes_few_requests() -> None:
+    first, second = fake_pair(True, rooms=(4, 16))
+    driver = Driver(first, second)
+    second.post_receive(16)
+    data = bytes(range(256))
+    for _ in range(20):
+        memory = bytearray(256)
+        stag, base = second.advertise(memoryview(memory), seam.REMOTE_WRITE)
+        first.post([rdma_request(seam.RDMA_WRITE, data, stag, base), send_request(first, b"x")])
+        driver.run(lambda: bool(driver.events[1]))
+        driver.events[1].clear()
+        second.post_receive(1)
+        second.retire(stag)
+        assert memory == data
+        for pair in driver.pairs:
+            pair.progress(0.0)
+    for pair in driver.pairs:
+        pair.close()
+
+
+def test_a_child_process_leaves_the_parents_connection_alone() -> None:
+    driver, links = made()
+    a, b = driver.pairs
+    child = os.fork()
+    if not child:
+        living.close_all()
+        os._exit(any(link.closed for link in links))
+    assert os.waitpid(child, 0)[1] == 0
+    a.post([send_request(a, b"still here")])
+    driver.run(lambda: bool(driver.events[1]))
+    for pair in (a, b):
         pair.close()
 
 
