@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.identify import identify, report_luns
@@ -63,7 +63,7 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
 async def _identify(driver: TrioDriver, url: Url, lun: int) -> DiskCore:
     session = driver.session
     info, geometry = await driver.run_operation(
-        identify(session, lun, f"lun{lun}", url.redacted(), url.iqn)
+        identify(session, lun, f"lun{lun}", replace(url, lun=lun).redacted(), url.iqn)
     )
     return DiskCore(session, luns.encode(lun), info, geometry)
 

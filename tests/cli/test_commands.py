@@ -68,6 +68,9 @@ def test_info_shows_every_disk(url: str) -> None:
         "read-only no",
         "read-only yes",
     ]
+    assert [line for line in lines if line.startswith("lun")] == [
+        f"lun{number}: {url}/{number}" for number in range(3)
+    ]
     assert "provider iwarp" in lines
     assert any(line.startswith("provider chosen because: rcap=auto") for line in lines)
 
