@@ -19,7 +19,7 @@ ALLOWED = {
     "rcap": {"errors"},
     "scsi": {"errors"},
     "iscsi": {"errors"},
-    "datamover": {"errors", "rcap"},
+    "datamover": {"errors", "rcap", "iscsi"},
     "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url"},
     "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url"},
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
