@@ -303,6 +303,10 @@ def accept(offered: SessionParameters, name: str, result: str) -> None:
         return
     own = getattr(offered, key.field)
     value = _parse(key, result)
+    if name in _DIGESTS and value == _NO_DIGEST:
+        # What a target says that has none, offered or not: a login may insist on another.
+        setattr(offered, key.field, _NO_DIGEST)
+        return
     # Legal answers are those that some wish of the peer leads to.
     if value is None or (
         value not in own.split(",")

@@ -66,7 +66,11 @@ def test_digests(header: str, data: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [([("HeaderDigest", "Reject")], "header-digest=crc32c,none"), ([], "header digests")],
+    [
+        ([("HeaderDigest", "Reject")], "header-digest=crc32c,none"),
+        ([("HeaderDigest", "None")], "header-digest=crc32c,none"),
+        ([], "header digests"),
+    ],
 )
 def test_digests_that_the_target_has_not(answer: logins.Pairs, words: str) -> None:
     one = initiator(header_digest="CRC32C")
