@@ -12,7 +12,7 @@ from iserblk.errors import BadArgument, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import luns
-from iserblk.url import Options, Url, parse_url
+from iserblk.url import Options, Url, check_scheme, parse_url
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
     addresses = []
     for text in urls:
         url = parse_url(text)
-        addresses.append(Address(url, Options.from_pairs({**common, **url.options}.items())))
+        settled = Options.from_pairs({**common, **url.options}.items())
+        check_scheme(url, settled)
+        addresses.append(Address(url, settled))
     return addresses
 
 
