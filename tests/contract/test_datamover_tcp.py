@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from iserblk.datamover.iser_target import TargetSlot
 from iserblk.datamover.seam import INLINE, READ, WRITE, PduSlot
@@ -454,3 +456,46 @@ def test_a_lying_data_out(plain: Ends, changes: dict[str, int]) -> None:
     plain.initiator.flush()
     with pytest.raises(RemoteProtocolError):
         drive(plain.target)
+
+
+_WORDS = st.lists(
+    st.sampled_from([0, 1, 2, 512, 8192, 16384, 19999, bhs.NO_TAG]) | st.integers(0, 0xFFFFFFFF),
+    min_size=11,
+    max_size=11,
+)
+_UNITS = st.lists(
+    st.tuples(
+        st.sampled_from([bhs.DATA_IN, bhs.R2T, bhs.SCSI_RESPONSE]) | st.integers(0, 255),
+        st.integers(0, 255),
+        _WORDS,
+        st.binary(max_size=600),
+        st.sampled_from([0, 1, None]),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(_UNITS, st.booleans())
+def test_whatever_a_target_sends(
+    units: list[tuple[int, int, list[int], bytes, int | None]], honest: bool
+) -> None:
+    """With a read and a write under way: the documented errors, and no byte outside of the read."""
+    plain = Ends()
+    lying = Liar(plain)
+    try:
+        for opcode, flags, words, data, itt in units:
+            head = bytearray((opcode, flags, 0, 0))
+            head += b"".join(word.to_bytes(4, "big") for word in words)
+            if honest:
+                head[4:8] = len(data).to_bytes(4, "big")
+            if itt is not None:
+                head[16:20] = itt.to_bytes(4, "big")
+            lying.socket.sendall(bytes(head) + data + bytes(-len(data) & 3))
+            lying.dm.progress(0.0)
+    except RemoteProtocolError:
+        pass
+    finally:
+        assert len(lying.read) == 20000
+        lying.socket.close()
+        plain.close()
