@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from iserblk.errors import NotSupported
 from iserblk.rcap.verbs import api
 
 Entry = tuple[int, int, int, int, int, int]
@@ -129,10 +130,10 @@ class PlainEngine:
         length: int,
         access: int,
     ) -> int:
-        raise NotImplementedError("pyverbs cannot update the key of a memory window")
+        raise _no_windows()
 
     def invalidate(self, number: int, flags: int, key: int) -> None:
-        raise NotImplementedError("there are no memory windows without the compiled module")
+        raise _no_windows()
 
     def post(self) -> None:
         requests, self._sends = self._sends, []
@@ -193,3 +194,10 @@ class PlainEngine:
 def _os_error(error: Any) -> OSError:
     number = getattr(error, "error_code", None) or 5
     return OSError(number, api.error_words(error))
+
+
+def _no_windows() -> NotSupported:
+    return NotSupported(
+        "memory windows need the compiled part of iserblk (pyverbs cannot update their keys): "
+        "run scripts/setup"
+    )

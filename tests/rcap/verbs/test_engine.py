@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.errors import NotSupported
 from iserblk.rcap.verbs import api
 from iserblk.rcap.verbs.engine import PlainEngine
 
@@ -86,7 +87,7 @@ def test_an_empty_request_has_a_piece() -> None:
 def test_windows_are_refused() -> None:
     device = NoDevice()
     engine = PlainEngine(device, device, None, (4096, 1))
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotSupported, match="scripts/setup"):
         engine.bind(1, 0, None, None, 0, 0, 0)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotSupported, match="scripts/setup"):
         engine.invalidate(1, 0, 5)
