@@ -11,7 +11,6 @@ place, errors quote nothing of it. The target name is percent-decoded. ``iscsi:/
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import os
 import re
@@ -23,6 +22,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from iserblk.errors import BadArgument, NotSupported
+from iserblk.secret import Secret
 
 DEFAULT_PORT = 3260
 MAXIMUM_LUN = 16383
@@ -36,36 +36,6 @@ _MAXIMUM_NAME = 223
 _SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
 _HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script: resolvers know IDNA
 _CREDENTIALS = ("LIBISCSI_CHAP_USERNAME", "LIBISCSI_CHAP_PASSWORD")
-
-
-class Secret:
-    """Text that must not be seen: ``str()``, ``repr()`` and formats of it say ``***``.
-
-    ``reveal`` gives the plain text, for the one place that needs it. False when empty.
-    """
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str = "") -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return "***"
-
-    def __bool__(self) -> bool:
-        return bool(self._text)
-
-    def __eq__(self, other: object) -> bool:
-        """In constant time."""
-        return isinstance(other, Secret) and hmac.compare_digest(
-            self._text.encode(), other._text.encode()
-        )
-
-    def __hash__(self) -> int:
-        return hash(Secret)  # tells nothing
-
-    def reveal(self) -> str:
-        return self._text
 
 
 @dataclass(slots=True, frozen=True)

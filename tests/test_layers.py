@@ -15,10 +15,11 @@ PACKAGE = ROOT / "iserblk"
 ALLOWED = {
     "errors": set(),
     "trio_io": set(),
-    "url": {"errors"},
+    "secret": set(),
+    "url": {"errors", "secret"},
     "rcap": {"errors"},
     "scsi": {"errors"},
-    "iscsi": {"errors"},
+    "iscsi": {"errors", "secret"},
     "datamover": {"errors", "rcap"},
     "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url"},
     "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url"},

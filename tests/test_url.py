@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from iserblk import url as module
 from iserblk.errors import BadArgument, NotSupported
+from iserblk.secret import Secret
 from iserblk.url import (
     OPTION_NAMES,
     Options,
-    Secret,
     Url,
     check_name,
     initiator_name,
