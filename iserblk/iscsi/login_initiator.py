@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iserblk.errors import AuthenticationError, LoginError, RemoteProtocolError, TargetNotFound
-from iserblk.iscsi import bhs, keys, pdu, reasons
+from iserblk.iscsi import bhs, chap, keys, pdu, reasons
+from iserblk.iscsi.chap import ChapInitiator, Credentials
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import MASK32, serial_lt
 from iserblk.iscsi.text import Collector, encode
@@ -56,7 +57,8 @@ _DISCOVERY = (
 class LoginInitiatorConfig:
     """``isid``: 6 bytes. ``receive_data_segment_length`` and ``send_data_segment_length``: data
     bytes of one PDU that we take, and at most send. ``unexpected_pdus``: how many PDUs that answer
-    nothing we take at once. ``discovery``: a discovery session, which has no target name."""
+    nothing we take at once. ``discovery``: a discovery session, which has no target name.
+    ``credentials`` None: AuthMethod=None."""
 
     initiator_name: str
     target_name: str
@@ -67,6 +69,7 @@ class LoginInitiatorConfig:
     unexpected_pdus: int = 32
     discovery: bool = False
     cid: int = 0
+    credentials: Credentials | None = None
 
 
 class LoginInitiator:
@@ -79,7 +82,8 @@ class LoginInitiator:
     def __init__(self, config: LoginInitiatorConfig) -> None:
         self._config = config
         self._collector = Collector()
-        self._stage = pdu.OPERATIONAL_STAGE
+        self._chap = ChapInitiator(config.credentials) if config.credentials else None
+        self._stage = pdu.SECURITY_STAGE if self._chap else pdu.OPERATIONAL_STAGE
         self._next_stage: int | None = None  # the NSG that the request in flight asks for
         self._offered: set[str] = set()
         self._settled: set[str] = set()  # answered by the target, or offered by it
@@ -104,6 +108,9 @@ class LoginInitiator:
 
     def start(self) -> tuple[bytes, bytes]:
         """The first Login Request, as (BHS, data segment)."""
+        if self._chap is not None:
+            self._offered.add("AuthMethod")
+            return self._request([*self._identity(), ("AuthMethod", "CHAP")], transit=False)
         return self._request(self._identity() + self._offers(), transit=True)
 
     def _identity(self) -> list[tuple[str, str]]:
@@ -200,12 +207,19 @@ class LoginInitiator:
         stage = response.flags >> pdu.CSG_SHIFT & pdu.STAGE_MASK
         following = response.flags & pdu.STAGE_MASK
         transit = bool(response.flags & pdu.TRANSIT)
-        if stage == pdu.SECURITY_STAGE and self._stage == pdu.OPERATIONAL_STAGE and not transit:
+        skipped = self._stage == pdu.OPERATIONAL_STAGE and self._chap is None
+        if stage == pdu.SECURITY_STAGE and skipped and not transit:
             # We skipped the security stage, and the target wants it.
             self._stage = pdu.SECURITY_STAGE
         elif stage != self._stage:
             raise RemoteProtocolError("iSCSI", f"the target is in login stage {stage}")
         answers = self._take(pairs)
+        if self._chap is not None and stage == pdu.SECURITY_STAGE:
+            answers += self._authenticate(self._chap, pairs)
+            if transit and not self._chap.done:
+                raise AuthenticationError("the target would go on without CHAP")
+            if not transit:
+                return [self._request(answers, transit=self._chap.responded)]
         if not transit:
             if stage == pdu.SECURITY_STAGE and "AuthMethod" not in self._settled | self._offered:
                 self._offered.add("AuthMethod")
@@ -232,7 +246,10 @@ class LoginInitiator:
             if name in self._settled:
                 raise RemoteProtocolError("iSCSI", f"the target sent {name} in two responses")
             self._settled.add(name)
-            if name == "AuthMethod":
+            if self._chap is not None and (name == "AuthMethod" or chap.is_key(name)):
+                if self._stage != pdu.SECURITY_STAGE:
+                    raise RemoteProtocolError("iSCSI", f"{name} outside of the security stage")
+            elif name == "AuthMethod":
                 if "None" not in value.split(","):
                     raise AuthenticationError(
                         f"the target wants authentication ({value[:40]}), which is not supported "
@@ -249,6 +266,27 @@ class LoginInitiator:
                 if answer is not None:
                     answers.append((name, answer))
         return answers
+
+    def _authenticate(
+        self, chap_initiator: ChapInitiator, pairs: list[tuple[str, str]]
+    ) -> list[tuple[str, str]]:
+        """One step of CHAP; returns what to say to it."""
+        given = dict(pairs)
+        if "AuthMethod" not in self._settled:
+            raise RemoteProtocolError("iSCSI", "the target did not answer to AuthMethod")
+        if "AuthMethod" not in given:
+            return chap_initiator.receive([pair for pair in pairs if chap.is_key(pair[0])])
+        method = given["AuthMethod"]
+        if method in ("None", *keys.ANSWER_WORDS):
+            raise AuthenticationError(
+                f"the target does not authenticate anybody (AuthMethod={method}), but a user and "
+                "a secret were given; turn CHAP on at the target, or leave them out"
+            )
+        if method != "CHAP":
+            raise RemoteProtocolError("iSCSI", f"AuthMethod={method[:40]} was not offered")
+        if any(chap.is_key(name) for name in given):
+            raise RemoteProtocolError("iSCSI", "the target began CHAP before it was asked")
+        return chap_initiator.start()
 
     def _finish(self) -> None:
         keys.conclude(self.parameters, self._settled)

@@ -1,6 +1,7 @@
 """The login phase of a target, PDU by PDU (RFC 7143 section 6.3).
 
-No authentication: AuthMethod=None in the security stage, which an initiator may skip.
+Without accounts there is no authentication: AuthMethod=None in the security stage, which an
+initiator may skip. With accounts the security stage has to be passed, by CHAP.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from iserblk.errors import RemoteProtocolError
-from iserblk.iscsi import bhs, keys, pdu
+from iserblk.errors import AuthenticationError, RemoteProtocolError
+from iserblk.iscsi import bhs, chap, keys, pdu
+from iserblk.iscsi.chap import Accounts, ChapTarget
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import MASK32
 from iserblk.iscsi.text import Collector, encode
@@ -36,7 +38,7 @@ class LoginTargetConfig:
     """``tsih``: what a new session gets. ``receive_data_segment_length``: data bytes of one PDU
     that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
     ``queue_depth``: commands that an initiator may have outstanding. ``sessions``: the TSIHs that
-    are in use."""
+    are in use. ``accounts`` None: nobody has to authenticate."""
 
     target_name: str
     tsih: int
@@ -44,6 +46,7 @@ class LoginTargetConfig:
     unexpected_pdus: int = 32
     queue_depth: int = 128
     sessions: Container[int] = ()
+    accounts: Accounts | None = None
 
 
 class _Refusal(Exception):
@@ -58,7 +61,8 @@ class LoginTarget:
     """Call ``receive`` for each Login Request until ``done`` or ``failed``.
 
     Then ``parameters``, ``initiator_name``, ``isid``, ``discovery``, ``stat_sn``, ``exp_cmd_sn``
-    and ``max_cmd_sn`` hold what full feature phase begins with.
+    and ``max_cmd_sn`` hold what full feature phase begins with; ``user``: as whom the initiator
+    authenticated itself. ``problem``: why it failed, in words for the log, if there are any.
     """
 
     def __init__(self, config: LoginTargetConfig) -> None:
@@ -69,6 +73,8 @@ class LoginTarget:
         self._received: dict[str, str] = {}  # every key of the initiator so far
         self._offered: set[str] = set()  # keys that we offered, and that are not answered
         self._stage: int | None = None
+        self._chap = ChapTarget(config.accounts) if config.accounts else None
+        self.problem = ""
         self.done = False
         self.failed = False
         self.discovery = False
@@ -90,6 +96,13 @@ class LoginTarget:
             initiator_recv_data_segment_length=262144,
             target_portal_group_tag=1,
         )
+
+    @property
+    def user(self) -> str:
+        return self._chap.user if self._chap else ""
+
+    def _must_authenticate(self) -> bool:
+        return self._chap is not None and not self._chap.done
 
     def receive(self, header: bytes, data: bytes | memoryview) -> list[tuple[bytes, bytes]]:
         """Take a Login Request; returns the responses. A refusal is a response, too: ``failed``.
@@ -114,6 +127,14 @@ class LoginTarget:
         except _Refusal as refusal:
             self.failed = True
             return [self._response(request, 0, b"", refusal.status)]
+        except AuthenticationError as error:
+            self.failed = True
+            self.problem = f"authentication failed: {error}"
+            return [self._response(request, 0, b"", AUTHENTICATION_FAILURE)]
+        except chap.MissingKey as error:
+            self.failed = True
+            self.problem = str(error)
+            return [self._response(request, 0, b"", MISSING_PARAMETER)]
         except RemoteProtocolError:
             # It is a login still, though a bad one: the initiator is told so (section 6.3).
             self.failed = True
@@ -127,6 +148,8 @@ class LoginTarget:
         transit = bool(request.flags & pdu.TRANSIT)
         if request.version_min > 0:
             raise _Refusal(UNSUPPORTED_VERSION)
+        if request.tsih and self._must_authenticate():
+            raise AuthenticationError("an unknown initiator names a session")
         if request.tsih:
             # Another connection of a session: there is one per session here.
             known = request.tsih in self._config.sessions
@@ -137,6 +160,8 @@ class LoginTarget:
             raise _Refusal(INITIATOR_ERROR)
         if stage not in (pdu.SECURITY_STAGE, pdu.OPERATIONAL_STAGE):
             raise _Refusal(INITIATOR_ERROR)
+        if stage == pdu.OPERATIONAL_STAGE and self._must_authenticate():
+            raise AuthenticationError("the initiator skipped the security stage")
         self._stage = stage
         self._collector.add(data)
         if request.flags & bhs.FLAG_CONTINUE:
@@ -148,6 +173,7 @@ class LoginTarget:
             following <= stage or following not in (pdu.OPERATIONAL_STAGE, pdu.FULL_FEATURE_PHASE)
         ):
             raise _Refusal(INITIATOR_ERROR)
+        transit = transit and not self._must_authenticate()
         if following == pdu.FULL_FEATURE_PHASE and not self._may_finish(stage):
             # Not yet: from the security stage by way of the other one, else when all is answered.
             following = pdu.OPERATIONAL_STAGE
@@ -182,6 +208,7 @@ class LoginTarget:
         """Take one whole text of the initiator; returns ours."""
         answers: list[tuple[str, str]] = []
         fresh: list[tuple[str, str]] = []
+        started = "AuthMethod" in self._received
         for name, value in pairs:
             if name not in self._received:
                 self._received[name] = value
@@ -191,8 +218,12 @@ class LoginTarget:
             # else: libiscsi says again in the operational stage who it is
         if not self.initiator_name:
             answers += self._identify()
+        secure = [pair for pair in fresh if self._chap is not None and chap.is_key(pair[0])]
         for name, value in fresh:
-            answers += self._answer(name, value, stage)
+            if (name, value) not in secure:
+                answers += self._answer(name, value, stage)
+        if self._chap is not None and (secure or self._must_authenticate()):
+            answers += self._authenticate(self._chap, secure, stage, started)
         if stage == pdu.OPERATIONAL_STAGE and not self.discovery:
             if "RDMAExtensions" not in self._received and not self._offered:
                 # RFC 7145 section 6.3: as early as it may be, and before anything ends.
@@ -202,6 +233,18 @@ class LoginTarget:
                 self._offered.clear()  # offered, and not answered: the default, No
                 self.parameters.rdma_extensions = False
         return answers
+
+    def _authenticate(
+        self, chap_target: ChapTarget, pairs: list[tuple[str, str]], stage: int, started: bool
+    ) -> list[tuple[str, str]]:
+        """One step of CHAP. ``started``: it was agreed on before this text."""
+        if stage != pdu.SECURITY_STAGE:
+            raise _Refusal(INITIATOR_ERROR)
+        if "AuthMethod" not in self._received:
+            raise AuthenticationError("the initiator offers no AuthMethod")
+        if not started and not pairs:
+            return []  # it was agreed on just now
+        return chap_target.receive(pairs)
 
     @staticmethod
     def _is_declared(name: str) -> bool:
@@ -233,9 +276,10 @@ class LoginTarget:
         if name == "AuthMethod":
             if stage != pdu.SECURITY_STAGE:
                 raise _Refusal(INITIATOR_ERROR)
-            if "None" not in value.split(","):
-                raise _Refusal(AUTHENTICATION_FAILURE)
-            return [(name, "None")]
+            method = "None" if self._chap is None else "CHAP"
+            if method not in value.split(","):
+                raise AuthenticationError(f"the initiator does not offer AuthMethod={method}")
+            return [(name, method)]
         if name in self._offered:
             self._offered.remove(name)
             keys.accept(self.parameters, name, value)
