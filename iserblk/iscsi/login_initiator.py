@@ -177,10 +177,10 @@ class LoginInitiator:
             raise LoginError(f"the target rejected the login request: {words}")
         if opcode != bhs.LOGIN_RESPONSE:
             raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} in answer to a login request")
+        if response.status:  # before anything else: tgtd refuses without saying whom
+            raise self._refused(response.status, data)
         if response.itt != _ITT or response.isid != self._config.isid:
             raise RemoteProtocolError("iSCSI", "a login response to somebody else's request")
-        if response.status:
-            raise self._refused(response.status, data)
         if response.version_active:
             raise LoginError(
                 f"the target speaks version {response.version_active} of iSCSI; we speak 0"
@@ -252,8 +252,8 @@ class LoginInitiator:
             elif name == "AuthMethod":
                 if "None" not in value.split(","):
                     raise AuthenticationError(
-                        f"the target wants authentication ({value[:40]}), which is not supported "
-                        "yet; allow this initiator without it"
+                        f"the target wants authentication ({value[:40]}): write iser://USER@HOST/…"
+                        " and give chap-secret-file"
                     )
                 if name not in self._offered:
                     answers.append((name, "None"))

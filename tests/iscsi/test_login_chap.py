@@ -121,6 +121,13 @@ def test_not_admitted() -> None:
     assert error.value.status == 0x0202
 
 
+def test_refusal_that_says_nothing_else() -> None:
+    """tgtd's: ISID and task tag are those of nobody."""
+    with pytest.raises(AuthenticationError) as error:
+        started().receive(*response(status=0x0201, isid=bytes(6), itt=99))
+    assert error.value.exit_status == 24
+
+
 # -- the target is odd ---------------------------------------------------------------------------
 
 
