@@ -106,7 +106,7 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
 
 def _find(urls: Sequence[str], given: Mapping[str, str]) -> list[Lun]:
     """Log in, and see which LUNs the URLs mean. nbdkit has one exit status for everything: so what
-    is wrong is found out here, credentials that must not get onto a command line included."""
+    is wrong is found out here."""
     with open_disks(urls, given) as disks:
         return [_lun(urls, given, disk.info) for disk in disks.disks.values()]
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
 from iserblk.disk.identify import identify, report_luns
 from iserblk.errors import BadArgument, NoSuchLun, NotSupported
@@ -34,7 +35,9 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
     addresses = []
     for text in urls:
         url = parse_url(text)
-        addresses.append(Address(url, Options.from_pairs({**common, **url.options}.items())))
+        settled = Options.from_pairs({**common, **url.options}.items())
+        find_credentials(url, settled)  # what is wrong with them is said now
+        addresses.append(Address(url, settled))
     return addresses
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import trio
 
+from iserblk.credentials import find_credentials
 from iserblk.datamover.iser import (
     SEND_INVALIDATE_NOT_SUPPORTED,
     ZBVA_NOT_SUPPORTED,
@@ -46,8 +47,10 @@ class Choice(NamedTuple):
 async def connect(url: Url, options: Options) -> Session:
     """A session with the target of ``url``. Its driver is the caller's to start.
 
-    Raises TransportError, LoginError and their kin; then nothing is left open.
+    Raises TransportError, LoginError and their kin, BadArgument for credentials that cannot be
+    used; then nothing is left open.
     """
+    credentials = find_credentials(url, options)
     portal = name_portal(url.host, url.port)
     if options.rcap == "verbs":
         connect_verbs.check_available()
@@ -55,7 +58,7 @@ async def connect(url: Url, options: Options) -> Session:
     log.info("%s: connected by %s: %s", portal, qp.provider, reason)
     try:
         with trio.fail_after(LOGIN_TIMEOUT_S):
-            session = await Login(qp, url, options, portal).run()
+            session = await Login(qp, url, options, portal, credentials).run()
     except trio.TooSlowError:
         qp.close()
         raise ConnectTimeout(

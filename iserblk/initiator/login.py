@@ -18,6 +18,7 @@ from iserblk.errors import ConnectionLost, IserblkError, RemoteProtocolError
 from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs
+from iserblk.iscsi.chap import Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.url import Options, Url, initiator_name
@@ -42,7 +43,15 @@ class Login:
     """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without
     a target name makes it a discovery session."""
 
-    def __init__(self, qp: QueuePair, url: Url, options: Options, portal: str) -> None:
+    def __init__(
+        self,
+        qp: QueuePair,
+        url: Url,
+        options: Options,
+        portal: str,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._credentials = credentials
         self._url = url
         self._options = options
         self._portal = portal
@@ -78,6 +87,7 @@ class Login:
                 receive_data_segment_length=RECEIVE_DATA,
                 send_data_segment_length=INLINE_SIZE,
                 unexpected_pdus=UNEXPECTED,
+                credentials=self._credentials,
             )
         )
         outgoing = deque([login.start()])
