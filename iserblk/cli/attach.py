@@ -99,6 +99,8 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if word and not equals:
             raise BadArgument(f"-o {word}: write NAME=VALUE")
+        if name.replace("_", "-") == "target-password":
+            raise BadArgument(f"-o {name}: everybody would see it; it goes into chap-secret-file")
         if word:
             found[name.replace("_", "-")] = value
     return found

@@ -197,6 +197,7 @@ def test_all_or_none(tool: Attacher, kernel: FakeKernel, target: TargetProcess) 
         (7, "no such device; there are nbd0 to nbd2", ["{url}/0", "nbd3"]),
         (7, "no NBD device", ["{url}/0", "/dev/null"]),
         (7, "write NAME=VALUE", ["{url}/0", "-o", "soon"]),
+        (7, "everybody would see it", ["{url}/0", "-o", "target_password=hush"]),
         (7, "unknown option 'colour'", ["{url}/0", "-o", "colour=blue"]),
         (7, "give seconds", ["{url}/0", "-o", "io-timeout=soon"]),
         (21, "no LUN 9", ["{url}/9"]),
