@@ -307,7 +307,8 @@ class LoginInitiator:
             where = f", to {address}: put that into the URL" if address else ""
             return LoginError(f"{words}{where}", status, address)
         if status == _AUTHENTICATION_FAILURE:
-            return AuthenticationError(f"login refused: {words}", status)
+            none = "" if self._chap else "; none were given: write USER@ and chap-secret-file="
+            return AuthenticationError(f"login refused: {words}{none}", status)
         if status in _NOT_FOUND:
             return TargetNotFound(f"no target {name}: {words}", status)
         return LoginError(f"login to {name or 'discovery session'} refused: {words}", status)

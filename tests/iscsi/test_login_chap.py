@@ -109,7 +109,7 @@ def test_one_side_alone_wants_chap() -> None:
         logins.login(logins.initiator(credentials=ONE_WAY), other)
     assert error.value.exit_status == 24 and other.failed
     other = logins.target(accounts=ACCOUNTS)
-    with pytest.raises(AuthenticationError) as error:
+    with pytest.raises(AuthenticationError, match="none were given: write USER@") as error:
         logins.login(logins.initiator(), other)
     assert error.value.status == 0x0201 and other.failed
 
