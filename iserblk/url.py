@@ -1,6 +1,7 @@
 """URLs and options: everything a user can say about where a LUN is and how to reach it.
 
     iser://[user[%password]@]host[:port]/target-iqn[/lun][?key=value&…]
+    iscsi://… the same over Traditional iSCSI
 
 libiscsi's grammar. User info ends at the last ``@`` before the first ``/``, splits at its first
 ``%`` or ``:``, is not percent-decoded, and is never shown: where a URL may hold some in the wrong
@@ -67,6 +68,8 @@ class Options:
     io_timeout: float = 30.0
     queue_depth: int = 128
     immediate_data: bool = True
+    header_digest: str = "None"  # as the text key has it: a list, best first
+    data_digest: str = "None"
     auth: str = ""  # "": as credentials are given, or not
     target_user: str = ""
     target_password: Secret = field(default_factory=Secret)
@@ -136,6 +139,21 @@ def _depth(key: str, value: str) -> int:
     return int(value)
 
 
+_DIGESTS = {
+    "none": "None",
+    "crc32c": "CRC32C",
+    "crc32c,none": "CRC32C,None",
+    "none,crc32c": "None,CRC32C",
+}
+
+
+def _digest(key: str, value: str) -> str:
+    digest = _DIGESTS.get(value.lower())
+    if digest is None:
+        raise BadArgument(f"{key}={_shown(value)}: say none, crc32c, or crc32c,none for either")
+    return digest
+
+
 def _name(key: str, value: str) -> str:
     return check_name(value, key)
 
@@ -183,6 +201,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "io-timeout": ("io_timeout", _seconds),
     "queue-depth": ("queue_depth", _depth),
     "immediate-data": ("immediate_data", _yes_no),
+    "header-digest": ("header_digest", _digest),
+    "data-digest": ("data_digest", _digest),
     "auth": ("auth", _auth),
     "target-user": ("target_user", _text),
     "target-password": ("target_password", _secret),
@@ -201,12 +221,19 @@ class _Later(NamedTuple):
     words: str
 
 
-_DIGEST = "there are no iSCSI digests over iSER; the MPA CRC (mpa-crc=yes) protects the data"
+_DIGEST = (
+    "header-digest, data-digest: there are no iSCSI digests over iSER; the MPA CRC (mpa-crc=yes) "
+    "protects the data; leave them out, or use an iscsi:// URL"
+)
 _RESERVE = "persistent reservations are not supported yet; leave it out"
 _LATER = {
     "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
     "header": _Later(("28",), "12", "only header=28 is supported so far"),
-    "fallback": _Later(("none",), "iscsi", "Traditional iSCSI is not supported yet; leave it out"),
+    "fallback": _Later(
+        ("none",),
+        "iscsi",
+        "falling back from iSER to Traditional iSCSI is not supported yet; use an iscsi:// URL",
+    ),
     "journal": _Later(
         ("off",),
         _SIZE.pattern,
@@ -215,8 +242,6 @@ _LATER = {
     "shared": _Later(("yes", "no"), "", ""),
     "reserve": _Later(("none",), "exclusive", _RESERVE),
     "reserve-key": _Later((), ".*", _RESERVE),
-    "header-digest": _Later(("none",), "crc32c|crc32c,none|none,crc32c", _DIGEST),
-    "data-digest": _Later(("none",), "crc32c|crc32c,none|none,crc32c", _DIGEST),
 }
 OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
 
@@ -247,12 +272,16 @@ def parse_url(text: str) -> Url:
     """Take a URL apart. Raises BadArgument, or NotSupported for what is not built yet; the text
     never shows user info."""
     url = split_url(text)
-    if url.scheme != "iser":
-        raise NotSupported(
-            "iscsi:// (Traditional iSCSI over TCP) is not supported yet; "
-            "use iser:// with a portal that has iSER enabled"
-        )
     return url
+
+
+def check_scheme(url: Url, options: Options) -> None:
+    """Raises NotSupported for ``options`` that the URL's scheme knows nothing of."""
+    asked = (options.header_digest, options.data_digest)
+    if url.scheme == "iser" and asked != ("None", "None"):
+        raise NotSupported(_DIGEST)
+    if url.scheme == "iscsi" and options.rcap != "auto":
+        raise NotSupported("rcap: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")
 
 
 def split_url(text: str) -> Url:

@@ -21,7 +21,7 @@ ALLOWED = {
     "rcap": {"errors"},
     "scsi": {"errors"},
     "iscsi": {"errors", "secret"},
-    "datamover": {"errors", "rcap"},
+    "datamover": {"errors", "rcap", "iscsi"},
     "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url", "credentials"},
     "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials"},
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},

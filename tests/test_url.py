@@ -16,6 +16,7 @@ from iserblk.url import (
     Options,
     Url,
     check_name,
+    check_scheme,
     initiator_name,
     parse_size,
     parse_url,
@@ -159,19 +160,6 @@ def test_wrong(text: str, words: str) -> None:
     assert SECRET not in said
     assert "\n" not in said and len(said) < 300
     assert error.value.exit_status == 7
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (f"iscsi://host/{IQN}/0", r"Traditional iSCSI.*use iser://"),
-    ],
-)
-def test_not_built_yet(text: str, words: str) -> None:
-    with pytest.raises(NotSupported, match=words) as error:
-        parse_url(text)
-    assert SECRET not in str(error.value)
-    assert error.value.exit_status == 27
 
 
 @pytest.mark.parametrize(
@@ -322,8 +310,6 @@ def test_wrong_options(key: str, value: str, words: str) -> None:
         ("journal", "64M", "say journal=off"),
         ("reserve", "exclusive", "persistent reservations"),
         ("reserve-key", SECRET, "persistent reservations"),
-        ("header_digest", "crc32c", "mpa-crc=yes"),
-        ("data_digest", "CRC32C", "mpa-crc=yes"),
     ],
 )
 def test_options_that_come_later(key: str, value: str, words: str) -> None:
@@ -359,6 +345,33 @@ def test_options_show_no_secret() -> None:
 def test_option_twice() -> None:
     with pytest.raises(BadArgument, match="queue-depth is given twice"):
         Options.from_pairs([("queue-depth", "1"), ("queue_depth", "1")])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "key", "value", "words"),
+    [
+        ("iser", "header-digest", "crc32c", "mpa-crc=yes"),
+        ("iser", "data-digest", "CRC32C,None", "mpa-crc=yes"),
+        ("iscsi", "rcap", "verbs", "means TCP"),
+        ("iscsi", "rcap", "iwarp", "means TCP"),
+    ],
+)
+def test_options_of_the_other_scheme(scheme: str, key: str, value: str, words: str) -> None:
+    url = parse_url(f"{scheme}://host/{IQN}/0")
+    with pytest.raises(NotSupported, match=words):
+        check_scheme(url, Options.from_pairs([(key, value)]))
+    check_scheme(url, Options())
+    other = parse_url(f"{'iser' if scheme == 'iscsi' else 'iscsi'}://host/{IQN}/0")
+    check_scheme(other, Options.from_pairs([(key, value)]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("crc32c", "CRC32C"), ("CRC32C,none", "CRC32C,None"), ("none,crc32c", "None,CRC32C")],
+)
+def test_digests(value: str, text: str) -> None:
+    options = Options.from_pairs([("header_digest", value), ("data_digest", "none")])
+    assert (options.header_digest, options.data_digest) == (text, "None")
 
 
 def test_every_option_of_the_design_is_known() -> None:

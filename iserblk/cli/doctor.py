@@ -15,6 +15,7 @@ from iserblk.doctor.finding import OK, Finding
 from iserblk.doctor.machine import Machine
 from iserblk.doctor.portal import Limits, PortalReport, check_portal
 from iserblk.doctor.report import check_machine, what_works
+from iserblk.errors import NotSupported
 from iserblk.url import Options, Url, parse_portal, parse_url
 
 _USES = {
@@ -66,7 +67,12 @@ def command(where: str | None, as_json: bool, **options: str | None) -> None:
 def _url(text: str) -> Url:
     """A URL; or a portal, as a URL without a target."""
     if "://" in text:
-        return parse_url(text)
+        url = parse_url(text)
+        if url.scheme != "iser":
+            raise NotSupported(
+                "doctor looks for what iSER needs; iserblk info shows whether an iscsi:// URL works"
+            )
+        return url
     host, port = parse_portal(text)
     return Url("iser", host, port, iqn="", lun=None)
 

@@ -92,6 +92,13 @@ class IserTarget:
     def enable_datamover(self) -> None:
         """Nothing to do in the cm style: login already travels in Sends."""
 
+    def notice_numbers(self, numbers: object) -> None:
+        """Nothing to do: RDMA Reads have no sequence numbers of the session."""
+
+    def cancel_data(self, slot: TargetSlot) -> bool:
+        """Always False: an RDMA Read cannot be taken back, and completes."""
+        return False
+
     def map_task(self, slot: TargetSlot) -> None:
         """Bind what the command just notified advertised to the task that it starts.
 

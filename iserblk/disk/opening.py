@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
@@ -13,7 +13,7 @@ from iserblk.errors import BadArgument, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import luns
-from iserblk.url import Options, Url, parse_url
+from iserblk.url import Options, Url, check_scheme, parse_url
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
     for text in urls:
         url = parse_url(text)
         settled = Options.from_pairs({**common, **url.options}.items())
+        check_scheme(url, settled)
         find_credentials(url, settled)  # what is wrong with them is said now
         addresses.append(Address(url, settled))
     return addresses
@@ -66,7 +67,7 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
 async def _identify(driver: TrioDriver, url: Url, lun: int) -> DiskCore:
     session = driver.session
     info, geometry = await driver.run_operation(
-        identify(session, lun, f"lun{lun}", url.redacted(), url.iqn)
+        identify(session, lun, f"lun{lun}", replace(url, lun=lun).redacted(), url.iqn)
     )
     return DiskCore(session, luns.encode(lun), info, geometry)
 

@@ -2,7 +2,7 @@
 
 Which provider carries it is decided here: with ``rcap=auto`` an RDMA device where one leads to the
 portal and gets through, else software iWARP. What was chosen, and why, is said in the log and kept
-in ``Session.provider_reason``.
+in ``Session.provider_reason``. An ``iscsi://`` URL asks for Traditional iSCSI over TCP instead.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from iserblk.datamover.iser import (
 )
 from iserblk.errors import ConnectTimeout, IserblkError
 from iserblk.initiator import connect_verbs
-from iserblk.initiator.connect_iwarp import Address, connect_iwarp, resolve
+from iserblk.initiator.connect_iwarp import Address, connect_iwarp, connect_stream, resolve
 from iserblk.initiator.login import Login, receives
 from iserblk.initiator.session import Session
 from iserblk.rcap.seam import QueuePair
+from iserblk.rcap.stream import SocketStream
 from iserblk.url import Options, Url
 
 log = logging.getLogger(__name__)
@@ -52,20 +53,35 @@ async def connect(url: Url, options: Options) -> Session:
     """
     credentials = find_credentials(url, options)
     portal = name_portal(url.host, url.port)
+    if url.scheme == "iscsi":
+        stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
+        reason = "asked for by the URL's scheme, iscsi"
+        login = Login.traditional(stream, url, options, portal)
+        login.credentials = credentials
+        return await _log_in(login, stream, portal, reason)
     if options.rcap == "verbs":
         connect_verbs.check_available()
     qp, reason = await choose(await resolve(url.host, url.port), options, portal)
     log.info("%s: connected by %s: %s", portal, qp.provider, reason)
+    login = Login(qp, url, options, portal)
+    login.credentials = credentials
+    return await _log_in(login, qp, portal, reason)
+
+
+async def _log_in(
+    login: Login, connection: QueuePair | SocketStream, portal: str, reason: str
+) -> Session:
+    """``connection`` is closed when it fails."""
     try:
         with trio.fail_after(LOGIN_TIMEOUT_S):
-            session = await Login(qp, url, options, portal, credentials).run()
+            session = await login.run()
     except trio.TooSlowError:
-        qp.close()
+        connection.close()
         raise ConnectTimeout(
             f"{portal}: no login within {LOGIN_TIMEOUT_S:g} s; does the target answer others?"
         ) from None
     except BaseException:
-        qp.close()
+        connection.close()
         raise
     session.provider_reason = reason
     return session

@@ -1,4 +1,5 @@
-"""Connect by software iWARP: TCP, then MPA start-up with private data. Runs in trio."""
+"""Connect by TCP: for Traditional iSCSI, or for software iWARP, then with MPA start-up and private
+data. Runs in trio."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from iserblk.errors import (
 from iserblk.initiator.login import RECEIVE_SIZE, at_portal
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.stream import SocketStream
 
 
 class Address(NamedTuple):
@@ -70,6 +72,14 @@ async def connect_iwarp(
         sock.close()  # nothing any more, once detached
     plain.setblocking(False)
     return IwarpQueuePair(plain, parameters, initiator=True, receive_size=RECEIVE_SIZE)
+
+
+async def connect_stream(
+    addresses: Sequence[Address], portal: str, patience: float
+) -> SocketStream:
+    """The stream of Traditional iSCSI to the first address that answers; errors as connect_tcp."""
+    sock = await connect_tcp(addresses, portal, patience)
+    return SocketStream(socket.socket(fileno=sock.detach()))
 
 
 async def connect_tcp(

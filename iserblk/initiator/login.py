@@ -1,6 +1,7 @@
-"""The login phase of a connection: from a queue pair to a Session in full feature phase.
+"""The login phase of a connection: from a datamover to a Session in full feature phase.
 
-Login PDUs travel in Sends (the ``cm`` style of running code). Runs in trio, on any provider.
+Over iSER login PDUs travel in Sends (the ``cm`` style of running code). Runs in trio, on any
+provider, and on the TCP stream of Traditional iSCSI.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import trio
 
 from iserblk.datamover.iser import BHS_LENGTH, HEADER_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.datamover.seam import INLINE
+from iserblk.datamover.seam import INLINE, InitiatorDatamover
+from iserblk.datamover.tcp_initiator import TcpInitiator
+from iserblk.datamover.tcp_stream import ByteStream
 from iserblk.errors import ConnectionLost, IserblkError, RemoteProtocolError
 from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.task import TaskSlot
@@ -24,6 +27,7 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.url import Options, Url, initiator_name
 
 RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
+TCP_RECEIVE_DATA = 262144  # MaxRecvDataSegmentLength of Traditional iSCSI
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
 INLINE_SIZE = 8192  # data behind a BHS of ours: login text, immediate data
 
@@ -41,21 +45,30 @@ def receives(options: Options) -> int:
 
 class Login:
     """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without
-    a target name makes it a discovery session."""
+    a target name makes it a discovery session. ``credentials`` are set before ``run``, if any."""
 
-    def __init__(
-        self,
-        qp: QueuePair,
-        url: Url,
-        options: Options,
-        portal: str,
-        credentials: Credentials | None = None,
-    ) -> None:
-        self._credentials = credentials
+    credentials: Credentials | None = None
+
+    def __init__(self, qp: QueuePair, url: Url, options: Options, portal: str) -> None:
         self._url = url
         self._options = options
         self._portal = portal
-        self._dm = IserInitiator(qp, INLINE_SIZE)
+        self._rdma = True
+        self._use(IserInitiator(qp, INLINE_SIZE))
+
+    @classmethod
+    def traditional(cls, stream: ByteStream, url: Url, options: Options, portal: str) -> Login:
+        """The same for Traditional iSCSI. The stream is the caller's to close on errors."""
+        login = cls.__new__(cls)
+        login._url = url
+        login._options = options
+        login._portal = portal
+        login._rdma = False
+        login._use(TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA))
+        return login
+
+    def _use(self, datamover: InitiatorDatamover) -> None:
+        self._dm = datamover
         self._dm.user = self
         self._received: deque[tuple[bytes, bytes]] = deque()
 
@@ -84,10 +97,13 @@ class Login:
                 # Random, and of this session alone: two processes must not reinstate each other.
                 isid=bytes((0x80, *secrets.token_bytes(5))),
                 immediate_data=options.immediate_data,
-                receive_data_segment_length=RECEIVE_DATA,
+                receive_data_segment_length=RECEIVE_DATA if self._rdma else TCP_RECEIVE_DATA,
                 send_data_segment_length=INLINE_SIZE,
                 unexpected_pdus=UNEXPECTED,
-                credentials=self._credentials,
+                rdma=self._rdma,
+                header_digest="None" if self._rdma else options.header_digest,
+                data_digest="None" if self._rdma else options.data_digest,
+                credentials=self.credentials,
             )
         )
         outgoing = deque([login.start()])

@@ -15,7 +15,7 @@ from typing import TypeVar
 import trio
 
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.controls import fill_logout
+from iserblk.initiator.controls import PARTING_S, fill_logout
 from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
@@ -64,6 +64,7 @@ class TrioDriver:
         self.ladder = Ladder(session)
         self._writes = WriteWatch(session, self._progress)
         self._lately = 0.0
+        self._ended = trio.Event()  # the pump found the session's end
         self._gatherer: trio.lowlevel.Task | None = None  # parked
         session.new_waiter = TrioWaiter
         session.flush_soon = self._flush_soon
@@ -105,6 +106,7 @@ class TrioDriver:
                 session.flush()
                 if session.wants_write():
                     self._writes.wake()
+            self._ended.set()
             nursery.cancel_scope.cancel()
 
     def _flush_soon(self) -> None:
@@ -181,6 +183,9 @@ class TrioDriver:
             session.send_immediate(control, waiter)
             with trio.move_on_after(LOGOUT_S):
                 await waiter.wait()
+            if not waiter.pending and session.error is None:
+                with trio.move_on_after(PARTING_S):
+                    await self._ended.wait()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
 
     @trio.lowlevel.enable_ki_protection  # an interrupt comes where it waits

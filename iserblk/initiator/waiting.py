@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.controls import fill_logout
+from iserblk.initiator.controls import PARTING_S, fill_logout
 from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, Operation, TaskSlot
@@ -247,5 +247,16 @@ class BlockingDriver:
             self.wait(waiter)
             cut.cancel()
             cut.join()
+            if not waiter.pending:
+                self._part()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
         os.close(self._bell)
+
+    def _part(self) -> None:
+        """Let the target close the connection, for a moment."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        end = monotonic() + PARTING_S
+        while self.session.error is None and (left := end - monotonic()) > 0:
+            poll.poll(left * 1000)
+            self.idle()

@@ -1,8 +1,8 @@
 """The text keys: one table, and how each is negotiated (RFC 7143 section 13, RFC 7145 section 6).
 
-Over iSER, digests are forced to None and markers to No whatever is said; data lengths are those of
+Over iSER, digests are None and markers No whatever is said; data lengths are those of
 TargetRecvDataSegmentLength and InitiatorRecvDataSegmentLength, and MaxRecvDataSegmentLength counts
-for nothing.
+for nothing. Traditional iSCSI has digests, and each side declares its MaxRecvDataSegmentLength.
 
 A key that means nothing in the session at hand is still answered with a value, not with
 Irrelevant, wherever a legal value exists: running initiators take that word for a failure.
@@ -200,8 +200,10 @@ TABLE = {row.name: row for row in _ROWS}
 # 1 is no legal number of unexpected PDUs or of AHS bytes: 0 means no limit, else 2 and more.
 _NOT_ONE = ("MaxOutstandingUnexpectedPDUs", "MaxAHSLength")
 
-# Forced whatever is asked for: iSER has its own integrity, and no stream to mark.
+# Over iSER nobody wishes for digests: it has its own integrity.
 _DIGESTS = ("HeaderDigest", "DataDigest")
+_NO_DIGEST = "None"
+# Obsolete, and refused whatever is asked for.
 _FORCED_NO = ("IFMarker", "OFMarker")
 
 # Keys of RFC 7145, which a peer need not know; RFC 7143 demands that all its own are known.
@@ -263,9 +265,15 @@ def answer(
         return None
     own = getattr(wish, key.field)
     if key.kind == LIST:
-        if own in offer.split(","):
-            return text_of(own)
-        return IRRELEVANT if name in _DIGESTS else REJECT
+        # The first of theirs that is one of ours (RFC 7143 section 6.2.1).
+        for each in offer.split(","):
+            if each in own.split(","):
+                setattr(wish, key.field, each)
+                return each
+        if name in _DIGESTS:
+            setattr(wish, key.field, _NO_DIGEST)
+            return IRRELEVANT
+        return REJECT
     assert not isinstance(value, str)
     if name in _FORCED_NO or (name == "RDMAExtensions" and discovery):
         own = False
@@ -295,9 +303,15 @@ def accept(offered: SessionParameters, name: str, result: str) -> None:
         return
     own = getattr(offered, key.field)
     value = _parse(key, result)
+    if name in _DIGESTS and value == _NO_DIGEST:
+        # What a target says that has none, offered or not: a login may insist on another.
+        setattr(offered, key.field, _NO_DIGEST)
+        return
     # Legal answers are those that some wish of the peer leads to.
     if value is None or (
-        value != own if key.kind == LIST else _COMBINE[key.kind](int(value), own) != value
+        value not in own.split(",")
+        if key.kind == LIST
+        else _COMBINE[key.kind](int(value), own) != value
     ):
         raise RemoteProtocolError(
             "iSCSI", f"{name}={text_of(own)} was offered, {name}={result[:40]} answered"
@@ -314,6 +328,8 @@ def not_answered(offered: SessionParameters, name: str) -> None:
         own = getattr(offered, key.field)
         default = getattr(SessionParameters(), key.field)
         setattr(offered, key.field, _COMBINE[key.kind](own, default))
+    elif name in _DIGESTS:
+        setattr(offered, key.field, _NO_DIGEST)
 
 
 def conclude(outcome: SessionParameters, settled: Container[str]) -> None:

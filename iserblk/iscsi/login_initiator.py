@@ -42,6 +42,13 @@ _NORMAL = (
     "DataSequenceInOrder",
     "ErrorRecoveryLevel",
 )
+# Traditional iSCSI: nothing of RFC 7145.
+_TRADITIONAL = (
+    "HeaderDigest",
+    "DataDigest",
+    "MaxRecvDataSegmentLength",
+    *_NORMAL[_NORMAL.index("MaxConnections") :],
+)
 # RDMAExtensions is not for discovery sessions, and what hangs on it neither (RFC 7145 section 5.1).
 _DISCOVERY = (
     "HeaderDigest",
@@ -58,6 +65,9 @@ class LoginInitiatorConfig:
     """``isid``: 6 bytes. ``receive_data_segment_length`` and ``send_data_segment_length``: data
     bytes of one PDU that we take, and at most send. ``unexpected_pdus``: how many PDUs that answer
     nothing we take at once. ``discovery``: a discovery session, which has no target name.
+
+    ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are what is
+    offered (lists, best first), and ``receive_data_segment_length`` is for Data-In as well.
     ``credentials`` None: AuthMethod=None."""
 
     initiator_name: str
@@ -69,6 +79,9 @@ class LoginInitiatorConfig:
     unexpected_pdus: int = 32
     discovery: bool = False
     cid: int = 0
+    rdma: bool = True
+    header_digest: str = "None"
+    data_digest: str = "None"
     credentials: Credentials | None = None
 
 
@@ -95,13 +108,15 @@ class LoginInitiator:
         self.exp_cmd_sn = _FIRST_CMD_SN
         self.max_cmd_sn = _FIRST_CMD_SN - 1  # closed, until the target says otherwise
         self.parameters = SessionParameters(
-            rdma_extensions=not config.discovery,
-            initial_r2t=True,
+            rdma_extensions=config.rdma and not config.discovery,
+            initial_r2t=config.rdma or not config.immediate_data,
             immediate_data=config.immediate_data,
             max_burst_length=1 << 20,
             first_burst_length=65536,
             default_time2wait=0,
             default_time2retain=0,
+            header_digest=config.header_digest,
+            data_digest=config.data_digest,
             target_recv_data_segment_length=config.send_data_segment_length,
             initiator_recv_data_segment_length=config.receive_data_segment_length,
         )
@@ -129,7 +144,9 @@ class LoginInitiator:
             "MaxOutstandingUnexpectedPDUs": self._config.unexpected_pdus,
             "MaxRecvDataSegmentLength": self._config.receive_data_segment_length,
         }
-        names = _DISCOVERY if self._config.discovery else _NORMAL
+        names = _NORMAL if self._config.rdma else _TRADITIONAL
+        if self._config.discovery:
+            names = _DISCOVERY
         offers: list[tuple[str, str]] = []
         for name in names:
             if name not in self._settled:
@@ -289,13 +306,32 @@ class LoginInitiator:
         return chap_initiator.start()
 
     def _finish(self) -> None:
-        keys.conclude(self.parameters, self._settled)
-        if not self._config.discovery and not self.parameters.rdma_extensions:
+        config, outcome = self._config, self.parameters
+        keys.conclude(outcome, self._settled)
+        if not config.rdma:
+            self._finish_traditional()
+        elif not config.discovery and not outcome.rdma_extensions:
             raise LoginError(
                 "the target does not agree to iSER (RDMAExtensions is not Yes); "
                 "use a portal of it that has iSER enabled"
             )
         self.done = True
+
+    def _finish_traditional(self) -> None:
+        config, outcome = self._config, self.parameters
+        outcome.rdma_extensions = False
+        # One name for what a PDU may carry, whatever moves the data.
+        outcome.target_recv_data_segment_length = outcome.max_recv_data_segment_length
+        outcome.initiator_recv_data_segment_length = config.receive_data_segment_length
+        for name, asked, agreed in (
+            ("header", config.header_digest, outcome.header_digest),
+            ("data", config.data_digest, outcome.data_digest),
+        ):
+            if agreed not in asked.split(","):
+                raise LoginError(
+                    f"the target does not agree to {name} digests; "
+                    f"say {name}-digest=crc32c,none to go on without"
+                )
 
     def _refused(self, status: int, data: bytes | memoryview) -> LoginError:
         words = reasons.login_status(status)

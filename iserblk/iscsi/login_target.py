@@ -30,6 +30,7 @@ SESSION_TYPE_NOT_SUPPORTED = 0x0209
 SESSION_DOES_NOT_EXIST = 0x020A
 
 FIRST_BURST = 65536  # bytes of a command's data that we take unasked
+_DIGESTS = "CRC32C,None"  # that Traditional iSCSI may choose from
 _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
 
 
@@ -38,7 +39,8 @@ class LoginTargetConfig:
     """``tsih``: what a new session gets. ``receive_data_segment_length``: data bytes of one PDU
     that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
     ``queue_depth``: commands that an initiator may have outstanding. ``sessions``: the TSIHs that
-    are in use. ``accounts`` None: nobody has to authenticate."""
+    are in use. ``accounts`` None: nobody has to authenticate.
+    ``rdma`` False: the connection is Traditional iSCSI."""
 
     target_name: str
     tsih: int
@@ -46,6 +48,7 @@ class LoginTargetConfig:
     unexpected_pdus: int = 32
     queue_depth: int = 128
     sessions: Container[int] = ()
+    rdma: bool = True
     accounts: Accounts | None = None
 
 
@@ -72,6 +75,7 @@ class LoginTarget:
         self._first: pdu.LoginRequest | None = None
         self._received: dict[str, str] = {}  # every key of the initiator so far
         self._offered: set[str] = set()  # keys that we offered, and that are not answered
+        self._declared = False  # what we receive
         self._stage: int | None = None
         self._chap = ChapTarget(config.accounts) if config.accounts else None
         self.problem = ""
@@ -85,7 +89,9 @@ class LoginTarget:
         self.exp_cmd_sn = 0
         self.max_cmd_sn = 0
         self.parameters = SessionParameters(
-            rdma_extensions=True,
+            rdma_extensions=config.rdma,
+            header_digest="None" if config.rdma else _DIGESTS,
+            data_digest="None" if config.rdma else _DIGESTS,
             initial_r2t=False,
             immediate_data=True,
             max_burst_length=(1 << 24) - 1,
@@ -187,16 +193,26 @@ class LoginTarget:
             self._stage = following
             self.done = following == pdu.FULL_FEATURE_PHASE
             if self.done:
-                keys.conclude(self.parameters, self._received)
+                self._conclude()
         return [self._response(request, flags, text)]
 
+    def _conclude(self) -> None:
+        outcome = self.parameters
+        keys.conclude(outcome, self._received)
+        if not self._config.rdma:
+            # One name for what a PDU may carry, whatever moves the data.
+            outcome.initiator_recv_data_segment_length = outcome.max_recv_data_segment_length
+            outcome.target_recv_data_segment_length = self._config.receive_data_segment_length
+
     def _may_finish(self, stage: int) -> bool:
-        """Full feature phase may follow on ``stage``. Without RDMAExtensions=Yes it never does:
-        this connection is iSER already."""
+        """Full feature phase may follow on ``stage``. Where the connection is iSER already, it
+        never does without RDMAExtensions=Yes."""
         if self.discovery:
             return True
         if stage == pdu.SECURITY_STAGE or self._offered:
             return False
+        if not self._config.rdma:
+            return True
         if not self.parameters.rdma_extensions:
             raise _Refusal(INITIATOR_ERROR)
         if self.parameters.iser_hello_required:
@@ -224,7 +240,11 @@ class LoginTarget:
                 answers += self._answer(name, value, stage)
         if self._chap is not None and (secure or self._must_authenticate()):
             answers += self._authenticate(self._chap, secure, stage, started)
-        if stage == pdu.OPERATIONAL_STAGE and not self.discovery:
+        if stage == pdu.OPERATIONAL_STAGE and not self._config.rdma and not self._declared:
+            self._declared = True
+            most = str(self._config.receive_data_segment_length)
+            answers.append(("MaxRecvDataSegmentLength", most))
+        if stage == pdu.OPERATIONAL_STAGE and not self.discovery and self._config.rdma:
             if "RDMAExtensions" not in self._received and not self._offered:
                 # RFC 7145 section 6.3: as early as it may be, and before anything ends.
                 self._offered.add("RDMAExtensions")
@@ -287,7 +307,7 @@ class LoginTarget:
         answer = keys.answer(self.parameters, name, value, self.discovery)
         if answer is not None:
             return [(name, answer)]
-        if name == "MaxOutstandingUnexpectedPDUs":
+        if name == "MaxOutstandingUnexpectedPDUs" and self._config.rdma:
             # Ours, too; but only to those who know the key: others take it for an error.
             return [(name, str(self._config.unexpected_pdus))]
         return []

@@ -1,4 +1,7 @@
-"""From a TCP connection to a queue pair: the responder's side of MPA start-up. Runs in trio."""
+"""From a TCP connection to a queue pair, or to a stream of Traditional iSCSI. Runs in trio.
+
+The first bytes tell them apart: an MPA Request, whose responder's side is here, or a Login Request.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ from iserblk.datamover.iser import (
     ConnectionFlags,
 )
 from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi.bhs import LOGIN_REQUEST, OPCODE_MASK
 from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.stream import SocketStream
 
 RECEIVE_DATA = 8192  # TargetRecvDataSegmentLength
+TCP_RECEIVE_DATA = 262144  # MaxRecvDataSegmentLength of Traditional iSCSI
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
 _PEEK = 16  # bytes that tell an MPA Request from an iSCSI Login
 
@@ -30,10 +36,15 @@ def reply_flags(request: ConnectionFlags) -> ConnectionFlags:
     return ConnectionFlags(flags)
 
 
-async def accept_iwarp(sock: trio.socket.SocketType) -> IwarpQueuePair | None:
+async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream | None:
     """Takes the socket over; None when the peer went away. Raises RemoteProtocolError, OSError."""
     with sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        iwarp = await _is_iwarp(sock)
+        if iwarp is None:
+            return None
+        if not iwarp:
+            return SocketStream(socket.socket(fileno=sock.detach()))
         parameters = await _start_mpa(sock)
         if parameters is None:
             return None
@@ -42,8 +53,8 @@ async def accept_iwarp(sock: trio.socket.SocketType) -> IwarpQueuePair | None:
     return IwarpQueuePair(plain, parameters, initiator=False, receive_size=RECEIVE_SIZE)
 
 
-async def _start_mpa(sock: trio.socket.SocketType) -> MpaParameters | None:
-    """Answer the MPA Request; None when the peer went away."""
+async def _is_iwarp(sock: trio.socket.SocketType) -> bool | None:
+    """Look at the first bytes, and leave them there; None when the peer went away."""
     prefix = b""
     while (verdict := looks_like_mpa(prefix)) is None:
         known = len(prefix)
@@ -52,10 +63,13 @@ async def _start_mpa(sock: trio.socket.SocketType) -> MpaParameters | None:
             return None
         if len(prefix) == known:
             await trio.sleep(0.01)  # part of the key: the rest is on its way
-    if not verdict:
-        raise RemoteProtocolError(
-            "MPA", "the peer does not speak iSER over iWARP (a plain iSCSI initiator?)"
-        )
+    if not verdict and prefix[0] & OPCODE_MASK != LOGIN_REQUEST:
+        raise RemoteProtocolError("iSCSI", "the peer speaks neither iSER over iWARP nor iSCSI")
+    return verdict
+
+
+async def _start_mpa(sock: trio.socket.SocketType) -> MpaParameters | None:
+    """Answer the MPA Request; None when the peer went away."""
     responder = MpaResponder(crc=False)  # CRCs if the initiator wants them: it is its data
     while True:
         data = await sock.recv(4096)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import PduSlot
+from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -32,6 +33,7 @@ from iserblk.target.slot import (
     UNSOLICITED,
     Numbers,
     TargetTask,
+    pack_response,
 )
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class TargetConnection:
 
     def __init__(
         self,
-        datamover: IserTarget,
+        datamover: IserTarget | TcpTarget,
         device: DeviceServer,
         login: LoginTarget,
         *,
@@ -86,6 +88,7 @@ class TargetConnection:
         self._answers = ControlAnswers(datamover, self._numbers, slots)
         self._data_limit = CONTROL_INLINE
         datamover.user = self
+        datamover.notice_numbers(self._numbers)
         datamover.allocate_connection_resources(slots, CONTROL_INLINE, LOGIN_SLOTS)
 
     # -- driven by the owner ----------------------------------------------------------------------
@@ -93,12 +96,16 @@ class TargetConnection:
     def progress(self, now: float) -> None:
         """Take in what has come and send what it leads to. Raises TransportError at the end."""
         self._dm.progress(now)
-        if self._deferred:
-            self._resume()
-        self._dm.flush()
+        self.flush()
 
     def flush(self) -> None:
-        self._dm.flush()
+        """Send what is queued. What leaves gives buffers back, to what waits for them."""
+        before = -1
+        while len(self._deferred) != before:
+            before = len(self._deferred)
+            if before:
+                self._resume()
+            self._dm.flush()
 
     def hold(self) -> None:
         """Start no command until ``unhold``: tasks of the session that this one reinstates are
@@ -108,8 +115,7 @@ class TargetConnection:
     def unhold(self) -> None:
         """Raises TransportError as ``flush``."""
         self._held = False
-        self._resume()
-        self._dm.flush()
+        self.flush()
 
     def abandon(self) -> None:
         """The session is over, from now on: no command of it starts any more, and the peer is cut
@@ -150,7 +156,8 @@ class TargetConnection:
             self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))
             self.done = True
         elif opcode in (bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST):
-            # Neither belongs into full feature phase of iSER (RFC 7145 sections 7.3.9, 7.3.11).
+            # Neither belongs into full feature phase of iSER (RFC 7145 sections 7.3.9, 7.3.11), nor
+            # into Traditional iSCSI's at ErrorRecoveryLevel 0.
             self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
         else:
             self._answers.reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
@@ -352,7 +359,12 @@ class TargetConnection:
         at = slot.filled
         if slot.state != FETCHING:
             slot.state = FETCHING
-            whole = self.parameters.tagged_buffer_for_solicited_data_only is False
+            parameters = self.parameters
+            # Traditional iSCSI has no tagged buffers: it counts from the first byte of all.
+            whole = (
+                not parameters.rdma_extensions
+                or parameters.tagged_buffer_for_solicited_data_only is False
+            )
             slot.advertised_from = 0 if whole else at
         # One R2T at a time asks for one burst at most (RFC 7143 section 13.13).
         slot.fetching = min(slot.task.length - at, self.parameters.max_burst_length)
@@ -398,32 +410,8 @@ class TargetConnection:
             assert slot.buffer is not None
             data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
             self._dm.put_data(slot, data if moved <= edtl else data[:edtl], 0)
-        sense = task.sense
-        if sense:
-            slot.inline[:2] = len(sense).to_bytes(2, "big")
-            slot.inline[2 : 2 + len(sense)] = sense
-            slot.inline_length = 2 + len(sense)
-        else:
-            slot.inline_length = 0
-        numbers = self._numbers
-        numbers.ended(slot.immediate)
-        bhs.SCSI_RESPONSE_FIELDS.pack_into(
-            slot.bhs,
-            0,
-            bhs.SCSI_RESPONSE,
-            flags,
-            0,
-            task.status,
-            slot.inline_length,
-            slot.itt,
-            0,
-            numbers.take_stat_sn(),
-            numbers.exp_cmd_sn,
-            numbers.max_cmd_sn,
-            0,
-            0,
-            residual,
-        )
+        self._numbers.ended(slot.immediate)
+        pack_response(slot, flags, residual, self._numbers)
         del self._tasks[slot.itt]
         slot.state = ENDED
         self._dm.send_control(slot, True)
@@ -470,7 +458,9 @@ class TargetConnection:
             slot.on_aborted.append(one_ended)
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
-            if slot.state in (DEFERRED, UNSOLICITED):
+            if slot.state in (DEFERRED, UNSOLICITED) or (
+                slot.state == FETCHING and self._dm.cancel_data(slot)
+            ):
                 self._drop(slot)
 
     def _drop(self, slot: TargetTask) -> None:

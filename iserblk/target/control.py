@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text import send_targets_answer
@@ -21,7 +22,9 @@ class ControlAnswers:
     """Fills and queues answers. Its slots come back through ``give_back`` when they have left; a
     peer that asks without taking the answers runs out of them, and is cut off."""
 
-    def __init__(self, datamover: IserTarget, numbers: Numbers, slots: list[TargetTask]) -> None:
+    def __init__(
+        self, datamover: IserTarget | TcpTarget, numbers: Numbers, slots: list[TargetTask]
+    ) -> None:
         self._dm = datamover
         self._numbers = numbers
         self._free = slots

@@ -1,4 +1,6 @@
-"""The target's trio shell: one listening port (by TCP and by rdma_cm), one task per connection.
+"""The target's trio shell: one listening port, one task per connection.
+
+iSER comes by TCP (software iWARP) and by rdma_cm, Traditional iSCSI by TCP.
 
 Connections share nothing but the device server. A connection's own task is the only one that
 touches its TargetConnection; commands that may wait for a disk run in a thread and come back to
@@ -17,11 +19,13 @@ import trio
 
 from iserblk.datamover.iser import ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import IserblkError, TransportError
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
-from iserblk.target.accepting import RECEIVE_DATA, accept_iwarp
+from iserblk.rcap.stream import SocketStream
+from iserblk.target.accepting import RECEIVE_DATA, TCP_RECEIVE_DATA, accept
 from iserblk.target.busypoll import BusyPoll, Pace
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
@@ -74,38 +78,53 @@ class TargetServer:
             except OSError as error:
                 log.info("a peer went away at once: %s", error.strerror)
                 return
-            qp = None
+            accepted = None
             with _contained(peer):
                 with trio.move_on_after(LOGIN_TIMEOUT_S):
-                    qp = await accept_iwarp(sock)
-                if qp is None:
-                    log.info("%s: went away before MPA start-up was complete", peer)
+                    accepted = await accept(sock)
+                if accepted is None:
+                    log.info("%s: went away before it had said what it speaks", peer)
                     return
-        if qp is not None:
-            await self.serve_queue_pair(qp, portal, peer)
+        if isinstance(accepted, SocketStream):
+            await self._serve_stream(accepted, portal, peer)
+        elif accepted is not None:
+            await self.serve_queue_pair(accepted, portal, peer)
+
+    async def _serve_stream(self, stream: SocketStream, portal: str, peer: str) -> None:
+        """One connection of Traditional iSCSI, as serve_queue_pair."""
+        with _contained(peer):
+            try:
+                datamover = TcpTarget(stream, TCP_RECEIVE_DATA)
+                await self._serve(datamover, TCP_RECEIVE_DATA, portal, peer)
+            finally:
+                stream.close()
 
     async def serve_queue_pair(self, qp: QueuePair, portal: str, peer: str) -> None:
         """One connection on any provider, until its end; raises nothing but Cancelled."""
         with _contained(peer):
             try:
-                await self._serve(qp, portal, peer)
+                flags = ConnectionFlags.unpack(qp.peer_private_data)
+                datamover = IserTarget(qp, flags.send_invalidate)
+                await self._serve(datamover, RECEIVE_DATA, portal, peer)
             finally:
                 qp.close()
 
-    async def _serve(self, qp: QueuePair, portal: str, peer: str) -> None:
-        flags = ConnectionFlags.unpack(qp.peer_private_data)
+    async def _serve(
+        self, datamover: IserTarget | TcpTarget, receive_data: int, portal: str, peer: str
+    ) -> None:
         tsih = self._take_tsih()
         login = LoginTarget(
             LoginTargetConfig(
                 target_name=self.iqn,
                 tsih=tsih,
-                receive_data_segment_length=RECEIVE_DATA,
+                receive_data_segment_length=receive_data,
                 sessions=self._tsihs,
+                rdma=isinstance(datamover, IserTarget),
                 accounts=self._accounts,
             )
         )
         connection = TargetConnection(
-            IserTarget(qp, flags.send_invalidate),
+            datamover,
             self.device,
             login,
             on_login=self._logged_in,

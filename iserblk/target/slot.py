@@ -95,3 +95,32 @@ class Numbers:
         stat_sn = self.stat_sn
         self.stat_sn = (stat_sn + 1) & _MASK
         return stat_sn
+
+
+def pack_response(slot: TargetTask, flags: int, residual: int, numbers: Numbers) -> None:
+    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN."""
+    task = slot.task
+    sense = task.sense
+    if sense:
+        slot.inline[:2] = len(sense).to_bytes(2, "big")
+        slot.inline[2 : 2 + len(sense)] = sense
+        slot.inline_length = 2 + len(sense)
+    else:
+        slot.inline_length = 0
+    bhs.SCSI_RESPONSE_FIELDS.pack_into(
+        slot.bhs,
+        0,
+        bhs.SCSI_RESPONSE,
+        flags,
+        0,
+        task.status,
+        slot.inline_length,
+        slot.itt,
+        0,
+        numbers.take_stat_sn(),
+        numbers.exp_cmd_sn,
+        numbers.max_cmd_sn,
+        0,
+        0,
+        residual,
+    )

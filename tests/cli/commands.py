@@ -17,8 +17,12 @@ COMMAND = [sys.executable, "-m", "iserblk.cli"]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours, with the checkout on the path of whatever directory the command runs in."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), **changes}
+    """Ours, with the checkout on the path of whatever directory the command runs in. Without an
+    activated .venv: nbdkit would take its Python from there."""
+    path = os.pathsep.join(
+        part for part in os.environ["PATH"].split(os.pathsep) if part != str(ROOT / ".venv/bin")
+    )
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **changes}
 
 
 def iserblk(

@@ -90,6 +90,13 @@ def test_from_files(setting: Setting) -> None:
         assert good_json("info", url)["disks"][0]["size"] == MIB
 
 
+def test_over_tcp(setting: Setting) -> None:
+    """Traditional iSCSI, on the same port."""
+    url = setting.url("host@").replace("iser://", "iscsi://")
+    assert good_json("info", url, "--chap-secret-file", setting.folder / "both")
+    assert "authentication failed" in bad(24, "info", setting.url().replace("iser:", "iscsi:"))
+
+
 def test_from_a_relative_path(setting: Setting) -> None:
     url = setting.url("host@")
     done = iserblk("info", url, "--chap-secret-file", "own", cwd=setting.folder)

@@ -68,6 +68,9 @@ def test_info_shows_every_disk(url: str) -> None:
         "read-only no",
         "read-only yes",
     ]
+    assert [line for line in lines if line.startswith("lun")] == [
+        f"lun{number}: {url}/{number}" for number in range(3)
+    ]
     assert "provider iwarp" in lines
     assert any(line.startswith("provider chosen because: rcap=auto") for line in lines)
 
@@ -379,7 +382,8 @@ def test_mount_refuses(url: str, tmp_path: Path) -> None:
         ("iser://user%hush@no.such.host.invalid/iqn.2026-11.example:a", 23, "no.such.host"),
         ("iser://u%hush@host/iqn.2026-11.example:a?target-password=hush", 7, "both secrets"),
         ("iser://hush@host/iqn.2026-11.example:a", 7, "without a secret"),
-        ("iscsi://host/iqn.2026-11.example:a", 27, "not supported yet"),
+        ("iscsi://host/iqn.2026-11.example:a?rcap=verbs", 27, "means TCP"),
+        ("iser://host/iqn.2026-11.example:a?data_digest=crc32c", 27, "no iSCSI digests over iSER"),
         ("iser://host/iqn.2026-11.example:a/0?style=stream", 27, "style"),
         ("iser://host/iqn.2026-11.example:a/0?header=12", 27, "header"),
         ("iser://no.such.host.invalid/iqn.2026-11.example:a", 23, "no.such.host.invalid"),

@@ -24,12 +24,15 @@ face = pytest.mark.parametrize("face", FACES)
 block = pytest.mark.parametrize("block", BLOCKS)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+@pytest.fixture(scope="module", params=["iser", "iscsi"])
+def target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TargetProcess]:
     """LUN 0: blocks of 512 bytes; LUN 1: of 4096. Every test leaves them as it likes."""
     place = tmp_path_factory.mktemp("luns")
     specs = [f"{place}/{size}:size={LUN_SIZE}:block={size}" for size in BLOCKS]
     with running_target(specs, place / "target.log") as running:
+        running.url = running.url.replace("iser://", f"{request.param}://")
         yield running
 
 
@@ -305,7 +308,8 @@ async def test_the_connection_options_change_no_byte(
 async def test_crc_is_used_when_the_initiator_asks(
     target: TargetProcess, face: str, option: str, crc: bool
 ) -> None:
-    async with one_disk(face, url(target, 512), {"mpa-crc": option}) as disk:
+    where = url(target, 512).replace("iscsi://", "iser://")
+    async with one_disk(face, where, {"mpa-crc": option}) as disk:
         assert disk.info.connection["mpa_crc"] is crc
 
 

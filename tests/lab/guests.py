@@ -131,6 +131,8 @@ class Guest:
                 config=self.config, data=json.loads(line)
             )
             assert isinstance(report, pytest.TestReport)
+            if isinstance(report.longrepr, list):  # of a skip: JSON has no tuples
+                report.longrepr = tuple(report.longrepr)
             yield report
 
     def _lost(self, item: pytest.Item) -> pytest.TestReport:

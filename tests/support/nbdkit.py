@@ -29,16 +29,19 @@ def running_nbdkit(
 ) -> Iterator[str]:
     """Yields the NBD URI of the default export; at the end nbdkit must go with status 0."""
     socket = directory / "nbd.sock"
+    listening = directory / "nbd.pid"  # the socket is there before anybody listens on it
+    listening.unlink(missing_ok=True)
     log = directory / "nbdkit.log"
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            ["nbdkit", "-f", "-t", str(threads), "-U", str(socket), "python", str(PLUGIN)]
+            ["nbdkit", "-f", "-t", str(threads), "-U", str(socket), "-P", str(listening)]
+            + ["python", str(PLUGIN)]
             + [f"uri={url}" for url in urls]
             + list(parameters),
             stderr=stderr,
         )
     try:
-        while not socket.exists():
+        while not listening.exists():
             assert process.poll() is None, log.read_text()
             time.sleep(0.01)
         yield f"nbd+unix:///?socket={socket}"

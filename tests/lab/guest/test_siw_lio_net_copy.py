@@ -26,6 +26,8 @@ def test_copying_there_and_back(tmp_path: Path, crc: str) -> None:
         done = subprocess.run(
             ["iserblk", "copy", source, destination], capture_output=True, text=True, check=False
         )
+        if done.returncode == 8:  # see test_siw_lio_net_blocks
+            pytest.skip(f"the guest's kernel answers no login: {done.stderr.strip()}")
         assert done.returncode == 0, done.stderr
     os.truncate(back, 8 * MIB)
     assert filecmp.cmp(there, back, shallow=False)

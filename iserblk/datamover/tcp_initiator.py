@@ -1,0 +1,344 @@
+"""The tcp datamover of an initiator: Traditional iSCSI (RFC 7143 sections 4.2.5, 11.3 to 11.8).
+
+Data-In is placed into the buffer of its task; a status in the last one goes up as the SCSI
+Response that it stands for. An R2T is answered here, with Data-Outs; what may go unasked (immediate
+data, and the rest of the first burst where InitialR2T=No) goes with the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from struct import Struct
+
+from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
+from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
+from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.keys import SessionParameters
+
+STATUS_FLAG = 0x01  # of a Data-In: it has the status
+_MOST_RECEIVED = 1 << 20  # bytes of one ``progress``
+
+# A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
+_DATA_IN = Struct(">4xI8xI16xII")
+# A Data-Out: opcode, flags, DataSegmentLength, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
+_DATA_OUT = Struct(">BBxxI8sII4xI4xII4x")
+_RESIDUAL_OFFSET = 44
+_STAT_SN_OFFSET = 24
+_WORD = Struct(">I")
+
+
+class _Transfer:
+    """A task with data. ``sn``: of the next Data-In or R2T. ``at``: the byte of its data behind
+    all that came, or was asked for. ``moved``: bytes of Data-In. ``unsent``: R2Ts under way."""
+
+    __slots__ = ("at", "data", "direction", "itt", "lun", "moved", "sn", "unsent")
+
+    def __init__(self, direction: int, data: memoryview, lun: bytes, itt: int) -> None:
+        self.direction = direction
+        self.data = data
+        self.lun = lun
+        self.itt = itt
+        self.sn = 0
+        self.at = 0
+        self.moved = 0
+        self.unsent = 0
+
+
+class TcpInitiator:
+    """Implements InitiatorDatamover. ``user`` is set by the layer above before ``progress``."""
+
+    user: InitiatorUser
+
+    def __init__(self, stream: ByteStream, inline_size: int, receive_data: int) -> None:
+        """``inline_size``: the most data bytes that a slot carries behind its BHS.
+        ``receive_data``: the MaxRecvDataSegmentLength that login declares."""
+        self._stream = stream
+        self._inline_size = inline_size
+        self._receive_data = receive_data
+        self._rx = PduReceiver(self._place, self._deliver)
+        self._tx = PduSender(stream)
+        self._tasks: dict[int, _Transfer] = {}  # by ITT
+        self._placing: _Transfer | None = None
+        self._count = 0
+        self._exp_stat_sn = 0
+        self._parameters = SessionParameters()
+        self._immediate = 0  # bytes of a write that go in its command
+        self._unsolicited = 0  # that go unasked, these included
+
+    # -- down -------------------------------------------------------------------------------------
+
+    def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
+        """``unexpected`` needs nothing: TCP holds back what there is no room for."""
+        for slot in slots:
+            memory = memoryview(bytearray(bhs.BHS_LENGTH + self._inline_size))
+            slot.bhs = memory[: bhs.BHS_LENGTH]
+            slot.inline = memory[bhs.BHS_LENGTH :]
+
+    def notice_key_values(self, parameters: object) -> None:
+        assert isinstance(parameters, SessionParameters)
+        self._parameters = parameters
+        if parameters.immediate_data:
+            self._immediate = min(
+                parameters.first_burst_length, parameters.max_recv_data_segment_length
+            )
+        self._unsolicited = (
+            self._immediate if parameters.initial_r2t else parameters.first_burst_length
+        )
+
+    def enable_datamover(self) -> None:
+        header = self._parameters.header_digest == "CRC32C"
+        data = self._parameters.data_digest == "CRC32C"
+        self._rx.full_feature_phase(self._receive_data, header, data)
+        self._tx.full_feature_phase(header, data)
+
+    @property
+    def queued(self) -> Collection[object]:
+        return self._tx.queued
+
+    def send_control(self, slot: PduSlot) -> None:
+        direction = slot.direction
+        data = slot.data
+        header = bytes(slot.bhs)
+        if direction == INLINE:
+            ahs = header[bhs.LENGTHS_OFFSET] * 4
+            header += slot.inline[:ahs]
+            self._tx.queued.append(self._tx.frame(header, slot.inline[ahs : slot.inline_length]))
+            return
+        if direction in (READ, WRITE) and data:
+            (itt,) = bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)
+            transfer = _Transfer(direction, data, header[8:16], itt)
+            self._tasks[itt] = transfer
+            if direction == WRITE and self._unsolicited:
+                self._write_unsolicited(transfer, header)
+                return
+        self._tx.queued.append(self._tx.frame(header, None))
+
+    def _write_unsolicited(self, transfer: _Transfer, header: bytes) -> None:
+        """The command of a write, with what may go unasked."""
+        data = transfer.data
+        immediate = min(self._immediate, len(data))
+        most = min(self._unsolicited, len(data))
+        patched = bytearray(header)
+        bhs.LENGTHS.pack_into(patched, bhs.LENGTHS_OFFSET, immediate)
+        if most > immediate:
+            patched[1] &= ~bhs.FLAG_FINAL & 0xFF
+        transfer.at = most
+        pdus = [self._tx.frame(bytes(patched), data[:immediate], transfer)]
+        if most > immediate:
+            pdus += self._data_outs(transfer, bhs.NO_TAG, immediate, most)
+        # One after the other in the order of the commands: the caller's lock is held.
+        self._tx.queued.extend(pdus)
+
+    def _data_outs(
+        self,
+        transfer: _Transfer,
+        ttt: int,
+        offset: int,
+        end: int,
+        lun: bytes = b"",
+        token: object = None,
+    ) -> list[OutPdu]:
+        """The Data-Outs of one sequence; ``token`` comes back when the last has left."""
+        pdus = []
+        most = self._parameters.max_recv_data_segment_length
+        data_sn = 0
+        while offset < end:
+            size = min(most, end - offset)
+            last = offset + size == end
+            header = _DATA_OUT.pack(
+                bhs.DATA_OUT,
+                bhs.FLAG_FINAL if last else 0,
+                size,
+                lun or transfer.lun,
+                transfer.itt,
+                ttt,
+                self._exp_stat_sn,
+                data_sn,
+                offset,
+            )
+            data = transfer.data[offset : offset + size]
+            pdus.append(self._tx.frame(header, data, transfer, token if last else None))
+            offset += size
+            data_sn += 1
+        return pdus
+
+    def flush(self) -> None:
+        self._tx.flush()
+
+    def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
+        slot.data = None
+        (itt,) = bhs.ITT.unpack_from(slot.bhs, bhs.ITT_OFFSET)
+        transfer = self._tasks.pop(itt, None)
+        if transfer is None:
+            return
+        if transfer.direction == WRITE:
+            self._tx.disown(transfer)
+        elif self._placing is transfer:
+            self._rx.divert()
+        transfer.data = NOWHERE
+
+    def disconnect(self) -> None:
+        self._stream.disconnect()
+
+    def connection_terminate(self) -> None:
+        self._tx.close()
+        self._rx.divert()
+        for transfer in self._tasks.values():
+            transfer.data = NOWHERE
+        self._tasks.clear()
+
+    def deallocate_connection_resources(self) -> None:
+        self.connection_terminate()
+
+    # -- up ---------------------------------------------------------------------------------------
+
+    def progress(self, now: float) -> int:
+        self._count = 0
+        if self._rx.staged:
+            self._rx.parse()
+        total = 0
+        # Not beyond a turn that delivered something: messages stay readable until the next call.
+        while not self._count and total < _MOST_RECEIVED:
+            buffers = self._rx.buffers()
+            count = self._stream.receive(buffers)
+            if count < 0:
+                break
+            if not count:
+                raise ConnectionLost("the target closed the connection")
+            total += count
+            self._rx.received(count)
+        self._tx.resume()
+        return self._count or (1 if total else 0)
+
+    def _place(self, message: memoryview, at: int) -> memoryview | None:
+        """Where the data of the PDU at ``at`` belongs; checks a Data-In."""
+        if message[at] & bhs.OPCODE_MASK != bhs.DATA_IN:
+            return None
+        lengths, itt, data_sn, offset = _DATA_IN.unpack_from(message, at)
+        transfer = self._tasks.get(itt)
+        if transfer is None or transfer.direction != READ:
+            raise RemoteProtocolError("iSCSI", f"Data-In for task {itt:#x}: no such read")
+        size = lengths & 0xFFFFFF
+        if data_sn != transfer.sn:
+            raise RemoteProtocolError(
+                "iSCSI", f"Data-In with DataSN {data_sn}, expected {transfer.sn}"
+            )
+        if offset < transfer.at or offset + size > len(transfer.data):
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"Data-In of {size} bytes at {offset}: {transfer.at} came before, and the task "
+                f"has {len(transfer.data)}",
+            )
+        transfer.sn += 1
+        transfer.at = offset + size
+        transfer.moved += size
+        self._placing = transfer
+        return transfer.data[offset : offset + size]
+
+    def _deliver(self, message: memoryview, placed: bool) -> None:
+        opcode = message[0] & bhs.OPCODE_MASK
+        self._count += 1
+        if opcode == bhs.DATA_IN:
+            if not placed:  # it has no data, but may have a status
+                self._place(message, 0)
+            self._placing = None
+            self._data_in(message)
+        elif opcode == bhs.R2T:
+            self._r2t(pdu.ReadyToTransfer.unpack_from(message))
+        else:
+            if opcode == bhs.SCSI_RESPONSE:
+                self._check_moved(message)
+            if opcode != bhs.NOP_IN or bhs.ITT.unpack_from(message, 16)[0] != bhs.NO_TAG:
+                self._take_stat_sn(message)
+            self.user.control_notify(message, 0, 0)
+
+    def _take_stat_sn(self, message: memoryview) -> None:
+        (stat_sn,) = _WORD.unpack_from(message, _STAT_SN_OFFSET)
+        self._exp_stat_sn = (stat_sn + 1) & 0xFFFFFFFF
+
+    def _data_in(self, message: memoryview) -> None:
+        """Phase collapse (11.7.3): a Data-In with a status becomes a SCSI Response."""
+        flags = message[1]
+        if not flags & STATUS_FLAG:
+            return
+        if not flags & bhs.FLAG_FINAL:
+            raise RemoteProtocolError("iSCSI", "a Data-In with a status that is not the last")
+        message[0] = bhs.SCSI_RESPONSE
+        message[1] = bhs.FLAG_FINAL | (flags & bhs.RESIDUAL_FLAGS)
+        message[2] = 0
+        message[4:16] = bytes(12)
+        message[20:24] = bytes(4)
+        message[36:44] = bytes(8)
+        self._check_moved(message)
+        self._take_stat_sn(message)
+        self.user.control_notify(message[: bhs.BHS_LENGTH], 0, 0)
+
+    def _check_moved(self, message: memoryview) -> None:
+        """A read that ends well has brought what it does not call residual: what is missing is
+        called that, too, whatever the target says."""
+        (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
+        transfer = self._tasks.get(itt)
+        if transfer is None or transfer.direction != READ or message[2] or message[3]:
+            return
+        missing = len(transfer.data) - transfer.moved
+        (residual,) = _WORD.unpack_from(message, _RESIDUAL_OFFSET)
+        if not message[1] & bhs.RESIDUAL_UNDERFLOW:
+            residual = 0
+        if missing > residual:
+            message[1] = message[1] & ~bhs.RESIDUAL_FLAGS & 0xFF | bhs.RESIDUAL_UNDERFLOW
+            _WORD.pack_into(message, _RESIDUAL_OFFSET, missing)
+
+    def _r2t(self, r2t: pdu.ReadyToTransfer) -> None:
+        transfer = self._tasks.get(r2t.itt)
+        if transfer is None or transfer.direction != WRITE:
+            raise RemoteProtocolError("iSCSI", f"R2T for task {r2t.itt:#x}: no such write")
+        if r2t.r2t_sn != transfer.sn:
+            raise RemoteProtocolError("iSCSI", f"R2TSN {r2t.r2t_sn}, expected {transfer.sn}")
+        end = r2t.buffer_offset + r2t.desired_length
+        most = self._parameters.max_burst_length
+        if (
+            not 0 < r2t.desired_length <= most
+            or r2t.buffer_offset < transfer.at
+            or end > len(transfer.data)
+            or r2t.ttt == bhs.NO_TAG
+        ):
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"R2T for {r2t.desired_length} bytes at {r2t.buffer_offset}: {transfer.at} are "
+                f"sent or asked for, the task has {len(transfer.data)}, a burst {most}",
+            )
+        self._settle_sent()
+        if transfer.unsent >= self._parameters.max_outstanding_r2t:
+            self._tx.settle()  # another thread may be about to note what it has sent
+            self._settle_sent()
+            if transfer.unsent >= self._parameters.max_outstanding_r2t:
+                raise RemoteProtocolError("iSCSI", "more R2Ts than MaxOutstandingR2T")
+        transfer.sn += 1
+        transfer.at = end
+        transfer.unsent += 1
+        self._tx.queued.extend(
+            self._data_outs(transfer, r2t.ttt, r2t.buffer_offset, end, r2t.lun, transfer)
+        )
+
+    def _settle_sent(self) -> None:
+        sent = self._tx.sent
+        while sent:
+            transfer = sent.popleft()
+            assert isinstance(transfer, _Transfer)
+            transfer.unsent -= 1
+
+    def describe(self) -> dict[str, object]:
+        parameters = self._parameters
+        return {
+            "datamover": "tcp",
+            **self._stream.describe(),
+            "header_digest": parameters.header_digest,
+            "data_digest": parameters.data_digest,
+        }
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def wants_write(self) -> bool:
+        return self._tx.blocked

@@ -1,0 +1,348 @@
+"""The tcp datamover of a target: Traditional iSCSI (RFC 7143 sections 4.2.5, 11.4, 11.7, 11.8).
+
+Put_Data becomes Data-In PDUs in front of the task's response, with the status in the last one where
+that is allowed. Get_Data becomes an R2T; its Data-Outs are received straight into the sink.
+Immediate data and Data-Outs that nobody asked for go up as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Protocol
+
+from iserblk.datamover.iser_target import TargetSlot
+from iserblk.datamover.seam import TargetUser
+from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, PduReceiver, PduSender
+from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.keys import SessionParameters
+
+STATUS_FLAG = 0x01  # of a Data-In: it has the status
+_MOST_RECEIVED = 1 << 20  # bytes of one ``progress``
+_TTT_MASK = 0x7FFFFFFF  # never 0xFFFFFFFF, which says that nobody asked
+
+# A Data-In: opcode, flags, status, DataSegmentLength, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
+# Buffer Offset, residual count.
+_DATA_IN = Struct(">BBxBI8xIIIIIIII")
+# Of a SCSI Response: StatSN, ExpCmdSN, MaxCmdSN, then ExpDataSN, and the residual count.
+_NUMBERS = Struct(">III")
+_NUMBERS_OFFSET = 24
+_EXP_DATA_SN_OFFSET = 36
+_RESIDUAL_OFFSET = 44
+_WORD = Struct(">I")
+
+
+class Numbers(Protocol):
+    """The sequence numbers of the session, which the layer above counts."""
+
+    stat_sn: int
+    exp_cmd_sn: int
+    max_cmd_sn: int
+
+
+class _Task:
+    """What a command said of itself, and what its transfers are at. ``sn``: of the next Data-In or
+    R2T. ``put``: Data-In that waits for its response, at ``put_offset``."""
+
+    __slots__ = ("itt", "lun", "put", "put_offset", "sn", "ttt")
+
+    def __init__(self, lun: bytes, itt: int) -> None:
+        self.lun = lun
+        self.itt = itt
+        self.sn = 0
+        self.put: memoryview | None = None
+        self.put_offset = 0
+        self.ttt: int | None = None
+
+
+class _Burst:
+    """An R2T that was sent. ``at``: bytes of ``sink`` that are filled, or about to be."""
+
+    __slots__ = ("at", "data_sn", "itt", "offset", "sink", "slot")
+
+    def __init__(self, slot: TargetSlot, itt: int, sink: memoryview, offset: int) -> None:
+        self.slot = slot
+        self.itt = itt
+        self.sink = sink
+        self.offset = offset
+        self.at = 0
+        self.data_sn = 0
+
+
+class TcpTarget:
+    """One connection's datamover. ``user`` is set by the layer above before ``progress``."""
+
+    user: TargetUser
+
+    def __init__(self, stream: ByteStream, receive_data: int) -> None:
+        """``receive_data``: the MaxRecvDataSegmentLength that login declares."""
+        self._stream = stream
+        self._receive_data = receive_data
+        self._rx = PduReceiver(self._place, self._deliver)
+        self._tx = PduSender(stream)
+        self._parameters = SessionParameters()
+        self._numbers: Numbers
+        self._tasks: dict[TargetSlot, _Task] = {}
+        self._bursts: dict[int, _Burst] = {}  # by Target Transfer Tag
+        self._next_ttt = 0
+        self._placing: _Burst | None = None
+        self._command = _Task(b"", bhs.NO_TAG)
+        self._count = 0
+
+    # -- down -------------------------------------------------------------------------------------
+
+    def allocate_connection_resources(
+        self, slots: Sequence[TargetSlot], inline_size: int, receives: int
+    ) -> None:
+        """``receives`` needs nothing: TCP holds back what there is no room for."""
+        for slot in slots:
+            memory = memoryview(bytearray(bhs.BHS_LENGTH + inline_size))
+            slot.bhs = memory[: bhs.BHS_LENGTH]
+            slot.inline = memory[bhs.BHS_LENGTH :]
+
+    def notice_numbers(self, numbers: Numbers) -> None:
+        """Where R2Ts get their sequence numbers from: looked at when each is sent."""
+        self._numbers = numbers
+
+    def notice_key_values(self, parameters: object) -> None:
+        assert isinstance(parameters, SessionParameters)
+        self._parameters = parameters
+
+    def enable_datamover(self) -> None:
+        """To be called where the final Login Response is queued: digests begin behind it."""
+        header = self._parameters.header_digest == "CRC32C"
+        data = self._parameters.data_digest == "CRC32C"
+        self._rx.full_feature_phase(self._receive_data, header, data)
+        self._tx.full_feature_phase(header, data)
+
+    def map_task(self, slot: TargetSlot) -> None:
+        """The command just notified starts the task of ``slot``. Inside ``control_notify`` only."""
+        self._tasks[slot] = self._command
+
+    def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
+        """Data-In: it leaves with the response of ``slot``, the next PDU of it. ``data`` stays in
+        use until that has left (``busy`` is 0 again)."""
+        task = self._tasks[slot]
+        task.put = data
+        task.put_offset = buffer_offset
+
+    def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
+        """R2T: ``sink`` is filled, then data_completion_notify. ``buffer_offset`` counts from the
+        start of the task's data. At most MaxBurstLength bytes, one at a time for each task."""
+        task = self._tasks[slot]
+        self._next_ttt = ttt = (self._next_ttt + 1) & _TTT_MASK
+        self._bursts[ttt] = _Burst(slot, task.itt, sink, buffer_offset)
+        task.ttt = ttt
+        slot.busy += 1
+        numbers = self._numbers
+        header = pdu.ReadyToTransfer(
+            lun=task.lun,
+            itt=task.itt,
+            ttt=ttt,
+            stat_sn=numbers.stat_sn,
+            exp_cmd_sn=numbers.exp_cmd_sn,
+            max_cmd_sn=numbers.max_cmd_sn,
+            r2t_sn=task.sn,
+            buffer_offset=buffer_offset,
+            desired_length=len(sink),
+        ).pack()
+        task.sn += 1
+        self._tx.queued.append(self._tx.frame(header, None))
+
+    def cancel_data(self, slot: TargetSlot) -> bool:
+        """Give up the ``get_data`` of ``slot``: an aborted task is sent nothing more. Returns True:
+        its sink is not touched any more, and no completion follows. What comes late is dropped."""
+        task = self._tasks.get(slot)
+        burst = None if task is None or task.ttt is None else self._bursts.pop(task.ttt, None)
+        if burst is not None:
+            if self._placing is burst:
+                self._rx.divert()
+                self._placing = None
+            slot.busy -= 1
+        return True
+
+    def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
+        """Queue the PDU in ``slot``, and the task's Data-In in front of it. ``invalidate`` means
+        nothing here."""
+        slot.busy += 1
+        task = self._tasks.get(slot)
+        header = bytes(slot.bhs)
+        if task is not None and task.put is not None:
+            data, task.put = task.put, None
+            if self._data_in(slot, task, data, header):
+                return
+        if task is not None and header[0] == bhs.SCSI_RESPONSE and task.sn:
+            patched = bytearray(header)
+            _WORD.pack_into(patched, _EXP_DATA_SN_OFFSET, task.sn)
+            header = bytes(patched)
+        ahs = header[bhs.LENGTHS_OFFSET] * 4
+        header += slot.inline[:ahs]
+        inline = slot.inline[ahs : slot.inline_length]
+        self._tx.queued.append(self._tx.frame(header, inline, None, slot))
+
+    def _data_in(self, slot: TargetSlot, task: _Task, data: memoryview, response: bytes) -> bool:
+        """Queue the Data-In of a task. True when its last PDU has the status."""
+        # A status other than GOOD, or sense data, needs the PDU that has room for it.
+        collapse = response[0] == bhs.SCSI_RESPONSE and not (
+            response[2] or response[3] or slot.inline_length
+        )
+        stat_sn, exp_cmd_sn, max_cmd_sn = _NUMBERS.unpack_from(response, _NUMBERS_OFFSET)
+        (residual,) = _WORD.unpack_from(response, _RESIDUAL_OFFSET)
+        most = self._parameters.initiator_recv_data_segment_length
+        burst = self._parameters.max_burst_length
+        at, size, left = 0, len(data), self._parameters.max_burst_length
+        while at < size:
+            count = min(most, left, size - at)
+            last = at + count == size
+            status = collapse and last
+            flags = bhs.FLAG_FINAL if last or count == left else 0
+            if status:
+                flags |= STATUS_FLAG | (response[1] & bhs.RESIDUAL_FLAGS)
+            header = _DATA_IN.pack(
+                bhs.DATA_IN,
+                flags,
+                0,
+                count,
+                task.itt,
+                bhs.NO_TAG,
+                stat_sn if status else 0,
+                exp_cmd_sn,
+                max_cmd_sn,
+                task.sn,
+                task.put_offset + at,
+                residual if status else 0,
+            )
+            piece = data[at : at + count]
+            self._tx.queued.append(self._tx.frame(header, piece, slot, slot if status else None))
+            task.sn += 1
+            at += count
+            left = left - count or burst
+        return collapse and size > 0
+
+    def flush(self) -> None:
+        self._tx.flush()
+        self._notify_sent()
+
+    def _notify_sent(self) -> None:
+        sent = self._tx.sent
+        while sent:
+            slot = sent.popleft()
+            assert isinstance(slot, TargetSlot)
+            slot.busy -= 1
+            self.user.sent_notify(slot)
+
+    def deallocate_task_resources(self, slot: TargetSlot) -> None:
+        task = self._tasks.pop(slot, None)
+        if task is not None and task.ttt is not None:
+            self._bursts.pop(task.ttt, None)
+
+    def disconnect(self) -> None:
+        self._stream.disconnect()
+
+    def connection_terminate(self) -> None:
+        self._tx.close()
+        self._rx.divert()
+        self._placing = None
+        self._bursts.clear()
+        self._tasks.clear()
+
+    def deallocate_connection_resources(self) -> None:
+        self.connection_terminate()
+
+    # -- up ---------------------------------------------------------------------------------------
+
+    def progress(self, now: float) -> int:
+        """As InitiatorDatamover.progress."""
+        self._count = 0
+        if self._rx.staged:
+            self._rx.parse()
+        total = 0
+        # Not beyond a turn that delivered something: messages stay readable until the next call.
+        while not self._count and total < _MOST_RECEIVED:
+            buffers = self._rx.buffers()
+            count = self._stream.receive(buffers)
+            if count < 0:
+                break
+            if not count:
+                raise ConnectionLost("the initiator closed the connection")
+            total += count
+            self._rx.received(count)
+        self._tx.resume()
+        self._notify_sent()
+        return self._count or (1 if total else 0)
+
+    def _place(self, message: memoryview, at: int) -> memoryview | None:
+        """Where the data of the PDU at ``at`` belongs; checks a Data-Out that was asked for."""
+        if message[at] & bhs.OPCODE_MASK != bhs.DATA_OUT:
+            return None
+        data_out = pdu.DataOut.unpack_from(message, at)
+        if data_out.ttt == bhs.NO_TAG:
+            return None
+        burst = self._bursts.get(data_out.ttt)
+        if burst is None:
+            return NOWHERE  # of a task that has ended meanwhile
+        size = data_out.data_length & 0xFFFFFF
+        end = burst.at + size
+        if (
+            data_out.itt != burst.itt
+            or data_out.data_sn != burst.data_sn
+            or data_out.buffer_offset != burst.offset + burst.at
+            or end > len(burst.sink)
+            or bool(data_out.flags & bhs.FLAG_FINAL) != (end == len(burst.sink))
+        ):
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"Data-Out {data_out.data_sn} of {size} bytes at {data_out.buffer_offset}, "
+                f"expected {burst.data_sn} at {burst.offset + burst.at}, up to "
+                f"{burst.offset + len(burst.sink)}",
+            )
+        where = burst.sink[burst.at : end]
+        burst.at = end
+        burst.data_sn += 1
+        self._placing = burst
+        return where
+
+    def _deliver(self, message: memoryview, placed: bool) -> None:
+        self._count += 1
+        if placed:
+            burst, self._placing = self._placing, None
+            if burst is not None and burst.at == len(burst.sink):
+                self._filled(burst)
+            return
+        opcode = message[0] & bhs.OPCODE_MASK
+        if opcode == bhs.SCSI_COMMAND:
+            (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
+            self._command = _Task(bytes(message[8:16]), itt)
+        elif opcode == bhs.DATA_OUT and pdu.DataOut.unpack_from(message).ttt != bhs.NO_TAG:
+            if self._place(message, 0) is NOWHERE:
+                return
+            raise RemoteProtocolError("iSCSI", "a Data-Out without data")
+        self.user.control_notify(message, 0, 0)
+
+    def _filled(self, burst: _Burst) -> None:
+        slot = burst.slot
+        task = self._tasks[slot]
+        assert task.ttt is not None
+        del self._bursts[task.ttt]
+        task.ttt = None
+        slot.busy -= 1
+        self.user.data_completion_notify(slot)
+
+    def describe(self) -> dict[str, object]:
+        parameters = self._parameters
+        return {
+            "datamover": "tcp",
+            **self._stream.describe(),
+            "header_digest": parameters.header_digest,
+            "data_digest": parameters.data_digest,
+        }
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def wants_write(self) -> bool:
+        return self._tx.blocked
+
+    def next_deadline(self) -> float | None:
+        return None

@@ -1,0 +1,71 @@
+"""A connected TCP socket as the byte stream of Traditional iSCSI. Non-blocking; no trio."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+from iserblk.errors import ConnectionLost
+from iserblk.rcap.iwarp.wire import wire
+
+
+class SocketStream:
+    """Implements the tcp datamover's ByteStream. Takes the socket over."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._wire = wire(sock, end_of_record=False)
+        self._closed = False
+        self._names = _names(sock)
+
+    def send(self, buffers: list[bytes | memoryview], size: int) -> int:
+        if self._closed:
+            raise ConnectionLost("the connection is closed")
+        try:
+            return self._wire.send(buffers, size)
+        except OSError as error:
+            raise _lost(error) from None
+
+    def receive(self, buffers: list[memoryview]) -> int:
+        if self._closed:
+            raise ConnectionLost("the connection is closed")
+        try:
+            return self._wire.receive(buffers)
+        except OSError as error:
+            raise _lost(error) from None
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def disconnect(self) -> None:
+        """No locks, no waiting: what is received next is the end of the stream."""
+        if not self._closed:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._closed = True
+        self._sock.close()
+
+    def describe(self) -> dict[str, object]:
+        return {"provider": "tcp", **self._names}
+
+
+def _lost(error: OSError) -> ConnectionLost:
+    words = os.strerror(error.errno) if error.errno else str(error)
+    return ConnectionLost(f"connection lost: {words}")
+
+
+def _names(sock: socket.socket) -> dict[str, object]:
+    names: dict[str, object] = {}
+    for key, ask in (("local", sock.getsockname), ("peer", sock.getpeername)):
+        try:
+            name = ask()
+        except OSError:
+            continue
+        if isinstance(name, tuple):
+            host, port = name[:2]
+            names[key] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return names

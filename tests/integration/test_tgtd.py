@@ -1,0 +1,124 @@
+"""Our initiator and tgtd, over Traditional iSCSI. Needs ``scripts/peers tgt``."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iserblk.errors import LoginError
+from tests.support.faces import FACES, one_disk, read, write
+from tests.support.target import ROOT
+
+PEER = "iqn.2026-11.example:peer"
+MIB = 1 << 20
+SIZE = 32 * MIB
+START_S = 20.0
+
+
+class Tgtd:
+    """One tgtd with a disk, on a free port; ``url`` is that of its LUN 1."""
+
+    def __init__(self, programs: Path, place: Path) -> None:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        self._programs = programs
+        # Its own control socket: the usual place may belong to a tgtd that is not ours.
+        self._environment = {**os.environ, "TGT_IPC_SOCKET": str(place / "ipc")}
+        disk = place / "disk"
+        with disk.open("wb") as file:
+            file.truncate(SIZE)
+        with (place / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [programs / "tgtd", "-f", "--iscsi", f"portal=127.0.0.1:{port}"],
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+            )
+        try:
+            self._wait(port)
+            self.admin("--op", "new", "--mode", "target", "--tid", "1", "-T", PEER)
+            unit = ("--mode", "logicalunit", "--tid", "1", "--lun", "1")
+            self.admin("--op", "new", *unit, "-b", str(disk))
+            self.admin("--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL")
+        except BaseException:
+            self.stop()
+            raise
+        self.url = f"iscsi://127.0.0.1:{port}/{PEER}/1"
+
+    def _wait(self, port: int) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except ConnectionRefusedError:
+                assert self._process.poll() is None, "tgtd has ended"
+                assert time.monotonic() < deadline, "tgtd does not listen"
+                time.sleep(0.05)
+
+    def admin(self, *arguments: str) -> None:
+        command = [self._programs / "tgtadm", "--lld", "iscsi", *arguments]
+        subprocess.run(command, env=self._environment, check=True, timeout=20)
+
+    def set(self, **keys: str) -> None:
+        """What it wishes for in the logins that follow."""
+        for name, value in keys.items():
+            target = ("--mode", "target", "--tid", "1")
+            self.admin("--op", "update", *target, "--name", name, "--value", value)
+
+    def stop(self) -> None:
+        # It ignores SIGTERM while it has targets, and has nothing to lose.
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def tgtd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tgtd]:
+    found = subprocess.run(
+        [ROOT / "scripts/peers", "tgt"], capture_output=True, text=True, check=False, timeout=100
+    )
+    if found.returncode:
+        pytest.skip(f"requires tgtd: {found.stderr.strip().splitlines()[-1]}")
+    running = Tgtd(Path(found.stdout.strip()) / "usr/sbin", tmp_path_factory.mktemp("tgtd"))
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("digest", ["None", "CRC32C"])
+@pytest.mark.parametrize("unasked", ["Yes", "No"])
+async def test_writes_come_back(tgtd: Tgtd, face: str, digest: str, unasked: str) -> None:
+    """512 bytes to 4 MiB; digests, immediate and unsolicited data on and off."""
+    tgtd.set(
+        HeaderDigest=digest,
+        DataDigest=digest,
+        ImmediateData=unasked,
+        InitialR2T="No" if unasked == "Yes" else "Yes",
+    )
+    wanted = digest.lower()
+    async with one_disk(face, f"{tgtd.url}?header_digest={wanted}&data_digest={wanted}") as disk:
+        about = disk.info.connection
+        assert (about["header_digest"], about["data_digest"]) == (digest, digest)
+        for seed, size in enumerate((512, 8192, 8704, 65536, 66048, MIB, 4 * MIB)):
+            data = random.Random(seed).randbytes(size)
+            await write(disk, data, 1024)
+            assert await read(disk, 1024, size) == data
+        await disk.flush()
+
+
+async def test_a_digest_that_it_does_not_have(tgtd: Tgtd) -> None:
+    tgtd.set(HeaderDigest="None", DataDigest="None")
+    with pytest.raises(LoginError, match="header-digest=crc32c,none"):
+        async with one_disk("async", f"{tgtd.url}?header_digest=crc32c"):
+            pass
+    async with one_disk("async", f"{tgtd.url}?header_digest=crc32c,none") as disk:
+        assert disk.info.connection["header_digest"] == "None"

@@ -1,0 +1,133 @@
+"""Traditional iSCSI: our two ends, beside iSER on one port, and other people's initiators."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iserblk.errors import TargetNotFound, TransportError
+from tests.integration.conftest import StartTarget
+from tests.support.faces import FACES, one_disk, read, write
+from tests.support.target import IQN, TargetProcess, running_target
+
+MIB = 1 << 20
+SIZE = 16 * MIB
+DIGESTS = "?header_digest=crc32c&data_digest=crc32c"
+OPTIONS = ("", DIGESTS, "?data-digest=crc32c,none", "?header-digest=crc32c&immediate-data=no")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    place = tmp_path_factory.mktemp("lun")
+    with running_target([f"{place}/lun:size={SIZE}"], place / "target.log") as running:
+        yield running
+
+
+def iscsi(target: TargetProcess) -> str:
+    return target.url.replace("iser://", "iscsi://")
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("options", OPTIONS)
+async def test_digests_and_immediate_data(target: TargetProcess, face: str, options: str) -> None:
+    """512 bytes to 4 MiB, read back by the same connection and by iSER."""
+    async with one_disk(face, f"{iscsi(target)}/0{options}") as disk:
+        about = disk.info.connection
+        assert (about["datamover"], about["provider"]) == ("tcp", "tcp")
+        assert about["header_digest"] == ("CRC32C" if "header" in options else "None")
+        wanted = "CRC32C" if "data_digest" in options.replace("-", "_") else "None"
+        assert about["data_digest"] == wanted
+        async with one_disk(face, f"{target.url}/0") as beside:
+            for seed, size in enumerate((512, 8192, 8704, 65536, 66048, MIB, 4 * MIB)):
+                data = random.Random(seed).randbytes(size)
+                await write(disk, data, 1024)
+                assert await read(disk, 1024, size) == data
+                assert await read(beside, 1024, size) == data
+                await write(beside, data[::-1], 1024)
+                assert await read(disk, 1024, size) == data[::-1]
+            await disk.flush()
+
+
+async def test_no_such_target(target: TargetProcess) -> None:
+    with pytest.raises(TargetNotFound):
+        async with one_disk("async", f"{iscsi(target)}2/0"):
+            pass
+
+
+async def test_rubbish_is_cut_off(target: TargetProcess) -> None:
+    """By the first byte, which is neither that of an MPA Request nor of a Login Request."""
+    with socket.create_connection(("127.0.0.1", target.port), 5) as sock:
+        sock.settimeout(5)
+        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+
+
+async def test_the_target_goes_away(start_target: StartTarget) -> None:
+    target = start_target(f"lun:size={SIZE}")
+    async with one_disk("async", f"{iscsi(target)}/0") as disk:
+        target.kill()
+        with pytest.raises(TransportError):
+            await read(disk, 0, 512)
+
+
+async def test_nobody_listens() -> None:
+    """A port where nobody is: the portal's name and what to check."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    with pytest.raises(TransportError, match="is the target listening there"):
+        async with one_disk("async", f"iscsi://127.0.0.1:{port}/{IQN}/0"):
+            pass
+
+
+# -- other people's initiators ---------------------------------------------------------------------
+
+
+def program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed: run scripts/setup --tests")
+    return path
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_iscsi_ls(target: TargetProcess) -> None:
+    """libiscsi: discovery, and a session for REPORT LUNS."""
+    said = run(program("iscsi-ls"), "-s", f"iscsi://127.0.0.1:{target.port}")
+    assert f"Target:{IQN} Portal:127.0.0.1:{target.port},1" in said
+    assert "Lun:0" in said and "DIRECT_ACCESS" in said
+
+
+@pytest.mark.parametrize("options", ["", DIGESTS])
+def test_iscsi_inq(target: TargetProcess, options: str) -> None:
+    said = run(program("iscsi-inq"), f"{iscsi(target)}/0{options}")
+    assert "Product:FILE" in said.replace(" ", "") and "DIRECT_ACCESS" in said
+
+
+def test_qemu_img(target: TargetProcess, tmp_path: Path) -> None:
+    """QEMU's driver writes a file to the LUN, reads it back, and finds no difference."""
+    image, url = tmp_path / "image", f"{iscsi(target)}/0"
+    image.write_bytes(random.Random(7).randbytes(SIZE))
+    qemu_img = program("qemu-img")
+    try:
+        said = run(qemu_img, "info", url)
+    except AssertionError as error:
+        if "Unknown protocol" in str(error):
+            pytest.skip("qemu-block-extra is not installed: run scripts/setup --tests")
+        raise
+    assert f"({SIZE} bytes)" in said
+    run(qemu_img, "convert", "-n", "-f", "raw", "-O", "raw", str(image), url)
+    run(qemu_img, "compare", "-f", "raw", "-F", "raw", str(image), url)

@@ -1,0 +1,247 @@
+"""The target's iSCSI layer over Traditional iSCSI: tasks, aborts, and whatever a peer may send."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iserblk.datamover.tcp_target import TcpTarget
+from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
+from iserblk.iscsi.text import encode
+from iserblk.rcap.stream import SocketStream
+from iserblk.target.connection import TargetConnection
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.slot import TargetTask
+from tests.target.fake_store import FakeStore
+
+INITIATOR, IQN = "iqn.2026-11.example:host", "iqn.2026-11.example:disk"
+SIZE = 1 << 20
+WRITE_10, READ_10 = 0x2A, 0x28
+
+
+class Client:
+    """An initiator of bare PDUs; ``heard``: what the target has said since login."""
+
+    def __init__(self, *extra: tuple[str, str]) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
+        self.store = FakeStore(SIZE)
+        device = DeviceServer({0: LogicalUnit(self.store, serial="S", block=512)}, IQN)
+        self.connection = connection = TargetConnection(
+            TcpTarget(SocketStream(theirs), 65536),
+            device,
+            LoginTarget(LoginTargetConfig(IQN, 1, receive_data_segment_length=65536, rdma=False)),
+            on_login=lambda _: None,
+            on_reset=lambda _lun, _by: None,
+            portal="10.0.0.1:3260",
+        )
+
+        def offload(slot: TargetTask) -> None:
+            device.run(slot.task, slot.buffer)
+            connection.finish(slot)
+
+        connection.offload = offload
+        self.cmd_sn = 1
+        self._received = b""
+        self.heard: list[tuple[bytes, bytes]] = []
+        text = encode([("InitiatorName", INITIATOR), ("TargetName", IQN), *extra])
+        request = pdu.LoginRequest(
+            flags=pdu.TRANSIT | pdu.OPERATIONAL_STAGE << pdu.CSG_SHIFT | pdu.FULL_FEATURE_PHASE,
+            data_length=len(text),
+            isid=bytes(6),
+            tsih=0,
+            itt=0,
+            cmd_sn=1,
+            exp_stat_sn=0,
+        )
+        self.send(request, text)
+        assert self.connection.parameters is not None
+        self.heard.clear()
+        self.command(bytes(16))  # a unit attention is pending
+
+        self.heard.clear()
+
+    def close(self) -> None:
+        self.connection.close()
+        self.socket.close()
+
+    def send(self, unit: pdu.Pdu, data: bytes = b"") -> None:
+        self.say(unit.pack() + data + bytes(-len(data) & 3))
+
+    def say(self, data: bytes) -> None:
+        self.socket.sendall(data)
+        self.run()
+
+    def run(self) -> None:
+        for _ in range(4):
+            self.connection.progress(0.0)
+            with contextlib.suppress(BlockingIOError):
+                self._received += self.socket.recv(1 << 20)
+        while len(self._received) >= 48:
+            size = int.from_bytes(self._received[5:8], "big")
+            end = 48 + (size + 3 & ~3)
+            self.heard.append((self._received[:48], self._received[48 : 48 + size]))
+            self._received = self._received[end:]
+
+    def command(
+        self,
+        cdb: bytes,
+        flags: int = bhs.FLAG_FINAL,
+        edtl: int = 0,
+        data: bytes = b"",
+        itt: int = 1,
+    ) -> None:
+        unit = pdu.ScsiCommand(
+            flags=flags,
+            data_length=len(data),
+            lun=bytes(8),
+            itt=itt,
+            edtl=edtl,
+            cmd_sn=self.cmd_sn,
+            exp_stat_sn=1,
+            cdb=cdb,
+        )
+        self.cmd_sn += 1
+        self.send(unit, data)
+
+    def write(self, blocks: int, data: bytes = b"", final: bool = True, itt: int = 1) -> None:
+        flags = bhs.FLAG_WRITE | (bhs.FLAG_FINAL if final else 0)
+        self.command(cdb10(WRITE_10, blocks), flags, blocks * 512, data, itt)
+
+    def data_out(self, data: bytes, offset: int, ttt: int, sn: int = 0, final: bool = True) -> None:
+        self.send(
+            pdu.DataOut(
+                flags=bhs.FLAG_FINAL if final else 0,
+                data_length=len(data),
+                lun=bytes(8),
+                itt=1,
+                ttt=ttt,
+                exp_stat_sn=1,
+                data_sn=sn,
+                buffer_offset=offset,
+            ),
+            data,
+        )
+
+    def opcodes(self) -> list[int]:
+        return [head[0] for head, _ in self.heard]
+
+
+def cdb10(opcode: int, blocks: int) -> bytes:
+    return bytes((opcode, 0, 0, 0, 0, 0, 0, blocks >> 8, blocks & 255)) + bytes(7)
+
+
+@pytest.fixture
+def client() -> Client:
+    made = Client(("MaxBurstLength", "4096"), ("MaxRecvDataSegmentLength", "1024"))
+    return made
+
+
+def test_a_read_comes_in_segments_with_its_status(client: Client) -> None:
+    """F ends each burst; S, with the StatSN, the last."""
+    client.command(cdb10(READ_10, 13), bhs.FLAG_FINAL | bhs.FLAG_READ, 13 * 512)
+    units = [pdu.DataIn.unpack_from(head) for head, _ in client.heard]
+    assert client.opcodes() == [bhs.DATA_IN] * 7
+    assert [unit.data_sn for unit in units] == list(range(7))
+    assert [unit.buffer_offset for unit in units] == [1024 * i for i in range(7)]
+    assert [unit.flags for unit in units] == [0, 0, 0, 0x80, 0, 0, 0x81]
+    assert [unit.data_length for unit in units] == [1024] * 6 + [512]
+    client.close()
+
+
+def test_a_write_is_asked_for_burst_by_burst(client: Client) -> None:
+    data = bytes(i * 3 & 255 for i in range(12 * 512))
+    client.write(12, data[:512])
+    for sn, (at, end) in enumerate(((512, 4608), (4608, 6144))):
+        (head, _) = client.heard.pop()
+        r2t = pdu.ReadyToTransfer.unpack_from(head)
+        assert r2t.opcode == bhs.R2T and not client.heard
+        assert (r2t.buffer_offset, r2t.desired_length, r2t.r2t_sn) == (at, end - at, sn)
+        client.data_out(data[at : at + 512], at, r2t.ttt, 0, False)
+        client.data_out(data[at + 512 : end], at + 512, r2t.ttt, 1)
+    assert client.opcodes() == [bhs.SCSI_RESPONSE]
+    response = pdu.ScsiResponse.unpack_from(client.heard[0][0])
+    assert (response.status, response.exp_data_sn) == (0, 2)
+    client.heard.clear()
+    client.command(cdb10(READ_10, 12), bhs.FLAG_FINAL | bhs.FLAG_READ, 12 * 512)
+    assert b"".join(got for _, got in client.heard) == data
+    client.close()
+
+
+def test_an_abort_does_not_wait_for_data(client: Client) -> None:
+    """An initiator that aborts a write sends no more of it; what is under way is dropped."""
+    client.write(4)
+    r2t = pdu.ReadyToTransfer.unpack_from(client.heard.pop()[0])
+    client.send(
+        pdu.TaskManagementRequest(
+            function=pdu.TMF_ABORT_TASK,
+            lun=bytes(8),
+            itt=2,
+            referenced_task_tag=1,
+            cmd_sn=client.cmd_sn,
+            exp_stat_sn=1,
+        )
+    )
+    ((head, _),) = client.heard
+    answer = pdu.TaskManagementResponse.unpack_from(head)
+    assert (answer.opcode, answer.response) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)
+    client.heard.clear()
+    client.data_out(bytes(2048), 0, r2t.ttt)
+    client.command(bytes(16))
+    assert client.opcodes() == [bhs.SCSI_RESPONSE]
+    client.close()
+
+
+def test_many_reads_go_on_when_buffers_come_back(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands that waited for memory start when what was sent has given some back."""
+    monkeypatch.setattr("iserblk.target.connection.DATA_BUDGET", 8192)
+    for itt in range(1, 30):
+        client.command(cdb10(READ_10, 8), bhs.FLAG_FINAL | bhs.FLAG_READ, 4096, itt=itt)
+    whole = b"".join(got for _, got in client.heard)
+    assert len(whole) == 29 * 4096
+    client.close()
+
+
+_SMALL = st.integers(0, 8) | st.just(bhs.NO_TAG) | st.integers(0, 0xFFFFFFFF)
+_WORDS = st.lists(st.sampled_from([0, 1, 2, 3, 512, 1024, 4096, bhs.NO_TAG]) | _SMALL,
+                  min_size=11, max_size=11)  # fmt: skip
+_UNITS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 2, 4, 5, 6, 16, 0x40, 0x41, 0x42, 0x44]) | st.integers(0, 255),
+        st.integers(0, 255),
+        _WORDS,
+        st.binary(max_size=1100),
+    ),
+    max_size=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(_UNITS, st.booleans())
+def test_whatever_a_peer_sends(
+    units: list[tuple[int, int, list[int], bytes]], honest: bool
+) -> None:
+    """After login, with a write that waits for data. Nothing but the documented errors."""
+    client = Client(("MaxBurstLength", "1024"))
+    try:
+        client.write(8)
+        for opcode, flags, words, data in units:
+            head = bytearray((opcode, flags, 0, 0)) + b"".join(
+                word.to_bytes(4, "big") for word in words
+            )
+            head[4:8] = len(data).to_bytes(4, "big") if honest else head[4:8]
+            if honest and opcode in (1, 5):
+                head[8:16] = bytes(8)
+            client.say(bytes(head) + data + bytes(-len(data) & 3))
+    except (RemoteProtocolError, ConnectionLost, BrokenPipeError):
+        pass
+    finally:
+        client.close()
