@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from fuse_mount.errors import MountError, UsageError
 from fuse_mount.mount import mount_foreground
+from iserblk.credentials import hide_command_line
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,4 +49,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    hide_command_line()
     sys.exit(main())

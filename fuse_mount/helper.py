@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from fuse_mount.errors import MountError, MountFailed, UsageError
 from fuse_mount.mount import mount_background
+from iserblk.credentials import hide_command_line
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,4 +48,5 @@ def _mount(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    hide_command_line()
     sys.exit(main(sys.argv[1:]))

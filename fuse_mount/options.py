@@ -62,6 +62,8 @@ def parse_options(lists: Iterable[str]) -> MountOptions:
             continue
         elif equals and name in _FLAGS:
             raise UsageError(f"-o {word}: {name} takes no value")
+        elif name.replace("_", "-") == "target-password":
+            raise UsageError(f"-o {name}: everybody would see it; it goes into chap-secret-file")
         elif equals:
             disk[name.replace("_", "-")] = value
         elif name in ("ro", "rw"):

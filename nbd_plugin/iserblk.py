@@ -56,6 +56,7 @@ _find_packages(sys._getframe().f_code.co_filename)
 try:
     from iserblk import __version__
     from iserblk.disk.blocking import DiskSet, open_disks
+    from iserblk.disk.opening import settle
     from iserblk.disk.seam import BlockingDisk, Extent
     from iserblk.errors import BadArgument, IserblkError
     from iserblk.url import Options, parse_url
@@ -176,7 +177,7 @@ def config(key: str, value: str) -> None:
 def config_complete() -> None:
     if not _urls:
         raise BadArgument("no URL: give uri=iser://HOST/IQN/LUN")
-    Options.from_pairs(_options.items())
+    settle(_urls, _options)  # secrets from a pipe are read once, before anything forks
 
 
 def get_ready() -> None:

@@ -15,17 +15,19 @@ PACKAGE = ROOT / "iserblk"
 ALLOWED = {
     "errors": set(),
     "trio_io": set(),
-    "url": {"errors"},
+    "secret": set(),
+    "url": {"errors", "secret"},
+    "credentials": {"errors", "secret", "url", "iscsi"},
     "rcap": {"errors"},
     "scsi": {"errors"},
-    "iscsi": {"errors"},
+    "iscsi": {"errors", "secret"},
     "datamover": {"errors", "rcap", "iscsi"},
-    "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url"},
-    "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url"},
+    "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url", "credentials"},
+    "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials"},
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
     "doctor": {"errors", "url", "rcap", "initiator"},
-    "nbdattach": {"errors"},
-    "cli": {"errors", "nbdattach", "url", "disk", "target", "scsi", "doctor"},
+    "nbdattach": {"errors", "credentials"},
+    "cli": {"errors", "credentials", "nbdattach", "url", "disk", "target", "scsi", "doctor"},
 }
 # Beside the drivers, the shells and the command line, nobody waits.
 TRIO_ALLOWED = {

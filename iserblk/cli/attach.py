@@ -99,6 +99,8 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if word and not equals:
             raise BadArgument(f"-o {word}: write NAME=VALUE")
+        if name.replace("_", "-") == "target-password":
+            raise BadArgument(f"-o {name}: everybody would see it; it goes into chap-secret-file")
         if word:
             found[name.replace("_", "-")] = value
     return found
@@ -106,7 +108,7 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
 
 def _find(urls: Sequence[str], given: Mapping[str, str]) -> list[Lun]:
     """Log in, and see which LUNs the URLs mean. nbdkit has one exit status for everything: so what
-    is wrong is found out here, credentials that must not get onto a command line included."""
+    is wrong is found out here."""
     with open_disks(urls, given) as disks:
         return [_lun(urls, given, disk.info) for disk in disks.disks.values()]
 

@@ -10,6 +10,7 @@ import click
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json
 from iserblk.cli.running import run
+from iserblk.credentials import find_credentials
 from iserblk.doctor.finding import OK, Finding
 from iserblk.doctor.machine import Machine
 from iserblk.doctor.portal import Limits, PortalReport, check_portal
@@ -39,6 +40,8 @@ def command(where: str | None, as_json: bool, **options: str | None) -> None:
     given = connection(options)
     url = _url(where) if where is not None else None
     settled = Options.from_pairs({**given, **(url.options if url else {})}.items())
+    if url is not None:
+        find_credentials(url, settled)  # what is wrong with them is said before anything is asked
     findings = check_machine(Machine())
     report: PortalReport | None = None
     if url is not None:

@@ -21,6 +21,7 @@ from typing import NoReturn
 import click
 
 from iserblk import __version__
+from iserblk.credentials import hide_command_line
 from iserblk.errors import BadArgument, IserblkError
 
 # Command → what the list of commands says. A module is imported when its command is run.
@@ -83,6 +84,8 @@ class UsageStatus(click.Command):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Never returns: ends the process with the documented status."""
     _open_standard_streams()
+    if arguments is None:
+        hide_command_line()
     signal.signal(signal.SIGTERM, _end)
     status = _run(arguments)
     try:

@@ -26,6 +26,7 @@ import click
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
+from iserblk.credentials import handed_on
 from iserblk.disk.blocking import open_disks
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
 from iserblk.nbdattach.programs import PLUGIN, nbdkit_environment, nbdkit_program
@@ -67,19 +68,20 @@ def command(
     given = connection(options)
     nbdkit = nbdkit_program()
     # nbdkit has one exit status for everything: so what is wrong with the URLs is found out here.
-    # That includes credentials in them, which must not get onto another command line.
     open_disks(urls, given).close()
     listening = _unix(path) if path is not None else _tcp(listen or "")
-    with listening as (sock, uri):
+    with listening as (sock, uri), handed_on(urls, given) as handed:
         arguments = [nbdkit, "--exit-with-parent", "--threads", str(threads)]
-        plugin = ["python", str(PLUGIN), *(f"uri={url}" for url in urls)]
-        plugin += [f"{name}={value}" for name, value in given.items()]
-        status = _serve(sock, arguments, plugin, uri)
+        plugin = ["python", str(PLUGIN), *(f"uri={url}" for url in handed.urls)]
+        plugin += [f"{name}={value}" for name, value in handed.options.items()]
+        status = _serve(sock, arguments, plugin, uri, handed.descriptors)
     sys.exit(status)
 
 
-def _serve(sock: socket.socket, arguments: list[str], plugin: list[str], uri: str) -> int:
-    """Run nbdkit until it ends; returns the exit status."""
+def _serve(
+    sock: socket.socket, arguments: list[str], plugin: list[str], uri: str, descriptors: list[int]
+) -> int:
+    """Run nbdkit until it ends, with ``descriptors``; returns the exit status."""
     told = 0
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -93,6 +95,7 @@ def _serve(sock: socket.socket, arguments: list[str], plugin: list[str], uri: st
             ["/bin/sh", "-c", _HAND_OVER, "sh", *arguments, "--pidfile", str(pid_file), *plugin],
             stdin=sock.fileno(),
             env=nbdkit_environment(),
+            pass_fds=descriptors,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)

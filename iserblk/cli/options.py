@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +26,14 @@ CONNECTION = (
     ("initiator-name", "IQN", "Who we are; default: the machine's own name."),
     ("io-timeout", "SECONDS", "How long one request may take in all. Default 30."),
     ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
+    (
+        "chap-secret-file",
+        "FILE",
+        "A line with the CHAP secret of the URL's user@; for mutual CHAP a second one with the"
+        " target's. Nobody else may read it.",
+    ),
+    ("chap-secret-fd", "FD", "The same from an open file descriptor."),
+    ("chap-secret-credential", "NAME", "The same from a credential of systemd."),
     ("style", "cm|stream", ""),
     ("header", "28|12", ""),
     ("fallback", "iscsi", ""),
@@ -32,9 +41,6 @@ CONNECTION = (
     ("shared", "yes|no", ""),
     ("reserve", "exclusive", ""),
     ("reserve-key", "KEY", ""),
-    ("chap-secret-file", "FILE", ""),
-    ("chap-secret-fd", "FD", ""),
-    ("chap-secret-credential", "NAME", ""),
 )
 
 
@@ -49,7 +55,10 @@ def connection(given: dict[str, str | None]) -> dict[str, str]:
     """What ``open_disks`` takes, from a command's keyword arguments: those that were given."""
     names = [name for name, _, _ in CONNECTION]
     values = {name: given[name.replace("-", "_")] for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+    found = {name: value for name, value in values.items() if value is not None}
+    if found.get("chap-secret-file"):
+        found["chap-secret-file"] = os.path.abspath(found["chap-secret-file"])
+    return found
 
 
 class Size(click.ParamType[int]):

@@ -11,7 +11,8 @@ import click
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
-from iserblk.errors import BadArgument, NotSupported
+from iserblk.credentials import read_accounts
+from iserblk.errors import BadArgument
 from iserblk.target.busypoll import DEFAULT_US as BUSY_POLL_US
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.server import serve
@@ -52,9 +53,15 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
     show_default=True,
     help="verbs: take connections of RDMA devices, too, on the same port.",
 )
-@click.option("--chap-accounts", metavar="FILE", hidden=True)
-@click.option("--chap-user", metavar="USER", hidden=True)
-@click.option("--chap-secret-file", metavar="FILE", hidden=True)
+@click.option(
+    "--chap-accounts",
+    metavar="FILE",
+    help="Admit only who knows the secret of a user in FILE: lines user:secret, mode 0600.",
+)
+@click.option("--chap-user", metavar="USER", help="Who the target is in mutual CHAP.")
+@click.option(
+    "--chap-secret-file", metavar="FILE", help="One line with the secret of --chap-user; mode 0600."
+)
 def command(
     listen: str,
     iqn: str,
@@ -68,17 +75,21 @@ def command(
     """Serve files as the LUNs of one target, over iSER on software iWARP and RDMA devices.
 
     Prints `ready iser://HOST:PORT/IQN` once connections are taken. SIGTERM and SIGINT end it;
-    what its caches hold is written first. There is no authentication yet: whoever reaches the
-    port reads and writes, so it listens on the loopback interface unless told otherwise.
+    what its caches hold is written first. Without --chap-accounts whoever reaches the port reads
+    and writes, so it listens on the loopback interface unless told otherwise.
     """
-    if chap_accounts or chap_user or chap_secret_file:
-        raise NotSupported("CHAP is not supported yet; leave the --chap options out")
+    accounts = None
+    if chap_accounts:
+        accounts = read_accounts(chap_accounts, chap_user or "", chap_secret_file or "")
+    elif chap_user or chap_secret_file:
+        raise BadArgument("--chap-user and --chap-secret-file need --chap-accounts FILE")
     if rcap not in ("iwarp", "verbs"):
         raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp or verbs")
     check_name(iqn, "--iqn")
     with _units(specs, iqn) as units:
         rdma = rcap == "verbs"
-        run(lambda: serve(listen, iqn, dict(enumerate(units)), ready, busy_poll_us, rdma))
+        luns = dict(enumerate(units))
+        run(lambda: serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts))
 
 
 @contextmanager

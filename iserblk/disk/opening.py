@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
 from iserblk.disk.identify import identify, report_luns
 from iserblk.errors import BadArgument, NoSuchLun, NotSupported
@@ -36,6 +37,7 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
         url = parse_url(text)
         settled = Options.from_pairs({**common, **url.options}.items())
         check_scheme(url, settled)
+        find_credentials(url, settled)  # what is wrong with them is said now
         addresses.append(Address(url, settled))
     return addresses
 

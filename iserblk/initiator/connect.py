@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import trio
 
+from iserblk.credentials import find_credentials
 from iserblk.datamover.iser import (
     SEND_INVALIDATE_NOT_SUPPORTED,
     ZBVA_NOT_SUPPORTED,
@@ -47,20 +48,24 @@ class Choice(NamedTuple):
 async def connect(url: Url, options: Options) -> Session:
     """A session with the target of ``url``. Its driver is the caller's to start.
 
-    Raises TransportError, LoginError and their kin; then nothing is left open.
+    Raises TransportError, LoginError and their kin, BadArgument for credentials that cannot be
+    used; then nothing is left open.
     """
+    credentials = find_credentials(url, options)
     portal = name_portal(url.host, url.port)
     if url.scheme == "iscsi":
         stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
         reason = "asked for by the URL's scheme, iscsi"
-        return await _log_in(
-            Login.traditional(stream, url, options, portal), stream, portal, reason
-        )
+        login = Login.traditional(stream, url, options, portal)
+        login.credentials = credentials
+        return await _log_in(login, stream, portal, reason)
     if options.rcap == "verbs":
         connect_verbs.check_available()
     qp, reason = await choose(await resolve(url.host, url.port), options, portal)
     log.info("%s: connected by %s: %s", portal, qp.provider, reason)
-    return await _log_in(Login(qp, url, options, portal), qp, portal, reason)
+    login = Login(qp, url, options, portal)
+    login.credentials = credentials
+    return await _log_in(login, qp, portal, reason)
 
 
 async def _log_in(

@@ -21,6 +21,7 @@ from iserblk.errors import ConnectionLost, IserblkError, RemoteProtocolError
 from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs
+from iserblk.iscsi.chap import Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.url import Options, Url, initiator_name
@@ -44,7 +45,9 @@ def receives(options: Options) -> int:
 
 class Login:
     """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without
-    a target name makes it a discovery session."""
+    a target name makes it a discovery session. ``credentials`` are set before ``run``, if any."""
+
+    credentials: Credentials | None = None
 
     def __init__(self, qp: QueuePair, url: Url, options: Options, portal: str) -> None:
         self._url = url
@@ -100,6 +103,7 @@ class Login:
                 rdma=self._rdma,
                 header_digest="None" if self._rdma else options.header_digest,
                 data_digest="None" if self._rdma else options.data_digest,
+                credentials=self.credentials,
             )
         )
         outgoing = deque([login.start()])

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from iserblk.errors import AuthenticationError, LoginError, RemoteProtocolError, TargetNotFound
-from iserblk.iscsi import bhs, keys, pdu, reasons
+from iserblk.iscsi import bhs, chap, keys, pdu, reasons
+from iserblk.iscsi.chap import ChapInitiator, Credentials
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import MASK32, serial_lt
 from iserblk.iscsi.text import Collector, encode
@@ -66,7 +67,8 @@ class LoginInitiatorConfig:
     nothing we take at once. ``discovery``: a discovery session, which has no target name.
 
     ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are what is
-    offered (lists, best first), and ``receive_data_segment_length`` is for Data-In as well."""
+    offered (lists, best first), and ``receive_data_segment_length`` is for Data-In as well.
+    ``credentials`` None: AuthMethod=None."""
 
     initiator_name: str
     target_name: str
@@ -80,6 +82,7 @@ class LoginInitiatorConfig:
     rdma: bool = True
     header_digest: str = "None"
     data_digest: str = "None"
+    credentials: Credentials | None = None
 
 
 class LoginInitiator:
@@ -92,7 +95,8 @@ class LoginInitiator:
     def __init__(self, config: LoginInitiatorConfig) -> None:
         self._config = config
         self._collector = Collector()
-        self._stage = pdu.OPERATIONAL_STAGE
+        self._chap = ChapInitiator(config.credentials) if config.credentials else None
+        self._stage = pdu.SECURITY_STAGE if self._chap else pdu.OPERATIONAL_STAGE
         self._next_stage: int | None = None  # the NSG that the request in flight asks for
         self._offered: set[str] = set()
         self._settled: set[str] = set()  # answered by the target, or offered by it
@@ -119,6 +123,9 @@ class LoginInitiator:
 
     def start(self) -> tuple[bytes, bytes]:
         """The first Login Request, as (BHS, data segment)."""
+        if self._chap is not None:
+            self._offered.add("AuthMethod")
+            return self._request([*self._identity(), ("AuthMethod", "CHAP")], transit=False)
         return self._request(self._identity() + self._offers(), transit=True)
 
     def _identity(self) -> list[tuple[str, str]]:
@@ -187,10 +194,10 @@ class LoginInitiator:
             raise LoginError(f"the target rejected the login request: {words}")
         if opcode != bhs.LOGIN_RESPONSE:
             raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} in answer to a login request")
+        if response.status:  # before anything else: tgtd refuses without saying whom
+            raise self._refused(response.status, data)
         if response.itt != _ITT or response.isid != self._config.isid:
             raise RemoteProtocolError("iSCSI", "a login response to somebody else's request")
-        if response.status:
-            raise self._refused(response.status, data)
         if response.version_active:
             raise LoginError(
                 f"the target speaks version {response.version_active} of iSCSI; we speak 0"
@@ -217,12 +224,19 @@ class LoginInitiator:
         stage = response.flags >> pdu.CSG_SHIFT & pdu.STAGE_MASK
         following = response.flags & pdu.STAGE_MASK
         transit = bool(response.flags & pdu.TRANSIT)
-        if stage == pdu.SECURITY_STAGE and self._stage == pdu.OPERATIONAL_STAGE and not transit:
+        skipped = self._stage == pdu.OPERATIONAL_STAGE and self._chap is None
+        if stage == pdu.SECURITY_STAGE and skipped and not transit:
             # We skipped the security stage, and the target wants it.
             self._stage = pdu.SECURITY_STAGE
         elif stage != self._stage:
             raise RemoteProtocolError("iSCSI", f"the target is in login stage {stage}")
         answers = self._take(pairs)
+        if self._chap is not None and stage == pdu.SECURITY_STAGE:
+            answers += self._authenticate(self._chap, pairs)
+            if transit and not self._chap.done:
+                raise AuthenticationError("the target would go on without CHAP")
+            if not transit:
+                return [self._request(answers, transit=self._chap.responded)]
         if not transit:
             if stage == pdu.SECURITY_STAGE and "AuthMethod" not in self._settled | self._offered:
                 self._offered.add("AuthMethod")
@@ -249,11 +263,14 @@ class LoginInitiator:
             if name in self._settled:
                 raise RemoteProtocolError("iSCSI", f"the target sent {name} in two responses")
             self._settled.add(name)
-            if name == "AuthMethod":
+            if self._chap is not None and (name == "AuthMethod" or chap.is_key(name)):
+                if self._stage != pdu.SECURITY_STAGE:
+                    raise RemoteProtocolError("iSCSI", f"{name} outside of the security stage")
+            elif name == "AuthMethod":
                 if "None" not in value.split(","):
                     raise AuthenticationError(
-                        f"the target wants authentication ({value[:40]}), which is not supported "
-                        "yet; allow this initiator without it"
+                        f"the target wants authentication ({value[:40]}): write iser://USER@HOST/…"
+                        " and give chap-secret-file"
                     )
                 if name not in self._offered:
                     answers.append((name, "None"))
@@ -266,6 +283,27 @@ class LoginInitiator:
                 if answer is not None:
                     answers.append((name, answer))
         return answers
+
+    def _authenticate(
+        self, chap_initiator: ChapInitiator, pairs: list[tuple[str, str]]
+    ) -> list[tuple[str, str]]:
+        """One step of CHAP; returns what to say to it."""
+        given = dict(pairs)
+        if "AuthMethod" not in self._settled:
+            raise RemoteProtocolError("iSCSI", "the target did not answer to AuthMethod")
+        if "AuthMethod" not in given:
+            return chap_initiator.receive([pair for pair in pairs if chap.is_key(pair[0])])
+        method = given["AuthMethod"]
+        if method in ("None", *keys.ANSWER_WORDS):
+            raise AuthenticationError(
+                f"the target does not authenticate anybody (AuthMethod={method}), but a user and "
+                "a secret were given; turn CHAP on at the target, or leave them out"
+            )
+        if method != "CHAP":
+            raise RemoteProtocolError("iSCSI", f"AuthMethod={method[:40]} was not offered")
+        if any(chap.is_key(name) for name in given):
+            raise RemoteProtocolError("iSCSI", "the target began CHAP before it was asked")
+        return chap_initiator.start()
 
     def _finish(self) -> None:
         config, outcome = self._config, self.parameters
@@ -305,7 +343,8 @@ class LoginInitiator:
             where = f", to {address}: put that into the URL" if address else ""
             return LoginError(f"{words}{where}", status, address)
         if status == _AUTHENTICATION_FAILURE:
-            return AuthenticationError(f"login refused: {words}", status)
+            none = "" if self._chap else "; none were given: write USER@ and chap-secret-file="
+            return AuthenticationError(f"login refused: {words}{none}", status)
         if status in _NOT_FOUND:
             return TargetNotFound(f"no target {name}: {words}", status)
         return LoginError(f"login to {name or 'discovery session'} refused: {words}", status)

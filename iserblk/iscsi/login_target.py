@@ -1,6 +1,7 @@
 """The login phase of a target, PDU by PDU (RFC 7143 section 6.3).
 
-No authentication: AuthMethod=None in the security stage, which an initiator may skip.
+Without accounts there is no authentication: AuthMethod=None in the security stage, which an
+initiator may skip. With accounts the security stage has to be passed, by CHAP.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from iserblk.errors import RemoteProtocolError
-from iserblk.iscsi import bhs, keys, pdu
+from iserblk.errors import AuthenticationError, RemoteProtocolError
+from iserblk.iscsi import bhs, chap, keys, pdu
+from iserblk.iscsi.chap import Accounts, ChapTarget
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import MASK32
 from iserblk.iscsi.text import Collector, encode
@@ -37,7 +39,8 @@ class LoginTargetConfig:
     """``tsih``: what a new session gets. ``receive_data_segment_length``: data bytes of one PDU
     that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
     ``queue_depth``: commands that an initiator may have outstanding. ``sessions``: the TSIHs that
-    are in use. ``rdma`` False: the connection is Traditional iSCSI."""
+    are in use. ``accounts`` None: nobody has to authenticate.
+    ``rdma`` False: the connection is Traditional iSCSI."""
 
     target_name: str
     tsih: int
@@ -46,6 +49,7 @@ class LoginTargetConfig:
     queue_depth: int = 128
     sessions: Container[int] = ()
     rdma: bool = True
+    accounts: Accounts | None = None
 
 
 class _Refusal(Exception):
@@ -60,7 +64,8 @@ class LoginTarget:
     """Call ``receive`` for each Login Request until ``done`` or ``failed``.
 
     Then ``parameters``, ``initiator_name``, ``isid``, ``discovery``, ``stat_sn``, ``exp_cmd_sn``
-    and ``max_cmd_sn`` hold what full feature phase begins with.
+    and ``max_cmd_sn`` hold what full feature phase begins with; ``user``: as whom the initiator
+    authenticated itself. ``problem``: why it failed, in words for the log, if there are any.
     """
 
     def __init__(self, config: LoginTargetConfig) -> None:
@@ -72,6 +77,8 @@ class LoginTarget:
         self._offered: set[str] = set()  # keys that we offered, and that are not answered
         self._declared = False  # what we receive
         self._stage: int | None = None
+        self._chap = ChapTarget(config.accounts) if config.accounts else None
+        self.problem = ""
         self.done = False
         self.failed = False
         self.discovery = False
@@ -96,6 +103,13 @@ class LoginTarget:
             target_portal_group_tag=1,
         )
 
+    @property
+    def user(self) -> str:
+        return self._chap.user if self._chap else ""
+
+    def _must_authenticate(self) -> bool:
+        return self._chap is not None and not self._chap.done
+
     def receive(self, header: bytes, data: bytes | memoryview) -> list[tuple[bytes, bytes]]:
         """Take a Login Request; returns the responses. A refusal is a response, too: ``failed``.
 
@@ -119,6 +133,14 @@ class LoginTarget:
         except _Refusal as refusal:
             self.failed = True
             return [self._response(request, 0, b"", refusal.status)]
+        except AuthenticationError as error:
+            self.failed = True
+            self.problem = f"authentication failed: {error}"
+            return [self._response(request, 0, b"", AUTHENTICATION_FAILURE)]
+        except chap.MissingKey as error:
+            self.failed = True
+            self.problem = str(error)
+            return [self._response(request, 0, b"", MISSING_PARAMETER)]
         except RemoteProtocolError:
             # It is a login still, though a bad one: the initiator is told so (section 6.3).
             self.failed = True
@@ -132,6 +154,8 @@ class LoginTarget:
         transit = bool(request.flags & pdu.TRANSIT)
         if request.version_min > 0:
             raise _Refusal(UNSUPPORTED_VERSION)
+        if request.tsih and self._must_authenticate():
+            raise AuthenticationError("an unknown initiator names a session")
         if request.tsih:
             # Another connection of a session: there is one per session here.
             known = request.tsih in self._config.sessions
@@ -142,6 +166,8 @@ class LoginTarget:
             raise _Refusal(INITIATOR_ERROR)
         if stage not in (pdu.SECURITY_STAGE, pdu.OPERATIONAL_STAGE):
             raise _Refusal(INITIATOR_ERROR)
+        if stage == pdu.OPERATIONAL_STAGE and self._must_authenticate():
+            raise AuthenticationError("the initiator skipped the security stage")
         self._stage = stage
         self._collector.add(data)
         if request.flags & bhs.FLAG_CONTINUE:
@@ -153,6 +179,7 @@ class LoginTarget:
             following <= stage or following not in (pdu.OPERATIONAL_STAGE, pdu.FULL_FEATURE_PHASE)
         ):
             raise _Refusal(INITIATOR_ERROR)
+        transit = transit and not self._must_authenticate()
         if following == pdu.FULL_FEATURE_PHASE and not self._may_finish(stage):
             # Not yet: from the security stage by way of the other one, else when all is answered.
             following = pdu.OPERATIONAL_STAGE
@@ -197,6 +224,7 @@ class LoginTarget:
         """Take one whole text of the initiator; returns ours."""
         answers: list[tuple[str, str]] = []
         fresh: list[tuple[str, str]] = []
+        started = "AuthMethod" in self._received
         for name, value in pairs:
             if name not in self._received:
                 self._received[name] = value
@@ -206,8 +234,12 @@ class LoginTarget:
             # else: libiscsi says again in the operational stage who it is
         if not self.initiator_name:
             answers += self._identify()
+        secure = [pair for pair in fresh if self._chap is not None and chap.is_key(pair[0])]
         for name, value in fresh:
-            answers += self._answer(name, value, stage)
+            if (name, value) not in secure:
+                answers += self._answer(name, value, stage)
+        if self._chap is not None and (secure or self._must_authenticate()):
+            answers += self._authenticate(self._chap, secure, stage, started)
         if stage == pdu.OPERATIONAL_STAGE and not self._config.rdma and not self._declared:
             self._declared = True
             most = str(self._config.receive_data_segment_length)
@@ -221,6 +253,18 @@ class LoginTarget:
                 self._offered.clear()  # offered, and not answered: the default, No
                 self.parameters.rdma_extensions = False
         return answers
+
+    def _authenticate(
+        self, chap_target: ChapTarget, pairs: list[tuple[str, str]], stage: int, started: bool
+    ) -> list[tuple[str, str]]:
+        """One step of CHAP. ``started``: it was agreed on before this text."""
+        if stage != pdu.SECURITY_STAGE:
+            raise _Refusal(INITIATOR_ERROR)
+        if "AuthMethod" not in self._received:
+            raise AuthenticationError("the initiator offers no AuthMethod")
+        if not started and not pairs:
+            return []  # it was agreed on just now
+        return chap_target.receive(pairs)
 
     @staticmethod
     def _is_declared(name: str) -> bool:
@@ -252,9 +296,10 @@ class LoginTarget:
         if name == "AuthMethod":
             if stage != pdu.SECURITY_STAGE:
                 raise _Refusal(INITIATOR_ERROR)
-            if "None" not in value.split(","):
-                raise _Refusal(AUTHENTICATION_FAILURE)
-            return [(name, "None")]
+            method = "None" if self._chap is None else "CHAP"
+            if method not in value.split(","):
+                raise AuthenticationError(f"the initiator does not offer AuthMethod={method}")
+            return [(name, method)]
         if name in self._offered:
             self._offered.remove(name)
             keys.accept(self.parameters, name, value)

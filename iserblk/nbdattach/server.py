@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from iserblk.credentials import handed_on
 from iserblk.errors import IserblkError
 from iserblk.nbdattach.programs import (
     PLUGIN,
@@ -29,13 +30,24 @@ _START_S = 60.0
 def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
     """Returns when nbdkit takes connections at ``home.socket``. It logs to syslog.
 
-    It ends with its last client; so the first must be the one that stays. ``urls`` must have been
-    tried: no credentials may be in them, as they get onto a command line. Raises IserblkError.
+    It ends with its last client; so the first must be the one that stays. Secrets get to it
+    through descriptors that it inherits. Raises IserblkError.
     """
-    words = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.nbdkit_pid)]
-    words += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
-    words += [f"uri={url}" for url in urls]
-    words += [f"{name}={value}" for name, value in options.items()]
+    with handed_on(urls, options) as handed:
+        words = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.nbdkit_pid)]
+        words += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
+        words += [f"uri={url}" for url in handed.urls]
+        words += [f"{name}={value}" for name, value in handed.options.items()]
+        _run(words, handed.descriptors)
+    deadline = time.monotonic() + _START_S
+    while not read_pid(home.nbdkit_pid):  # it logs in again, once it has gone to the background
+        if time.monotonic() > deadline:
+            raise IserblkError(f"nbdkit is not ready after {_START_S:g} s; syslog may say why")
+        time.sleep(0.01)
+
+
+def _run(words: Sequence[str], descriptors: Sequence[int]) -> None:
+    """Until it has gone to the background."""
     process = None
     try:
         with signals_held():
@@ -47,6 +59,7 @@ def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
                 text=True,
                 env=nbdkit_environment(),
                 cwd="/",
+                pass_fds=descriptors,
             )
         _, said = process.communicate(timeout=_START_S)
     except subprocess.TimeoutExpired:
@@ -59,11 +72,6 @@ def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
             process.stderr.close()
     if process.returncode:
         raise IserblkError(f"nbdkit did not start: {last_line(said)}")
-    deadline = time.monotonic() + _START_S
-    while not read_pid(home.nbdkit_pid):  # it logs in again, once it has gone to the background
-        if time.monotonic() > deadline:
-            raise IserblkError(f"nbdkit is not ready after {_START_S:g} s; syslog may say why")
-        time.sleep(0.01)
 
 
 class Server:

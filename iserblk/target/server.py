@@ -21,6 +21,7 @@ from iserblk.datamover.iser import ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import IserblkError, TransportError
+from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.rcap.stream import SocketStream
@@ -52,9 +53,14 @@ class TargetServer:
     """One target: its LUNs and its connections."""
 
     def __init__(
-        self, iqn: str, luns: Mapping[int, LogicalUnit], busy_poll: BusyPoll | None = None
+        self,
+        iqn: str,
+        luns: Mapping[int, LogicalUnit],
+        busy_poll: BusyPoll | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self.iqn = iqn
+        self._accounts = accounts
         self._busy_poll = busy_poll or BusyPoll(0)
         self.device = DeviceServer(luns, iqn)
         self._connections: dict[TargetConnection, WriteWatch] = {}
@@ -114,6 +120,7 @@ class TargetServer:
                 receive_data_segment_length=receive_data,
                 sessions=self._tsihs,
                 rdma=isinstance(datamover, IserTarget),
+                accounts=self._accounts,
             )
         )
         connection = TargetConnection(
@@ -135,6 +142,8 @@ class TargetServer:
                 nursery.start_soon(writes.run)
                 try:
                     await self._pump(connection, writes)
+                    if login.problem:
+                        log.warning("%s: login refused: %s", peer, login.problem)
                     log.info("%s: session ended", peer)
                 except IserblkError as problem:
                     error = problem
@@ -279,12 +288,14 @@ async def serve(
     ready: Callable[[str], None],
     busy_poll_us: int = 0,
     rdma: bool = False,
+    accounts: Accounts | None = None,
 ) -> None:
     """Serve until cancelled. ``ready(url)`` is called once connections are taken; the URL has the
-    port that was bound. ``busy_poll_us``: see BusyPoll. ``rdma``: by rdma_cm, too. Raises
-    BadArgument, NotSupported, PermissionDenied or Busy when it cannot listen."""
+    port that was bound. ``busy_poll_us``: see BusyPoll. ``rdma``: by rdma_cm, too.
+    ``accounts``: who may log in; None: everybody. Raises BadArgument, NotSupported,
+    PermissionDenied or Busy when it cannot listen."""
     busy_poll = BusyPoll(busy_poll_us)
-    server = TargetServer(iqn, luns, busy_poll)
+    server = TargetServer(iqn, luns, busy_poll, accounts)
     listeners = await listen_tcp(listen)
     rdma_listeners: list[RdmaListener] = []
     limiter = trio.Semaphore(MAX_CONNECTIONS)

@@ -303,7 +303,7 @@ def test_nbd_refuses(url: str, tmp_path: Path) -> None:
     assert "give HOST:PORT" in bad(7, "nbd", url, "--listen", "10809")
     assert "--listen no.such.invalid" in bad(7, "nbd", url, "--listen", "no.such.invalid:0")
     bad(21, "nbd", f"{url}x", "--socket", tmp_path / "s")
-    bad(27, "nbd", url.replace("//", "//user%secret@"), "--socket", tmp_path / "s")
+    bad(24, "nbd", url.replace("//", "//user%secret@"), "--socket", tmp_path / "s")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -379,7 +379,9 @@ def test_mount_refuses(url: str, tmp_path: Path) -> None:
         ("iser://host/iqn.2026-11.example:a/0?io-timeout=x", 7, "io-timeout"),
         ("iser://host/iqn.2026-11.example:a/0?io-timeout=5&io-timeout=5", 7, "given twice"),
         ("iser://host/iqn.2026-11.example:a/0?", 7, "empty option"),
-        ("iser://user%hush@host/iqn.2026-11.example:a", 27, "CHAP"),
+        ("iser://user%hush@no.such.host.invalid/iqn.2026-11.example:a", 23, "no.such.host"),
+        ("iser://u%hush@host/iqn.2026-11.example:a?target-password=hush", 7, "both secrets"),
+        ("iser://hush@host/iqn.2026-11.example:a", 7, "without a secret"),
         ("iscsi://host/iqn.2026-11.example:a?rcap=verbs", 27, "means TCP"),
         ("iser://host/iqn.2026-11.example:a?data_digest=crc32c", 27, "no iSCSI digests over iSER"),
         ("iser://host/iqn.2026-11.example:a/0?style=stream", 27, "style"),

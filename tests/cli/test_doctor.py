@@ -135,7 +135,7 @@ def test_a_web_server() -> None:
         (("host", "--rcap", "tcp"), 7, "auto, verbs or iwarp"),
         (("host", "--queue-depth", "0"), 7, "queue-depth"),
         (("a", "b"), 7, "unexpected extra argument"),
-        (("iser://user%hush@host/iqn.2026-11.example:a",), 27, "CHAP"),
+        (("iser://user@host/iqn.2026-11.example:a?target_password=hush",), 7, "without a secret"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], status: int, words: str) -> None:

@@ -87,8 +87,8 @@ def test_refusals(tmp_path: Path) -> None:
     assert "no iSCSI name" in bad(7, *target(lun, iqn="disk"))
     assert "HOST:PORT" in bad(7, *target(lun, listen="3260"))
     assert "no.such.invalid" in bad(7, *target(lun, listen="no.such.invalid:0"))
-    assert "CHAP" in bad(27, *target(lun), "--chap-user", "u")
-    assert "CHAP" in bad(27, *target(lun), "--chap-accounts", "f")
+    assert "need --chap-accounts" in bad(7, *target(lun), "--chap-user", "u")
+    assert "No such file" in bad(7, *target(lun), "--chap-accounts", "no/such")
     assert "say iwarp or verbs" in bad(7, *target(lun), "--rcap", "tcp")
     if not os.path.exists("/dev/infiniband"):
         assert "--rcap verbs: no RDMA" in bad(27, *target(lun), "--rcap", "verbs")

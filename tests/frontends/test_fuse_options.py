@@ -53,7 +53,7 @@ def test_a_comma_in_a_value_is_escaped() -> None:
 @pytest.mark.parametrize(
     "word",
     ["colour", "colour=blue", "uid=root", "gid=-1", "umask=9", "umask=1777", "io-timeout=soon",
-     "sync", "uid", "uid=4294967295"],
+     "sync", "uid", "uid=4294967295", "target_password=hush"],
 )  # fmt: skip
 def test_what_is_wrong_is_named(word: str) -> None:
     with pytest.raises(UsageError) as caught:

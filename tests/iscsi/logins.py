@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.chap import Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import decode_untrusted, encode
@@ -16,7 +17,11 @@ Pairs = list[tuple[str, str]]
 
 
 def initiator(
-    *, target_name: str = TARGET, discovery: bool = False, immediate_data: bool = False
+    *,
+    target_name: str = TARGET,
+    discovery: bool = False,
+    immediate_data: bool = False,
+    credentials: Credentials | None = None,
 ) -> LoginInitiator:
     return LoginInitiator(
         LoginInitiatorConfig(
@@ -25,6 +30,7 @@ def initiator(
             isid=ISID,
             immediate_data=immediate_data,
             discovery=discovery,
+            credentials=credentials,
         )
     )
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import environment
+from tests.cli.commands import environment, serving
 from tests.nbdattach.fake_kernel import COMMAND, FakeKernel
 from tests.support.nbdkit import need
-from tests.support.target import END_S, TargetProcess, running_target
+from tests.support.target import END_S, IQN, TargetProcess, running_target
 
 SIZE = 8 << 20
 
@@ -120,6 +120,29 @@ def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetPro
     assert "nothing is attached" in tool.refused(7, "detach", "nbd0")
 
 
+def test_with_a_secret(tool: Attacher, kernel: FakeKernel, tmp_path: Path) -> None:
+    """nbdkit gets it, and nobody sees it, two devices and whatever way it was given."""
+    secret = "hush-hush-hush"
+    for name, text in (("accounts", f"host:{secret}\n"), ("secret", f"{secret}\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    words = ["target", "--listen", "127.0.0.1:0", "--iqn", IQN, "--lun", f"{tmp_path}/a:size=1M"]
+    words += ["--lun", f"{tmp_path}/b:size=2M", "--chap-accounts", f"{tmp_path}/accounts"]
+    with serving(*words, log=tmp_path / "log") as server:
+        url = server.url.replace("//", "//host@")
+        tool.good("attach", url, "-o", f"chap-secret-file={tmp_path}/secret")
+        assert [kernel.size(name) for name in ("nbd0", "nbd1")] == [1 << 20, 2 << 20]
+        lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in tool.servers()]
+        assert len(lines) == 2 and all("chap-secret-fd=" in line for line in lines)
+        assert not any(secret in line for line in lines)
+        for state in tool.run.glob("*/*"):
+            assert not state.is_file() or secret not in state.read_text()
+        for name in ("nbd0", "nbd1"):
+            tool.good("detach", name)
+        line = tool.refused(24, "attach", server.url.replace("//", "//host%wrong-wrong-wrong@"))
+        assert "authentication failed" in line and "wrong-wrong" not in line
+
+
 def test_the_first_free_device(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
     kernel.connect_other("nbd0")
     assert tool.good("attach", f"{target.url}/0") == f"ready {path_of(kernel, 'nbd1')}\n"
@@ -174,10 +197,11 @@ def test_all_or_none(tool: Attacher, kernel: FakeKernel, target: TargetProcess) 
         (7, "no such device; there are nbd0 to nbd2", ["{url}/0", "nbd3"]),
         (7, "no NBD device", ["{url}/0", "/dev/null"]),
         (7, "write NAME=VALUE", ["{url}/0", "-o", "soon"]),
+        (7, "everybody would see it", ["{url}/0", "-o", "target_password=hush"]),
         (7, "unknown option 'colour'", ["{url}/0", "-o", "colour=blue"]),
         (7, "give seconds", ["{url}/0", "-o", "io-timeout=soon"]),
         (21, "no LUN 9", ["{url}/9"]),
-        (27, "not supported yet", ["iser://user%hush@host/iqn.2026-11.example:disk/0"]),
+        (7, "without a secret", ["iser://user@host/iqn.2026-11.example:disk/0"]),
     ],
 )
 def test_what_is_refused(

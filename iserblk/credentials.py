@@ -1,0 +1,287 @@
+"""Where CHAP secrets come from, and how they are handed on to another process.
+
+An initiator's user is in the URL (``user@``) or in ``LIBISCSI_CHAP_USERNAME``. Its secret is in the
+URL (``user%secret@``), in a file, a descriptor or a systemd credential, or in
+``LIBISCSI_CHAP_PASSWORD``; the middle three hold the target's secret in a second line, if CHAP is
+to be mutual. What a URL or an option says comes before what the environment says.
+
+No error here says anything of a secret.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from iserblk.errors import BadArgument, IserblkError
+from iserblk.iscsi import chap
+from iserblk.iscsi.chap import Accounts, Credentials
+from iserblk.secret import Secret
+from iserblk.url import Options, Url, split_url
+
+_USERNAME = "LIBISCSI_CHAP_USERNAME"
+_PASSWORD = "LIBISCSI_CHAP_PASSWORD"
+_TARGET_USERNAME = "LIBISCSI_CHAP_TARGET_USERNAME"
+_TARGET_PASSWORD = "LIBISCSI_CHAP_TARGET_PASSWORD"
+
+_ALGORITHMS = {
+    "md5": (chap.MD5,),
+    "sha1": (chap.SHA1,),
+    "sha256": (chap.SHA256,),
+    "sha3-256": (chap.SHA3_256,),
+}
+_MAXIMUM_FILE = 1 << 20
+_MAXIMUM_SECRETS = 4096  # bytes: two lines
+_FIRST_DESCRIPTOR = 64  # shells use lower ones as they like
+# Options that are, or lead to, a secret: handed on in another way.
+_SECRETS = frozenset(
+    {"target-password", "chap-secret-file", "chap-secret-fd", "chap-secret-credential"}
+)
+_from_pipes: dict[int, bytes] = {}  # what cannot be read twice, by descriptor
+
+
+def find_credentials(url: Url, options: Options) -> Credentials | None:
+    """What to log in with; None when nothing was said about it. Reads files anew each time, and a
+    pipe once. Raises BadArgument for credentials that are not whole, or not well kept."""
+    environment = os.environ
+    name, lines = _source(options)
+    if url.password and name:
+        raise BadArgument(f"a secret is in the URL, and {name} is given: leave one out")
+    user = url.user or environment.get(_USERNAME, "")
+    secret = url.password or (lines[0] if lines else Secret())
+    if not secret and (environment.get(_USERNAME) or url.user):
+        secret = Secret(environment.get(_PASSWORD, ""))
+    target_secret = options.target_password or (lines[1] if len(lines) > 1 else Secret())
+    target_secret = target_secret or Secret(environment.get(_TARGET_PASSWORD, ""))
+    target_user = options.target_user or environment.get(_TARGET_USERNAME, "")
+    if not url.user and not name and not secret:
+        # libiscsi, too, takes no notice of half of what the environment may say.
+        if options.target_user or options.target_password:
+            raise BadArgument("the target's CHAP credentials are given without your own")
+        if options.auth not in ("", "none"):
+            raise BadArgument(f"auth={options.auth}: no user and secret are given")
+        return None
+    if options.auth == "none":
+        raise BadArgument("auth=none, but a user or secret is given: leave one out")
+    if not user:
+        raise BadArgument(
+            f"{name} is given, but no user: write iser://USER@HOST/…, or set {_USERNAME}"
+        )
+    if not secret:
+        raise BadArgument(
+            f"a user is given without a secret: add chap-secret-file=FILE, or set {_PASSWORD}"
+        )
+    if any("\n" in each.reveal() for each in (secret, target_secret)):
+        raise BadArgument("a CHAP secret is one line")
+    algorithms = _ALGORITHMS.get(options.auth, chap.OFFER)
+    return Credentials(user, secret, target_user, target_secret, algorithms)
+
+
+def _source(options: Options) -> tuple[str, list[Secret]]:
+    """Which option names a source, and its lines; "" when none does."""
+    given: list[tuple[str, bytes]] = []
+    if options.chap_secret_file:
+        path = options.chap_secret_file
+        given.append(("chap-secret-file", read_private(path, f"chap-secret-file {path}")))
+    if options.chap_secret_fd is not None:
+        given.append(("chap-secret-fd", _read_descriptor(options.chap_secret_fd)))
+    if options.chap_secret_credential:
+        given.append(("chap-secret-credential", _read_credential(options.chap_secret_credential)))
+    if len(given) > 1:
+        raise BadArgument(f"{given[0][0]} and {given[1][0]} are given: leave one out")
+    for name, content in given:
+        return name, _lines(name, content)
+    return "", []
+
+
+def _lines(name: str, content: bytes) -> list[Secret]:
+    if len(content) > _MAXIMUM_SECRETS:
+        raise BadArgument(f"{name}: more than {_MAXIMUM_SECRETS} bytes: no file with secrets")
+    text = content.decode(errors="surrogateescape")
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if len(lines) > 2 or not all(lines):
+        raise BadArgument(
+            f"{name}: needs a line with the secret and, for mutual CHAP, one with the target's"
+        )
+    return [Secret(line) for line in lines]
+
+
+def read_private(path: str, what: str) -> bytes:
+    """The content of a file that nobody but its owner may read. Raises BadArgument; ``what`` names
+    it in the text."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise BadArgument(f"{what}: {error.strerror}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadArgument(f"{what}: no regular file")
+        if status.st_mode & 0o077:
+            raise BadArgument(f"{what}: others can read it; `chmod 600` it, and change the secret")
+        return _read(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int) -> bytes:
+    with os.fdopen(fd, "rb", closefd=False) as file:
+        return file.read(_MAXIMUM_FILE)
+
+
+def _read_descriptor(fd: int) -> bytes:
+    """From its start, where it has one."""
+    try:
+        os.set_inheritable(fd, False)  # it has arrived
+        try:
+            return os.pread(fd, _MAXIMUM_FILE, 0)
+        except OSError as error:
+            if error.errno != errno.ESPIPE:
+                raise
+        if fd not in _from_pipes:
+            _from_pipes[fd] = _read(fd)
+        return _from_pipes[fd]
+    except OSError as error:
+        raise BadArgument(f"chap-secret-fd: descriptor {fd}: {error.strerror}") from None
+
+
+def _read_credential(name: str) -> bytes:
+    """systemd keeps others away from it."""
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    if not directory:
+        raise BadArgument(
+            "chap-secret-credential: CREDENTIALS_DIRECTORY is not set; it is in a unit of systemd "
+            "with LoadCredential="
+        )
+    try:
+        return (Path(directory) / name).read_bytes()[:_MAXIMUM_FILE]
+    except OSError as error:
+        raise BadArgument(f"chap-secret-credential: {error.strerror}") from None
+
+
+# -- the target's --------------------------------------------------------------------------------
+
+
+def read_accounts(path: str, user: str = "", secret_path: str = "") -> Accounts:
+    """Of a file with ``user:secret`` lines, empty ones and those that begin with # left out; with
+    ``user`` and the one line of ``secret_path`` the target can prove itself. Raises BadArgument."""
+    what = f"--chap-accounts {path}"
+    text = read_private(path, what).decode(errors="surrogateescape")
+    found: dict[str, Secret] = {}
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if not line or line.startswith("#"):
+            continue
+        name, colon, secret = line.partition(":")
+        if not colon or not name or not secret:
+            raise BadArgument(f"{what}: line {number} is not user:secret")
+        if name in found:
+            raise BadArgument(f"{what}: line {number} has a user of a line before")
+        found[name] = Secret(secret)
+    if not found:
+        raise BadArgument(f"{what}: has no line user:secret")
+    if bool(user) != bool(secret_path):
+        raise BadArgument("--chap-user and --chap-secret-file belong together")
+    own = Secret()
+    if secret_path:
+        what = f"--chap-secret-file {secret_path}"
+        lines = _lines(what, read_private(secret_path, what))
+        if len(lines) > 1:
+            raise BadArgument(f"{what}: needs one line, the target's secret")
+        own = lines[0]
+    return Accounts(found, user, own)
+
+
+# -- handing on ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class Handed:
+    """URLs and options without secrets, fit for a command line; ``descriptors`` hold the secrets,
+    and are to be inherited by the process that gets them."""
+
+    urls: list[str]
+    options: dict[str, str]
+    descriptors: list[int]
+
+
+@contextmanager
+def handed_on(urls: Sequence[str], options: Mapping[str, str]) -> Iterator[Handed]:
+    """For the time of starting a process. The descriptors are in memory, and closed at the end.
+    Raises BadArgument as ``find_credentials``."""
+    descriptors: list[int] = []
+    try:
+        words = [_hand_on(text, options, descriptors) for text in urls]
+        left = {name: value for name, value in options.items() if _key(name) not in _SECRETS}
+        yield Handed(words, left, descriptors)
+    finally:
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _hand_on(text: str, common: Mapping[str, str], descriptors: list[int]) -> str:
+    """One URL, with its secrets in a new descriptor."""
+    url = split_url(text)
+    given = {**{_key(name): value for name, value in common.items()}, **url.options}
+    credentials = find_credentials(url, Options.from_pairs(given.items()))
+    query = {name: value for name, value in url.options.items() if name not in _SECRETS}
+    if credentials is not None:
+        secrets = [credentials.secret, credentials.target_secret]
+        lines = "".join(f"{secret.reveal()}\n" for secret in secrets if secret)
+        descriptors.append(_in_memory(lines.encode(errors="surrogateescape")))
+        query["chap-secret-fd"] = str(descriptors[-1])
+    # A user that is not in the URL is in the environment, and inherited.
+    user = f"{url.user}@" if url.user else ""
+    scheme, _, rest = text.partition("://")
+    authority, slash, path = rest.partition("/")
+    path = path.partition("?")[0]
+    words = "&".join(f"{name}={value}" if value else name for name, value in query.items())
+    scheme = url.scheme  # which the query may have said
+    return f"{scheme}://{user}{authority.rpartition('@')[2]}{slash}{path}{words and '?' + words}"
+
+
+def without_secrets(words: Sequence[str]) -> tuple[list[str], list[int]]:
+    """A command line in which no URL has a secret; and the descriptors, which its process has to
+    inherit. URLs that cannot be used as they are stay as they are: there will be an error."""
+    descriptors: list[int] = []
+    found = []
+    for word in words:
+        try:
+            url = split_url(word) if "://" in word else None
+            if url is not None and (url.password or "target-password" in url.options):
+                word = _hand_on(word, {}, descriptors)  # noqa: PLW2901
+        except IserblkError:
+            pass
+        found.append(word)
+    return found, descriptors
+
+
+def hide_command_line() -> None:
+    """When this process was started with a secret in a URL: replace it by one that was not, as
+    every user of the machine sees command lines. Returns when there is nothing to hide."""
+    if not any("://" in word for word in sys.orig_argv):
+        return
+    words, descriptors = without_secrets(sys.orig_argv)
+    if descriptors:
+        for fd in descriptors:
+            os.set_inheritable(fd, True)
+        os.execv(sys.executable, words)
+
+
+def _in_memory(content: bytes) -> int:
+    fd = os.memfd_create("iserblk-chap")
+    try:
+        os.write(fd, content)
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
+    finally:
+        os.close(fd)
