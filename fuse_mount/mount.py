@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
 from fuse_mount.options import MountOptions, parse_options
 from iserblk.errors import BadArgument, IserblkError, NotSupported
+from iserblk.url import parse_url
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ async def _serve(
             async with open_disks(urls, options.disk) as disks:
                 files = LunFiles(disks.disks, options)
                 pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
-                _mount(files, mountpoint, disks.disks[disks.default].info.url, options)
+                _mount(files, mountpoint, _source(urls[0]), options)
                 try:
                     _raise_background_limit(mountpoint)
                     mounted = True
@@ -189,6 +190,13 @@ async def _serve(
     if failed:
         raise MountFailed(f"{mountpoint}: data may be lost: {'; '.join(failed)}")
     return early
+
+
+def _source(url: str) -> str:
+    """What the mount table names. As it was given where that tells nothing: mount(8) compares it
+    with the line of fstab, to see what is mounted already."""
+    parsed = parse_url(url)
+    return parsed.redacted() if parsed.user or parsed.options else url
 
 
 def _mount(files: Any, mountpoint: str, url: str, options: MountOptions) -> None:

@@ -344,6 +344,20 @@ def test_mount_in_the_foreground(url: str, tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("more", ["", "?io-timeout=60"])
+def test_the_mount_table_names_the_url(url: str, tmp_path: Path, more: str) -> None:
+    """As it was given, for mount(8) to find the line of fstab mounted; but options are nobody's."""
+    need_fuse()
+    place = tmp_path / "place"
+    place.mkdir()
+    good("mount", url + more, place)
+    try:
+        table = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        assert [line[0] for line in table if line[1] == str(place)] == [url]
+    finally:
+        good("umount", place)
+
+
 def test_mount_refuses(url: str, tmp_path: Path) -> None:
     need_fuse()
     (tmp_path / "file").touch()
