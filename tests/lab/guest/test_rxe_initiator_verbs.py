@@ -57,13 +57,11 @@ def test_libiscsi_s_tools(tmp_path: Path, record: Record) -> None:
         )
         capacity = kernel.run("iscsi-readcapacity16", f"{url}/0")
         assert re.search(rf"Total size:\s*{48 * MIB}\b", capacity), capacity
-        listed = kernel.run("iscsi-ls", "-s", f"iser://{listen}:3260")
-        assert kernel.IQN in listed and re.search(r"Lun:0\s", listed), listed
     version = kernel.run("dpkg-query", "-W", "-f", "${Version}", "libiscsi-bin")
     record(
         ours="target, pyverbs",
         peer="libiscsi (iser://) on rxe",
         version=f"libiscsi {version}",
         transport="RoCE v2",
-        ran="iscsi-inq, iscsi-readcapacity16, iscsi-ls -s",
+        ran="iscsi-inq, iscsi-readcapacity16",
     )
