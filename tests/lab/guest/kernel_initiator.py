@@ -11,23 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cli.commands import COMMAND, environment
+from tests.lab.guest.attached import run
 
 IQN = "iqn.2026-11.example:lab"
 SLOW_S = 240  # for one step; the machine is emulated
-
-
-def run(*words: object, timeout: float = SLOW_S) -> str:
-    """A program to its good end; what it prints."""
-    done = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, (words, done.stdout, done.stderr)
-    return done.stdout
 
 
 @contextmanager
