@@ -338,7 +338,8 @@ class DiskCore:
                 if kept is not None:
                     kept += [self.note_ended(slot, durable, copy=False) for slot, _ in running]
                 release_ended(session, [slot for slot, _ in running])
-                self.ranges.changed()
+                if running:  # or two who wait for a lock would wake each other for ever
+                    self.ranges.changed()
             if pause and error is None:
                 yield pause
         if error is not None:
