@@ -64,8 +64,9 @@ MAXIMUM_ALLOCATION = 0xFFFF
 MAXIMUM_KEY = 0xFFFFFFFFFFFFFFFF
 ISID_LENGTH = 6
 
-_IN = struct.Struct(">BB5xHx")
-_OUT = struct.Struct(">BBB2xIx")
+# The layouts serve the device server's parser as well.
+IN_CDB = struct.Struct(">BB5xHx")
+OUT_CDB = struct.Struct(">BBB2xIx")
 _PARAMETERS = struct.Struct(">QQ4xB3x")
 _HEADER = struct.Struct(">II")
 _KEY = struct.Struct(">Q")
@@ -151,12 +152,12 @@ class FullStatus(NamedTuple):
 
 
 def reserve_in(action: int, allocation: int = MAXIMUM_ALLOCATION) -> bytes:
-    return _IN.pack(opcodes.PERSISTENT_RESERVE_IN, action, allocation)
+    return IN_CDB.pack(opcodes.PERSISTENT_RESERVE_IN, action, allocation)
 
 
 def reserve_out(action: int, kind: int = 0, length: int = PARAMETER_LENGTH) -> bytes:
     """``kind``: a type; of the LUN as scope. ``length`` of the list that goes along."""
-    return _OUT.pack(opcodes.PERSISTENT_RESERVE_OUT, action, kind, length)
+    return OUT_CDB.pack(opcodes.PERSISTENT_RESERVE_OUT, action, kind, length)
 
 
 # -- the parameter list of PERSISTENT RESERVE OUT --------------------------------------------------
