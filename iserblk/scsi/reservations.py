@@ -22,6 +22,7 @@ out, as with an allocation length that was too short.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -62,7 +63,6 @@ APTPL = 0x01
 PARAMETER_LENGTH = 24
 MAXIMUM_ALLOCATION = 0xFFFF
 MAXIMUM_KEY = 0xFFFFFFFFFFFFFFFF
-ISID_LENGTH = 6
 
 # The layouts serve the device server's parser as well.
 IN_CDB = struct.Struct(">BB5xHx")
@@ -84,6 +84,7 @@ _PROTOCOL_MASK = 0x0F
 _FORMAT_SHIFT = 6
 _WITH_ISID = 1
 _ISID_MARK = b",i,0x"
+_ISID_DIGITS = re.compile(rb"[0-9A-Fa-f]{12}")
 _LEAST_TRANSPORT = 20  # bytes behind the head of a TransportID
 # Where the mask of REPORT CAPABILITIES has each type.
 _TYPE_BITS = {1: 0x0200, 3: 0x0800, 5: 0x2000, 6: 0x4000, 7: 0x8000, 8: 0x0001}
@@ -104,7 +105,7 @@ def type_words(kind: int) -> str:
 
 
 class TransportId(NamedTuple):
-    """An iSCSI initiator port; ``isid`` b"": the initiator with all its ports."""
+    """An iSCSI initiator port; ``isid`` b"": the initiator with all its ports, or not told."""
 
     name: str
     isid: bytes
@@ -191,7 +192,11 @@ def encode_transport_id(initiator: TransportId) -> bytes:
 
 
 def decode_transport_id(data: Data) -> TransportId | None:
-    """None: of another protocol. Raises RemoteProtocolError for one that cannot be read."""
+    """None: of another protocol. Raises RemoteProtocolError for one without a name.
+
+    Of format 1 without an ISID that can be read, the name alone: some versions of LIO end the
+    name with a zero in front of it.
+    """
     if len(data) < _TRANSPORT.size:
         raise RemoteProtocolError("SCSI", f"a TransportID of {len(data)} bytes")
     head, length = _TRANSPORT.unpack_from(data)
@@ -199,18 +204,17 @@ def decode_transport_id(data: Data) -> TransportId | None:
         return None
     raw, _, _ = bytes(data[_TRANSPORT.size : _TRANSPORT.size + length]).partition(b"\0")
     isid = b""
+    if head >> _FORMAT_SHIFT == _WITH_ISID:
+        name, _, digits = raw.rpartition(_ISID_MARK)
+        if name and _ISID_DIGITS.fullmatch(digits):
+            raw, isid = name, bytes.fromhex(digits.decode())
     try:
-        if head >> _FORMAT_SHIFT == _WITH_ISID:
-            raw, mark, digits = raw.rpartition(_ISID_MARK)
-            isid = bytes.fromhex(digits.decode("ascii"))
-            if not mark or len(isid) != ISID_LENGTH:
-                raise RemoteProtocolError("SCSI", "a TransportID without its ISID")
-        name = raw.decode()
-    except ValueError:
-        raise RemoteProtocolError("SCSI", "a TransportID that cannot be read") from None
-    if not name:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise RemoteProtocolError("SCSI", "a TransportID whose name is not UTF-8") from None
+    if not text:
         raise RemoteProtocolError("SCSI", "a TransportID without a name")
-    return TransportId(name, isid)
+    return TransportId(text, isid)
 
 
 # -- the answers of PERSISTENT RESERVE IN ----------------------------------------------------------
@@ -284,7 +288,7 @@ def encode_full_status(generation: int, registrations: list[FullStatus]) -> byte
 
 def decode_full_status(data: Data) -> tuple[int, list[FullStatus]]:
     """PRGENERATION, and the registrations. Raises RemoteProtocolError without a header, and for
-    an iSCSI TransportID that cannot be read."""
+    an iSCSI TransportID without a name."""
     generation, body = _body(data, "READ FULL STATUS")
     found = []
     at = 0

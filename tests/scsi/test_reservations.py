@@ -77,15 +77,28 @@ def test_transport_id_round_trip(initiator: TransportId) -> None:
         b"\x45\0\0",
         b"\x05\0\0\x14" + bytes(20),
         b"\x05\0\0\x04\xff\xfe\0\0",
-        b"\x45\0\0\x08" + b"iqn.a\0\0\0",
-        b"\x45\0\0\x10" + b"iqn.a,i,0x0102\0\0",
-        b"\x45\0\0\x18" + b"iqn.a,i,0x01020304050x\0\0",
-        b"\x45\0\0\x14" + b",i,0x010203040506\0\0\0",
+        b"\x45\0\0\x14" + bytes(20),
+        b"\x45\0\0\x04\xff\xfe\0\0",
     ],
 )
 def test_transport_ids_that_cannot_be(raw: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         pr.decode_transport_id(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (b"iqn.a\0,\0i\0,\0000\0x\0", "iqn.a"),  # as some versions of LIO do, in part
+        (b"iqn.a\0\0\0", "iqn.a"),
+        (b"iqn.a,i,0x0102\0\0", "iqn.a,i,0x0102"),
+        (b"iqn.a,i,0x01020304050x\0\0", "iqn.a,i,0x01020304050x"),
+        (b",i,0x010203040506\0\0\0", ",i,0x010203040506"),
+    ],
+)
+def test_transport_ids_without_the_isid_that_they_announce(raw: bytes, name: str) -> None:
+    whole = b"\x45\0" + len(raw).to_bytes(2, "big") + raw
+    assert pr.decode_transport_id(whole) == (name, b"")
 
 
 def test_transport_id_of_another_protocol() -> None:
