@@ -14,7 +14,7 @@ from collections.abc import Callable
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import PduSlot
 from iserblk.datamover.tcp_target import TcpTarget
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
@@ -23,7 +23,7 @@ from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
 from iserblk.target.buffers import BufferPool
 from iserblk.target.control import ControlAnswers
-from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer
+from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
 from iserblk.target.slot import (
     DEFERRED,
     ENDED,
@@ -70,12 +70,13 @@ class TargetConnection:
         self._device = device
         self.login = login
         self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
+        self.on_output: Callable[[], None] = lambda: None  # by the owner: something may be unsent
         self._on_login = on_login
         self._on_reset = on_reset
         self._portal = portal
         self.parameters: SessionParameters | None = None
         self.done = False
-        self.nexus = object()
+        self.nexus: Nexus  # since login
         self._attached = False
         self.running = 0  # tasks in threads
         self._held = False
@@ -123,7 +124,8 @@ class TargetConnection:
         self.done = True
         for task in self._tasks.values():
             task.aborted = True
-        self._tasks.clear()
+        # Those in threads may have to be waited for by a PREEMPT AND ABORT.
+        self._tasks = {itt: each for itt, each in self._tasks.items() if each.state == RUNNING}
         self._deferred.clear()
         self._dm.disconnect()
 
@@ -222,6 +224,7 @@ class TargetConnection:
             # Twice the depth: a slot is free again only when its response is known to have left.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
             self._dm.allocate_connection_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
+            self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks)
             self._device.attach(self.nexus)
             self._attached = True
         controls = [TargetTask(i, True) for i in range(CONTROL_SLOTS)]
@@ -385,9 +388,12 @@ class TargetConnection:
     def finish(self, slot: TargetTask) -> None:
         """The offloaded ``run`` has ended."""
         self.running -= 1
+        waiting, slot.on_ended = slot.on_ended, []
+        for tell in waiting:
+            tell()
         if self.done:
-            return
-        if slot.aborted:
+            self._tasks.pop(slot.itt, None)
+        elif slot.aborted:
             self._drop(slot)
         else:
             self._respond(slot)
@@ -482,6 +488,20 @@ class TargetConnection:
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
                 self._respond(slot)
+
+    def _end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+        """Nexus.end_tasks, for a PREEMPT AND ABORT by another session."""
+        try:
+            self.abort_lun(lun)
+            self._dm.flush()
+        except TransportError as error:
+            log.debug("a connection ended while it was preempted: %s", error)
+        self.on_output()
+        running = [each for each in self._tasks.values() if each.lun == lun]
+        running = [each for each in running if each.state == RUNNING]
+        for slot in running:
+            slot.on_ended.append(ended)
+        return len(running)
 
     @property
     def answered(self) -> int:

@@ -38,6 +38,7 @@ class TargetTask(TargetSlot):
         "itt",
         "lun",
         "on_aborted",
+        "on_ended",
         "state",
         "task",
     )
@@ -61,6 +62,7 @@ class TargetTask(TargetSlot):
         self.state = IDLE
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
+        self.on_ended: list[Callable[[], None]] = []  # when its thread is out of it
 
 
 class Numbers:
