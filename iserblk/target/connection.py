@@ -289,12 +289,7 @@ class TargetConnection:
             raise RemoteProtocolError("iSCSI", "a Data-Out that nobody asked for")
         if slot is None:
             return  # of an aborted task
-        if data_out.data_sn != slot.data_sn or data_out.buffer_offset != slot.arrived:
-            raise RemoteProtocolError(
-                "iSCSI",
-                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
-                f"{slot.data_sn} at {slot.arrived}",
-            )
+        slot.check_data_out(data_out)
         slot.data_sn += 1
         self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
         if data_out.flags & bhs.FLAG_FINAL:
@@ -345,11 +340,7 @@ class TargetConnection:
         """Get the buffer and the data that the task needs, and run it."""
         task = slot.task
         if task.length and (slot.buffer is None or len(slot.buffer) < task.length):
-            buffer = self._pool.take(task.length)
-            if slot.buffer is not None:
-                buffer[: slot.filled] = slot.buffer[: slot.filled]
-                self._pool.give(slot.buffer)
-            slot.buffer = buffer
+            slot.buffer = self._pool.grow(slot.buffer, slot.filled, task.length)
         if task.direction == DATA_OUT and slot.filled < task.length:
             self._fetch(slot)
         else:
@@ -362,11 +353,10 @@ class TargetConnection:
         at = slot.filled
         if slot.state != FETCHING:
             slot.state = FETCHING
-            parameters = self.parameters
             # Traditional iSCSI has no tagged buffers: it counts from the first byte of all.
             whole = (
-                not parameters.rdma_extensions
-                or parameters.tagged_buffer_for_solicited_data_only is False
+                not self.parameters.rdma_extensions
+                or self.parameters.tagged_buffer_for_solicited_data_only is False
             )
             slot.advertised_from = 0 if whole else at
         # One R2T at a time asks for one burst at most (RFC 7143 section 13.13).
@@ -402,22 +392,13 @@ class TargetConnection:
         """Data-In, if any, and the SCSI Response, in one post."""
         task = slot.task
         edtl = slot.edtl
-        moved = task.transferred if task.direction == DATA_IN else task.length
-        if task.status:
-            moved = task.transferred
-        residual = edtl - moved
-        flags = bhs.FLAG_FINAL
-        if residual > 0:
-            flags |= bhs.RESIDUAL_UNDERFLOW
-        elif residual < 0:
-            flags |= bhs.RESIDUAL_OVERFLOW
-            residual = -residual
+        moved = task.transferred if task.status or task.direction == DATA_IN else task.length
         if task.direction == DATA_IN and moved and slot.flags & bhs.FLAG_READ and edtl:
             assert slot.buffer is not None
             data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
             self._dm.put_data(slot, data if moved <= edtl else data[:edtl], 0)
         self._numbers.ended(slot.immediate)
-        pack_response(slot, flags, residual, self._numbers)
+        pack_response(slot, edtl - moved, self._numbers)
         del self._tasks[slot.itt]
         slot.state = ENDED
         self._dm.send_control(slot, True)

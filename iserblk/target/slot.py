@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from iserblk.datamover.iser_target import TargetSlot
-from iserblk.iscsi import bhs
+from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 from iserblk.target.seam import ScsiTask
 
@@ -64,6 +65,15 @@ class TargetTask(TargetSlot):
         self.on_aborted: list[Callable[[], None]] = []
         self.on_ended: list[Callable[[], None]] = []  # when its thread is out of it
 
+    def check_data_out(self, data_out: pdu.DataOut) -> None:
+        """Raises RemoteProtocolError unless it is the next one of the unsolicited data."""
+        if data_out.data_sn != self.data_sn or data_out.buffer_offset != self.arrived:
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
+                f"{self.data_sn} at {self.arrived}",
+            )
+
 
 class Numbers:
     """StatSN, ExpCmdSN and MaxCmdSN of a session with one connection (RFC 7143 section 4.2.2).
@@ -99,8 +109,16 @@ class Numbers:
         return stat_sn
 
 
-def pack_response(slot: TargetTask, flags: int, residual: int, numbers: Numbers) -> None:
-    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN."""
+def pack_response(slot: TargetTask, residual: int, numbers: Numbers) -> None:
+    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN.
+    ``residual``: of the bytes that the initiator expected, how many did not move; below 0: how
+    many more would have."""
+    flags = bhs.FLAG_FINAL
+    if residual > 0:
+        flags |= bhs.RESIDUAL_UNDERFLOW
+    elif residual < 0:
+        flags |= bhs.RESIDUAL_OVERFLOW
+        residual = -residual
     task = slot.task
     sense = task.sense
     if sense:

@@ -1,4 +1,4 @@
-"""Persistent reservations between sessions: our own initiator, raw commands, software iWARP."""
+"""Persistent reservations between sessions: our own initiator, raw commands, both transports."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class Host:
 
 
 @asynccontextmanager
-async def hosts(store: FakeStore, *names: str) -> AsyncIterator[list[Host]]:
+async def hosts(scheme: str, store: FakeStore, *names: str) -> AsyncIterator[list[Host]]:
     """A target in this process, and a session for each name."""
     send, receive = trio.open_memory_channel[str](1)
     units = {0: LogicalUnit(store, serial="S", block=512)}
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, "127.0.0.1:0", IQN, units, send.send_nowait)
-            url = await receive.receive()
+            url = (await receive.receive()).replace("iser://", f"{scheme}://")
             found = []
             for name in names:
                 options = Options(initiator_name=f"iqn.2026-11.example:{name}")
@@ -104,14 +104,19 @@ async def hosts(store: FakeStore, *names: str) -> AsyncIterator[list[Host]]:
             nursery.cancel_scope.cancel()
 
 
+@pytest.fixture(params=["iser", "iscsi"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 async def conflict(operation: object) -> None:
     with pytest.raises(ScsiError) as caught:
         await operation  # type: ignore[misc]
     assert caught.value.status == sam.RESERVATION_CONFLICT
 
 
-async def test_reserve_preempt_and_what_the_others_see() -> None:
-    async with hosts(FakeStore(1 << 20), "a", "b") as (a, b):
+async def test_reserve_preempt_and_what_the_others_see(scheme: str) -> None:
+    async with hosts(scheme, FakeStore(1 << 20), "a", "b") as (a, b):
         await a.out(pr.REGISTER, 0, A)
         await a.out(pr.RESERVE, A)
         await a.write(NEW)
@@ -133,10 +138,12 @@ async def test_reserve_preempt_and_what_the_others_see() -> None:
         assert await a.read() == NEW
 
 
-async def test_the_same_name_after_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_same_name_after_a_lost_connection(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same name and ISID is the same nexus: it still holds what it held."""
     monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", lambda n: b"s" * n)
-    async with hosts(FakeStore(1 << 20), "a", "b", "a") as (first, b, again):
+    async with hosts(scheme, FakeStore(1 << 20), "a", "b", "a") as (first, b, again):
         await again.out(pr.REGISTER, 0, A)
         await again.out(pr.RESERVE, A)
         assert first.session.error is not None, "reinstated by the later one"
@@ -145,10 +152,10 @@ async def test_the_same_name_after_a_lost_connection(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["living", "cut off"])
-async def test_preempt_and_abort_answers_after_the_last_write(cut: bool) -> None:
+async def test_preempt_and_abort_answers_after_the_last_write(scheme: str, cut: bool) -> None:
     """No write of the victim reaches the medium after GOOD, also when its session has ended."""
     store = GatedStore(1 << 20)
-    async with hosts(store, "a", "b") as (a, b):
+    async with hosts(scheme, store, "a", "b") as (a, b):
         await a.out(pr.REGISTER, 0, A)
         await a.out(pr.RESERVE, A)
         await b.out(pr.REGISTER, 0, B)
