@@ -16,6 +16,7 @@ from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
 from iserblk.scsi.reservations import TransportId
+from iserblk.target.block import fit
 from iserblk.target.commands import COMMANDS, check_fields, find, unknown_command
 from iserblk.target.seam import DATA_IN, NO_DATA, Nexus, ScsiTask
 from iserblk.target.store import is_full, is_read_only
@@ -153,6 +154,13 @@ class DeviceServer:
             log.warning("%s: %s", opcodes.name(task.cdb), error)
             _end(task, _sense_of(error, task.direction))
         return True
+
+    def fit(self, task: ScsiTask, length: int) -> None:
+        assert isinstance(task, DeviceTask)
+        try:
+            fit(task, length)
+        except CheckCondition as condition:
+            _end(task, condition.sense)
 
     # -- the three that need no LUN ----------------------------------------------------------------
 

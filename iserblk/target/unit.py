@@ -21,7 +21,7 @@ MAXIMUM_SERIAL = 64
 # What one command may ask for, in bytes. A task holds its data in memory, whole.
 MAX_TRANSFER = 16 << 20
 OPTIMAL_TRANSFER = 1 << 20
-MAX_UNMAP = 4 << 30
+MAX_UNMAP = 512 << 20
 MAX_WRITE_SAME = 2 << 30
 MAX_PREFETCH = 64 << 20
 MAX_UNMAP_DESCRIPTORS = 256
