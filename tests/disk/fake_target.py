@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from time import monotonic
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.geometry import Geometry
@@ -56,6 +57,7 @@ class FakeSession:
 
     def submit(self, slot: TaskSlot) -> None:
         slot.state = QUEUED if self.suspended else SENT
+        slot.deadline = slot.deadline or monotonic() + self.io_timeout
         self.flight.append(slot)
 
     def release(self, slot: TaskSlot) -> None:
