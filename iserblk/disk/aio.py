@@ -25,6 +25,9 @@ class Disk:
     def size(self) -> int:
         return self._core.size
 
+    async def refresh(self) -> int:
+        return await self._driver.run_operation(self._core.refresh())
+
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core

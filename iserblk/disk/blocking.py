@@ -34,6 +34,9 @@ class Disk:
     def size(self) -> int:
         return self._core.size
 
+    def refresh(self) -> int:
+        return self._run(self._core.refresh())
+
     def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core
         driver = self._driver

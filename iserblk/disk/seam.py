@@ -62,7 +62,11 @@ class BlockingDisk(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes; the present one."""
+        """Bytes, as far as is known: a change is known when the next command after it ends."""
+        ...
+
+    def refresh(self) -> int:
+        """Ask the target for the size; returns it."""
         ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -116,6 +120,8 @@ class AsyncDisk(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    async def refresh(self) -> int: ...
 
     async def read_into(self, buffer: memoryview, offset: int) -> None: ...
 
