@@ -10,7 +10,14 @@ import logging
 from collections.abc import Callable
 
 from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE
-from iserblk.errors import IserblkError, NoSuchLun, OutOfRange, ScsiError, WriteProtected
+from iserblk.errors import (
+    IserblkError,
+    NoSuchLun,
+    OutOfRange,
+    ReservationConflict,
+    ScsiError,
+    WriteProtected,
+)
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
@@ -76,7 +83,8 @@ def failure(slot: TaskSlot, name: str) -> IserblkError | None:
             )
         return None
     if slot.status != sam.CHECK_CONDITION:
-        return ScsiError(f"{name}: {sam.words(slot.status)}", slot.status)
+        kind = ReservationConflict if slot.status == sam.RESERVATION_CONFLICT else ScsiError
+        return kind(f"{name}: {sam.words(slot.status)}", slot.status)
     sense = sense_data.decode(slot.sense)
     return _from_sense(f"{name}: command {slot.cdb[0]:#04x}: {sense}", sense)
 

@@ -23,6 +23,7 @@ from iserblk.disk.commands import (
 from iserblk.disk.durable import Durability
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.ranges import RangeLock
+from iserblk.disk.reserve import Reservation
 from iserblk.disk.seam import EXTENT_DATA, Extent, LunInfo
 from iserblk.errors import (
     IserblkError,
@@ -70,6 +71,7 @@ class DiskCore:
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
         self.durability = Durability(info.name, info.write_cache, self.ranges)
         session.on_sense[lun] = self.durability.hear
+        self.reservation: Reservation | None = None  # with reserve=exclusive
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
