@@ -57,6 +57,14 @@ def host_key(initiator: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
 
 
+def _unknown(error: ScsiError) -> bool:
+    """The LUN does not have the command, or the service action."""
+    return isinstance(error.sense, sense_data.Sense) and error.sense.code in (
+        sense_data.INVALID_OPERATION_CODE,
+        sense_data.INVALID_FIELD_IN_CDB,
+    )
+
+
 class HostLock:
     """At most one holder on this machine (in this network namespace, to be exact), in whatever
     process; gone with its process, however that ends. A name in Linux's abstract namespace: no
@@ -241,7 +249,7 @@ class Reservation:
                 yield from self._out(session, lun, pr.RESERVE)
             keys = (yield from self._look(session, lun)).keys
             if left_behind or keys.count(self.key) > 1:
-                yield from self._out(session, lun, pr.PREEMPT_AND_ABORT, self.key)
+                yield from self._preempt(session, lun)
         except ReservationConflict as error:
             log.info("%s", error)
         after = yield from self._look(session, lun)
@@ -253,6 +261,17 @@ class Reservation:
         if after.held is not None and after.held.key != self.key:
             yield from self._refuse(session, lun, after.held)
         raise Busy(f"{self.name}: another initiator changes the LUN's reservations; try again")
+
+    def _preempt(self, session: Session, lun: bytes) -> Operation[None]:
+        """Our own key on all other nexuses. tgtd has no PREEMPT AND ABORT: what it has in hand of
+        the dead may still be carried out, what comes later may not."""
+        try:
+            yield from self._out(session, lun, pr.PREEMPT_AND_ABORT, self.key)
+        except ScsiError as error:
+            if not _unknown(error):
+                raise
+            log.warning("%s: no PREEMPT AND ABORT: old commands are not waited for", self.name)
+            yield from self._out(session, lun, pr.PREEMPT, self.key)
 
     def _register(self, session: Session, lun: bytes) -> Operation[None]:
         """REGISTER AND IGNORE EXISTING KEY, so that it lasts, if the target can."""
@@ -304,10 +323,7 @@ class Reservation:
             _, held = pr.decode_reservation(answer)
             generation, keys = pr.decode_keys((yield from self._ask(session, lun, pr.READ_KEYS)))
         except ScsiError as error:
-            if isinstance(error.sense, sense_data.Sense) and error.sense.code in (
-                sense_data.INVALID_OPERATION_CODE,
-                sense_data.INVALID_FIELD_IN_CDB,
-            ):
+            if _unknown(error):
                 raise NotSupported(
                     f"{self.name}: the LUN has no persistent reservations; "
                     "leave out reserve=exclusive"

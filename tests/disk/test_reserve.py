@@ -188,6 +188,20 @@ async def test_writes_of_the_dead_end_first(scheme: str) -> None:
         assert await again.read() == NEW
 
 
+async def test_a_target_that_cannot_abort(
+    scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(COMMANDS, 0x5F << 8 | pr.PREEMPT_AND_ABORT)
+    async with hosts(scheme, store, "a", "a") as (dead, again):
+        die(await acquire(dead))
+        await acquire(again)
+        assert await again.keys() == [A]
+        with pytest.raises(ReservationConflict):
+            await dead.write(OLD)
+    assert "old commands are not waited for" in caplog.text
+    caplog.clear()
+
+
 async def test_two_at_once(scheme: str, store: FakeStore) -> None:
     """One gets it, or none (then each has seen the other); nothing of a loser is left."""
     async with hosts(scheme, store, "a", "b") as two:

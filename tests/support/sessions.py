@@ -31,9 +31,10 @@ _FUA_WRITE = bytes((0x2A, 0x08, 0, 0, 0, 0, 0, 0, 1, 0))
 
 
 class Host:
-    """One session, with LUN 0."""
+    """One session, with one LUN."""
 
-    def __init__(self, driver: TrioDriver) -> None:
+    def __init__(self, driver: TrioDriver, lun: bytes = LUN) -> None:
+        self.lun = lun
         self.driver = driver
         self.session = driver.session
 
@@ -47,7 +48,7 @@ class Host:
         data_out: memoryview | None = None,
         short_ok: bool = False,
     ) -> int:
-        operation = command(self.session, LUN, cdb, "the LUN", data_in, data_out, short_ok)
+        operation = command(self.session, self.lun, cdb, "the LUN", data_in, data_out, short_ok)
         return await self.run(operation)
 
     async def read(self) -> bytes:
