@@ -306,7 +306,6 @@ def test_wrong_options(key: str, value: str, words: str) -> None:
     [
         ("style", "stream", "only style=cm"),
         ("header", "12", "only header=28"),
-        ("fallback", "iscsi", "Traditional iSCSI"),
         ("journal", "64M", "say journal=off"),
         ("reserve", "exclusive", "persistent reservations"),
         ("reserve-key", SECRET, "persistent reservations"),
