@@ -255,11 +255,6 @@ def test_unknown_commands(client: Client, opcode: int) -> None:
     assert answer.sense.field == 0 and answer.sense.field_in_cdb
 
 
-def test_reservations_are_refused_as_commands(client: Client) -> None:
-    for opcode in (opcodes.PERSISTENT_RESERVE_IN, opcodes.PERSISTENT_RESERVE_OUT):
-        assert client.code(bytes((opcode,)) + bytes(15)) == UNKNOWN_COMMAND
-
-
 def test_unknown_service_actions_and_empty_cdbs(client: Client) -> None:
     assert client.code(b"\x9e\x11" + bytes(14)) == UNKNOWN_COMMAND
     assert client.code(b"\xa3\x0d" + bytes(14)) == UNKNOWN_COMMAND
@@ -270,11 +265,11 @@ def test_unknown_service_actions_and_empty_cdbs(client: Client) -> None:
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda each: opcodes.name(each.usage))
 def test_every_bit_that_means_nothing_is_refused(client: Client, command: Command) -> None:
     usage = command.usage
-    plain = bytes((usage[0], usage[1] & 0x1F if usage[0] in (0x9E, 0xA3) else 0))
+    plain = bytes((usage[0], usage[1] & 0x1F if usage[0] in opcodes.WITH_ACTIONS else 0))
     plain = plain.ljust(len(usage), b"\0")
     for at in range(1, len(usage)):
         for bit in range(8):
-            if usage[at] >> bit & 1 or (at == 1 and usage[0] in (0x9E, 0xA3) and bit < 5):
+            if usage[at] >> bit & 1 or (at == 1 and usage[0] in opcodes.WITH_ACTIONS and bit < 5):
                 continue
             wrong = bytearray(plain)
             wrong[at] |= 1 << bit

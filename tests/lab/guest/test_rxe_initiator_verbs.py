@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab.guest import kernel_initiator as kernel
-from tests.lab.guest.report import Record
 from tests.lab.guest.test_siw_initiator import TREE
+from tests.support.interop import Record
 
 MIB = 1 << 20
 
