@@ -50,6 +50,7 @@ class Flow:
         self.queued = 0
         self.reading = True
         self.ended = False  # FIN has been passed on, or the sink is gone
+        self.taken = 0  # bytes of whole units, as they came
         self.passed = 0  # bytes
         self.units: deque[Unit] = deque(maxlen=MOST_REMEMBERED)  # what came, without its data
         self._due = 0.0
@@ -58,6 +59,7 @@ class Flow:
         assert self.framer is not None
         for unit in self.framer.feed(data):
             self.units.append(Unit(b"", unit.offset, unit.bhs, unit.tagged))
+            self.taken += len(unit.data)
             self.emit([unit])
 
     def source_ended(self, kind: str) -> None:
@@ -218,6 +220,16 @@ class FaultProxy:
                         gate.closed = True
                         flow.behaviours.append(gate)
             self._poke()
+            return len(links)
+
+    def arm(self, up: bool, after: int, how: str = RST) -> int:
+        """Every connection ends ``after`` bytes from now of the one direction, as Cut does it.
+        Returns how many there were."""
+        with self._lock:
+            links = [link for link in self.links if not link.dead]
+            for link in links:
+                flow = link.up if up else link.down
+                flow.behaviours.append(faults.Cut(flow.taken + after, how))
             return len(links)
 
     def refuse(self, by_reset: bool = False) -> None:
