@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.opening import find_disks, name_disks, open_session, settle
+from iserblk.disk.opening import find_disks, name_disks, open_session, part, settle
 from iserblk.disk.seam import Extent, LunInfo
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 
@@ -126,7 +126,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
         finally:
             with trio.CancelScope(shield=True):
                 for driver in drivers:
-                    await driver.log_out()
+                    await part(driver)
             nursery.cancel_scope.cancel()
     if error is not None:
         raise error
