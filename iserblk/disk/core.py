@@ -144,7 +144,7 @@ class DiskCore:
         if not self.ranges.claim(slot, lba, lba + blocks - 1, None):
             self.session.release(slot)
             return None
-        fill_write(slot, self.lun, buffer, self.session.immediate_limit)
+        fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
         slot.waiter = waiter
         waiter.pending = 1
@@ -308,7 +308,7 @@ class DiskCore:
             blocks = len(view) // self.block
             if not self.ranges.claim(slot, lba, lba + blocks - 1, waiter):
                 return False
-            fill_write(slot, self.lun, view, self.session.immediate_limit)
+            fill_write(slot, self.lun, view)
             self.pack_write(slot.cdb, lba, blocks, control)
             return True
 
@@ -330,7 +330,7 @@ class DiskCore:
 
             def fill(slot: TaskSlot, lba: int, view: memoryview, _waiter: Waiter | None) -> bool:
                 slot.first = slot.last = lba  # no claim is needed under the lock
-                fill_write(slot, self.lun, view, self.session.immediate_limit)
+                fill_write(slot, self.lun, view)
                 self.pack_write(slot.cdb, lba, 1, cdb.FUA if fua else 0)
                 return True
 

@@ -93,7 +93,7 @@ class Link:
 
     def write(self, data: bytes) -> TaskSlot:
         slot = self.take(CountingWaiter())
-        fill_write(slot, LUN, memoryview(data), self.session.immediate_limit)
+        fill_write(slot, LUN, memoryview(data))
         self.session.submit(slot)
         return slot
 
