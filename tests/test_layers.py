@@ -36,6 +36,7 @@ TRIO_ALLOWED = {
     "initiator.connect",
     "initiator.connect_iwarp",
     "initiator.connect_verbs",
+    "initiator.keeper",
     "initiator.login",
     "initiator.trio_driver",
     "disk.aio",

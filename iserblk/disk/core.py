@@ -75,6 +75,14 @@ class DiskCore:
         self.info = replace(self.info, name=name)
         self.durability.name = name
 
+    def take_info(self, info: LunInfo) -> None:
+        """The same LUN, as it was found after a reconnection: it may have grown."""
+        if info.size != self.size:
+            log.warning("%s: the LUN has %d bytes now", self.info.name, info.size)
+        self.info = replace(self.info, size=info.size, connection=info.connection)
+        self.size = info.size
+        self.durability.volatile = self.durability.volatile or info.write_cache
+
     # -- checks -----------------------------------------------------------------------------------
 
     def check(self, offset: int, length: int) -> None:

@@ -45,8 +45,9 @@ class Choice(NamedTuple):
     reason: str
 
 
-async def connect(url: Url, options: Options) -> Session:
-    """A session with the target of ``url``. Its driver is the caller's to start.
+async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
+    """A session with the target of ``url``. Its driver is the caller's to start. ``isid``: of the
+    session that it reinstates, if any.
 
     Raises TransportError, LoginError and their kin, BadArgument for credentials that cannot be
     used; then nothing is left open.
@@ -58,6 +59,7 @@ async def connect(url: Url, options: Options) -> Session:
         reason = "asked for by the URL's scheme, iscsi"
         login = Login.traditional(stream, url, options, portal)
         login.credentials = credentials
+        login.isid = isid
         return await _log_in(login, stream, portal, reason)
     if options.rcap == "verbs":
         connect_verbs.check_available()
@@ -65,6 +67,7 @@ async def connect(url: Url, options: Options) -> Session:
     log.info("%s: connected by %s: %s", portal, qp.provider, reason)
     login = Login(qp, url, options, portal)
     login.credentials = credentials
+    login.isid = isid
     return await _log_in(login, qp, portal, reason)
 
 

@@ -1,4 +1,4 @@
-"""The full feature phase of a session with one connection (RFC 7143 sections 4.2, 11).
+"""The full feature phase of a session with one connection at a time (RFC 7143 sections 4.2, 11).
 
 Threads and who may do what:
 
@@ -8,19 +8,32 @@ Threads and who may do what:
   at the moment (a driver sees to that it is one at a time) changes a slot that was submitted. So
   completion takes no lock at all.
 - A failed send is not an error of ``submit``: the connection is over, and the next ``progress``
-  finds out and ends every task, in one place.
+  finds out, in one place.
+
+A connection that is lost **suspends** a session that somebody keeps (``on_loss``): no buffer is
+touched any more, what was in flight waits in the queue, in CmdSN order, and later commands behind
+it. Whoever keeps it logs in again and **offers** what he has, a fresh session; the next
+``progress`` **adopts** its connection, and sends what waits. A session that nobody keeps has failed
+instead.
 """
 
 from __future__ import annotations
 
-from iserblk.errors import ConnectionLost, IserblkError, RemoteProtocolError
+import logging
+from collections import deque
+from time import monotonic
+
+from iserblk.datamover.seam import INLINE, WRITE
+from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, RemoteProtocolError
 from iserblk.initiator import controls
 from iserblk.initiator.submitting import CONTROL_SLOTS as CONTROL_SLOTS  # noqa: PLC0414
-from iserblk.initiator.submitting import Submitting
+from iserblk.initiator.submitting import NO_ANSWER, Submitting
 from iserblk.initiator.submitting import ignore_closing as ignore_closing  # noqa: PLC0414
-from iserblk.initiator.task import FREE, INDEX_MASK, QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.task import INDEX_MASK, QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
+
+log = logging.getLogger(__name__)
 
 UNEXPECTED = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
 _NO_TAG = 0xFFFFFFFF
@@ -32,6 +45,10 @@ class Session(Submitting):
     ``corked``: a driver sets it while more submissions are about to come, and calls ``flush``
     itself. ``last_heard``: when anything was received, for the keep-alive.
     """
+
+    parting: controls.Parting | None = None  # the target has asked us to log out
+    offered: Session | IserblkError | None = None  # a connection to go on with, or why never
+    _settled = True  # what a lost connection leaves behind is in order
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
         """Full feature phase begins with these numbers, from the final Login Response."""
@@ -49,19 +66,22 @@ class Session(Submitting):
     def progress(self, now: float) -> int:
         """Take in what has come and end the tasks that it ends; returns how many PDUs came.
 
-        Never raises: an error ends the session, its tasks and its waiters (``error``).
+        Never raises: an error ends the connection, and suspends the session or ends it, its tasks
+        and its waiters (``error``).
         """
-        if self.error is not None:
+        if not self._live and not self._revived(now):
             return 0
         try:
             count = self._dm.progress(now)
         except IserblkError as error:
-            self.fail(error)
+            self._lose(error)
             return 0
         if count:
             self.last_heard = now
         elif self._queued:
             self._send_queued()  # no answer, but perhaps memory that is free again
+        if self.parting is not None:
+            self.parting.tick(now)
         return count
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
@@ -110,7 +130,8 @@ class Session(Submitting):
                 return
             if serial_lt(self._max_cmd_sn, max_cmd_sn):
                 self._max_cmd_sn = max_cmd_sn
-                self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
+                if self.parting is None:
+                    self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
             if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
                 self._exp_cmd_sn = exp_cmd_sn
             if not self._queued or self._open <= 0:
@@ -145,6 +166,8 @@ class Session(Submitting):
                 )
             slot.response = head.response
             self._end_control(slot)
+            if opcode == bhs.LOGOUT_RESPONSE and self.parting is not None:
+                controls.parted(self, pdu.LogoutResponse.unpack_from(message, at))
 
     def find(self, itt: int) -> TaskSlot | None:
         """The slot in flight that has this tag."""
@@ -155,34 +178,161 @@ class Session(Submitting):
                 return slot
         return None
 
-    def _end_control(self, slot: TaskSlot) -> None:
-        slot.state = FREE
-        self._free_controls.append(slot)
-        slot.waiter.task_done()
-
     def end_rejected(self, slot: TaskSlot, error: Exception) -> None:
         """The target has rejected the PDU of ``slot``, which is in flight."""
         if slot in self.tasks:
             self._dm.deallocate_task_resources(slot, 0)
             self._end(slot, error)
         else:
-            slot.response = 0xFF
+            slot.response = NO_ANSWER
             self._end_control(slot)
+
+    # -- losing a connection, and going on with another: the runner of progress -------------------
+
+    def _lose(self, error: IserblkError) -> None:
+        """The connection is over."""
+        if self.on_loss is None:
+            self.fail(error)
+            return
+        text = str(error).removeprefix(f"{self.portal}: ").removeprefix("connection lost: ")
+        log.warning("%s: connection lost: %s; reconnecting", self.portal, text)
+        with self._lock:
+            if self.error is not None:
+                return
+            self._settled = False
+            self._live = False
+            self._open = 0  # from here on nothing is sent
+            self.suspended_at = monotonic()
+            self.suspended = error.with_traceback(None)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Nobody touches a buffer any more, and what was in flight waits to be sent again. When
+        this is interrupted, the next ``progress`` begins anew."""
+        self._terminate()
+        tasks = self.tasks
+        with self._lock:
+            sent = [slot for slot in tasks if slot.state == SENT]
+            sent.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)  # oldest first
+            self._again.update(sent)
+            moved = set(sent)  # some may be there: of a turn that was interrupted
+            self._queued = deque([*sent, *(slot for slot in self._queued if slot not in moved)])
+            for slot in sent:
+                slot.stag = 0  # went with the connection
+                if slot.direction == INLINE:
+                    slot.direction = WRITE  # the next connection may take less
+                slot.state = QUEUED
+            self.parting = None
+        for slot in self._table:
+            if slot.state >= SENT:
+                slot.stag = 0
+                slot.data = None
+                if slot.index < len(tasks):
+                    self._end(slot, self._unwanted(slot))
+                else:
+                    slot.response = NO_ANSWER
+                    self._end_control(slot)
+        self._settled = True
+        lost = self.on_loss
+        if lost is not None:
+            lost()
+
+    def _unwanted(self, slot: TaskSlot) -> CommandTimeout:
+        """The error of a command that was being aborted when the connection was lost."""
+        return CommandTimeout(
+            f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.io_timeout:g} s, "
+            "nor was its abort answered; is the target slow? raise io-timeout"
+        )
+
+    def offer(self, outcome: Session | IserblkError) -> None:
+        """From any thread, while the session is suspended: a fresh session, idle, whose driver has
+        ended and whose connection is taken over; or why there will never be one. It comes into
+        effect with the next ``progress``."""
+        if isinstance(outcome, Session):
+            outcome.on_closing = ignore_closing
+        with self._lock:
+            if self.error is None and self.suspended is not None:
+                self.offered = outcome
+                return
+        if isinstance(outcome, Session):
+            outcome.fail(ConnectionLost(f"{self.portal}: not wanted any more"))
+
+    def _revived(self, now: float) -> bool:
+        """Of a session without a connection: it has one again."""
+        if self.error is not None:
+            return False
+        if not self._settled:
+            self._settle()
+        offered = self.offered
+        if isinstance(offered, Session):
+            self._adopt(offered, now)
+            return True
+        if offered is not None:
+            self.fail(offered)
+        return False
+
+    def _adopt(self, fresh: Session, now: float) -> None:
+        """Go on with the connection of ``fresh``. When this is interrupted, the next ``progress``
+        begins anew."""
+        with self._lock:
+            for slot, other in zip(self._table, fresh._table, strict=True):
+                slot.take_memory(other)
+            self._free_controls = [self._table[other.index] for other in fresh._free_controls]
+            self._dm = fresh._dm
+            self.parameters = fresh.parameters
+            self.immediate_limit = fresh.immediate_limit
+            self.portal = fresh.portal
+            self.provider_reason = fresh.provider_reason
+            self._cmd_sn = fresh._cmd_sn
+            self._exp_cmd_sn = fresh._exp_cmd_sn
+            self._max_cmd_sn = fresh._max_cmd_sn
+            self._exp_stat_sn = fresh._exp_stat_sn
+            self.unsent_pongs = 0
+            self.last_heard = now
+        self._dm.user = self
+        self.on_change()
+        with self._lock:
+            again = len(self._again)
+            self._again.clear()
+            self.offered = None
+            self.suspended = None
+            self._open = fresh._open
+            self._live = True
+        self.reconnects += 1
+        self.replayed += again
+        log.warning(
+            "%s: connected again after %.1f s, %d commands sent again",
+            self.portal,
+            max(0.0, now - self.suspended_at),
+            again,
+        )
+        self._send_queued()
 
     # -- ending -----------------------------------------------------------------------------------
 
+    def _terminate(self) -> None:
+        fd = self._dm.fileno()
+        if fd >= 0:
+            self.on_closing(fd)
+        self._dm.connection_terminate()
+
     def fail(self, error: IserblkError) -> None:
-        """The connection is over: end every task with ``error``. No buffer is touched any more."""
+        """The session is over: end every task with ``error``. No buffer is touched any more."""
         with self._lock:
             if self.error is not None:
                 return
             # Without its traceback: that names the buffers of whoever ran ``progress``.
             self.error = error.with_traceback(None)
+            self._live = False
+            self._open = 0
             self._queued.clear()
+            self._again.clear()
             takers = list(self._takers)
             self._takers.clear()
-        self.on_closing(self._dm.fileno())
-        self._dm.connection_terminate()
+            offered, self.offered = self.offered, None
+        self._terminate()
+        if isinstance(offered, Session):
+            offered.fail(self._ended())
         for slot in self._table:
             if slot.state >= QUEUED:
                 slot.stag = 0  # went with the connection
@@ -190,6 +340,7 @@ class Session(Submitting):
                 self._end(slot, self._ended())
         for taker in takers:
             taker.task_done()
+        self.on_change()
 
     def connection_terminate_notify(self, error: Exception) -> None:
-        self.fail(error if isinstance(error, IserblkError) else ConnectionLost(str(error)))
+        self._lose(error if isinstance(error, IserblkError) else ConnectionLost(str(error)))

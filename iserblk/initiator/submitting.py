@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 CONTROL_SLOTS = 16  # for NOP, task management and logout: enough for a ladder on several tasks
 _STEP = 1 << INDEX_BITS
+NO_ANSWER = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
 _NO_TAG = 0xFFFFFFFF
 
 
@@ -69,6 +70,14 @@ class Submitting:
         self.provider_reason = ""  # why the connection is by the provider that it has
         self.corked = False
         self.error: IserblkError | None = None
+        self.isid = b""  # the login's; a reconnection uses it again
+        # While there is no connection: why, by the last that was heard of it; since when; and
+        # before when the target does not want to see us again.
+        self.suspended: IserblkError | None = None
+        self.suspended_at = 0.0
+        self.reconnect_at = 0.0
+        self.reconnects = 0
+        self.replayed = 0  # commands that were sent once more
         self.last_heard = monotonic()
         self.new_waiter: Callable[[], Waiter]  # set by the driver
         # What a write may carry in its command; 0 where immediate data was not negotiated.
@@ -84,6 +93,8 @@ class Submitting:
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
         self._queued: deque[TaskSlot] = deque()  # submitted, behind a closed window
+        self._again: set[TaskSlot] = set()  # of these: were sent on a connection that is lost
+        self._live = True  # there is a connection: neither failed nor suspended
         self._takers: deque[Waiter] = deque()
         self.unsent_pongs = 0  # answers to pings since the wire was last seen free
         self._cmd_sn = 0
@@ -96,7 +107,11 @@ class Submitting:
         self.on_closing: Callable[[int], None] = (
             ignore_closing  # the descriptor is about to be closed
         )
-        self.on_logout_request: Callable[[], None] | None = None
+        # Whoever gives the session another connection is told that it is lost, or wanted: from any
+        # thread. None: a session whose connection is lost has failed.
+        self.on_loss: Callable[[], None] | None = None
+        # For the driver: a suspended session is about to go on with another descriptor, or failed.
+        self.on_change: Callable[[], None] = _nothing
         # By LUN field: who hears of each command that brings sense data, before its waiter does.
         self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
 
@@ -159,7 +174,8 @@ class Submitting:
                 taker.task_done()
 
     def submit(self, slot: TaskSlot) -> None:
-        """Send the command of ``slot``, or queue it in order while the window is closed.
+        """Send the command of ``slot``, or queue it in order while the window is closed, or the
+        session is suspended.
 
         ``slot.waiter.pending`` already counts it. Never raises: a failed session ends the slot
         with its error at once.
@@ -167,11 +183,16 @@ class Submitting:
         slot.deadline = monotonic() + self.io_timeout
         with self._lock:
             failed = self.error is not None
-            if not failed and (self._open <= 0 or self._queued or not self._send(slot)):
+            # (``_open`` is 0 while the session is suspended.)
+            queued = not failed and (self._open <= 0 or self._queued or not self._send(slot))
+            if queued:
                 slot.state = QUEUED
                 self._queued.append(slot)
-                return
-        if failed:
+        if queued:
+            wanted = self.on_loss
+            if self.suspended is not None and wanted is not None:
+                wanted()
+        elif failed:
             self._end(slot, self._ended())
         elif not self.corked:
             # If the session fails from here on, ``fail`` ends the slot: it is in flight.
@@ -244,7 +265,7 @@ class Submitting:
 
     def take_control(self) -> TaskSlot | None:
         """A slot for an immediate PDU of ours; None when all are in flight."""
-        if self.error is not None or not self._free_controls:
+        if not self._live or not self._free_controls:
             return None
         slot = self._free_controls.pop()
         slot.state = TAKEN
@@ -259,14 +280,29 @@ class Submitting:
         the answer, and the slot goes back by itself."""
         slot.waiter = waiter
         with self._lock:
-            slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
-            bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
-            bhs.CMD_SN_EXP_STAT_SN.pack_into(
-                slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self._exp_stat_sn
-            )
-            slot.state = SENT
-            self._dm.send_control(slot)
-        self.flush()
+            live = self._live
+            if live:
+                self._send_control(slot)
+        if live:
+            self.flush()
+        else:
+            slot.response = NO_ANSWER
+            self._end_control(slot)
+
+    def _send_control(self, slot: TaskSlot) -> None:
+        """Under the lock."""
+        slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
+        bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
+        bhs.CMD_SN_EXP_STAT_SN.pack_into(
+            slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self._exp_stat_sn
+        )
+        slot.state = SENT
+        self._dm.send_control(slot)
+
+    def _end_control(self, slot: TaskSlot) -> None:
+        slot.state = FREE
+        self._free_controls.append(slot)
+        slot.waiter.task_done()
 
     def send_pong(self, slot: TaskSlot, lun: bytes, ttt: int) -> None:
         """Send a NOP-Out that nothing answers. The slot goes back at once, to the far end."""
@@ -293,6 +329,7 @@ class Submitting:
                 if slot not in self._queued:  # it went out a moment ago
                     return
                 self._queued.remove(slot)
+                self._again.discard(slot)
         elif slot.state in (SENT, ABORTING):
             self._dm.deallocate_task_resources(slot, 0)
         else:
@@ -322,6 +359,16 @@ class Submitting:
     def busy(self) -> int:
         """Slots that are taken, in flight or not: cheap, for heuristics."""
         return len(self.tasks) - len(self._free)
+
+    @property
+    def sent(self) -> int:
+        """Commands that the target has, and has not answered."""
+        return sum(slot.state >= SENT for slot in self.tasks)
+
+    def hold(self) -> None:
+        """Send no more commands on this connection."""
+        with self._lock:
+            self._open = 0
 
     @property
     def in_flight(self) -> int:
