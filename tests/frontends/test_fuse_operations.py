@@ -163,7 +163,7 @@ async def test_errors_are_errnos_and_bugs_are_eio(
 ) -> None:
     fs = files()
     for error, number in (
-        (CommandTimeout("late"), errno.ETIMEDOUT),
+        (CommandTimeout("late"), errno.EIO),
         (ScsiError("medium"), errno.EIO),
         (ZeroDivisionError("a bug"), errno.EIO),
     ):
