@@ -30,6 +30,8 @@ CONNECTION = (
         "How long one request may take, reconnecting included. Default 30.",
     ),
     ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
+    ("journal", "SIZE|off", "Keep so much of what is not flushed yet. Default 64M."),
+    ("shared", "yes|no", "Other hosts write to the LUN, too: never send again. Default no."),
     (
         "chap-secret-file",
         "FILE",
@@ -41,8 +43,6 @@ CONNECTION = (
     ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI where iSER cannot be had."),
     ("style", "cm|stream", ""),
     ("header", "28|12", ""),
-    ("journal", "SIZE|off", ""),
-    ("shared", "yes|no", ""),
     ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),
     ("reserve-key", "0xKEY", "The reservation's key; default: one of this machine's own."),
 )

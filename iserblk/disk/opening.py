@@ -17,6 +17,7 @@ from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
 from iserblk.initiator.keeper import Driver, Keeper
+from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import luns
@@ -91,7 +92,7 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
 
     info, geometry = await driver.run_operation(look())
     if not options.reserve:
-        return DiskCore(session, luns.encode(lun), info, geometry)
+        return _core(session, luns.encode(lun), info, geometry, options)
     field = luns.encode(lun)
     reservation = Reservation(
         info.name,
@@ -101,9 +102,18 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
     session.farewells.append(partial(reservation.release, session, field))
     await driver.run_operation(reservation.acquire(session, field))
     info, geometry = await driver.run_operation(look())  # with what a reservation may have hidden
-    core = DiskCore(session, field, info, geometry)
+    core = _core(session, field, info, geometry, options)
     core.reservation = reservation
     reservation.watch(session, field)
+    return core
+
+
+def _core(
+    session: Session, lun: bytes, info: LunInfo, geometry: Geometry, options: Options
+) -> DiskCore:
+    core = DiskCore(session, lun, info, geometry)
+    if options.journal and not options.shared:
+        core.keep_journal(options.journal)
     return core
 
 
