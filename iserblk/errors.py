@@ -14,6 +14,7 @@
     │   ├── HostNotFound          the portal's name does not resolve
     │   └── ConnectTimeout        nobody answered in time
     ├── LoginError                the target refused the login; carries status class and detail
+    │   ├── IserRefused           it does not agree to iSER; Traditional iSCSI may be possible
     │   ├── TargetNotFound        no such target name there
     │   └── AuthenticationError   the credentials were refused
     └── CommandError              one command failed; the session goes on
@@ -135,6 +136,12 @@ class LoginError(IserblkError):
         super().__init__(text)
         self.status = status
         self.address = address
+
+
+class IserRefused(LoginError):
+    """RDMAExtensions was not answered with Yes (RFC 7145 section 6.3)."""
+
+    errno = _errno.EPROTONOSUPPORT
 
 
 class TargetNotFound(LoginError):

@@ -317,7 +317,6 @@ def test_reserve() -> None:
     [
         ("style", "stream", "only style=cm"),
         ("header", "12", "only header=28"),
-        ("fallback", "iscsi", "Traditional iSCSI"),
         ("journal", "64M", "say journal=off"),
     ],
 )

@@ -44,6 +44,7 @@ ASCQ_WORDS = {
     0x0C0C: "unexpected unsolicited data",
     0x0C0D: "not enough unsolicited data",
     0x0E00: "invalid information unit",
+    0x0E03: "invalid field in the command's information unit",
     0x1000: "the block's check code is wrong",
     0x1100: "unrecovered read error",
     0x1101: "read retries exhausted",

@@ -19,7 +19,6 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
 from iserblk.scsi import luns
-from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
 from iserblk.target.buffers import BufferPool
 from iserblk.target.control import ControlAnswers
@@ -152,7 +151,7 @@ class TargetConnection:
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
-            targets = {self.login.target_name: [self._portal]}
+            targets = {self.login.target_name: [f"{self._portal},1"]}
             self._answers.text(message, at, targets, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
             self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))
@@ -191,6 +190,7 @@ class TargetConnection:
         slot.state = IDLE
         slot.filled = 0
         slot.arrived = 0
+        slot.overflow = 0
         slot.data_sn = 0
         slot.aborted = False
         if slot.control:
@@ -266,13 +266,11 @@ class TargetConnection:
         immediate = lengths & 0xFFFFFF
         if immediate and not self.parameters.immediate_data:  # type: ignore[union-attr]
             raise RemoteProtocolError("iSCSI", f"{immediate} bytes of immediate data")
-        if (
-            task.direction == DATA_OUT
-            and not task.status
-            and ((edtl if flags & bhs.FLAG_WRITE else 0) < task.length)
-        ):
-            task.status = sam.CHECK_CONDITION
-            task.sense = sense_data.encode_fixed(sense_data.ILLEGAL_REQUEST, 0x24, 0x00)
+        if task.direction != DATA_IN:
+            sends = edtl if flags & bhs.FLAG_WRITE else 0
+            if sends != task.length:
+                slot.overflow = max(task.length - sends, 0)
+                self._device.fit(task, sends)
         if immediate:
             # Copied: the receive buffer is good until the next progress only.
             self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
@@ -392,13 +390,13 @@ class TargetConnection:
         """Data-In, if any, and the SCSI Response, in one post."""
         task = slot.task
         edtl = slot.edtl
-        moved = task.transferred if task.status or task.direction == DATA_IN else task.length
+        moved = task.transferred if task.direction == DATA_IN or task.status else task.length
         if task.direction == DATA_IN and moved and slot.flags & bhs.FLAG_READ and edtl:
             assert slot.buffer is not None
             data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
             self._dm.put_data(slot, data if moved <= edtl else data[:edtl], 0)
         self._numbers.ended(slot.immediate)
-        pack_response(slot, edtl - moved, self._numbers)
+        pack_response(slot, moved, self._numbers)
         del self._tasks[slot.itt]
         slot.state = ENDED
         self._dm.send_control(slot, True)

@@ -78,6 +78,11 @@ class DeviceServer(Protocol):
         ``lun`` is decoded (0..16383), or -1 for a LUN field that names none."""
         ...
 
+    def fit(self, task: ScsiTask, length: int) -> None:
+        """The initiator sends ``length`` bytes of Data-Out, not ``task.length``: take what there
+        is of them (``task.length`` becomes less), or end the task with its sense."""
+        ...
+
     def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
         """Execute. ``buffer``: ``length`` bytes, to fill (DATA_IN) or filled (DATA_OUT). With
         ``nowait`` returns False where it has to wait (the data is not in the page cache, other

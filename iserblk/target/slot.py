@@ -40,6 +40,7 @@ class TargetTask(TargetSlot):
         "lun",
         "on_aborted",
         "on_ended",
+        "overflow",
         "state",
         "task",
     )
@@ -51,6 +52,7 @@ class TargetTask(TargetSlot):
         self.itt = bhs.NO_TAG
         self.lun = 0
         self.edtl = 0
+        self.overflow = 0  # bytes that the command would have, and EDTL leaves no room for
         self.immediate = 0  # the I bit of the command: it used up no CmdSN
         self.filled = 0  # bytes of Data-Out that are in the buffer
         self.arrived = 0  # bytes of Data-Out that have come unasked
@@ -109,17 +111,20 @@ class Numbers:
         return stat_sn
 
 
-def pack_response(slot: TargetTask, residual: int, numbers: Numbers) -> None:
-    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN.
-    ``residual``: of the bytes that the initiator expected, how many did not move; below 0: how
-    many more would have."""
+def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
+    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN. ``moved``:
+    bytes that the command took or has to give, EDTL or not."""
+    task = slot.task
+    residual = slot.edtl - moved
     flags = bhs.FLAG_FINAL
-    if residual > 0:
+    if slot.overflow:
+        flags |= bhs.RESIDUAL_OVERFLOW
+        residual = slot.overflow
+    elif residual > 0:
         flags |= bhs.RESIDUAL_UNDERFLOW
     elif residual < 0:
         flags |= bhs.RESIDUAL_OVERFLOW
         residual = -residual
-    task = slot.task
     sense = task.sense
     if sense:
         slot.inline[:2] = len(sense).to_bytes(2, "big")

@@ -53,7 +53,7 @@ def invalid_field(field: int, bit: int | None = None) -> CheckCondition:
     return CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB, field=field, bit=bit)
 
 
-def _nothing(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+def nothing(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     return True
 
 
@@ -88,7 +88,7 @@ class DeviceTask(ScsiTask):
         self.status = 0
         self.sense = b""
         self.transferred = 0
-        self.execute: Execute = _nothing
+        self.execute: Execute = nothing
         self.offset = 0
 
     def respond(self, answer: bytes, allocation: int) -> None:
