@@ -24,7 +24,11 @@ CONNECTION = (
     ),
     ("immediate-data", "yes|no", "Send writes of up to 8 KiB with their command. Default yes."),
     ("initiator-name", "IQN", "Who we are; default: the machine's own name."),
-    ("io-timeout", "SECONDS", "How long one request may take in all. Default 30."),
+    (
+        "io-timeout",
+        "SECONDS",
+        "How long one request may take, reconnecting included. Default 30.",
+    ),
     ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
     (
         "chap-secret-file",

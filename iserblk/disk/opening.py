@@ -12,9 +12,11 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.identify import identify, report_luns
 from iserblk.disk.reserve import Reservation, host_key
+from iserblk.disk.resume import resume_all
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
+from iserblk.initiator.keeper import Driver, Keeper
 from iserblk.initiator.task import Operation
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import luns
@@ -50,6 +52,17 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
 async def open_session(address: Address) -> TrioDriver:
     """Connect and log in. The driver's ``run`` is the caller's to start."""
     return TrioDriver(await connect(address.url, address.options))
+
+
+def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keeper:
+    """Whoever connects the driver's session again when its connection is lost. Its ``run`` is the
+    caller's to start, and its ``stop`` to call before he logs out."""
+    session = driver.session
+    return Keeper(
+        driver,
+        partial(connect, address.url, address.options, session.isid),
+        partial(resume_all, cores),
+    )
 
 
 async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
