@@ -229,8 +229,8 @@ class Reservation:
             if before is not None:
                 before(slot)
             sense = sense_data.decode(slot.sense)
-            if not sense.is_unit_attention:
-                return
+            if not sense.is_unit_attention or session.suspended is not None:
+                return  # on the connection to come ``resume`` looks in any case
             if sense.code in _TAKEN or (sense.code in _POWER_LOST and not self._persists):
                 log.error(
                     "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
@@ -309,7 +309,7 @@ class Reservation:
         """Give the LUN back, at a clean end. Raises nothing: what cannot be done is logged, and
         the next attach of this machine takes over."""
         try:
-            if self._registered and session.error is None:
+            if self._registered and session.error is None and session.suspended is None:
                 yield from self._out(session, lun, pr.RELEASE)
                 yield from self._unregister(session, lun)
         except ReservationConflict:
