@@ -22,6 +22,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from iserblk.errors import BadArgument, NotSupported
+from iserblk.metrics.address import parse_address
 from iserblk.secret import Secret
 
 DEFAULT_PORT = 3260
@@ -76,6 +77,7 @@ class Options:
     chap_secret_file: str = ""  # an absolute path
     chap_secret_fd: int | None = None
     chap_secret_credential: str = ""  # a file's name
+    metrics: str = ""  # where they are served, as iserblk.metrics.address has it; "": nowhere
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:
@@ -107,6 +109,13 @@ def _shown(text: str) -> str:
 
 def _hidden(_text: str) -> str:
     return "(not shown)"
+
+
+def _metrics(key: str, value: str) -> str:
+    if value.lower() in ("off", "no"):
+        return ""
+    parse_address(value, key)
+    return value
 
 
 def _yes_no(key: str, value: str) -> bool:
@@ -209,6 +218,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "chap-secret-file": ("chap_secret_file", _secret_file),
     "chap-secret-fd": ("chap_secret_fd", _descriptor),
     "chap-secret-credential": ("chap_secret_credential", _file_name),
+    "metrics": ("metrics", _metrics),
 }
 
 

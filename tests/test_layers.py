@@ -16,18 +16,24 @@ ALLOWED = {
     "errors": set(),
     "trio_io": set(),
     "secret": set(),
-    "url": {"errors", "secret"},
+    "metrics": {"errors"},
+    "url": {"errors", "secret", "metrics"},
     "credentials": {"errors", "secret", "url", "iscsi"},
     "rcap": {"errors"},
     "scsi": {"errors"},
     "iscsi": {"errors", "secret"},
     "datamover": {"errors", "rcap", "iscsi"},
     "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url", "credentials"},
-    "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials"},
+    "disk": {
+        *("errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials", "metrics"),
+    },
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
     "doctor": {"errors", "url", "rcap", "initiator"},
-    "nbdattach": {"errors", "credentials"},
-    "cli": {"errors", "credentials", "nbdattach", "url", "disk", "target", "scsi", "doctor"},
+    "nbdattach": {"errors", "credentials", "metrics"},
+    "cli": {
+        *("errors", "credentials", "nbdattach", "url", "disk", "target", "scsi", "doctor"),
+        "metrics",
+    },
 }
 # Beside the drivers, the shells and the command line, nobody waits.
 TRIO_ALLOWED = {
@@ -40,7 +46,9 @@ TRIO_ALLOWED = {
     "initiator.trio_driver",
     "disk.aio",
     "disk.blocking",
+    "disk.metered",
     "doctor.portal",
+    "metrics.serving",
     "target.accepting",
     "target.busypoll",
     "target.listening",

@@ -34,6 +34,11 @@ CONNECTION = (
     ),
     ("chap-secret-fd", "FD", "The same from an open file descriptor."),
     ("chap-secret-credential", "NAME", "The same from a credential of systemd."),
+    (
+        "metrics",
+        "PATH|HOST:PORT|off",
+        "Serve metrics for Prometheus at a Unix socket, or at a port of the loopback interface.",
+    ),
     ("style", "cm|stream", ""),
     ("header", "28|12", ""),
     ("fallback", "iscsi", ""),

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.core import DiskCore
+from iserblk.disk.metered import MetricsPorts, metered_async
 from iserblk.disk.opening import find_disks, name_disks, open_session, settle
-from iserblk.disk.seam import Extent, LunInfo
+from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 
 
@@ -83,7 +84,7 @@ class Disk:
 class DiskSet:
     """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
 
-    def __init__(self, disks: dict[str, Disk]) -> None:
+    def __init__(self, disks: dict[str, AsyncDisk]) -> None:
         self.disks = disks
         self.default = next(iter(disks))
 
@@ -101,6 +102,7 @@ async def _pump(
 async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[DiskSet]:
     """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
     addresses = settle(urls, options)
+    metrics = MetricsPorts(addresses)
     drivers: list[TrioDriver] = []
     disks: dict[DiskCore, TrioDriver] = {}
     error: BaseException | None = None
@@ -113,10 +115,13 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
                 for core in await find_disks(driver, address):
                     disks[core] = driver
             named = name_disks(list(disks))
-            yield DiskSet({name: Disk(core, disks[core]) for name, core in named.items()})
+            metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
+            found = {name: Disk(core, disks[core]) for name, core in named.items()}
+            yield DiskSet({name: metered_async(found[name], named[name]) for name in named})
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below: it is the caller's, not a group of the pumps'
         finally:
+            metrics.close()
             with trio.CancelScope(shield=True):
                 for driver in drivers:
                     await driver.log_out()

@@ -14,8 +14,9 @@ from typing import Self, TypeVar
 import trio
 
 from iserblk.disk.core import DiskCore
+from iserblk.disk.metered import MetricsPorts, metered_blocking
 from iserblk.disk.opening import Address, find_disks, name_disks, open_session, settle
-from iserblk.disk.seam import Extent, LunInfo
+from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
 
@@ -104,7 +105,8 @@ class DiskSet:
 
     def __init__(self, addresses: list[Address]) -> None:
         """Connects; raises what connecting raises, and then leaves nothing behind."""
-        self.disks: dict[str, Disk] = {}
+        self.disks: dict[str, BlockingDisk] = {}
+        self._named: dict[DiskCore, BlockingDriver] = {}
         self._drivers: list[BlockingDriver] = []
         self._opened = threading.Event()
         self._error: BaseException | None = None
@@ -132,11 +134,21 @@ class DiskSet:
     async def _run(self, addresses: list[Address]) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
-        await self._open(addresses)
-        self._opened.set()
+        metrics = MetricsPorts(addresses)
+        try:
+            await self._open(addresses)
+            async with trio.open_nursery() as nursery:
+                metrics.start(nursery, [(core, each.ladder) for core, each in self._named.items()])
+                self._opened.set()
+                await self._look_after(self._stop)
+                nursery.cancel_scope.cancel()
+        finally:
+            metrics.close()
+
+    async def _look_after(self, stop: trio.Event) -> None:
         while True:
             with trio.move_on_after(TICK_S):
-                await self._stop.wait()
+                await stop.wait()
                 return
             for driver in self._drivers:
                 driver.idle()
@@ -163,7 +175,9 @@ class DiskSet:
         if error is not None:
             raise error
         self._drivers = [BlockingDriver(driver.session) for driver in opening]
-        self.disks = {name: Disk(core, self._drivers[cores[core]]) for name, core in named.items()}
+        for name, core in named.items():
+            self._named[core] = driver_of = self._drivers[cores[core]]
+            self.disks[name] = metered_blocking(Disk(core, driver_of), core)
 
     def close(self) -> None:
         """Log out and end the control thread. Flushes nothing. Idempotent; no operation may be

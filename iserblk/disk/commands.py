@@ -140,12 +140,13 @@ def command(
     short_ok: bool = False,
     changes: tuple[int, int] | None = None,
     on_end: Callable[[], None] | None = None,
+    on_retry: Callable[[], None] | None = None,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
     unknown length. ``changes``: the first and the last block that it changes. ``on_end`` is called
-    after each attempt, before its slot is given back.
+    after each attempt, before its slot is given back, ``on_retry`` before each but the first.
     """
     waiter = session.new_waiter()
     attempt = 0
@@ -182,6 +183,8 @@ def command(
         if delay is None:
             raise error
         log.info("%s; sending it again", error)
+        if on_retry is not None:
+            on_retry()
         attempt += 1
         if delay:
             yield delay

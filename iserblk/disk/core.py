@@ -34,6 +34,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation, TaskSlot, Waiter
+from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi.sense import Sense
@@ -68,6 +69,8 @@ class DiskCore:
         self.ranges = RangeLock(session.tasks, lun)
         self.pack_read = cdb.pack_read16 if geometry.long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
+        self.metrics = LunMetrics()
+        self.metrics_at = ""  # where they are served; "": nowhere
         self.durability = Durability(info.name, info.write_cache, self.ranges)
         session.on_sense[lun] = self.durability.hear
 
@@ -161,6 +164,8 @@ class DiskCore:
         self.session.release(slot)
         if problem is not None and retry_delay(problem, 0) is None:
             raise problem
+        if problem is not None:
+            self.metrics.retried()
         return problem is None
 
     def ended_write(self, slot: TaskSlot) -> bool:
@@ -227,6 +232,7 @@ class DiskCore:
                         error = error or problem
                     else:
                         log.info("%s; sending it again", problem)
+                        self.metrics.retried()
                         pause = max(pause, delay)
                         todo.append((lba, view, attempt + 1))
             finally:
@@ -358,7 +364,9 @@ class DiskCore:
             )
 
     def _command(self, command_block: bytes) -> Operation[int]:
-        return command(self.session, self.lun, command_block, self.info.name)
+        return command(
+            self.session, self.lun, command_block, self.info.name, on_retry=self.metrics.retried
+        )
 
     # -- provisioning -----------------------------------------------------------------------------
 
@@ -432,6 +440,7 @@ class DiskCore:
                 data_out=data_out,
                 changes=(lba, last),
                 on_end=self.durability.wrote,
+                on_retry=self.metrics.retried,
             )
         finally:
             self.ranges.unlock(lba, last)
@@ -450,6 +459,7 @@ class DiskCore:
             self.info.name,
             data_in=answer,
             short_ok=True,
+            on_retry=self.metrics.retried,
         )
         return self.geometry.extents_untrusted(answer[:moved], offset, length) or whole
 

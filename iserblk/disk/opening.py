@@ -52,11 +52,11 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     url = address.url
     session = driver.session
     if url.lun is not None:
-        return [await _identify(driver, url, url.lun)]
+        return [await _identify(driver, address, url.lun)]
     found: list[DiskCore] = []
     for lun in await driver.run_operation(report_luns(session)):
         try:
-            found.append(await _identify(driver, url, lun))
+            found.append(await _identify(driver, address, lun))
         except (NotSupported, NoSuchLun) as error:
             log.info("skipped: %s", error)
     if not found:
@@ -64,12 +64,15 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     return found
 
 
-async def _identify(driver: TrioDriver, url: Url, lun: int) -> DiskCore:
+async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
     session = driver.session
+    url = address.url
     info, geometry = await driver.run_operation(
         identify(session, lun, f"lun{lun}", replace(url, lun=lun).redacted(), url.iqn)
     )
-    return DiskCore(session, luns.encode(lun), info, geometry)
+    core = DiskCore(session, luns.encode(lun), info, geometry)
+    core.metrics_at = address.options.metrics
+    return core
 
 
 def name_disks(cores: Sequence[DiskCore]) -> dict[str, DiskCore]:

@@ -84,6 +84,10 @@ class BlockingDriver:
         session.on_blocked = self._ring
         session.on_closing = self._poll.unregister
 
+    @property
+    def ladder(self) -> Ladder:
+        return self._ladder
+
     def waiter(self) -> ThreadWaiter:
         """This thread's waiter; a thread waits for one thing at a time, so it has just one."""
         try:
