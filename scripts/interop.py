@@ -1,4 +1,4 @@
-"""Generates docs/interop.md: what iserblk was run against, from the results of tests/lab.
+"""Generates docs/interop.md: what iserblk was run against, from the results of its tests.
 
     interop.py RESULTS        a file that pytest --interop has written
 
@@ -13,18 +13,51 @@ import datetime
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 TOP = Path(__file__).resolve().parents[1]
 DOCUMENT = TOP / "docs" / "interop.md"
 HEAD = """# What iserblk was run against
 
-Made by scripts/test (scripts/interop.py) from the tests in tests/lab; do not edit. Each row is one
-test, in a virtual machine (docs/lab.md); data was compared in all of them.
+Made by scripts/test (scripts/interop.py) from results of tests; do not edit. Each row is one test:
+those of tests/lab ran in a virtual machine (docs/lab.md). Data was compared in all of them.
 
 """
-COLUMNS = ("ours", "peer", "version", "transport", "what was run", "result", "date", "test")
+CONFORMANCE = """
+## Conformance of the target
+
+Every case of libiscsi's iscsi-test-cu, run over TCP with --dataloss --fail --xml, by group. A case
+that did not pass is named with the reason.
+
+"""
 
 Row = tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """``keys``: of a result, in the order of the columns. Its last two columns are made here.
+    Tables are told apart by how many columns they have."""
+
+    head: str
+    columns: Row
+    keys: Row
+    closing: Row = ()  # cells behind those of ``keys``
+
+
+TABLES = {
+    "peers": Table(
+        HEAD,
+        ("ours", "peer", "version", "transport", "what was run", "result", "date", "test"),
+        ("ours", "peer", "version", "transport", "ran"),
+        ("passed",),
+    ),
+    "conformance": Table(
+        CONFORMANCE,
+        ("group", "LUN", "passed", "left out", "version", "date", "test"),
+        ("group", "lun", "passed", "left_out", "version"),
+    ),
+}
+_WIDTHS = {len(table.columns) for table in TABLES.values()}
 
 
 def old_rows(text: str) -> dict[str, Row]:
@@ -32,33 +65,37 @@ def old_rows(text: str) -> dict[str, Row]:
     rows = {}
     for line in text.splitlines():
         cells = tuple(cell.strip() for cell in line.strip().strip("|").split(" | "))
-        if len(cells) == len(COLUMNS) and cells[-1].startswith("`tests/"):
+        if len(cells) in _WIDTHS and cells[-1].startswith("`tests/"):
             rows[cells[-1].strip("`")] = cells
     return rows
 
 
 def merge(old: dict[str, Row], results: dict[str, dict[str, str] | None], today: str) -> list[Row]:
-    """``results``: by test, its row, or None where it failed."""
+    """``results``: by test, its row, or None where it failed. ``table`` in a row names its table;
+    without it that of the peers."""
     rows = dict(old)
     for test, result in results.items():
         if result is None:
             rows.pop(test, None)
             continue
-        cells = [
-            *(result[key].replace("|", "/") for key in ("ours", "peer", "version", "transport")),
-            result["ran"].replace("|", "/"),
-            "passed",
-        ]
+        table = TABLES[result.get("table", "peers")]
+        cells = (*(result[key].replace("|", "/") for key in table.keys), *table.closing)
         before = rows.get(test)
-        if before is None or list(before[:-2]) != cells:
+        if before is None or before[:-2] != cells:
             rows[test] = (*cells, today, f"`{test}`")
     alive = [row for test, row in rows.items() if (TOP / test.partition("::")[0]).exists()]
     return sorted(alive)
 
 
 def render(rows: list[Row]) -> str:
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
-    return HEAD + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    text = ""
+    for table in TABLES.values():
+        width = len(table.columns)
+        mine = [row for row in rows if len(row) == width]
+        if mine or not text:
+            lines = [table.columns, ("---",) * width, *mine]
+            text += table.head + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return text
 
 
 def main() -> int:

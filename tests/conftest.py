@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.support import interop
 
 # The reference machine is slow and shared: hypothesis must not judge by the clock. In continuous
 # integration the examples are the same in every run.
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+_rows = interop.Rows()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,3 +39,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(skip)
+
+
+@pytest.fixture
+def record(record_property: Callable[[str, object], None]) -> interop.Record:
+    """Call it at the end of a test that a peer passed: a row of docs/interop.md."""
+
+    def record(**values: object) -> None:
+        record_property(interop.PROPERTY, interop.row(**values))  # type: ignore[arg-type]
+
+    return record
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _rows.take(report.nodeid, report.when or "", report.failed, report.user_properties)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    yield
+    file = session.config.getoption("--interop")
+    if file:
+        Path(file).write_text(json.dumps(_rows.by_test, indent=1), encoding="utf-8")

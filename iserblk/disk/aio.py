@@ -30,6 +30,7 @@ class Disk:
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core
         waiter = TrioWaiter()
+        deadline = 0.0
         slot = core.begin_read(buffer, offset, waiter)
         if slot is not None:
             try:
@@ -37,13 +38,15 @@ class Disk:
             except BaseException:
                 core.dropped(slot)
                 raise
-            if core.ended(slot):
+            deadline = core.ended(slot)
+            if not deadline:
                 return
-        await self._driver.run_operation(core.read(buffer, offset))
+        await self._driver.run_operation(core.read(buffer, offset, deadline))
 
     @trio.lowlevel.enable_ki_protection
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         core = self._core
+        deadline = 0.0
         if not fua:
             waiter = TrioWaiter()
             slot = core.begin_write(buffer, offset, waiter)
@@ -53,9 +56,10 @@ class Disk:
                 except BaseException:
                     core.dropped(slot)
                     raise
-                if core.ended_write(slot):
+                deadline = core.ended_write(slot)
+                if not deadline:
                     return
-        await self._driver.run_operation(core.write(buffer, offset, fua))
+        await self._driver.run_operation(core.write(buffer, offset, fua, deadline))
 
     async def flush(self) -> None:
         await self._driver.run_operation(self._core.flush())

@@ -47,8 +47,9 @@ class Disk:
         except BaseException:
             self._interrupted(slot)
             raise
-        if slot is None or not core.ended(slot):
-            self._run(core.read(buffer, offset))
+        deadline = 0.0
+        if slot is None or (deadline := core.ended(slot)):
+            self._run(core.read(buffer, offset, deadline))
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         core = self._core
@@ -63,8 +64,9 @@ class Disk:
         except BaseException:
             self._interrupted(slot)
             raise
-        if slot is None or not core.ended_write(slot):
-            self._run(core.write(buffer, offset, fua))
+        deadline = 0.0
+        if slot is None or (deadline := core.ended_write(slot)):
+            self._run(core.write(buffer, offset, fua, deadline))
 
     def _interrupted(self, slot: TaskSlot | None) -> None:
         left = self._driver.abandon()

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 
 from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE
-from iserblk.errors import IserblkError, NoSuchLun, OutOfRange, ScsiError, WriteProtected
+from iserblk.errors import (
+    CommandTimeout,
+    IserblkError,
+    NoSuchLun,
+    OutOfRange,
+    ScsiError,
+    WriteProtected,
+)
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
@@ -107,6 +115,15 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
     return None
 
 
+def check_time(session: Session, deadline: float, name: str) -> None:
+    """Raises CommandTimeout when the operation has no time left to send another command."""
+    if monotonic() >= deadline:
+        raise CommandTimeout(
+            f"{name}: not done within {session.io_timeout:g} s, waiting included; "
+            "is the target slow? raise io-timeout"
+        )
+
+
 def take(session: Session, waiter: Waiter) -> Operation[TaskSlot]:
     """A free slot, waiting for one if need be."""
     while True:
@@ -139,15 +156,18 @@ def command(
     data_out: memoryview | None = None,
     short_ok: bool = False,
     changes: tuple[int, int] | None = None,
-    on_end: Callable[[], None] | None = None,
-    on_retry: Callable[[], None] | None = None,
+    on_submit: Callable[[TaskSlot], None] | None = None,
+    on_end: Callable[[TaskSlot], None] | None = None,
+    deadline: float = 0.0,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length. ``changes``: the first and the last block that it changes. ``on_end`` is called
-    after each attempt, before its slot is given back, ``on_retry`` before each but the first.
+    unknown length. ``changes``: the first and the last block that it changes. ``on_submit`` is
+    called with the slot before each attempt, ``on_end`` after it, before the slot is given back.
+    ``deadline``: for all attempts together; 0: the session's time for one request, from now.
     """
+    deadline = deadline or monotonic() + session.io_timeout
     waiter = session.new_waiter()
     attempt = 0
     while True:
@@ -162,8 +182,12 @@ def command(
                 fill_no_data(slot, lun)
             if changes is not None:
                 slot.first, slot.last = changes
+            check_time(session, deadline, name)
+            slot.deadline = deadline
             slot.waiter = waiter
             waiter.pending += 1
+            if on_submit is not None:
+                on_submit(slot)
             session.submit(slot)
             while waiter.pending:
                 yield waiter
@@ -175,16 +199,16 @@ def command(
             error = failure(slot, name)
         finally:
             if on_end is not None:
-                on_end()
+                on_end(slot)
             release_ended(session, [slot])
         if error is None:
             return moved
         delay = retry_delay(error, attempt)
-        if delay is None:
+        if delay is None or monotonic() + delay >= deadline:
             raise error
         log.info("%s; sending it again", error)
-        if on_retry is not None:
-            on_retry()
+        if lun in session.on_retry:
+            session.on_retry[lun]()
         attempt += 1
         if delay:
             yield delay

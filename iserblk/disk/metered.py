@@ -204,11 +204,11 @@ class MeteredAsync:
 
 def metered_blocking(disk: BlockingDisk, core: DiskCore) -> BlockingDisk:
     """``disk``, or where its metrics are served one that counts."""
-    return MeteredBlocking(disk, core.metrics) if core.metrics_at else disk
+    return MeteredBlocking(disk, core.metrics) if core.metrics.served_at else disk
 
 
 def metered_async(disk: AsyncDisk, core: DiskCore) -> AsyncDisk:
-    return MeteredAsync(disk, core.metrics) if core.metrics_at else disk
+    return MeteredAsync(disk, core.metrics) if core.metrics.served_at else disk
 
 
 # --- serving them --------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class MetricsPorts:
         disks = list(disks)
         while self._idle:
             place, listener = self._idle.popitem()
-            here = [(core, ladder) for core, ladder in disks if core.metrics_at == place]
+            here = [(core, ladder) for core, ladder in disks if core.metrics.served_at == place]
             nursery.start_soon(serve, listener, partial(look, here))
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
     session = core.session
     info = core.info
     rows = core.metrics.total()
-    journal = getattr(core, "journal", None)
+    journal = core.durability.keeper
     return LunReading(
         target=info.target,
         lun=info.lun,
@@ -270,6 +270,6 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
         replayed=getattr(session, "replayed", 0),
         aborted=ladder.aborted,
         resets=ladder.resets,
-        unflushed=getattr(journal, "bytes", 0),
+        unflushed=journal.size if journal is not None else 0,
         operations={name: of_row(row) for name, row in zip(OPERATIONS, rows, strict=True)},
     )

@@ -71,7 +71,7 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
         identify(session, lun, f"lun{lun}", replace(url, lun=lun).redacted(), url.iqn)
     )
     core = DiskCore(session, luns.encode(lun), info, geometry)
-    core.metrics_at = address.options.metrics
+    core.metrics.served_at = address.options.metrics
     return core
 
 

@@ -115,6 +115,7 @@ class Session:
             ignore_closing  # the descriptor is about to be closed
         )
         self.on_logout_request: Callable[[], None] | None = None
+        self.on_retry: dict[bytes, Callable[[], None]] = {}  # by LUN field: a command is sent again
         # By LUN field: who hears of each command that brings sense data, before its waiter does.
         self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
 
@@ -182,6 +183,7 @@ class Session:
         slot.data = None
         slot.error = None  # with its traceback, and the buffers that are named there
         slot.last = -1
+        slot.deadline = 0.0
         self._free.append(slot)
         if self._takers:
             with self._lock:
@@ -193,9 +195,11 @@ class Session:
         """Send the command of ``slot``, or queue it in order while the window is closed.
 
         ``slot.waiter.pending`` already counts it. Never raises: a failed session ends the slot
-        with its error at once.
+        with its error at once. Its deadline is ``slot.deadline``; 0: the time for one request, from
+        now.
         """
-        slot.deadline = monotonic() + self.io_timeout
+        if not slot.deadline:
+            slot.deadline = monotonic() + self.io_timeout
         with self._lock:
             failed = self.error is not None
             if not failed and (self._open <= 0 or self._queued or not self._send(slot)):

@@ -61,9 +61,11 @@ class _OfThisThread(threading.local):
 
 class LunMetrics:
     """The counters of one LUN. ``of_this_thread.rows[READ]`` is to be bumped at the indices above;
-    whoever counts must not keep it for another thread."""
+    whoever counts must not keep it for another thread. ``served_at``: the value of ``metrics=``;
+    "": nobody counts."""
 
     def __init__(self) -> None:
+        self.served_at = ""
         self._every: list[Rows] = []
         self.of_this_thread = _OfThisThread(self._every, deque())
         self._lock = threading.Lock()

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from iserblk.scsi import capacity, sense
+from iserblk.scsi import capacity, opcodes, sense
 from iserblk.scsi.cdb import BYTCHK, FUA, RW6, RW10, RW12, RW16
-from iserblk.target.seam import DATA_IN, DATA_OUT
-from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA
+from iserblk.target.task import CheckCondition, DeviceTask, invalid_field, nothing
 from iserblk.target.unit import MAX_PREFETCH, LogicalUnit
 
 _unpack10 = RW10.unpack_from
@@ -101,6 +101,27 @@ def _write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         return unit.store.write(buffer, offset, task.durable, nowait)
     finally:
         unit.guard.leave(span)
+
+
+# What their Data-Out means depends on how long it is: the CDB and the initiator must agree.
+_EXACT = (opcodes.COMPARE_AND_WRITE, opcodes.WRITE_SAME_10, opcodes.WRITE_SAME_16)
+
+
+def fit(task: DeviceTask, length: int) -> None:
+    """``DeviceServer.fit``. A write whose initiator sends less than its CDB says writes that, in
+    whole blocks; the response tells what is missing (RFC 7143 section 11.4.5.1)."""
+    if task.status:
+        return
+    if length < task.length and task.execute is _write:
+        if length % task.unit.block:
+            raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_COMMAND_IU)
+        task.length = length
+        if not length:
+            task.direction = NO_DATA
+            task.may_block = False
+            task.execute = nothing
+    elif length < task.length or task.cdb[0] in _EXACT:
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB)
 
 
 def begin_read6(task: DeviceTask, unit: LogicalUnit) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from iserblk.datamover.iser_target import TargetSlot
-from iserblk.iscsi import bhs
+from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 from iserblk.target.seam import ScsiTask
 
@@ -38,6 +39,8 @@ class TargetTask(TargetSlot):
         "itt",
         "lun",
         "on_aborted",
+        "on_ended",
+        "overflow",
         "state",
         "task",
     )
@@ -49,6 +52,7 @@ class TargetTask(TargetSlot):
         self.itt = bhs.NO_TAG
         self.lun = 0
         self.edtl = 0
+        self.overflow = 0  # bytes that the command would have, and EDTL leaves no room for
         self.immediate = 0  # the I bit of the command: it used up no CmdSN
         self.filled = 0  # bytes of Data-Out that are in the buffer
         self.arrived = 0  # bytes of Data-Out that have come unasked
@@ -61,6 +65,16 @@ class TargetTask(TargetSlot):
         self.state = IDLE
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
+        self.on_ended: list[Callable[[], None]] = []  # when its thread is out of it
+
+    def check_data_out(self, data_out: pdu.DataOut) -> None:
+        """Raises RemoteProtocolError unless it is the next one of the unsolicited data."""
+        if data_out.data_sn != self.data_sn or data_out.buffer_offset != self.arrived:
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
+                f"{self.data_sn} at {self.arrived}",
+            )
 
 
 class Numbers:
@@ -97,9 +111,20 @@ class Numbers:
         return stat_sn
 
 
-def pack_response(slot: TargetTask, flags: int, residual: int, numbers: Numbers) -> None:
-    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN."""
+def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
+    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN. ``moved``:
+    bytes that the command took or has to give, EDTL or not."""
     task = slot.task
+    residual = slot.edtl - moved
+    flags = bhs.FLAG_FINAL
+    if slot.overflow:
+        flags |= bhs.RESIDUAL_OVERFLOW
+        residual = slot.overflow
+    elif residual > 0:
+        flags |= bhs.RESIDUAL_UNDERFLOW
+    elif residual < 0:
+        flags |= bhs.RESIDUAL_OVERFLOW
+        residual = -residual
     sense = task.sense
     if sense:
         slot.inline[:2] = len(sense).to_bytes(2, "big")

@@ -28,6 +28,15 @@ def test_rows_come_back_as_they_were_written() -> None:
     assert len(rows) == 2
 
 
+def test_rows_of_the_other_table() -> None:
+    suite = {"table": "conformance", "group": "G", "lun": "L", "passed": "3", "left_out": ""}
+    rows = interop.merge({}, {ONE: row(), ONE + "x": {**suite, "version": "1"}}, "2026-01-01")
+    text = interop.render(rows)
+    assert "## Conformance" in text
+    assert sorted(interop.old_rows(text).values()) == rows
+    assert interop.merge(interop.old_rows(text), {}, "2026-02-02") == rows
+
+
 def test_what_was_not_run_again_stays() -> None:
     old = interop.old_rows(interop.render(interop.merge({}, {ONE: row()}, "2026-01-01")))
     (first,) = interop.merge(old, {}, "2026-02-02")

@@ -6,7 +6,6 @@ booted with all tests of that group, and their reports are handed on under their
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ _GUEST_TESTS = Path(__file__).resolve().parent / "guest"
 _INSIDE = os.environ.get("LAB_SETUP")
 _groups: dict[pytest.Item, Group] = {}
 _guests = pytest.StashKey[dict[Group, Guest]]()
-_passed: dict[str, dict[str, str] | None] = {}  # rows of docs/interop.md; None: failed
 
 
 @pytest.fixture
@@ -87,23 +85,9 @@ def _end(guests: dict[Group, Guest]) -> None:
         guest.end()
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed:
-        if report.nodeid.startswith("tests/lab/guest/"):
-            _passed[report.nodeid] = None
-    elif report.when == "call":
-        for name, value in report.user_properties:
-            if name == "interop":
-                assert isinstance(value, str)
-                _passed.setdefault(report.nodeid, json.loads(value))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     _end(session.config.stash.get(_guests, {}))
-    file = session.config.getoption("--interop")
-    if file and not _INSIDE:
-        Path(file).write_text(json.dumps(_passed, indent=1), encoding="utf-8")
     yield
 
 

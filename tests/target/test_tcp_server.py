@@ -15,6 +15,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap.stream import SocketStream
+from iserblk.scsi import status as sam
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.slot import TargetTask
@@ -171,6 +172,49 @@ def test_a_write_is_asked_for_burst_by_burst(client: Client) -> None:
     client.heard.clear()
     client.command(cdb10(READ_10, 12), bhs.FLAG_FINAL | bhs.FLAG_READ, 12 * 512)
     assert b"".join(got for _, got in client.heard) == data
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("edtl", "code", "overflow", "underflow"),
+    [
+        (0, None, 1024, 0),
+        (512, None, 512, 0),
+        (200, 0x050E03, 824, 0),
+        (1024, None, 0, 0),
+        (1536, None, 0, 512),
+    ],
+)
+def test_a_write_whose_edtl_is_another(
+    client: Client, edtl: int, code: int | None, overflow: int, underflow: int
+) -> None:
+    """It writes what comes, in whole blocks, and never more than the CDB says."""
+    data = b"b" * min(edtl, 1024)
+    client.store.content[:2048] = b"a" * 2048
+    flags = bhs.FLAG_FINAL | bhs.FLAG_WRITE
+    client.command(cdb10(WRITE_10, 2), flags, edtl, data)
+    assert client.opcodes() == [bhs.SCSI_RESPONSE]
+    head, answer = client.heard[0]
+    response = pdu.ScsiResponse.unpack_from(head)
+    assert response.status == (sam.CHECK_CONDITION if code else 0)
+    if code:
+        assert (answer[4], answer[14], answer[15]) == tuple(code.to_bytes(3, "big"))
+    wanted = bhs.RESIDUAL_OVERFLOW if overflow else bhs.RESIDUAL_UNDERFLOW if underflow else 0
+    assert response.flags & bhs.RESIDUAL_FLAGS == wanted
+    assert response.residual == overflow + underflow
+    written = b"" if code else data
+    assert client.store.content[:2048] == written.ljust(2048, b"a")
+    client.close()
+
+
+@pytest.mark.parametrize("edtl", [256, 1024])
+def test_a_write_same_whose_edtl_is_another(client: Client, edtl: int) -> None:
+    """It needs one block, no less and no more."""
+    client.command(cdb10(0x41, 1), bhs.FLAG_FINAL | bhs.FLAG_WRITE, edtl, b"b" * edtl)
+    head, answer = client.heard[0]
+    assert pdu.ScsiResponse.unpack_from(head).status == sam.CHECK_CONDITION
+    assert (answer[4], answer[14], answer[15]) == (0x05, 0x24, 0x00)
+    assert not any(client.store.content)
     client.close()
 
 

@@ -24,8 +24,8 @@ from tests.lab.guest.attached import (
     nothing_left,
     run,
 )
-from tests.lab.guest.report import Record
 from tests.support.fuse import running_mount
+from tests.support.interop import Record
 from tests.support.target import ROOT, running_target
 
 TREE = ("iserblk", "fuse_mount", "nbd_plugin", "docs")

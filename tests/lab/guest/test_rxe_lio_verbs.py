@@ -8,8 +8,8 @@ import os
 import pytest
 
 from iserblk.rcap.verbs import connecting
-from tests.lab.guest.blockwork import everything
-from tests.lab.guest.report import Record
+from tests.support.blockwork import everything
+from tests.support.interop import Record
 
 
 @pytest.mark.parametrize("mode", ["window", "region"])

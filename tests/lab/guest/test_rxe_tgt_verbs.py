@@ -12,8 +12,8 @@ import subprocess
 import pytest
 
 from iserblk.rcap.verbs import connecting
-from tests.lab.guest.blockwork import everything
-from tests.lab.guest.report import Record
+from tests.support.blockwork import everything
+from tests.support.interop import Record
 
 
 def tgtd_version() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.guest import kernel_initiator as kernel
-from tests.lab.guest.report import Record
+from tests.support.interop import Record
 
 TREE = Path(__file__).parents[2] / "scsi"  # any directory with some files
 

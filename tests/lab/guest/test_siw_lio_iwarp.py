@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.lab.guest.blockwork import everything
-from tests.lab.guest.report import Record
+from tests.support.blockwork import everything
+from tests.support.interop import Record
 
 
 def set_mtu(mtu: int) -> None:

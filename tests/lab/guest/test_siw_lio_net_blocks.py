@@ -13,8 +13,8 @@ import os
 import pytest
 
 from iserblk.errors import ConnectTimeout
-from tests.lab.guest.blockwork import everything
-from tests.lab.guest.report import Record
+from tests.support.blockwork import everything
+from tests.support.interop import Record
 
 LAB_OWN_GUEST = True
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tests.lab.guest.blockwork import everything
-from tests.lab.guest.report import Record
+from tests.support.blockwork import everything
+from tests.support.interop import Record
 
 
 async def test_all_block_operations(record: Record) -> None:

@@ -1,0 +1,131 @@
+"""libiscsi's iscsi-test-cu: how it is run, what it says, and what is known of its cases."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+PROGRAM = "iscsi-test-cu"
+LIMIT_S = 120
+_RESULTS = "CUnitAutomated-Results.xml"
+_SKIPPED = re.compile(r"\[SKIPPED\]\s*(.*)")
+
+# -- what is known of its cases --------------------------------------------------------------------
+
+_OPTIONAL = "an optional command that the target does not have"
+
+# A regular expression for GROUP.CASE → why it may say that it skips something.
+SKIPS = {
+    r"ExtendedCopy\.|ReceiveCopyResults\.": f"EXTENDED COPY: {_OPTIONAL}",
+    r"OrWrite\.": f"ORWRITE: {_OPTIONAL}",
+    r"ReadDefectData1[02]\.": f"READ DEFECT DATA: {_OPTIONAL}; a file has no defects",
+    r"Verify12\.": f"VERIFY(12): {_OPTIONAL}",
+    r"WriteAtomic16\.": f"WRITE ATOMIC(16): {_OPTIONAL}",
+    r"WriteVerify(10|12|16)\.": f"WRITE AND VERIFY: {_OPTIONAL}",
+    r"iSCSIResiduals\.WriteVerify(10|12|16)Residuals": f"WRITE AND VERIFY: {_OPTIONAL}",
+    r"ReadOnly\.": f"only its ORWRITE and WRITE AND VERIFY: {_OPTIONAL}",
+    r"Reserve6\.": "RESERVE(6): obsolete, and the target does not have it",
+    r"(Prin|Prout)\w+\.": "PERSISTENT RESERVE IN and OUT: the target does not have them",
+    r"PreventAllow\.": "for removable media; a LUN is none",
+    r"StartStopUnit\.NoLoej|StartStopUnit\.Simple": "for removable media; a LUN is none",
+    r"Sanitize\.": f"SANITIZE: {_OPTIONAL}",
+}
+# On the LUN with 4096-byte blocks, beside those.
+SKIPS_4096 = {
+    r"(CompareAndWrite|WriteSame1[06])\.(InvalidDataOutSize|UnmapUnaligned)": (
+        "for physical blocks of several logical ones; passes on the LUN with 512-byte blocks"
+    ),
+}
+
+
+class Defect(NamedTuple):
+    """A case that cannot pass: the lines at which it fails, in libiscsi 1.19.0, and why."""
+
+    lines: frozenset[int]
+    block_sizes: tuple[int, ...]
+    reason: str
+
+
+FAILS = {
+    "GetLBAStatus.UnmapSingle": Defect(
+        frozenset({135}),
+        (512,),
+        "asks for the block after the unmapped ones and expects the answer to begin eight further "
+        "on, where a physical block has eight; passes on the LUN with 4096-byte blocks",
+    ),
+    "WriteSame10.UnmapUntilEnd": Defect(
+        frozenset({71}),
+        (512, 4096),
+        "sends FFh with UNMAP=1 and expects zeroes: such data is written (SBC-3: unmapping must "
+        "not change what is read)",
+    ),
+    "iSCSIdatasn.iSCSIDataSnInvalid": Defect(
+        frozenset({116}),
+        (512, 4096),
+        "its second part expects an error and sends a good command: connected anew it uses "
+        "immediate data, which has no DataSN; the other three parts pass",
+    ),
+}
+
+
+def why_skipped(name: str, block_size: int) -> str | None:
+    """``name``: GROUP.CASE."""
+    known = SKIPS | (SKIPS_4096 if block_size == 4096 else {})
+    return next((why for pattern, why in known.items() if re.match(pattern, name)), None)
+
+
+# -- running it ------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """``failures``: case → (line, condition), only of cases that failed. ``skipped``: what the
+    program said of that; it does not say in which case."""
+
+    failures: dict[str, list[tuple[int, str]]]
+    skipped: Counter[str]
+
+
+def groups() -> dict[str, list[str]]:
+    """Group → cases; empty where the program is not installed."""
+    if shutil.which(PROGRAM) is None:
+        return {}
+    said = subprocess.run([PROGRAM, "--list"], capture_output=True, text=True, check=False)
+    found: dict[str, list[str]] = {}
+    for word in said.stdout.split():
+        family, _, rest = word.partition(".")
+        group, _, case = rest.partition(".")
+        if family == "ALL" and case:
+            found.setdefault(group, []).append(case)
+    return found
+
+
+def run(place: Path, group: str, cases: list[str], *urls: str) -> Outcome:
+    """Runs a group, or one case of it, in the directory ``place``, which the program writes to.
+    Raises AssertionError where its report is not of exactly these cases."""
+    name = f"ALL.{group}" if len(cases) > 1 else f"ALL.{group}.{cases[0]}"
+    command = [PROGRAM, "--dataloss", "--fail", "--xml", "--test", name, *urls]
+    report = place / _RESULTS
+    report.unlink(missing_ok=True)
+    done = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+    said = done.stdout + done.stderr
+    assert report.exists(), said
+    tree = ElementTree.parse(report)
+    assert {_text(name) for name in tree.iter("TEST_NAME")} == set(cases), said
+    failures: dict[str, list[tuple[int, str]]] = {}
+    for failure in tree.iter("CUNIT_RUN_TEST_FAILURE"):
+        where = int(_text(failure.find("LINE_NUMBER"))), _text(failure.find("CONDITION"))
+        failures.setdefault(_text(failure.find("TEST_NAME")), []).append(where)
+    assert failures or done.returncode == 0, said
+    return Outcome(failures, Counter(_SKIPPED.findall(said)))
+
+
+def _text(element: ElementTree.Element | None) -> str:
+    assert element is not None
+    return (element.text or "").strip()

@@ -1,0 +1,114 @@
+"""libiscsi's conformance tool against our target over TCP.
+
+A group fails where a case fails, or skips something, and ``conformance`` does not say why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conformance import FAILS, PROGRAM, groups, run, why_skipped
+from tests.support.interop import PROPERTY, package
+from tests.support.target import TargetProcess, running_target
+
+# Fewer than 65,536 blocks: where there are more, WriteSame16.Unmap writes them in one command,
+# whatever the MAXIMUM TRANSFER LENGTH of the Block Limits page is.
+SIZES = {512: "31M", 4096: "64M"}
+READ_ONLY = len(SIZES)
+GROUPS = groups()
+LUNS = [512, pytest.param(4096, marks=pytest.mark.long)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    if not GROUPS:
+        pytest.skip(f"{PROGRAM} is not installed: run scripts/setup --tests")
+    place = tmp_path_factory.mktemp("luns")
+    specs = [f"{place}/{block}:size={size}:block={block}" for block, size in SIZES.items()]
+    specs.append(f"{place}/read-only:size=1M:ro")
+    (place / "read-only").write_bytes(bytes(1 << 20))
+    with running_target(specs, place / "target.log") as running:
+        yield running
+
+
+def urls(target: TargetProcess, group: str, block: int) -> list[str]:
+    """Those that a group needs: MultipathIO two paths, ReadOnly a LUN that is."""
+    lun = READ_ONLY if group == "ReadOnly" else list(SIZES).index(block)
+    url = target.url.replace("iser://", "iscsi://") + f"/{lun}"
+    return [url, url] if group == "MultipathIO" else [url]
+
+
+@pytest.mark.parametrize("block", LUNS)
+@pytest.mark.parametrize("group", GROUPS or ["none"])
+def test_group(
+    target: TargetProcess,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+    group: str,
+    block: int,
+) -> None:
+    cases, where = GROUPS[group], urls(target, group, block)
+    # What the program skips on every path, before and after any case: of what it asks itself.
+    preamble = run(tmp_path, "TestUnitReady", ["Simple"], *where).skipped
+    outcome = run(tmp_path, group, cases, *where)
+    skipping: set[str] = set()
+    if outcome.skipped - preamble and len(cases) > 1:
+        # Who said it?
+        alone = {case: run(tmp_path, group, [case], *where).skipped for case in cases}
+        skipping = {case for case, said in alone.items() if said - preamble}
+        assert skipping, outcome.skipped
+    elif outcome.skipped - preamble:
+        skipping = set(cases)
+    passed = 0
+    left_out: dict[str, list[str]] = {}
+    wrong = []
+    for case in cases:
+        name = f"{group}.{case}"
+        failures = outcome.failures.get(case)
+        if failures:
+            known = FAILS.get(name)
+            lines = {line for line, _ in failures}
+            if known is None or block not in known.block_sizes or not lines <= known.lines:
+                wrong.append(f"{name} failed: {failures}")
+            else:
+                left_out.setdefault(known.reason, []).append(case)
+        elif case in skipping:
+            reason = why_skipped(name, block)
+            if reason is None:
+                wrong.append(f"{name} skips, and nothing says why: {dict(outcome.skipped)}")
+            else:
+                left_out.setdefault(reason, []).append(case)
+        else:
+            passed += 1
+    assert not wrong, "\n".join(wrong)
+    words = [
+        f"{'all' if len(some) == len(cases) > 1 else ', '.join(some)}: {reason}"
+        for reason, some in left_out.items()
+    ]
+    row = {
+        "table": "conformance",
+        "group": group,
+        "lun": "read-only" if group == "ReadOnly" else f"{block}-byte blocks",
+        "passed": f"{passed} of {len(cases)}",
+        "left_out": "; ".join(words),
+        "version": package("libiscsi-bin"),
+    }
+    record_property(PROPERTY, json.dumps(row))
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_known_defects_are_of_cases_there_are(name: str) -> None:
+    group, _, case = name.partition(".")
+    assert not GROUPS or case in GROUPS[group]
+
+
+def test_a_defect_of_small_blocks_is_none_of_large_ones(
+    target: TargetProcess, tmp_path: Path
+) -> None:
+    """The case that the LUN with 512-byte blocks cannot pass; without --long, too."""
+    where = urls(target, "GetLBAStatus", 4096)
+    assert not run(tmp_path, "GetLBAStatus", ["UnmapSingle"], *where).failures
