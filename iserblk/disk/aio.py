@@ -9,7 +9,7 @@ import trio
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.metered import MetricsPorts, metered_async
-from iserblk.disk.opening import find_disks, name_disks, open_session, settle
+from iserblk.disk.opening import find_disks, name_disks, open_session, part, settle
 from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 
@@ -128,7 +128,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
             metrics.close()
             with trio.CancelScope(shield=True):
                 for driver in drivers:
-                    await driver.log_out()
+                    await part(driver)
             nursery.cancel_scope.cancel()
     if error is not None:
         raise error

@@ -15,7 +15,7 @@ import trio
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.metered import MetricsPorts, metered_blocking
-from iserblk.disk.opening import Address, find_disks, name_disks, open_session, settle
+from iserblk.disk.opening import Address, find_disks, name_disks, open_session, part, settle
 from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
@@ -172,7 +172,7 @@ class DiskSet:
             except Exception as problem:
                 error = problem  # raised below, not as a group of the pumps'
                 for driver in opening:
-                    await driver.log_out()
+                    await part(driver)
             nursery.cancel_scope.cancel()
         if error is not None:
             raise error
@@ -189,6 +189,8 @@ class DiskSet:
             self._token.run_sync_soon(self._stop.set)
             self._thread.join()
             for driver in self._drivers:
+                for farewell in driver.session.farewells:
+                    driver.run(farewell(), driver.session.release)
                 driver.log_out()
 
     def __enter__(self) -> Self:

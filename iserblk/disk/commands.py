@@ -16,6 +16,7 @@ from iserblk.errors import (
     IserblkError,
     NoSuchLun,
     OutOfRange,
+    ReservationConflict,
     ScsiError,
     WriteProtected,
 )
@@ -84,7 +85,8 @@ def failure(slot: TaskSlot, name: str) -> IserblkError | None:
             )
         return None
     if slot.status != sam.CHECK_CONDITION:
-        return ScsiError(f"{name}: {sam.words(slot.status)}", slot.status)
+        kind = ReservationConflict if slot.status == sam.RESERVATION_CONFLICT else ScsiError
+        return kind(f"{name}: {sam.words(slot.status)}", slot.status)
     sense = sense_data.decode(slot.sense)
     return _from_sense(f"{name}: command {slot.cdb[0]:#04x}: {sense}", sense)
 

@@ -27,14 +27,10 @@ from iserblk.disk.geometry import Geometry
 from iserblk.disk.journal import Journal
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.replay import replay
+from iserblk.disk.reserve import Reservation
 from iserblk.disk.seam import Extent, LunInfo
 from iserblk.disk.sizing import Sizing
-from iserblk.errors import (
-    IserblkError,
-    LocalProtocolError,
-    OutOfRange,
-    WriteProtected,
-)
+from iserblk.errors import IserblkError, LocalProtocolError, OutOfRange, WriteProtected
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
@@ -71,9 +67,9 @@ class DiskCore:
         self.pack_read = cdb.pack_read16 if geometry.long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
         self.metrics = LunMetrics()
-        session.on_retry[lun] = self.metrics.retried
         self.durability = Durability(info.name, info.write_cache, self.ranges)
         session.on_sense[lun] = self._hear
+        self.reservation: Reservation | None = None  # with reserve=exclusive
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)

@@ -37,6 +37,7 @@ from iserblk.initiator.task import (
     QUEUED,
     SENT,
     TAKEN,
+    Operation,
     TaskSlot,
     Waiter,
 )
@@ -118,6 +119,8 @@ class Session:
         self.on_retry: dict[bytes, Callable[[], None]] = {}  # by LUN field: a command is sent again
         # By LUN field: who hears of each command that brings sense data, before its waiter does.
         self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
+        # What is to be run before the logout, by whoever logs out. They raise nothing.
+        self.farewells: list[Callable[[], Operation[None]]] = []
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
         """Full feature phase begins with these numbers, from the final Login Response."""

@@ -151,7 +151,7 @@ class TargetConnection:
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
-            targets = {self.login.target_name: [self._portal]}
+            targets = {self.login.target_name: [f"{self._portal},1"]}
             self._answers.text(message, at, targets, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
             self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))

@@ -142,7 +142,7 @@ def test_report_luns(client: Client) -> None:
 def test_standard_inquiry(client: Client) -> None:
     answer = client.data(cdb.inquiry(255))
     assert len(answer) == 96
-    assert inquiry.decode_standard(answer) == (0, inquiry.DISK, 6, "ISERBLK", "FILE", "0001")
+    assert inquiry.decode_standard(answer) == (0, inquiry.DISK, 6, "ISERBLK", "FILE", "0001", 0)
     for allocation in (0, 1, 5, 36, 95):
         assert client.data(cdb.inquiry(allocation)) == answer[:allocation]
 
