@@ -143,7 +143,7 @@ class DiskSet:
                 metrics.start(nursery, [(core, each.ladder) for core, each in self._named.items()])
                 self._opened.set()
                 await self._look_after(self._stop)
-                nursery.cancel_scope.cancel()
+                metrics.close()
         finally:
             metrics.close()
 

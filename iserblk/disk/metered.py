@@ -34,7 +34,7 @@ from iserblk.metrics.counting import (
     index_of,
 )
 from iserblk.metrics.reading import LunReading, ProcessReading, of_row
-from iserblk.metrics.serving import Listener, serve
+from iserblk.metrics.serving import Listener, Look, serve
 
 
 class _Timed:
@@ -221,6 +221,7 @@ class MetricsPorts:
         """Listens, and answers nobody yet. Raises Busy, PermissionDenied or BadArgument, with
         nothing left open."""
         self._idle: dict[str, Listener] = {}
+        self._scopes: list[trio.CancelScope] = []
         try:
             for address in addresses:
                 place = address.options.metrics
@@ -231,17 +232,25 @@ class MetricsPorts:
             raise
 
     def start(self, nursery: trio.Nursery, disks: Iterable[tuple[DiskCore, Ladder]]) -> None:
-        """Answer, until ``nursery`` is cancelled."""
+        """Answer, until ``close``; to be called before ``nursery`` ends."""
         disks = list(disks)
         while self._idle:
             place, listener = self._idle.popitem()
             here = [(core, ladder) for core, ladder in disks if core.metrics.served_at == place]
-            nursery.start_soon(serve, listener, partial(look, here))
+            self._scopes.append(trio.CancelScope())
+            nursery.start_soon(_serve, self._scopes[-1], listener, partial(look, here))
 
     def close(self) -> None:
-        """Those that were not started."""
+        """Idempotent."""
         while self._idle:
             self._idle.popitem()[1].close()
+        for scope in self._scopes:
+            scope.cancel()
+
+
+async def _serve(scope: trio.CancelScope, listener: Listener, seen: Look) -> None:
+    with scope:
+        await serve(listener, seen)
 
 
 def look(disks: Sequence[tuple[DiskCore, Ladder]]) -> ProcessReading:
