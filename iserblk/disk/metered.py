@@ -272,7 +272,7 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
         size=core.size,
         portal=session.portal,
         provider=str(session.describe().get("provider", "")),
-        connected=session.error is None,
+        connected=session.error is None and not getattr(session, "suspended", None),
         in_flight=sum(task.state >= QUEUED and task.lun == core.lun for task in session.tasks),
         retries=core.metrics.retries,
         reconnects=getattr(session, "reconnects", 0),
