@@ -9,8 +9,9 @@ import trio
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.metered import MetricsPorts, metered_async
-from iserblk.disk.opening import find_disks, name_disks, open_session, part, settle
+from iserblk.disk.opening import find_disks, keeper, name_disks, open_session, part, settle
 from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
+from iserblk.initiator.keeper import Keeper
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 
 
@@ -25,6 +26,9 @@ class Disk:
     @property
     def size(self) -> int:
         return self._core.size
+
+    async def refresh(self) -> int:
+        return await self._driver.run_operation(self._core.refresh())
 
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -108,6 +112,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
     addresses = settle(urls, options)
     metrics = MetricsPorts(addresses)
     drivers: list[TrioDriver] = []
+    keepers: list[Keeper] = []
     disks: dict[DiskCore, TrioDriver] = {}
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -116,8 +121,10 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
                 driver = await open_session(address)
                 drivers.append(driver)
                 await nursery.start(_pump, driver)
-                for core in await find_disks(driver, address):
-                    disks[core] = driver
+                cores = await find_disks(driver, address)
+                disks.update(dict.fromkeys(cores, driver))
+                keepers.append(keeper(driver, address, cores))
+                nursery.start_soon(keepers[-1].run)
             named = name_disks(list(disks))
             metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
             found = {name: Disk(core, disks[core]) for name, core in named.items()}
@@ -127,6 +134,8 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
         finally:
             metrics.close()
             with trio.CancelScope(shield=True):
+                for each in keepers:
+                    each.stop()
                 for driver in drivers:
                     await part(driver)
             nursery.cancel_scope.cancel()

@@ -1,7 +1,8 @@
 """Disks for threads: ``with open_disks(urls, options) as disks``.
 
-Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in
-and looks after sessions while nobody waits; it is not in the path of any request.
+Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in,
+connects again when a connection is lost, and looks after sessions while nobody waits; it is not in
+the path of any request.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import trio
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.metered import MetricsPorts, metered_blocking
-from iserblk.disk.opening import Address, find_disks, name_disks, open_session, part, settle
+from iserblk.disk.opening import (
+    Address,
+    find_disks,
+    keeper,
+    name_disks,
+    open_session,
+    part,
+    settle,
+)
 from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
@@ -34,6 +43,9 @@ class Disk:
     @property
     def size(self) -> int:
         return self._core.size
+
+    def refresh(self) -> int:
+        return self._run(self._core.refresh())
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core
@@ -138,24 +150,29 @@ class DiskSet:
         self._stop = trio.Event()
         metrics = MetricsPorts(addresses)
         try:
-            await self._open(addresses)
+            opened = await self._open(addresses)
             async with trio.open_nursery() as nursery:
-                metrics.start(nursery, [(core, each.ladder) for core, each in self._named.items()])
+                keepers = [keeper(*each) for each in opened]
+                for each in keepers:
+                    nursery.start_soon(each.run)
+                metrics.start(
+                    nursery, [(core, driver.ladder) for core, driver in self._named.items()]
+                )
                 self._opened.set()
-                await self._look_after(self._stop)
+                while not self._stop.is_set():
+                    with trio.move_on_after(TICK_S):
+                        await self._stop.wait()
+                    for driver in self._drivers:
+                        driver.idle()
                 metrics.close()
+                for each in keepers:
+                    each.stop()
         finally:
             metrics.close()
 
-    async def _look_after(self, stop: trio.Event) -> None:
-        while True:
-            with trio.move_on_after(TICK_S):
-                await stop.wait()
-                return
-            for driver in self._drivers:
-                driver.idle()
-
-    async def _open(self, addresses: list[Address]) -> None:
+    async def _open(
+        self, addresses: list[Address]
+    ) -> list[tuple[BlockingDriver, Address, list[DiskCore]]]:
         """Log in and look around under trio; then hand the sessions to their blocking drivers."""
         cores: dict[DiskCore, int] = {}
         error: BaseException | None = None
@@ -180,6 +197,10 @@ class DiskSet:
         for name, core in named.items():
             self._named[core] = driver_of = self._drivers[cores[core]]
             self.disks[name] = metered_blocking(Disk(core, driver_of), core)
+        return [
+            (driver, address, [core for core in cores if cores[core] == index])
+            for index, (driver, address) in enumerate(zip(self._drivers, addresses, strict=True))
+        ]
 
     def close(self) -> None:
         """Log out and end the control thread. Flushes nothing. Idempotent; no operation may be

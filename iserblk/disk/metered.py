@@ -81,6 +81,9 @@ class MeteredBlocking:
     def size(self) -> int:
         return self._disk.size
 
+    def refresh(self) -> int:
+        return self._disk.refresh()
+
     def read_into(self, buffer: memoryview, offset: int) -> None:
         start = clock()
         try:
@@ -148,6 +151,9 @@ class MeteredAsync:
     @property
     def size(self) -> int:
         return self._disk.size
+
+    async def refresh(self) -> int:
+        return await self._disk.refresh()
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         start = clock()
@@ -272,11 +278,11 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
         size=core.size,
         portal=session.portal,
         provider=str(session.describe().get("provider", "")),
-        connected=session.error is None and not getattr(session, "suspended", None),
+        connected=session.error is None and session.suspended is None,
         in_flight=sum(task.state >= QUEUED and task.lun == core.lun for task in session.tasks),
         retries=core.metrics.retries,
-        reconnects=getattr(session, "reconnects", 0),
-        replayed=getattr(session, "replayed", 0),
+        reconnects=session.reconnects,
+        replayed=session.replayed,
         aborted=ladder.aborted,
         resets=ladder.resets,
         unflushed=journal.size if journal is not None else 0,

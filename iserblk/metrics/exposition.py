@@ -53,7 +53,9 @@ _NUMBERS = (
     _Number("unflushed", "iserblk_unflushed_bytes", "Acknowledged, and kept until a flush."),
     _Number("retries", "iserblk_command_retries", "SCSI commands sent again.", counter=True),
     _Number("reconnects", "iserblk_reconnects", "New connections of the session.", counter=True),
-    _Number("replayed", "iserblk_replayed", "Unflushed writes sent again.", counter=True),
+    _Number(
+        "replayed", "iserblk_replayed", "Commands sent again on a new connection.", counter=True
+    ),
     _Number(
         "aborted", "iserblk_aborted", "Commands of the session past their deadline.", counter=True
     ),

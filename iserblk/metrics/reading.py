@@ -90,7 +90,7 @@ class LunReading:
 
     ``url``: without user info and options. ``portal``, ``provider``: the path in use, or the last.
     ``in_flight``: its commands at the target or waiting for their turn. ``aborted``, ``resets``,
-    ``reconnects``, ``replayed`` (writes of the journal that were sent again) are of the session,
+    ``reconnects``, ``replayed`` (commands sent again on a new connection) are of the session,
     which several LUNs of a target share. ``unflushed``: bytes in the journal.
     """
 

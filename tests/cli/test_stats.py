@@ -81,7 +81,8 @@ def test_json_is_as_documented(disk: BlockingDisk, place: Path) -> None:
     for name in ("luns", *lun["operations"], *read["latency_us"]):
         assert f"`{name}`" in JSON_DOCUMENT
     assert (lun["where"], lun["pid"], lun["target"]) == (str(place), os.getpid(), IQN)
-    assert (lun["connected"], lun["in_flight"], lun["unflushed_bytes"]) == (True, 0, 0)
+    assert (lun["connected"], lun["in_flight"]) == (True, 0)
+    assert lun["unflushed_bytes"] < 1024  # a trim and a zero, without data
     assert (read["requests"], read["bytes"], read["errors"]) == (11, 40960, 1)
     assert lun["operations"]["write"]["bytes"] == 40960
     assert lun["operations"]["flush"]["requests"] == 1
