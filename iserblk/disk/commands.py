@@ -202,6 +202,8 @@ def command(
         if delay is None or monotonic() + delay >= deadline:
             raise error
         log.info("%s; sending it again", error)
+        if lun in session.on_retry:
+            session.on_retry[lun]()
         attempt += 1
         if delay:
             yield delay
