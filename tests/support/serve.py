@@ -1,4 +1,4 @@
-"""``python -m tests.support.serve LISTEN IQN SPEC…``: the real target, and what it holds.
+"""``python -m tests.support.serve "LISTEN…" IQN SPEC…``: the real target, and what it holds.
 
 Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
 objects that every connection has. SIGTERM ends it in order.
@@ -23,7 +23,7 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch, nursery.cancel_scope)
-            await serve(listen, iqn, dict(enumerate(units)), _ready)
+            await serve(listen.split(), iqn, dict(enumerate(units)), _ready)
     finally:
         for unit in units:
             unit.close()
