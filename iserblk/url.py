@@ -77,6 +77,8 @@ class Options:
     chap_secret_file: str = ""  # an absolute path
     chap_secret_fd: int | None = None
     chap_secret_credential: str = ""  # a file's name
+    reserve: bool = False  # exclusively
+    reserve_key: int = 0  # 0: this machine's own
     fallback: str = "none"  # or "iscsi"
 
     @classmethod
@@ -100,6 +102,8 @@ class Options:
             else:
                 name, convert = _KEYS[key]
                 values[name] = convert(key, value)
+        if values.get("reserve_key") and not values.get("reserve"):
+            raise BadArgument("reserve-key means nothing without reserve=exclusive; add it")
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -202,6 +206,19 @@ def _file_name(key: str, value: str) -> str:
     return value
 
 
+def _reserve(key: str, value: str) -> bool:
+    if value.lower() not in ("none", "exclusive"):
+        raise BadArgument(f"{key}={_shown(value)}: say none or exclusive")
+    return value.lower() == "exclusive"
+
+
+def _reserve_key(key: str, value: str) -> int:
+    number = int(value, 16) if re.fullmatch("0[xX][0-9A-Fa-f]{1,16}", value) else 0
+    if not number:
+        raise BadArgument(f"{key}={_shown(value)}: give a number from 0x1 to 0xffffffffffffffff")
+    return number
+
+
 _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "rcap": ("rcap", _rcap),
     "mpa-crc": ("mpa_crc", _yes_no),
@@ -217,6 +234,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "chap-secret-file": ("chap_secret_file", _secret_file),
     "chap-secret-fd": ("chap_secret_fd", _descriptor),
     "chap-secret-credential": ("chap_secret_credential", _file_name),
+    "reserve": ("reserve", _reserve),
+    "reserve-key": ("reserve_key", _reserve_key),
     "fallback": ("fallback", _fallback),
 }
 
@@ -234,7 +253,6 @@ _DIGEST = (
     "header-digest, data-digest: there are no iSCSI digests over iSER; the MPA CRC (mpa-crc=yes) "
     "protects the data; leave them out, or use an iscsi:// URL"
 )
-_RESERVE = "persistent reservations are not supported yet; leave it out"
 _LATER = {
     "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
     "header": _Later(("28",), "12", "only header=28 is supported so far"),
@@ -244,8 +262,6 @@ _LATER = {
         "recovery of unflushed writes is not supported yet; say journal=off",
     ),
     "shared": _Later(("yes", "no"), "", ""),
-    "reserve": _Later(("none",), "exclusive", _RESERVE),
-    "reserve-key": _Later((), ".*", _RESERVE),
 }
 OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
 

@@ -39,8 +39,8 @@ CONNECTION = (
     ("header", "28|12", ""),
     ("journal", "SIZE|off", ""),
     ("shared", "yes|no", ""),
-    ("reserve", "exclusive", ""),
-    ("reserve-key", "KEY", ""),
+    ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),
+    ("reserve-key", "0xKEY", "The reservation's key; default: one of this machine's own."),
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 
 from iserblk.scsi import alua, inquiry, opcodes, sense
 from iserblk.scsi import luns as lun_fields
@@ -33,6 +34,7 @@ from iserblk.target.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 1.0  # between two looks at the sizes of the files; only while commands come
 _EMPTY = memoryview(b"")
 _SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 all, 1 the well-known ones only
 _SELECT_WELL_KNOWN = 1
@@ -65,6 +67,7 @@ class DeviceServer:
         }
         self._report = lun_fields.encode_report_luns(luns)
         self._nexuses: set[Nexus] = set()
+        self._next_look = 0.0  # monotonic
         # (nexus, LUN) → ASC << 8 | ASCQ of each unit attention that is pending, oldest first; no
         # code twice, so there are few.
         self._attentions: dict[tuple[Nexus, int], list[int]] = {}
@@ -98,6 +101,20 @@ class DeviceServer:
             for nexus in self._nexuses:
                 for lun in self._units:
                     self._attend(nexus, lun, alua.STATE_CHANGED)
+
+    def _look_at_files(self) -> None:
+        """A file that was made larger makes its LUN larger."""
+        for lun, unit in self._units.items():
+            try:
+                grown = unit.grow()
+            except OSError as error:
+                log.debug("LUN %d: cannot tell its size: %s", lun, error)
+                continue
+            if grown:
+                log.info("LUN %d has %d blocks now", lun, unit.blocks)
+                for nexus in self._nexuses:
+                    if sense.POWER_ON_OR_RESET not in self._attentions.get((nexus, lun), ()):
+                        self._attend(nexus, lun, sense.CAPACITY_CHANGED)
 
     def _attend(self, nexus: Nexus, lun: int, code: int) -> None:
         pending = self._attentions.setdefault((nexus, lun), [])
@@ -140,6 +157,10 @@ class DeviceServer:
 
     def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
         task = DeviceTask(cdb)
+        now = monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._look_at_files()
         try:
             unit = self._units.get(lun)
             command = COMMANDS.get(cdb[0]) if cdb else None

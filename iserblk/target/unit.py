@@ -69,7 +69,7 @@ class LogicalUnit:
         # End the tasks of these I_T nexuses here, as Nexus.end_tasks does; by the device server.
         self.end_tasks: EndTasksOf = lambda _names, _ended: 0
         self.max_transfer_blocks = MAX_TRANSFER // block
-        self.capacity = Capacity(self.blocks, block, max(block, _PAGE), True, True)
+        self.capacity = self._capacity()
         self.limits = BlockLimits(
             max_compare_and_write_length=MAX_COMPARE_AND_WRITE_BLOCKS,
             optimal_granularity=max(block, _PAGE) // block,
@@ -81,6 +81,18 @@ class LogicalUnit:
             unmap_granularity=max(block, _PAGE) // block,
             max_write_same_length=MAX_WRITE_SAME // block,
         )
+
+    def _capacity(self) -> Capacity:
+        return Capacity(self.blocks, self.block, max(self.block, _PAGE), True, True)
+
+    def grow(self) -> bool:
+        """Look at the file. True: it has grown, and the unit with it, by whole blocks."""
+        blocks = self.store.measure() // self.block
+        if blocks <= self.blocks:
+            return False
+        self.blocks = blocks
+        self.capacity = self._capacity()
+        return True
 
     @property
     def must_sync(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import capacity, cdb, inquiry, luns, mode, opcodes, sense
+from iserblk.target import device
 from iserblk.target.commands import COMMANDS, Command
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.store import FileStore
@@ -357,3 +358,25 @@ def test_closing_the_server_closes_every_unit(tmp_path: os.PathLike[str]) -> Non
     for fd in fds:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+# -- files that grow -------------------------------------------------------------------------------
+
+
+def test_file_that_grows(fd: int, server: DeviceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every nexus is told once; what is not a whole block does not count."""
+    monkeypatch.setattr(device, "LOOK_S", 0.0)
+    one, other = Client(server), Client(server)
+    os.ftruncate(fd, SIZE + 511)
+    assert one.code(TEST_UNIT_READY) == GOOD
+    os.ftruncate(fd, SIZE + 4096)
+    late = Client(server, ready=False)
+    assert late.code(TEST_UNIT_READY) == POWER_ON  # which says all that a new size could add
+    assert late.code(TEST_UNIT_READY) == GOOD
+    for client in (one, other):
+        assert client.code(TEST_UNIT_READY) == (sense.UNIT_ATTENTION, sense.CAPACITY_CHANGED)
+        assert client.code(TEST_UNIT_READY) == GOOD
+        found = capacity.decode16(client.data(cdb.read_capacity16(32)))
+        assert found.blocks == (SIZE + 4096) // 512
+    os.ftruncate(fd, SIZE)
+    assert one.code(TEST_UNIT_READY) == GOOD  # nothing is ever cut off

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
 
-from iserblk.disk.commands import command
-from iserblk.errors import IserblkError, ScsiError, TransportError
-from iserblk.initiator.connect import connect
-from iserblk.initiator.trio_driver import TrioDriver
-from iserblk.scsi import luns
+from iserblk.errors import IserblkError, ReservationConflict, TransportError
 from iserblk.scsi import reservations as pr
-from iserblk.scsi import status as sam
-from iserblk.scsi.reservations import OutParameters
-from iserblk.target.device import LogicalUnit
-from iserblk.target.server import serve
-from iserblk.url import Options, parse_url
+from tests.support.sessions import PATIENCE_S, hosts
 from tests.target.fake_store import FakeStore
 
-IQN = "iqn.2026-11.example:disk"
 A, B = 0xA, 0xB
 EA_RO = pr.EXCLUSIVE_ACCESS_REGISTRANTS
-READ = bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0))
-FUA_WRITE = bytes((0x2A, 0x08, 0, 0, 0, 0, 0, 0, 1, 0))
-PATIENCE_S = 20.0  # only a test that fails ever waits that long
 NEW, OLD = b"n" * 512, b"o" * 512
 
 
@@ -47,72 +33,14 @@ class GatedStore(FakeStore):
         return super().write(data, offset, durable, nowait)
 
 
-class Host:
-    def __init__(self, driver: TrioDriver) -> None:
-        self.driver = driver
-        self.session = driver.session
-
-    async def _run(
-        self,
-        cdb: bytes,
-        data_in: memoryview | None = None,
-        data_out: memoryview | None = None,
-        short_ok: bool = False,
-    ) -> int:
-        operation = command(
-            self.session, luns.encode(0), cdb, "the LUN", data_in, data_out, short_ok
-        )
-        return await self.driver.run_operation(operation)
-
-    async def read(self) -> bytes:
-        buffer = bytearray(512)
-        await self._run(READ, data_in=memoryview(buffer))
-        return bytes(buffer)
-
-    async def write(self, data: bytes) -> None:
-        await self._run(FUA_WRITE, data_out=memoryview(data))
-
-    async def ask(self, action: int) -> bytes:
-        buffer = bytearray(4096)
-        moved = await self._run(pr.reserve_in(action, 4096), memoryview(buffer), short_ok=True)
-        return bytes(buffer[:moved])
-
-    async def out(self, action: int, key: int, action_key: int = 0, kind: int = EA_RO) -> None:
-        data = pr.encode_parameters(OutParameters(key, action_key))
-        await self._run(pr.reserve_out(action, kind), data_out=memoryview(data))
-
-
-@asynccontextmanager
-async def hosts(scheme: str, store: FakeStore, *names: str) -> AsyncIterator[list[Host]]:
-    """A target in this process, and a session for each name."""
-    send, receive = trio.open_memory_channel[str](1)
-    units = {0: LogicalUnit(store, serial="S", block=512)}
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve, "127.0.0.1:0", IQN, units, send.send_nowait)
-            url = (await receive.receive()).replace("iser://", f"{scheme}://")
-            found = []
-            for name in names:
-                options = Options(initiator_name=f"iqn.2026-11.example:{name}")
-                driver = TrioDriver(await connect(parse_url(url), options))
-                await nursery.start(driver.run)
-                found.append(Host(driver))
-            yield found
-            for host in found:
-                if host.session.error is None:
-                    host.session.fail(TransportError("end of test"))
-            nursery.cancel_scope.cancel()
-
-
 @pytest.fixture(params=["iser", "iscsi"])
 def scheme(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 async def conflict(operation: object) -> None:
-    with pytest.raises(ScsiError) as caught:
+    with pytest.raises(ReservationConflict):
         await operation  # type: ignore[misc]
-    assert caught.value.status == sam.RESERVATION_CONFLICT
 
 
 async def test_reserve_preempt_and_what_the_others_see(scheme: str) -> None:
