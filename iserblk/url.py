@@ -27,6 +27,7 @@ from iserblk.secret import Secret
 DEFAULT_PORT = 3260
 ISNS_PORT = 3205
 MAXIMUM_LUN = 16383
+SMALLEST_JOURNAL = 64 << 10
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
 _NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
 _MACHINE_ID = Path("/etc/machine-id")
@@ -68,6 +69,8 @@ class Options:
     initiator_name: str = ""
     io_timeout: float = 30.0
     queue_depth: int = 128
+    journal: int = 64 << 20  # bytes; 0: none
+    shared: bool = False  # other hosts write to the LUNs, too
     immediate_data: bool = True
     header_digest: str = "None"  # as the text key has it: a list, best first
     data_digest: str = "None"
@@ -151,6 +154,16 @@ def _depth(key: str, value: str) -> int:
     return int(value)
 
 
+def _journal(key: str, value: str) -> int:
+    if value.lower() == "off":
+        return 0
+    size = parse_size(value, key) if _SIZE.fullmatch(value) else 0
+    if size < SMALLEST_JOURNAL:
+        least = f"{SMALLEST_JOURNAL >> 10}k"
+        raise BadArgument(f"{key}={_shown(value)}: say off, or a size of {least} or more")
+    return size
+
+
 _DIGESTS = {
     "none": "None",
     "crc32c": "CRC32C",
@@ -226,6 +239,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "io-timeout": ("io_timeout", _seconds),
     "queue-depth": ("queue_depth", _depth),
     "immediate-data": ("immediate_data", _yes_no),
+    "journal": ("journal", _journal),
+    "shared": ("shared", _yes_no),
     "header-digest": ("header_digest", _digest),
     "data-digest": ("data_digest", _digest),
     "auth": ("auth", _auth),
@@ -256,12 +271,6 @@ _DIGEST = (
 _LATER = {
     "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
     "header": _Later(("28",), "12", "only header=28 is supported so far"),
-    "journal": _Later(
-        ("off",),
-        _SIZE.pattern,
-        "recovery of unflushed writes is not supported yet; say journal=off",
-    ),
-    "shared": _Later(("yes", "no"), "", ""),
 }
 OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
 

@@ -49,6 +49,7 @@ TRIO_ALLOWED = {
     "initiator.connect_iwarp",
     "initiator.connect_verbs",
     "initiator.discovery",
+    "initiator.keeper",
     "initiator.login",
     "initiator.trio_driver",
     "discovery.finding",

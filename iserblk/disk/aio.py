@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.opening import find_disks, name_disks, open_session, part, settle
+from iserblk.disk.opening import find_disks, keeper, name_disks, open_session, part, settle
 from iserblk.disk.seam import Extent, LunInfo
+from iserblk.initiator.keeper import Keeper
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 
 
@@ -24,6 +25,9 @@ class Disk:
     @property
     def size(self) -> int:
         return self._core.size
+
+    async def refresh(self) -> int:
+        return await self._driver.run_operation(self._core.refresh())
 
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -106,6 +110,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
     """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
     addresses = settle(urls, options)
     drivers: list[TrioDriver] = []
+    keepers: list[Keeper] = []
     disks: dict[DiskCore, TrioDriver] = {}
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -114,14 +119,18 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
                 driver = await open_session(address)
                 drivers.append(driver)
                 await nursery.start(_pump, driver)
-                for core in await find_disks(driver, address):
-                    disks[core] = driver
+                cores = await find_disks(driver, address)
+                disks.update(dict.fromkeys(cores, driver))
+                keepers.append(keeper(driver, address, cores))
+                nursery.start_soon(keepers[-1].run)
             named = name_disks(list(disks))
             yield DiskSet({name: Disk(core, disks[core]) for name, core in named.items()})
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below: it is the caller's, not a group of the pumps'
         finally:
             with trio.CancelScope(shield=True):
+                for each in keepers:
+                    each.stop()
                 for driver in drivers:
                     await part(driver)
             nursery.cancel_scope.cancel()

@@ -1,7 +1,8 @@
 """Disks for threads: ``with open_disks(urls, options) as disks``.
 
-Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in
-and looks after sessions while nobody waits; it is not in the path of any request.
+Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in,
+connects again when a connection is lost, and looks after sessions while nobody waits; it is not in
+the path of any request.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import Self, TypeVar
 import trio
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.opening import Address, find_disks, name_disks, open_session, part, settle
+from iserblk.disk.opening import (
+    Address,
+    find_disks,
+    keeper,
+    name_disks,
+    open_session,
+    part,
+    settle,
+)
 from iserblk.disk.seam import Extent, LunInfo
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
@@ -33,6 +42,9 @@ class Disk:
     @property
     def size(self) -> int:
         return self._core.size
+
+    def refresh(self) -> int:
+        return self._run(self._core.refresh())
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core
@@ -134,16 +146,23 @@ class DiskSet:
     async def _run(self, addresses: list[Address]) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
-        await self._open(addresses)
-        self._opened.set()
-        while True:
-            with trio.move_on_after(TICK_S):
-                await self._stop.wait()
-                return
-            for driver in self._drivers:
-                driver.idle()
+        opened = await self._open(addresses)
+        async with trio.open_nursery() as nursery:
+            keepers = [keeper(*each) for each in opened]
+            for each in keepers:
+                nursery.start_soon(each.run)
+            self._opened.set()
+            while not self._stop.is_set():
+                with trio.move_on_after(TICK_S):
+                    await self._stop.wait()
+                for driver in self._drivers:
+                    driver.idle()
+            for each in keepers:
+                each.stop()
 
-    async def _open(self, addresses: list[Address]) -> None:
+    async def _open(
+        self, addresses: list[Address]
+    ) -> list[tuple[BlockingDriver, Address, list[DiskCore]]]:
         """Log in and look around under trio; then hand the sessions to their blocking drivers."""
         cores: dict[DiskCore, int] = {}
         error: BaseException | None = None
@@ -166,6 +185,10 @@ class DiskSet:
             raise error
         self._drivers = [BlockingDriver(driver.session) for driver in opening]
         self.disks = {name: Disk(core, self._drivers[cores[core]]) for name, core in named.items()}
+        return [
+            (driver, address, [core for core in cores if cores[core] == index])
+            for index, (driver, address) in enumerate(zip(self._drivers, addresses, strict=True))
+        ]
 
     def close(self) -> None:
         """Log out and end the control thread. Flushes nothing. Idempotent; no operation may be

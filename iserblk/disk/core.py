@@ -207,7 +207,7 @@ class DiskCore:
         if not self.ranges.claim(slot, lba, lba + blocks - 1, None):
             self.session.release(slot)
             return None
-        fill_write(slot, self.lun, buffer, self.session.immediate_limit)
+        fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
         if keeper is not None:
             keeper.add(slot, lba, lba + blocks - 1, buffer)
@@ -440,7 +440,7 @@ class DiskCore:
 
     def _fill_write(self, slot: TaskSlot, lba: int, view: memoryview, fua: bool) -> None:
         blocks = len(view) // self.block
-        fill_write(slot, self.lun, view, self.session.immediate_limit)
+        fill_write(slot, self.lun, view)
         self.pack_write(slot.cdb, lba, blocks, cdb.FUA if fua else 0)
         keeper = self.durability.keeper
         # With FUA it is durable by itself, but an older write that is not must not be sent again

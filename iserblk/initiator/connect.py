@@ -78,11 +78,11 @@ async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
     used; then nothing is left open.
     """
 
-    async def run(login: Login) -> Session:
+    async def log_in(login: Login) -> Session:
         login.isid = isid
         return await login.run()
 
-    reached = await reach(url, options, Login, run)
+    reached = await reach(url, options, Login, log_in)
     session = reached.result
     session.provider_reason = reached.reason
     return session

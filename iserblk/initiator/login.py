@@ -93,6 +93,7 @@ class Login:
         slots = [TaskSlot(index) for index in range(count)]
         login = await self._negotiate(slots)
         session = Session(self._dm, slots, login.parameters, self._portal, self._options.io_timeout)
+        session.isid = self.isid
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
         return session
 
@@ -100,8 +101,9 @@ class Login:
         """The login phase to its end; the last slot carries its PDUs."""
         options = self._options
         self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
-        # Random, and of this session alone: two processes must not reinstate each other.
-        self.isid = self.isid or bytes((0x80, *secrets.token_bytes(5)))
+        if not self.isid:
+            # Random, and of this session alone: two processes must not reinstate each other.
+            self.isid = bytes((0x80, *secrets.token_bytes(5)))
         login = LoginInitiator(
             LoginInitiatorConfig(
                 initiator_name=initiator_name(options),
