@@ -57,6 +57,7 @@ TRIO_ALLOWED = {
     "initiator.login",
     "initiator.trio_driver",
     "discovery.finding",
+    "discovery.isns_client",
     "disk.aio",
     "disk.blocking",
     "disk.metered",
