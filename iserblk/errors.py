@@ -6,6 +6,7 @@
     ├── NotSupported              the request is clear, but cannot be done: the text says what can
     ├── PermissionDenied          more rights are needed
     ├── Busy                      the thing is in use: try again later
+    │   └── ReservationLost       another initiator has taken over a LUN that was ours: never write
     ├── TransportError            the connection is (or was never) there; nothing in flight survives
     │   ├── RemoteProtocolError   the peer broke its protocol; the connection has been closed
     │   ├── ConnectionLost        the connection ended under us
@@ -13,6 +14,7 @@
     │   ├── HostNotFound          the portal's name does not resolve
     │   └── ConnectTimeout        nobody answered in time
     ├── LoginError                the target refused the login; carries status class and detail
+    │   ├── IserRefused           it does not agree to iSER; Traditional iSCSI may be possible
     │   ├── TargetNotFound        no such target name there
     │   └── AuthenticationError   the credentials were refused
     └── CommandError              one command failed; the session goes on
@@ -21,6 +23,7 @@
         └── ScsiError             a SCSI status other than GOOD; carries status and sense
             ├── NoSuchLun
             ├── WriteProtected
+            ├── ReservationConflict   another initiator has reserved the LUN
             └── OutOfRange        the address is past the end
 
 ``errno`` is what the two front-ends hand on; ``exit_status`` is what the command line ends with
@@ -70,6 +73,11 @@ class PermissionDenied(IserblkError):
 class Busy(IserblkError):
     errno = _errno.EBUSY
     exit_status = 28
+
+
+class ReservationLost(Busy):
+    """``reserve=exclusive``: the LUN is another initiator's now, or was. No session that had it
+    may write to it any more."""
 
 
 class TransportError(IserblkError):
@@ -130,6 +138,12 @@ class LoginError(IserblkError):
         self.address = address
 
 
+class IserRefused(LoginError):
+    """RDMAExtensions was not answered with Yes (RFC 7145 section 6.3)."""
+
+    errno = _errno.EPROTONOSUPPORT
+
+
 class TargetNotFound(LoginError):
     errno = _errno.ENOENT
     exit_status = 21
@@ -173,6 +187,11 @@ class NoSuchLun(ScsiError):
 class WriteProtected(ScsiError):
     errno = _errno.EROFS
     exit_status = 13
+
+
+class ReservationConflict(ScsiError):
+    errno = _errno.EBUSY
+    exit_status = 28
 
 
 class OutOfRange(ScsiError):

@@ -25,6 +25,7 @@ from iserblk.errors import BadArgument, NotSupported
 from iserblk.secret import Secret
 
 DEFAULT_PORT = 3260
+ISNS_PORT = 3205
 MAXIMUM_LUN = 16383
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
 _NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
@@ -76,6 +77,9 @@ class Options:
     chap_secret_file: str = ""  # an absolute path
     chap_secret_fd: int | None = None
     chap_secret_credential: str = ""  # a file's name
+    reserve: bool = False  # exclusively
+    reserve_key: int = 0  # 0: this machine's own
+    fallback: str = "none"  # or "iscsi"
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:
@@ -98,6 +102,8 @@ class Options:
             else:
                 name, convert = _KEYS[key]
                 values[name] = convert(key, value)
+        if values.get("reserve_key") and not values.get("reserve"):
+            raise BadArgument("reserve-key means nothing without reserve=exclusive; add it")
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -121,6 +127,12 @@ def _rcap(key: str, value: str) -> str:
     if value not in ("auto", "verbs", "iwarp"):
         raise BadArgument(f"{key}={_shown(value)}: say auto, verbs or iwarp")
     return value
+
+
+def _fallback(key: str, value: str) -> str:
+    if value.lower() not in ("none", "iscsi"):
+        raise BadArgument(f"{key}={_shown(value)}: say none or iscsi")
+    return value.lower()
 
 
 def _seconds(key: str, value: str) -> float:
@@ -194,6 +206,19 @@ def _file_name(key: str, value: str) -> str:
     return value
 
 
+def _reserve(key: str, value: str) -> bool:
+    if value.lower() not in ("none", "exclusive"):
+        raise BadArgument(f"{key}={_shown(value)}: say none or exclusive")
+    return value.lower() == "exclusive"
+
+
+def _reserve_key(key: str, value: str) -> int:
+    number = int(value, 16) if re.fullmatch("0[xX][0-9A-Fa-f]{1,16}", value) else 0
+    if not number:
+        raise BadArgument(f"{key}={_shown(value)}: give a number from 0x1 to 0xffffffffffffffff")
+    return number
+
+
 _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "rcap": ("rcap", _rcap),
     "mpa-crc": ("mpa_crc", _yes_no),
@@ -209,6 +234,9 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "chap-secret-file": ("chap_secret_file", _secret_file),
     "chap-secret-fd": ("chap_secret_fd", _descriptor),
     "chap-secret-credential": ("chap_secret_credential", _file_name),
+    "reserve": ("reserve", _reserve),
+    "reserve-key": ("reserve_key", _reserve_key),
+    "fallback": ("fallback", _fallback),
 }
 
 
@@ -225,23 +253,15 @@ _DIGEST = (
     "header-digest, data-digest: there are no iSCSI digests over iSER; the MPA CRC (mpa-crc=yes) "
     "protects the data; leave them out, or use an iscsi:// URL"
 )
-_RESERVE = "persistent reservations are not supported yet; leave it out"
 _LATER = {
     "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
     "header": _Later(("28",), "12", "only header=28 is supported so far"),
-    "fallback": _Later(
-        ("none",),
-        "iscsi",
-        "falling back from iSER to Traditional iSCSI is not supported yet; use an iscsi:// URL",
-    ),
     "journal": _Later(
         ("off",),
         _SIZE.pattern,
         "recovery of unflushed writes is not supported yet; say journal=off",
     ),
     "shared": _Later(("yes", "no"), "", ""),
-    "reserve": _Later(("none",), "exclusive", _RESERVE),
-    "reserve-key": _Later((), ".*", _RESERVE),
 }
 OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
 
@@ -284,27 +304,34 @@ def check_scheme(url: Url, options: Options) -> None:
         raise NotSupported("rcap: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")
 
 
-def split_url(text: str) -> Url:
+def parse_place(text: str) -> Url:
+    """A URL that needs no target: ``iqn`` is "" then. ``isns://HOST[:PORT]`` is one, too. Raises
+    BadArgument."""
+    return split_url(text, needs_target=False)
+
+
+def split_url(text: str, needs_target: bool = True) -> Url:
     """The grammar alone. Raises BadArgument."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         raise BadArgument(f"not a URL: it has no scheme; write {_EXAMPLE}")
     scheme = scheme.lower()
-    if scheme not in ("iser", "iscsi"):
+    if scheme not in (("iser", "iscsi") if needs_target else ("iser", "iscsi", "isns")):
         name = _shown(scheme) if scheme.isalnum() else "in front of ://"
         raise BadArgument(f"unknown scheme {name}; write {_EXAMPLE}")
     authority, slash, path = rest.partition("/")
-    if not slash:
-        authority = authority.partition("?")[0]
-    path, question, query = path.partition("?")
+    if slash:
+        path, question, query = path.partition("?")
+    else:
+        authority, question, query = authority.partition("?")
     # With an @ behind the first slash, user info was meant that has a slash in it.
     shown: Callable[[str], str] = _shown if "@" not in path else _hidden
     user, password, portal = _user_info(authority)
-    host, port = _host_port(portal)
-    if not path:
+    host, port = _host_port(portal, ISNS_PORT if scheme == "isns" else DEFAULT_PORT)
+    if not path and needs_target:
         raise BadArgument(f"the URL names no target; write {_EXAMPLE}")
     iqn, slash, lun = path.partition("/")
-    iqn = check_name(unquote(iqn), "target name", shown)
+    iqn = check_name(unquote(iqn), "target name", shown) if path else ""
     if slash and not lun:
         raise BadArgument("the URL ends in / without a LUN; add its number, or leave out the /")
     options = _query(query) if question else {}
@@ -340,7 +367,7 @@ def _user_info(authority: str) -> tuple[str, Secret, str]:
     return user, Secret(info[match.end() :] if match else ""), portal
 
 
-def _host_port(portal: str) -> tuple[str, int]:
+def _host_port(portal: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
     """Nothing of a portal is quoted: it may be user info, where the @ was forgotten."""
     if portal.startswith("["):
         host, bracket, port = portal[1:].partition("]")
@@ -365,7 +392,7 @@ def _host_port(portal: str) -> tuple[str, int]:
                 "is the @ behind user%password missing?"
             )
     if not colon:
-        return host, DEFAULT_PORT
+        return host, default
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
         raise BadArgument("the URL's port is not a number from 1 to 65535")
     return host, int(port)
@@ -388,6 +415,11 @@ def _query(query: str) -> dict[str, str]:
             raise BadArgument(f"option {_shown(key)} is given twice in the URL")
         options[key] = value
     return options
+
+
+def name_portal(host: str, port: int) -> str:
+    """As people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def initiator_name(options: Options) -> str:

@@ -291,7 +291,12 @@ def test_what_happens_anyway(key: str, value: str) -> None:
         ("header", "20", "say 28"),
         ("fallback", "nfs", "say none"),
         ("journal", "big", "say off"),
-        ("reserve", "shared", "say none"),
+        ("reserve", "shared", "say none or exclusive"),
+        ("reserve-key", "1", "from 0x1 to 0xf"),
+        ("reserve-key", "0x0", "from 0x1 to 0xf"),
+        ("reserve-key", "0x1" + "0" * 16, "from 0x1 to 0xf"),
+        ("reserve-key", "0x_1", "from 0x1 to 0xf"),
+        ("reserve-key", "0x1", "without reserve=exclusive"),
         ("header-digest", "md5", "say none"),
         ("data-digest", "crc16", "say none"),
     ],
@@ -301,15 +306,18 @@ def test_wrong_options(key: str, value: str, words: str) -> None:
         Options.from_pairs([(key, value)])
 
 
+def test_reserve() -> None:
+    assert Options.from_pairs([("reserve", "Exclusive")]) == Options(reserve=True)
+    pairs = [("reserve_key", "0xFEEDbeef00000001"), ("reserve", "exclusive")]
+    assert Options.from_pairs(pairs) == Options(reserve=True, reserve_key=0xFEEDBEEF00000001)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("style", "stream", "only style=cm"),
         ("header", "12", "only header=28"),
-        ("fallback", "iscsi", "Traditional iSCSI"),
         ("journal", "64M", "say journal=off"),
-        ("reserve", "exclusive", "persistent reservations"),
-        ("reserve-key", SECRET, "persistent reservations"),
     ],
 )
 def test_options_that_come_later(key: str, value: str, words: str) -> None:

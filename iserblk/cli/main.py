@@ -27,6 +27,7 @@ from iserblk.errors import BadArgument, IserblkError
 # Command → what the list of commands says. A module is imported when its command is run.
 COMMANDS = {
     "target": "Serve files as LUNs.",
+    "discover": "Show the targets that a portal knows, and the ways to them.",
     "info": "Show identity, size, limits and connection of LUNs.",
     "nbd": "Export LUNs over NBD, through nbdkit.",
     "attach": "Make LUNs block devices, /dev/nbdX.",

@@ -34,13 +34,13 @@ CONNECTION = (
     ),
     ("chap-secret-fd", "FD", "The same from an open file descriptor."),
     ("chap-secret-credential", "NAME", "The same from a credential of systemd."),
+    ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI where iSER cannot be had."),
     ("style", "cm|stream", ""),
     ("header", "28|12", ""),
-    ("fallback", "iscsi", ""),
     ("journal", "SIZE|off", ""),
     ("shared", "yes|no", ""),
-    ("reserve", "exclusive", ""),
-    ("reserve-key", "KEY", ""),
+    ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),
+    ("reserve-key", "0xKEY", "The reservation's key; default: one of this machine's own."),
 )
 
 

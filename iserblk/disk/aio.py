@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.opening import find_disks, name_disks, open_session, settle
+from iserblk.disk.opening import find_disks, name_disks, open_session, part, settle
 from iserblk.disk.seam import Extent, LunInfo
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 
@@ -29,6 +29,7 @@ class Disk:
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core
         waiter = TrioWaiter()
+        deadline = 0.0
         slot = core.begin_read(buffer, offset, waiter)
         if slot is not None:
             try:
@@ -36,13 +37,15 @@ class Disk:
             except BaseException:
                 core.dropped(slot)
                 raise
-            if core.ended(slot):
+            deadline = core.ended(slot)
+            if not deadline:
                 return
-        await self._driver.run_operation(core.read(buffer, offset))
+        await self._driver.run_operation(core.read(buffer, offset, deadline))
 
     @trio.lowlevel.enable_ki_protection
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         core = self._core
+        deadline = 0.0
         if not fua:
             waiter = TrioWaiter()
             slot = core.begin_write(buffer, offset, waiter)
@@ -52,9 +55,10 @@ class Disk:
                 except BaseException:
                     core.dropped(slot)
                     raise
-                if core.ended_write(slot):
+                deadline = core.ended_write(slot)
+                if not deadline:
                     return
-        await self._driver.run_operation(core.write(buffer, offset, fua))
+        await self._driver.run_operation(core.write(buffer, offset, fua, deadline))
 
     async def flush(self) -> None:
         await self._driver.run_operation(self._core.flush())
@@ -119,7 +123,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
         finally:
             with trio.CancelScope(shield=True):
                 for driver in drivers:
-                    await driver.log_out()
+                    await part(driver)
             nursery.cancel_scope.cancel()
     if error is not None:
         raise error

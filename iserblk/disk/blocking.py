@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import trio
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.opening import Address, find_disks, name_disks, open_session, settle
+from iserblk.disk.opening import Address, find_disks, name_disks, open_session, part, settle
 from iserblk.disk.seam import Extent, LunInfo
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
@@ -46,8 +46,9 @@ class Disk:
         except BaseException:
             self._interrupted(slot)
             raise
-        if slot is None or not core.ended(slot):
-            self._run(core.read(buffer, offset))
+        deadline = 0.0
+        if slot is None or (deadline := core.ended(slot)):
+            self._run(core.read(buffer, offset, deadline))
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
         core = self._core
@@ -62,8 +63,9 @@ class Disk:
         except BaseException:
             self._interrupted(slot)
             raise
-        if slot is None or not core.ended_write(slot):
-            self._run(core.write(buffer, offset, fua))
+        deadline = 0.0
+        if slot is None or (deadline := core.ended_write(slot)):
+            self._run(core.write(buffer, offset, fua, deadline))
 
     def _interrupted(self, slot: TaskSlot | None) -> None:
         left = self._driver.abandon()
@@ -158,7 +160,7 @@ class DiskSet:
             except Exception as problem:
                 error = problem  # raised below, not as a group of the pumps'
                 for driver in opening:
-                    await driver.log_out()
+                    await part(driver)
             nursery.cancel_scope.cancel()
         if error is not None:
             raise error
@@ -173,6 +175,8 @@ class DiskSet:
             self._token.run_sync_soon(self._stop.set)
             self._thread.join()
             for driver in self._drivers:
+                for farewell in driver.session.farewells:
+                    driver.run(farewell(), driver.session.release)
                 driver.log_out()
 
     def __enter__(self) -> Self:

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 
 from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE
-from iserblk.errors import IserblkError, NoSuchLun, OutOfRange, ScsiError, WriteProtected
+from iserblk.errors import (
+    CommandTimeout,
+    IserblkError,
+    NoSuchLun,
+    OutOfRange,
+    ReservationConflict,
+    ScsiError,
+    WriteProtected,
+)
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
@@ -76,7 +85,8 @@ def failure(slot: TaskSlot, name: str) -> IserblkError | None:
             )
         return None
     if slot.status != sam.CHECK_CONDITION:
-        return ScsiError(f"{name}: {sam.words(slot.status)}", slot.status)
+        kind = ReservationConflict if slot.status == sam.RESERVATION_CONFLICT else ScsiError
+        return kind(f"{name}: {sam.words(slot.status)}", slot.status)
     sense = sense_data.decode(slot.sense)
     return _from_sense(f"{name}: command {slot.cdb[0]:#04x}: {sense}", sense)
 
@@ -105,6 +115,15 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
         if sense.key == sense_data.ABORTED_COMMAND or sense.is_becoming_ready:
             return BACK_OFF_S * (1 << attempt)
     return None
+
+
+def check_time(session: Session, deadline: float, name: str) -> None:
+    """Raises CommandTimeout when the operation has no time left to send another command."""
+    if monotonic() >= deadline:
+        raise CommandTimeout(
+            f"{name}: not done within {session.io_timeout:g} s, waiting included; "
+            "is the target slow? raise io-timeout"
+        )
 
 
 def take(session: Session, waiter: Waiter) -> Operation[TaskSlot]:
@@ -139,14 +158,18 @@ def command(
     data_out: memoryview | None = None,
     short_ok: bool = False,
     changes: tuple[int, int] | None = None,
-    on_end: Callable[[], None] | None = None,
+    on_submit: Callable[[TaskSlot], None] | None = None,
+    on_end: Callable[[TaskSlot], None] | None = None,
+    deadline: float = 0.0,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length. ``changes``: the first and the last block that it changes. ``on_end`` is called
-    after each attempt, before its slot is given back.
+    unknown length. ``changes``: the first and the last block that it changes. ``on_submit`` is
+    called with the slot before each attempt, ``on_end`` after it, before the slot is given back.
+    ``deadline``: for all attempts together; 0: the session's time for one request, from now.
     """
+    deadline = deadline or monotonic() + session.io_timeout
     waiter = session.new_waiter()
     attempt = 0
     while True:
@@ -161,8 +184,12 @@ def command(
                 fill_no_data(slot, lun)
             if changes is not None:
                 slot.first, slot.last = changes
+            check_time(session, deadline, name)
+            slot.deadline = deadline
             slot.waiter = waiter
             waiter.pending += 1
+            if on_submit is not None:
+                on_submit(slot)
             session.submit(slot)
             while waiter.pending:
                 yield waiter
@@ -174,12 +201,12 @@ def command(
             error = failure(slot, name)
         finally:
             if on_end is not None:
-                on_end()
+                on_end(slot)
             release_ended(session, [slot])
         if error is None:
             return moved
         delay = retry_delay(error, attempt)
-        if delay is None:
+        if delay is None or monotonic() + delay >= deadline:
             raise error
         log.info("%s; sending it again", error)
         attempt += 1

@@ -1,4 +1,4 @@
-"""The operations of a LUN, for both faces: splitting, alignment, flushing, provisioning.
+"""The operations of a LUN, for both faces: splitting, alignment, flushing, keeping.
 
 Concurrency: an operation may run in any thread. What several share is guarded by RangeLock, by
 the session, or is a flag whose order is written down where it is used.
@@ -10,9 +10,11 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
+from iserblk.disk import flushing, provisioning
 from iserblk.disk.commands import (
-    command,
+    check_time,
     failure,
     fill_read,
     fill_write,
@@ -22,26 +24,25 @@ from iserblk.disk.commands import (
 )
 from iserblk.disk.durable import Durability
 from iserblk.disk.geometry import Geometry
+from iserblk.disk.journal import Journal
 from iserblk.disk.ranges import RangeLock
-from iserblk.disk.seam import EXTENT_DATA, Extent, LunInfo
+from iserblk.disk.replay import replay
+from iserblk.disk.reserve import Reservation
+from iserblk.disk.seam import Extent, LunInfo
+from iserblk.disk.sizing import Sizing
 from iserblk.errors import (
     IserblkError,
     LocalProtocolError,
-    NotSupported,
     OutOfRange,
-    ScsiError,
     WriteProtected,
 )
 from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation, TaskSlot, Waiter
+from iserblk.initiator.task import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.scsi import cdb
-from iserblk.scsi import lba as lba_data
-from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
 PARALLEL = 16  # commands that one operation keeps in flight at the most
-_ZEROES = memoryview(bytes(1 << 20))
 
 Piece = tuple[int, memoryview]  # first block, its bytes
 Filler = Callable[[TaskSlot, int, memoryview, "Waiter | None"], bool]
@@ -62,6 +63,7 @@ class DiskCore:
         self.lun = lun
         self.info = info
         self.geometry = geometry
+        self.sizing = Sizing(info.name, info.size)
         self.size = info.size
         self.block = info.block_size
         self.max_transfer = info.max_transfer
@@ -69,11 +71,70 @@ class DiskCore:
         self.pack_read = cdb.pack_read16 if geometry.long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
         self.durability = Durability(info.name, info.write_cache, self.ranges)
-        session.on_sense[lun] = self.durability.hear
+        session.on_sense[lun] = self._hear
+        self.reservation: Reservation | None = None  # with reserve=exclusive
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
-        self.durability.name = name
+        self.durability.name = self.sizing.name = name
+
+    def keep_journal(self, limit: int) -> None:
+        """From now on, keep what is acknowledged and not flushed: ``limit`` bytes. Only where the
+        session's connection is replaced when it is lost, and no other host writes to the LUN."""
+        self.durability.keep(Journal(limit, self.block))
+
+    def deadline(self) -> float:
+        """Of a request that begins now (monotonic seconds)."""
+        return monotonic() + self.session.io_timeout
+
+    # -- what the target reports, and a new connection --------------------------------------------
+
+    def _hear(self, slot: TaskSlot) -> None:
+        self.sizing.hear(slot)
+        if self.durability.hear(slot):
+            self.session.disconnect()
+
+    def hear_resuming(self, slot: TaskSlot) -> None:
+        """Hears of sense data that come on a connection which is to take the place of the session's
+        (``Session.on_sense`` of it, from before its first command)."""
+        self.sizing.hear(slot)
+        self.durability.hear_resuming(slot)
+
+    def take_info(self, info: LunInfo) -> None:
+        """The LUN, found again on a new connection, says this of itself. It is the same LUN, with
+        blocks of the same size: that is the caller's to check."""
+        self.info = replace(info, name=self.info.name, url=self.info.url)
+        self.max_transfer = info.max_transfer
+        if info.write_cache:
+            self.durability.turn_volatile()
+        self._take_size(info.size)
+
+    def _take_size(self, size: int) -> None:
+        self.sizing.take(size)
+        self.size = size
+        self.info = replace(self.info, size=size)
+
+    def replay(self, session: Session) -> Operation[None]:
+        """Where the target has lost its cache: send again, on ``session``, which is fresh, all that
+        was acknowledged and not flushed. Nothing is in flight when it ends.
+
+        Raises TransportError, CommandTimeout or ScsiError (busy): it may be tried again. What the
+        LUN refuses for good is lost, and the next flush fails.
+        """
+        yield from replay(session, self.lun, self.info, self.durability, self.pack_write)
+
+    def know_size(self, deadline: float) -> Operation[None]:
+        """READ CAPACITY, if the target has reported that the capacity changed."""
+        if self.sizing.changed:
+            yield from self.refresh(deadline)
+
+    def refresh(self, deadline: float = 0.0) -> Operation[int]:
+        """READ CAPACITY; returns the size, which ``size`` is from now on."""
+        size = yield from self.sizing.ask(
+            self.session, self.lun, self.block, self.geometry.long_cdbs, deadline
+        )
+        self._take_size(size)
+        return size
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -82,7 +143,7 @@ class DiskCore:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise OutOfRange(
                 f"{self.info.name}: {length} bytes at offset {offset} leave the disk, "
-                f"which has {self.size} bytes"
+                f"which has {self.sizing.words()}"
             )
 
     def check_write(self, offset: int, length: int) -> None:
@@ -125,6 +186,7 @@ class DiskCore:
         """As ``begin_read``, for a write without FUA. Then ``ended_write``."""
         length = len(buffer)
         block = self.block
+        keeper = self.durability.keeper
         if (
             not 0 < length <= self.max_transfer
             or offset % block
@@ -134,6 +196,7 @@ class DiskCore:
             or buffer.format != "B"
             or buffer.ndim != 1
             or not buffer.c_contiguous
+            or (keeper is not None and keeper.size + length > keeper.limit)
         ):
             return None
         slot = self.session.take_now()
@@ -146,37 +209,69 @@ class DiskCore:
             return None
         fill_write(slot, self.lun, buffer, self.session.immediate_limit)
         self.pack_write(slot.cdb, lba, blocks, 0)
+        if keeper is not None:
+            keeper.add(slot, lba, lba + blocks - 1, buffer)
         slot.waiter = waiter
         waiter.pending = 1
         self.session.submit(slot)
         return slot
 
-    def ended(self, slot: TaskSlot) -> bool:
-        """Give the slot back. True: done. False: run ``read``, which tries again. Raises the
-        command's error where that would be of no use."""
-        if slot.error is None and not slot.status and not slot.residual and not slot.response:
+    def ended(self, slot: TaskSlot) -> float:
+        """Give the slot of a read back. 0: done. Else try again, by ``read``, before this deadline.
+        Raises the command's error where that would be of no use."""
+        if (
+            slot.error is None
+            and not slot.status
+            and not slot.residual
+            and not slot.response
+            and not self.durability.replay_needed  # or it may have read what was there before
+        ):
             self.session.release(slot)
-            return True
-        problem = failure(slot, self.info.name)
-        self.session.release(slot)
-        if problem is not None and retry_delay(problem, 0) is None:
-            raise problem
-        return problem is None
+            return 0.0
+        return self._failed(slot, self.durability.replay_needed)
 
-    def ended_write(self, slot: TaskSlot) -> bool:
+    def ended_write(self, slot: TaskSlot) -> float:
         """As ``ended``; a write that succeeded is not durable yet."""
         self.durability.wrote()
+        keeper = self.durability.keeper
+        if keeper is not None:
+            keeper.ended(slot)
         try:
-            return self.ended(slot)
+            if (
+                slot.error is None
+                and not slot.status
+                and not slot.residual
+                and not slot.response
+            ):  # fmt: skip
+                self.session.release(slot)
+                return 0.0
+            return self._failed(slot, False)
         finally:
             self.ranges.changed()
+
+    def _failed(self, slot: TaskSlot, again: bool) -> float:
+        problem = failure(slot, self.info.name)
+        deadline = slot.deadline
+        self.session.release(slot)
+        if problem is not None and (retry_delay(problem, 0) is None or monotonic() >= deadline):
+            raise problem
+        return deadline if again or problem is not None else 0.0
 
     def dropped(self, slot: TaskSlot) -> None:
         """Give back the slot of a command whose outcome nobody waits for any more."""
         if slot.last >= slot.first:
-            self.durability.wrote()
+            self.note_ended(slot)
         self.session.release(slot)
         self.ranges.changed()
+
+    def note_ended(self, slot: TaskSlot, durable: bool = False, copy: bool = True) -> int:
+        """The command of ``slot`` may have changed the LUN. See ``Journal.ended``."""
+        if not durable:
+            self.durability.wrote()
+        keeper = self.durability.keeper
+        if keeper is None or slot.state >= QUEUED:
+            return 0
+        return keeper.ended(slot, copy=copy)
 
     # -- one batch of commands --------------------------------------------------------------------
 
@@ -184,10 +279,13 @@ class DiskCore:
         self,
         pieces: list[Piece],
         fill: Filler,
-        dirties: bool = False,
+        deadline: float,
+        kept: list[int] | None = None,
+        durable: bool = False,
     ) -> Operation[None]:
         """One command a piece, as many at once as slots allow, each retried where that is legal.
-        ``dirties``: what they write is not durable yet when they have ended.
+        ``kept``: they change the LUN; what is in the journal then is added to it. ``durable``: what
+        they write needs no flush.
 
         ``fill`` prepares the slot; False: its blocks are locked, and the waiter it was given will
         hear of a change. It is given none while other pieces run: who holds claims must not wait
@@ -205,35 +303,45 @@ class DiskCore:
                 while taken is not None:
                     piece = todo[0]
                     taken.waiter = waiter
-                    if not fill(taken, piece[0], piece[1], None if running else waiter):
+                    taken.deadline = deadline
+                    if monotonic() >= deadline or not fill(
+                        taken, piece[0], piece[1], None if running else waiter
+                    ):
                         session.release(taken)
                         break
                     running.append((taken, todo.popleft()))
                     if not todo or len(running) == PARALLEL:
                         break
                     taken = session.take_now()
+                if not running:
+                    check_time(session, deadline, self.info.name)
                 waiter.pending += len(running)
                 for slot, _ in running:
                     session.submit(slot)
                 # With nothing running, this waits for the lock instead.
                 while waiter.pending:
                     yield waiter
+                stale = kept is None and self.durability.replay_needed
                 for slot, (lba, view, attempt) in running:
                     problem = failure(slot, self.info.name)
                     if problem is None:
+                        if stale:  # it may have read what was there before a write that was lost
+                            pause = max(pause, flushing.AGAIN_S)
+                            todo.append((lba, view, attempt))
                         continue
                     delay = retry_delay(problem, attempt)
-                    if delay is None:
+                    if delay is None or monotonic() + delay >= deadline:
                         error = error or problem
                     else:
                         log.info("%s; sending it again", problem)
                         pause = max(pause, delay)
                         todo.append((lba, view, attempt + 1))
             finally:
-                if dirties:
-                    self.durability.wrote()
+                if kept is not None:
+                    kept += [self.note_ended(slot, durable, copy=False) for slot, _ in running]
                 release_ended(session, [slot for slot, _ in running])
-                self.ranges.changed()
+                if running:  # or two who wait for a lock would wake each other for ever
+                    self.ranges.changed()
             if pause and error is None:
                 yield pause
         if error is not None:
@@ -248,17 +356,19 @@ class DiskCore:
         self.pack_read(slot.cdb, lba, len(view) // self.block, 0)
         return True
 
-    def read(self, buffer: memoryview, offset: int) -> Operation[None]:
-        """Fill ``buffer``; any alignment."""
+    def read(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> Operation[None]:
+        """Fill ``buffer``; any alignment. ``deadline``: of all its commands; 0: from now."""
         check_buffer(buffer)
         if buffer.readonly:
             raise LocalProtocolError("a buffer to read into must be writable")
+        deadline = deadline or self.deadline()
+        yield from self.know_size(deadline)
         self.check(offset, len(buffer))
         pieces, edges = self._cut(buffer, offset)
         bounces = [memoryview(bytearray(self.block)) for _ in edges]
         pieces += [(edge[0], bounce) for edge, bounce in zip(edges, bounces, strict=True)]
         if pieces:
-            yield from self._run(pieces, self._fill_read)
+            yield from self._run(pieces, self._fill_read, deadline)
         for (_, start, part), bounce in zip(edges, bounces, strict=True):
             part[:] = bounce[start : start + len(part)]
 
@@ -288,33 +398,59 @@ class DiskCore:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def write(self, buffer: memoryview, offset: int, fua: bool = False) -> Operation[None]:
+    def begin_change(self, offset: int, length: int, data: int, deadline: float) -> Operation[None]:
+        """Before a range is changed, with so many bytes of data: checks it, as ``check_write``, and
+        flushes first when the journal is full."""
+        yield from self.know_size(deadline)
+        self.check_write(offset, length)
+        yield from flushing.make_room(self, data, deadline)
+
+    def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+    ) -> Operation[None]:
         """Write ``buffer``; any alignment. Edges are read, changed and written back."""
         check_buffer(buffer)
-        self.check_write(offset, len(buffer))
+        deadline = deadline or self.deadline()
+        yield from self.begin_change(offset, len(buffer), len(buffer), deadline)
         pieces, edges = self._cut(buffer, offset)
         use_fua = fua and self.info.fua and self.info.write_cache
-        if pieces:
-            yield from self._run(pieces, self._write_filler(use_fua), dirties=not use_fua)
-        for lba, start, part in edges:
-            yield from self._modify(lba, start, part, use_fua)
-        if fua and not use_fua:
-            yield from self.flush()
+        kept: list[int] = []
+        try:
+            if pieces:
+                yield from self._run(pieces, self._write_filler(use_fua), deadline, kept, use_fua)
+            for lba, start, part in edges:
+                yield from self._modify(lba, start, part, use_fua, deadline, kept)
+            keeper = self.durability.keeper
+            # More than the journal may hold is kept in the caller's own buffer, and flushed now.
+            if (fua and not use_fua) or (keeper is not None and len(buffer) > keeper.limit):
+                yield from self.flush(deadline)
+        finally:
+            keeper = self.durability.keeper
+            if keeper is not None:
+                keeper.settle(kept)
 
     def _write_filler(self, fua: bool) -> Filler:
-        control = cdb.FUA if fua else 0
-
         def fill(slot: TaskSlot, lba: int, view: memoryview, waiter: Waiter | None) -> bool:
-            blocks = len(view) // self.block
-            if not self.ranges.claim(slot, lba, lba + blocks - 1, waiter):
+            if not self.ranges.claim(slot, lba, lba + len(view) // self.block - 1, waiter):
                 return False
-            fill_write(slot, self.lun, view, self.session.immediate_limit)
-            self.pack_write(slot.cdb, lba, blocks, control)
+            self._fill_write(slot, lba, view, fua)
             return True
 
         return fill
 
-    def _modify(self, lba: int, start: int, part: memoryview, fua: bool) -> Operation[None]:
+    def _fill_write(self, slot: TaskSlot, lba: int, view: memoryview, fua: bool) -> None:
+        blocks = len(view) // self.block
+        fill_write(slot, self.lun, view, self.session.immediate_limit)
+        self.pack_write(slot.cdb, lba, blocks, cdb.FUA if fua else 0)
+        keeper = self.durability.keeper
+        # With FUA it is durable by itself, but an older write that is not must not be sent again
+        # without it.
+        if keeper is not None and (not fua or keeper.active):
+            keeper.add(slot, lba, lba + blocks - 1, view)
+
+    def _modify(
+        self, lba: int, start: int, part: memoryview, fua: bool, deadline: float, kept: list[int]
+    ) -> Operation[None]:
         """Change part of one block."""
         waiter = self.session.new_waiter()
         while not self.ranges.lock(lba, lba, waiter):
@@ -325,143 +461,35 @@ class DiskCore:
                 while waiter.pending:
                     yield waiter
             content = memoryview(bytearray(self.block))
-            yield from self._run([(lba, content)], self._fill_read)
+            yield from self._run([(lba, content)], self._fill_read, deadline)
             content[start : start + len(part)] = part
 
             def fill(slot: TaskSlot, lba: int, view: memoryview, _waiter: Waiter | None) -> bool:
                 slot.first = slot.last = lba  # no claim is needed under the lock
-                fill_write(slot, self.lun, view, self.session.immediate_limit)
-                self.pack_write(slot.cdb, lba, 1, cdb.FUA if fua else 0)
+                self._fill_write(slot, lba, view, fua)
                 return True
 
-            yield from self._run([(lba, content)], fill, dirties=not fua)
+            yield from self._run([(lba, content)], fill, deadline, kept, fua)
         finally:
             self.ranges.unlock(lba, lba)
 
-    def flush(self) -> Operation[None]:
+    def flush(self, deadline: float = 0.0) -> Operation[None]:
         """SYNCHRONIZE CACHE of the whole LUN, where it has a write cache. Raises IserblkError also
-        when the target reports that writes since the last flush were lost."""
-        token = self.durability.begin_flush()
-        done = False
-        try:
-            if self.durability.volatile and not self.info.read_only:
-                long = self.geometry.long_cdbs
-                pack = cdb.synchronize_cache16 if long else cdb.synchronize_cache10
-                yield from self._command(pack(0, 0))
-            done = True
-        finally:
-            lost = self.durability.end_flush(token, done)
-        if lost:
-            raise IserblkError(
-                f"{self.info.name}: writes since the last flush were lost at the target; "
-                "its log may say why"
-            )
+        when the target reports that writes since the last flush were lost, and are not kept."""
+        yield from flushing.flush(self, deadline or self.deadline())
 
-    def _command(self, command_block: bytes) -> Operation[int]:
-        return command(self.session, self.lun, command_block, self.info.name)
-
-    # -- provisioning -----------------------------------------------------------------------------
+    # -- what moves no data -----------------------------------------------------------------------
 
     def trim(self, offset: int, length: int, fua: bool = False) -> Operation[None]:
-        """UNMAP whole granules inside the range."""
-        self.check_write(offset, length)
-        if not self.info.can_trim:
-            raise NotSupported(f"{self.info.name}: the LUN cannot unmap; zero the range instead")
-        for lba, blocks in self.geometry.unmap_ranges(offset, length):
-            parameters = memoryview(lba_data.unmap_parameters([(lba, blocks)]))
-            yield from self._exclusive(lba, blocks, cdb.unmap(len(parameters)), parameters)
-        if fua:
-            yield from self.flush()
+        return provisioning.trim(self, offset, length, fua)
 
     def zero(
         self, offset: int, length: int, may_trim: bool, fast: bool, fua: bool
     ) -> Operation[None]:
-        """WRITE SAME of zeroes for whole blocks, written zeroes for the edges."""
-        self.check_write(offset, length)
-        if fast and not self.info.can_zero:
-            raise NotSupported(f"{self.info.name}: the LUN has no WRITE SAME; write zeroes instead")
-        first = -(-offset // self.block)
-        last = (offset + length) // self.block
-        if self.info.can_zero and first < last:
-            start, stop = first * self.block, last * self.block
-            if offset < start:
-                yield from self.write(_ZEROES[: start - offset], offset)
-            unmap = may_trim and self.info.zero_by_unmap
-            for lba, blocks in self.geometry.write_same_ranges(first, last - first):
-                yield from self._write_same(lba, blocks, unmap)
-            if stop < offset + length:
-                yield from self.write(_ZEROES[: offset + length - stop], stop)
-        else:
-            position = offset
-            while position < offset + length:
-                step = min(len(_ZEROES), offset + length - position)
-                yield from self.write(_ZEROES[:step], position)
-                position += step
-        if fua:
-            yield from self.flush()
-
-    def _write_same(self, lba: int, blocks: int, unmap: bool) -> Operation[None]:
-        """Zeroes by WRITE SAME(16): without data where the LUN takes NDOB, else one block."""
-        if self.geometry.ndob:
-            try:
-                yield from self._exclusive(lba, blocks, cdb.write_same16(lba, blocks, unmap, True))
-                return
-            except ScsiError as error:
-                if not isinstance(error.sense, Sense) or not error.sense.is_invalid_field:
-                    raise
-                self.geometry.ndob = False
-        yield from self._exclusive(
-            lba, blocks, cdb.write_same16(lba, blocks, unmap, False), _ZEROES[: self.block]
-        )
-
-    def _exclusive(
-        self, lba: int, blocks: int, command_block: bytes, data_out: memoryview | None = None
-    ) -> Operation[None]:
-        """A command that changes a range without being a write: under the range lock whole."""
-        waiter = self.session.new_waiter()
-        last = lba + blocks - 1
-        while not self.ranges.lock(lba, last, waiter):
-            while waiter.pending:
-                yield waiter
-        try:
-            yield from command(
-                self.session,
-                self.lun,
-                command_block,
-                self.info.name,
-                data_out=data_out,
-                changes=(lba, last),
-                on_end=self.durability.wrote,
-            )
-        finally:
-            self.ranges.unlock(lba, last)
+        return provisioning.zero(self, offset, length, may_trim, fast, fua)
 
     def extents(self, offset: int, length: int) -> Operation[list[Extent]]:
-        """GET LBA STATUS, as far as one answer goes."""
-        self.check(offset, length)
-        whole: list[Extent] = [(offset, length, EXTENT_DATA)]
-        if not self.info.can_extents or not length:
-            return whole
-        answer = memoryview(bytearray(self.geometry.lba_status_length))
-        moved = yield from command(
-            self.session,
-            self.lun,
-            cdb.get_lba_status16(offset // self.block, len(answer)),
-            self.info.name,
-            data_in=answer,
-            short_ok=True,
-        )
-        return self.geometry.extents_untrusted(answer[:moved], offset, length) or whole
+        return provisioning.extents(self, offset, length)
 
     def cache(self, offset: int, length: int) -> Operation[None]:
-        """PRE-FETCH with IMMED; a target that cannot is no error."""
-        self.check(offset, length)
-        if not length or not self.geometry.prefetch:
-            return
-        first = offset // self.block
-        blocks = -(-(offset + length) // self.block) - first
-        try:
-            yield from self._command(cdb.pre_fetch16(first, min(blocks, 0xFFFFFFFF)))
-        except ScsiError as error:
-            log.debug("%s: no read-ahead: %s", self.info.name, error)
-            self.geometry.prefetch = False
+        return provisioning.cache(self, offset, length)

@@ -3,13 +3,24 @@
 The one who runs ``Session.progress`` calls ``hear`` for each command that brought sense data, in
 the order in which they came: so a report that the target lost power is never taken for older than a
 flush that it spoils, or than a write that it lost. The other calls come from any thread.
+
+What is done about a loss: with a journal, everything in it is sent again on a new connection
+(``replay_needed``), and no flush succeeds before that. Without one, or when the journal does not
+have everything, the next flush fails, and so does every one that is under way.
+
+A deferred error always makes the next flush fail, journal or not: the medium has refused a write
+that was acknowledged. To send everything again would most likely fail again, just as late; and with
+a target that reports it each time there would be no end.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from enum import Enum, auto
+from typing import NamedTuple
 
+from iserblk.disk.journal import Batches, Journal
 from iserblk.disk.ranges import RangeLock
 from iserblk.initiator.task import TaskSlot
 from iserblk.scsi import sense as sense_data
@@ -23,68 +34,156 @@ _POWER_LOST = (0x2900, 0x2901, 0x2902, 0x2904)
 _MODE_PARAMETERS_CHANGED = 0x2A01
 
 
+class Flushed(Enum):
+    """How a flush has ended."""
+
+    DONE = auto()
+    AGAIN = auto()  # what it was to cover was lost, and will be sent again: flush after that
+    LOST = auto()  # something of what it was to cover was lost, and nobody has been told
+
+
+class FlushToken(NamedTuple):
+    """What a flush was to cover."""
+
+    needed: bool
+    losses: int
+    replays: int
+    batches: Batches
+
+
 class Durability:
     """Of one LUN. ``name``: for logs. ``volatile``: the LUN has a write cache that must be flushed
-    (WCE); it may be told so later."""
+    (WCE); it may be told so later.
+
+    ``keeper``: the journal, while there is something to keep in it. ``replay_needed``: the target
+    has lost its cache, and what the journal has was not sent again yet.
+    """
 
     def __init__(self, name: str, volatile: bool, ranges: RangeLock) -> None:
         self.name = name
         self.volatile = volatile
+        self.keeper: Journal | None = None
+        self.replay_needed = False
+        self._journal: Journal | None = None
+        self._complete = True  # all that is not flushed is in the journal, if there is one
         self._ranges = ranges
         # A write has ended that no flush covers. Set before the slot of the write is given back,
         # which shows its blocks, so that one of the two is always seen.
         self._dirty = False
         self._lock = threading.Lock()
         self._flushing = 0  # flushes under way that have something to flush
-        self._losses = 0
+        self._losses = 0  # that no replay makes good
+        self._replays = 0  # losses that one does
         self._lost = False  # and no flush has failed for it yet
+
+    def keep(self, journal: Journal) -> None:
+        """From now on changes are kept. Before the first one."""
+        self._journal = journal
+        if self.volatile:
+            self.keeper = journal
+
+    def turn_volatile(self) -> None:
+        """The LUN has, or may have, a write cache now; a flush too many does no harm."""
+        with self._lock:
+            if not self.volatile:
+                self.volatile = True
+                self._complete = not self._dirty and not self._ranges.changing(None)
+                self.keeper = self._journal
 
     def wrote(self) -> None:
         """A write has ended, well or not, and its slot is about to be given back."""
         self._dirty = True
 
-    def begin_flush(self) -> tuple[int, bool]:
+    def begin_flush(self) -> FlushToken:
         """What has been written so far is about to be flushed. ``end_flush`` wants the answer."""
         with self._lock:
             needed = self._dirty or self._flushing > 0
             self._flushing += needed
             self._dirty = False
-            return self._losses, needed
+            batches = self._journal.begin_flush() if self._journal is not None else []
+            return FlushToken(needed, self._losses, self._replays, batches)
 
-    def end_flush(self, token: tuple[int, bool], done: bool) -> bool:
-        """The flush is over; ``done``: the target says that it succeeded. True: yet something of
-        what it was to cover was lost, and nobody has been told."""
-        losses, needed = token
+    def end_flush(self, token: FlushToken, done: bool) -> Flushed:
+        """The flush is over; ``done``: the target says that it succeeded."""
         with self._lock:
-            self._flushing -= needed
-            lost = self._lost or losses != self._losses
+            self._flushing -= token.needed
+            if self.replay_needed or token.replays != self._replays:
+                self._dirty = True
+                return Flushed.AGAIN
+            lost = self._lost or token.losses != self._losses
             if done:
                 self._lost = False
-            elif needed:
+                if self._journal is not None:
+                    self._journal.flushed(token.batches)
+                self._complete = self._complete or not self._dirty
+            elif token.needed:
                 self._dirty = True
-            return lost
+            return Flushed.LOST if lost else Flushed.DONE
 
-    def hear(self, slot: TaskSlot) -> None:
-        """A command of this LUN ended with CHECK CONDITION and ``slot.sense``."""
+    def hear(self, slot: TaskSlot) -> bool:
+        """A command of this LUN ended with CHECK CONDITION and ``slot.sense``. True: the connection
+        has to be replaced, and the journal sent again before anything else."""
+        return self._hear(slot, resuming=False)
+
+    def hear_resuming(self, slot: TaskSlot) -> None:
+        """As ``hear``, for a connection that is not in use yet: whatever is queued will be sent on
+        it after ``replay``."""
+        self._hear(slot, resuming=True)
+
+    def _hear(self, slot: TaskSlot, resuming: bool) -> bool:
         sense = sense_data.decode(slot.sense)
         if sense.is_deferred:
             # The write that it belongs to has long been acknowledged (SPC-4, deferred errors).
             if sense.key not in (sense_data.NO_SENSE, sense_data.RECOVERED_ERROR):
-                self._lose(sense, "could not keep what was written before")
+                self._lose(f"could not keep what was written before ({sense})")
         elif sense.is_unit_attention:
             if sense.code == _MODE_PARAMETERS_CHANGED:
-                self.volatile = True  # perhaps; a flush too many does no harm
-            elif sense.code in _POWER_LOST and self.volatile and self._unflushed(slot):
-                self._lose(sense, "lost power while writes were not flushed")
+                self.turn_volatile()
+            elif sense.code in _POWER_LOST and self.volatile and self._unflushed(slot, resuming):
+                return self._lose_power(sense)
+        return False
 
-    def _unflushed(self, but: TaskSlot) -> bool:
-        """``but``: the command that was told, and was not executed."""
-        changing = self._ranges.changing(but)  # before ``_dirty`` is looked at: see there
+    def _unflushed(self, but: TaskSlot, resuming: bool) -> bool:
+        """``but``: the command that was told, and was not executed. While resuming, commands that
+        have not ended do not count: they will be sent."""
+        changing = self._ranges.changing(but, ended_only=resuming)  # before ``_dirty``: see there
         with self._lock:
             return changing or self._dirty or self._flushing > 0
 
-    def _lose(self, sense: Sense, what: str) -> None:
+    def _lose_power(self, sense: Sense) -> bool:
+        with self._lock:
+            replay = self.keeper is not None and self._complete
+            if replay:
+                self._replays += 1
+                self.replay_needed = True
+        if replay:
+            log.warning(
+                "%s: the target lost power (%s); what was not flushed is sent again",
+                self.name,
+                sense,
+            )
+        else:
+            self._lose(f"lost power while writes were not flushed ({sense})")
+        return replay
+
+    def _lose(self, what: str) -> None:
         with self._lock:
             self._losses += 1
             self._lost = True
-        log.error("%s: the target %s (%s); the next flush fails", self.name, what, sense)
+        log.error("%s: the target %s; the next flush fails", self.name, what)
+
+    # -- replay -----------------------------------------------------------------------------------
+
+    @property
+    def replays(self) -> int:
+        """Losses so far that a replay makes good; for ``replayed``."""
+        return self._replays
+
+    def replayed(self, replays: int) -> None:
+        """All that was in the journal after that many losses has been sent again."""
+        with self._lock:
+            self.replay_needed = self._replays != replays
+
+    def gave_up(self, what: str) -> None:
+        """The target refused to take something again."""
+        self._lose(what)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
+from iserblk.disk.geometry import Geometry
 from iserblk.disk.identify import identify, report_luns
+from iserblk.disk.reserve import Reservation, host_key
+from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
+from iserblk.initiator.task import Operation
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import luns
-from iserblk.url import Options, Url, check_scheme, parse_url
+from iserblk.url import Options, Url, check_scheme, initiator_name, parse_url
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +57,11 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     url = address.url
     session = driver.session
     if url.lun is not None:
-        return [await _identify(driver, url, url.lun)]
+        return [await _identify(driver, address, url.lun)]
     found: list[DiskCore] = []
     for lun in await driver.run_operation(report_luns(session)):
         try:
-            found.append(await _identify(driver, url, lun))
+            found.append(await _identify(driver, address, lun))
         except (NotSupported, NoSuchLun) as error:
             log.info("skipped: %s", error)
     if not found:
@@ -64,12 +69,36 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     return found
 
 
-async def _identify(driver: TrioDriver, url: Url, lun: int) -> DiskCore:
-    session = driver.session
-    info, geometry = await driver.run_operation(
-        identify(session, lun, f"lun{lun}", replace(url, lun=lun).redacted(), url.iqn)
+async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
+    session, url, options = driver.session, address.url, address.options
+
+    def look() -> Operation[tuple[LunInfo, Geometry]]:
+        text = replace(url, lun=lun).redacted()
+        return identify(session, lun, f"lun{lun}", text, url.iqn)
+
+    info, geometry = await driver.run_operation(look())
+    if not options.reserve:
+        return DiskCore(session, luns.encode(lun), info, geometry)
+    field = luns.encode(lun)
+    reservation = Reservation(
+        info.name,
+        " ".join(info.identifiers) or info.serial or f"{url.iqn} {lun}",
+        options.reserve_key or host_key(initiator_name(options)),
     )
-    return DiskCore(session, luns.encode(lun), info, geometry)
+    session.farewells.append(partial(reservation.release, session, field))
+    await driver.run_operation(reservation.acquire(session, field))
+    info, geometry = await driver.run_operation(look())  # with what a reservation may have hidden
+    core = DiskCore(session, field, info, geometry)
+    core.reservation = reservation
+    reservation.watch(session, field)
+    return core
+
+
+async def part(driver: TrioDriver) -> None:
+    """Give back what was reserved, log out, and end the session."""
+    for farewell in driver.session.farewells:
+        await driver.run_operation(farewell())
+    await driver.log_out()
 
 
 def name_disks(cores: Sequence[DiskCore]) -> dict[str, DiskCore]:

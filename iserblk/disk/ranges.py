@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from iserblk.initiator.task import FREE, TaskSlot, Waiter
+from iserblk.initiator.task import FREE, QUEUED, TaskSlot, Waiter
 
 
 class RangeLock:
@@ -74,11 +74,13 @@ class RangeLock:
             self._locked.remove((first, last))
         self.changed()
 
-    def changing(self, but: TaskSlot) -> bool:
-        """A slot other than ``but`` stands for a change of this LUN. Takes no lock."""
+    def changing(self, but: TaskSlot | None, ended_only: bool = False) -> bool:
+        """A slot other than ``but`` stands for a change of this LUN; ``ended_only``: for one that
+        is neither queued nor in flight. Takes no lock."""
         return any(
             slot.last >= slot.first
             and slot.state != FREE
+            and not (ended_only and slot.state >= QUEUED)
             and slot.lun == self._lun
             and slot is not but
             for slot in self._tasks

@@ -8,8 +8,9 @@ in ``Session.provider_reason``. An ``iscsi://`` URL asks for Traditional iSCSI o
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
 
 import trio
 
@@ -19,16 +20,27 @@ from iserblk.datamover.iser import (
     ZBVA_NOT_SUPPORTED,
     ConnectionFlags,
 )
-from iserblk.errors import ConnectTimeout, IserblkError
+from iserblk.errors import (
+    ConnectTimeout,
+    IserblkError,
+    IserRefused,
+    NotSupported,
+    TransportError,
+)
 from iserblk.initiator import connect_verbs
 from iserblk.initiator.connect_iwarp import Address, connect_iwarp, connect_stream, resolve
 from iserblk.initiator.login import Login, receives
+from iserblk.initiator.redirects import follow
 from iserblk.initiator.session import Session
 from iserblk.rcap.seam import QueuePair
 from iserblk.rcap.stream import SocketStream
 from iserblk.url import Options, Url
+from iserblk.url import name_portal as name_portal  # noqa: PLC0414
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+L = TypeVar("L", bound=Login)
 
 CONNECT_TIMEOUT_S = 10.0
 LOGIN_TIMEOUT_S = 20.0
@@ -36,6 +48,8 @@ READ_DEPTH = 64  # RDMA Reads that a target may have outstanding: IRD
 # With rcap=auto, after which software iWARP is tried.
 ROUTE_TIMEOUT_S = 11.0  # ARP may need seconds; beyond the limits that the provider has itself
 VERBS_TIMEOUT_S = 10.0  # the connection manager repeats a lost request only after 4 s
+# With fallback=iscsi: how long an MPA Reply is waited for. Traditional iSCSI never answers.
+MPA_TIMEOUT_S = 3.0
 
 
 class Choice(NamedTuple):
@@ -45,36 +59,109 @@ class Choice(NamedTuple):
     reason: str
 
 
+@dataclass(slots=True, frozen=True)
+class Reached(Generic[T]):
+    """Who has taken us. ``url``: with the address and the scheme that it became. ``reason``: why
+    the connection is by the provider that it has. ``result``: of what was run there."""
+
+    url: Url
+    portal: str
+    reason: str
+    result: T
+
+
 async def connect(url: Url, options: Options) -> Session:
     """A session with the target of ``url``. Its driver is the caller's to start.
 
     Raises TransportError, LoginError and their kin, BadArgument for credentials that cannot be
     used; then nothing is left open.
     """
-    credentials = find_credentials(url, options)
+    reached = await reach(url, options, Login, Login.run)
+    session = reached.result
+    session.provider_reason = reached.reason
+    return session
+
+
+async def reach(
+    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+) -> Reached[T]:
+    """``run`` a login of this ``kind`` where the target wants us: redirects are followed, and
+    where no iSER can be had, ``fallback=iscsi`` is obeyed. Errors as ``connect``; the connection
+    is closed when ``run`` fails."""
+
+    async def attempt(at: Url) -> Reached[T]:
+        if at.scheme == "iscsi":
+            reason = "asked for by the URL's scheme, iscsi"
+            return await _traditional(at, options, kind, run, reason)
+        return await _iser(at, options, kind, run)
+
+    return await follow(url, attempt)
+
+
+async def _iser(
+    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+) -> Reached[T]:
+    """iSER; or Traditional iSCSI on a new connection, never half of each (RFC 7145 section 5.1:
+    here the login travels in messages, so a connection cannot go on without them)."""
     portal = name_portal(url.host, url.port)
-    if url.scheme == "iscsi":
-        stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
-        reason = "asked for by the URL's scheme, iscsi"
-        login = Login.traditional(stream, url, options, portal)
+    credentials = find_credentials(url, options)
+    may_fall_back = options.fallback == "iscsi"
+    addresses = await resolve(url.host, url.port)
+    no_iser: IserblkError
+    try:
+        if options.rcap == "verbs":
+            connect_verbs.check_available()
+        qp, reason = await choose(addresses, options, portal)
+    except IserblkError as error:
+        if not may_fall_back:
+            raise
+        no_iser = error
+    else:
+        log.info("%s: connected by %s: %s", portal, qp.provider, reason)
+        login = kind(qp, url, options, portal)
         login.credentials = credentials
-        return await _log_in(login, stream, portal, reason)
-    if options.rcap == "verbs":
-        connect_verbs.check_available()
-    qp, reason = await choose(await resolve(url.host, url.port), options, portal)
-    log.info("%s: connected by %s: %s", portal, qp.provider, reason)
-    login = Login(qp, url, options, portal)
+        try:
+            return Reached(url, portal, reason, await _log_in(run(login), qp, portal))
+        except IserRefused as error:
+            if not may_fall_back:
+                raise
+            no_iser = error
+    reason = f"fallback=iscsi, and iSER cannot be had: {no_iser}"
+    try:
+        reached = await _traditional(
+            replace(url, scheme="iscsi"), fallback_options(options), kind, run, reason
+        )
+    except (TransportError, NotSupported) as error:
+        error.args = (f"{error}; before that, by iSER: {no_iser}",)  # one line is to tell of both
+        raise
+    log.warning("%s: Traditional iSCSI is used: %s", portal, reason)
+    return reached
+
+
+def fallback_options(options: Options) -> Options:
+    """Data that iSER would have protected by the CRC of its frames is protected by digests, where
+    the target has them."""
+    if not options.mpa_crc:
+        return options
+    return replace(options, header_digest="CRC32C,None", data_digest="CRC32C,None")
+
+
+async def _traditional(
+    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]], reason: str
+) -> Reached[T]:
+    portal = name_portal(url.host, url.port)
+    credentials = find_credentials(url, options)
+    stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
+    login = kind.traditional(stream, url, options, portal)
     login.credentials = credentials
-    return await _log_in(login, qp, portal, reason)
+    return Reached(url, portal, reason, await _log_in(run(login), stream, portal))
 
 
-async def _log_in(
-    login: Login, connection: QueuePair | SocketStream, portal: str, reason: str
-) -> Session:
+async def _log_in(running: Awaitable[T], connection: QueuePair | SocketStream, portal: str) -> T:
     """``connection`` is closed when it fails."""
     try:
         with trio.fail_after(LOGIN_TIMEOUT_S):
-            session = await login.run()
+            return await running
     except trio.TooSlowError:
         connection.close()
         raise ConnectTimeout(
@@ -83,13 +170,6 @@ async def _log_in(
     except BaseException:
         connection.close()
         raise
-    session.provider_reason = reason
-    return session
-
-
-def name_portal(host: str, port: int) -> str:
-    """As people write it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def connection_flags(windows: bool) -> bytes:
@@ -147,6 +227,7 @@ async def _by_iwarp(addresses: Sequence[Address], options: Options, portal: str)
         addresses,
         portal,
         CONNECT_TIMEOUT_S,
+        MPA_TIMEOUT_S if options.fallback == "iscsi" else CONNECT_TIMEOUT_S,
         private_data=connection_flags(True),
         crc=options.mpa_crc,
         ird=READ_DEPTH,

@@ -44,23 +44,23 @@ async def connect_iwarp(
     addresses: Sequence[Address],
     portal: str,
     patience: float,
+    mpa_patience: float,
     *,
     private_data: bytes,
     crc: bool,
     ird: int,
 ) -> IwarpQueuePair:
     """A queue pair with the first address that answers. Raises TransportError and its kin; then
-    nothing is left open. ``patience``: seconds, for TCP, and again for MPA
-    start-up."""
+    nothing is left open. ``patience``: seconds, for TCP; ``mpa_patience``: for MPA start-up."""
     sock = await connect_tcp(addresses, portal, patience)
     try:
         mpa = MpaInitiator(private_data=private_data, crc=crc, ird=ird)
-        with trio.fail_after(patience):
+        with trio.fail_after(mpa_patience):
             parameters = await start_mpa(sock, mpa, portal)
         plain = socket.socket(fileno=sock.detach())
     except trio.TooSlowError:
         raise ConnectTimeout(
-            f"{portal} took the connection, but sent no MPA Reply within {patience:g} s: "
+            f"{portal} took the connection, but sent no MPA Reply within {mpa_patience:g} s: "
             "is it an iSER portal? (a Traditional iSCSI portal waits for ever)"
         ) from None
     except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from time import monotonic
+from typing import Self
 
 import trio
 
@@ -57,7 +58,7 @@ class Login:
         self._use(IserInitiator(qp, INLINE_SIZE))
 
     @classmethod
-    def traditional(cls, stream: ByteStream, url: Url, options: Options, portal: str) -> Login:
+    def traditional(cls, stream: ByteStream, url: Url, options: Options, portal: str) -> Self:
         """The same for Traditional iSCSI. The stream is the caller's to close on errors."""
         login = cls.__new__(cls)
         login._url = url
@@ -86,8 +87,16 @@ class Login:
         """Nothing is in flight that would have to hear of it."""
 
     async def run(self) -> Session:
+        count = self._options.queue_depth + CONTROL_SLOTS
+        slots = [TaskSlot(index) for index in range(count)]
+        login = await self._negotiate(slots)
+        session = Session(self._dm, slots, login.parameters, self._portal, self._options.io_timeout)
+        session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
+        return session
+
+    async def _negotiate(self, slots: list[TaskSlot]) -> LoginInitiator:
+        """The login phase to its end; the last slot carries its PDUs."""
         options = self._options
-        slots = [TaskSlot(index) for index in range(options.queue_depth + CONTROL_SLOTS)]
         self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
         login = LoginInitiator(
             LoginInitiatorConfig(
@@ -119,9 +128,7 @@ class Login:
             raise ConnectionLost(f"{self._portal}: during login: {error}") from None
         except RemoteProtocolError as error:
             raise at_portal(self._portal, error) from None
-        session = Session(self._dm, slots, login.parameters, self._portal, options.io_timeout)
-        session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
-        return session
+        return login
 
     async def _send(self, slot: TaskSlot, bhs: bytes, data: bytes) -> None:
         """Send one login PDU. The slot of the one before has left: it was answered."""

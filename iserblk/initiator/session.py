@@ -37,6 +37,7 @@ from iserblk.initiator.task import (
     QUEUED,
     SENT,
     TAKEN,
+    Operation,
     TaskSlot,
     Waiter,
 )
@@ -117,6 +118,8 @@ class Session:
         self.on_logout_request: Callable[[], None] | None = None
         # By LUN field: who hears of each command that brings sense data, before its waiter does.
         self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
+        # What is to be run before the logout, by whoever logs out. They raise nothing.
+        self.farewells: list[Callable[[], Operation[None]]] = []
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
         """Full feature phase begins with these numbers, from the final Login Response."""
@@ -182,6 +185,7 @@ class Session:
         slot.data = None
         slot.error = None  # with its traceback, and the buffers that are named there
         slot.last = -1
+        slot.deadline = 0.0
         self._free.append(slot)
         if self._takers:
             with self._lock:
@@ -193,9 +197,11 @@ class Session:
         """Send the command of ``slot``, or queue it in order while the window is closed.
 
         ``slot.waiter.pending`` already counts it. Never raises: a failed session ends the slot
-        with its error at once.
+        with its error at once. Its deadline is ``slot.deadline``; 0: the time for one request, from
+        now.
         """
-        slot.deadline = monotonic() + self.io_timeout
+        if not slot.deadline:
+            slot.deadline = monotonic() + self.io_timeout
         with self._lock:
             failed = self.error is not None
             if not failed and (self._open <= 0 or self._queued or not self._send(slot)):

@@ -56,7 +56,8 @@ class TaskSlot(PduSlot):
     Asked: ``cdb`` (16 writable bytes inside the BHS), ``lun`` (8-byte LUN field), ``length``
     (Expected Data Transfer Length), ``flags`` (F, R, W, ATTR of the BHS), ``data``/``direction``.
     ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
-    last < first.
+    last < first. ``deadline``: when it is aborted (monotonic seconds); 0 until ``submit`` where the
+    caller has none of its own.
     Ended: ``error`` (nothing else counts), or ``status``, ``response``, ``residual`` (bytes less
     than asked: positive; more: negative), ``sense`` (bytes).
     """

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iserblk.errors import AuthenticationError, LoginError, RemoteProtocolError, TargetNotFound
+from iserblk.errors import (
+    AuthenticationError,
+    IserRefused,
+    LoginError,
+    RemoteProtocolError,
+    TargetNotFound,
+)
 from iserblk.iscsi import bhs, chap, keys, pdu, reasons
 from iserblk.iscsi.chap import ChapInitiator, Credentials
 from iserblk.iscsi.keys import SessionParameters
@@ -311,9 +317,9 @@ class LoginInitiator:
         if not config.rdma:
             self._finish_traditional()
         elif not config.discovery and not outcome.rdma_extensions:
-            raise LoginError(
-                "the target does not agree to iSER (RDMAExtensions is not Yes); "
-                "use a portal of it that has iSER enabled"
+            raise IserRefused(
+                "the target does not agree to iSER (RDMAExtensions is not Yes); use a portal of it "
+                "that has iSER enabled, an iscsi:// URL, or fallback=iscsi"
             )
         self.done = True
 
@@ -340,7 +346,7 @@ class LoginInitiator:
             self._collector.add(data)
             pairs = self._collector.take()
             address = next((value for key, value in pairs if key == "TargetAddress"), "")[:256]
-            where = f", to {address}: put that into the URL" if address else ""
+            where = f", to {address}" if address else ""
             return LoginError(f"{words}{where}", status, address)
         if status == _AUTHENTICATION_FAILURE:
             none = "" if self._chap else "; none were given: write USER@ and chap-secret-file="

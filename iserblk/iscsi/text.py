@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from iserblk.errors import RemoteProtocolError
 
@@ -18,13 +18,16 @@ def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
     return b"".join(f"{key}={value}".encode() + b"\0" for key, value in pairs)
 
 
-def decode_untrusted(data: bytes | memoryview) -> list[tuple[str, str]]:
-    """The pairs of one whole text, in order. Raises RemoteProtocolError for anything else.
+def decode_untrusted(
+    data: bytes | memoryview, most: int = MAXIMUM_TEXT, most_pairs: int = MAXIMUM_PAIRS
+) -> list[tuple[str, str]]:
+    """The pairs of one whole text, in order. Raises RemoteProtocolError for anything else, and for
+    more than ``most`` bytes or ``most_pairs`` pairs.
 
     Tolerated, because peers do it: NULs of padding, and a last pair without its NUL. No key comes
     twice, but TargetName and TargetAddress may.
     """
-    if len(data) > MAXIMUM_TEXT:
+    if len(data) > most:
         raise RemoteProtocolError("iSCSI", f"a text of {len(data)} bytes")
     pairs: list[tuple[str, str]] = []
     seen: set[str] = set()
@@ -42,8 +45,8 @@ def decode_untrusted(data: bytes | memoryview) -> list[tuple[str, str]]:
             raise RemoteProtocolError("iSCSI", f"a value of {len(value)} characters for {key}")
         if key in seen and key not in _REPEATABLE:
             raise RemoteProtocolError("iSCSI", f"{key} was given twice")
-        if len(pairs) == MAXIMUM_PAIRS:
-            raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_PAIRS} keys")
+        if len(pairs) == most_pairs:
+            raise RemoteProtocolError("iSCSI", f"a text of more than {most_pairs} keys")
         seen.add(key)
         pairs.append((key, value))
     return pairs
@@ -66,22 +69,3 @@ class Collector:
         whole = bytes(self._parts)
         self._parts.clear()
         return decode_untrusted(whole)
-
-
-def send_targets_answer(request: bytes, targets: Mapping[str, Sequence[str]]) -> bytes:
-    """The answer to a Text Request in full feature phase (appendix C): SendTargets, and
-    NotUnderstood for any other key.
-
-    ``targets``: portal addresses (``host:port``) by target name; all are in portal group 1. An
-    empty value names the session's own target: there is just one here.
-    """
-    answer: list[tuple[str, str]] = []
-    for key, value in decode_untrusted(request):
-        if key != "SendTargets":
-            answer.append((key, "NotUnderstood"))
-            continue
-        for name, portals in targets.items():
-            if value in ("All", "", name):
-                answer.append(("TargetName", name))
-                answer += (("TargetAddress", f"{portal},1") for portal in portals)
-    return encode(answer)

@@ -60,6 +60,7 @@ _VERSION_DESCRIPTORS_AT = 58
 _VERSION_SPC4 = 6
 _HISUP_FORMAT_2 = 0x12
 _CMDQUE = 0x02
+_TPGS_SHIFT = 4
 # SAM-5, iSCSI, SPC-4, SBC-3: no version claimed.
 _VERSION_DESCRIPTORS = struct.pack(">4H", 0x00A0, 0x0960, 0x0460, 0x04C0)
 
@@ -82,19 +83,30 @@ class Standard(NamedTuple):
     vendor: str
     product: str
     revision: str
+    tpgs: int = 0  # how target port groups change their states: not at all; see alua
 
 
 def decode_standard(data: Data) -> Standard:
     """Standard INQUIRY data. Raises RemoteProtocolError when there is none at all."""
     if not data:
         raise RemoteProtocolError("SCSI", "INQUIRY answered with no data")
-    head, _, version, _, _, _, _, _, vendor, product, revision = _STANDARD.unpack(
+    head, _, version, _, _, flags, _, _, vendor, product, revision = _STANDARD.unpack(
         bytes(data[: _STANDARD.size]).ljust(_STANDARD.size, b"\0")
     )
-    return Standard(head >> 5, head & 0x1F, version, _text(vendor), _text(product), _text(revision))
+    return Standard(
+        head >> 5,
+        head & 0x1F,
+        version,
+        _text(vendor),
+        _text(product),
+        _text(revision),
+        flags >> _TPGS_SHIFT & 3,
+    )
 
 
-def encode_standard(peripheral: int, vendor: str, product: str, revision: str) -> bytes:
+def encode_standard(
+    peripheral: int, vendor: str, product: str, revision: str, tpgs: int = 0
+) -> bytes:
     """96 bytes. ``peripheral``: DISK or NO_DEVICE."""
     data = bytearray(_STANDARD_LENGTH)
     _STANDARD.pack_into(
@@ -105,7 +117,7 @@ def encode_standard(peripheral: int, vendor: str, product: str, revision: str) -
         _VERSION_SPC4,
         _HISUP_FORMAT_2,
         _STANDARD_LENGTH - 5,
-        0,
+        tpgs << _TPGS_SHIFT,
         0,
         _CMDQUE,
         vendor.encode("ascii").ljust(8),
@@ -163,6 +175,7 @@ TYPE_T10 = 1
 TYPE_EUI64 = 2
 TYPE_NAA = 3
 TYPE_RELATIVE_PORT = 4
+TYPE_PORT_GROUP = 5
 TYPE_NAME = 8
 BINARY = 1
 ASCII = 2

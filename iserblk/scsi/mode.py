@@ -37,6 +37,7 @@ _SHORT_DESCRIPTOR = struct.Struct(">II")
 _LONG_DESCRIPTOR = struct.Struct(">Q4xI")
 _SPF = 0x40
 _WCE = 0x04
+_TAS = 0x40
 
 
 class Modes(NamedTuple):
@@ -94,8 +95,9 @@ def caching_page(write_cache: bool) -> bytes:
 
 
 def control_page() -> bytes:
-    """One task set for all nexuses, commands may be reordered, fixed format sense data."""
-    return bytes((CONTROL, 0x0A, 0x00, 0x10)) + bytes(8)
+    """One task set for all nexuses, commands may be reordered, fixed format sense data; tasks
+    that another nexus aborted end with TASK ABORTED (TAS)."""
+    return bytes((CONTROL, 0x0A, 0x00, 0x10, 0x00, _TAS)) + bytes(6)
 
 
 def changeable(page: bytes) -> bytes:

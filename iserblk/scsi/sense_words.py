@@ -109,9 +109,9 @@ ASCQ_WORDS = {
     0x4E00: "overlapped commands attempted",
     0x5300: "media load or eject failed",
     0x5500: "system resource failure",
+    0x5502: "not enough resources for the reservation",
     0x5503: "not enough resources",
-    0x5504: "not enough reservation resources",
-    0x5505: "not enough resources for the registration",
+    0x5504: "not enough resources for the registration",
     0x5D00: "failure prediction threshold exceeded",
 }
 

@@ -39,3 +39,11 @@ class BufferPool:
         if self._kept + size <= _KEPT_BYTES:
             self._kept += size
             self._free[size.bit_length() - 1].append(whole)
+
+    def grow(self, buffer: memoryview | None, filled: int, length: int) -> memoryview:
+        """A buffer of ``length`` bytes in place of ``buffer``, whose first ``filled`` are kept."""
+        larger = self.take(length)
+        if buffer is not None:
+            larger[:filled] = buffer[:filled]
+            self.give(buffer)
+        return larger

@@ -12,35 +12,50 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from iserblk.scsi import opcodes as op
+from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.target import block, primary, provisioning
+from iserblk.target.reservations import CHANGES, FREE, PREVENTS, READS, STARTS
 from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
 from iserblk.target.unit import LogicalUnit
 
 Begin = Callable[[DeviceTask, LogicalUnit], None]
 
 _ACTION_MASK = 0x1F
-_WITH_ACTIONS = (op.SERVICE_ACTION_IN_16, op.MAINTENANCE_IN)
+_WITH_ACTIONS = op.WITH_ACTIONS
+_RESERVE = (op.PERSISTENT_RESERVE_IN, op.PERSISTENT_RESERVE_OUT)
+_IN_ACTIONS = (pr.READ_KEYS, pr.READ_RESERVATION, pr.REPORT_CAPABILITIES, pr.READ_FULL_STATUS)
+_OUT_ACTIONS = (
+    pr.REGISTER,
+    pr.RESERVE,
+    pr.RELEASE,
+    pr.CLEAR,
+    pr.PREEMPT,
+    pr.PREEMPT_AND_ABORT,
+    pr.REGISTER_AND_IGNORE,
+)
 
 
 class Command(NamedTuple):
-    """``begin`` is None for those that the device server answers itself, LUN or not."""
+    """``begin`` is None for those that the device server answers itself, LUN or not. ``access``:
+    what it does to a LUN that is reserved (``iserblk.target.reservations``)."""
 
     usage: bytes
     length: int  # bytes of the CDB
     forbidden: int  # its bits that must be 0, the CDB being one big-endian number
     begin: Begin | None
+    access: int
 
     @property
     def action(self) -> int | None:
         return self.usage[1] & _ACTION_MASK if self.usage[0] in _WITH_ACTIONS else None
 
 
-def _command(usage: str, begin: Begin | None) -> Command:
+def _command(usage: str, begin: Begin | None, access: int) -> Command:
     raw = bytes.fromhex(usage)
     allowed = b"\xff" + raw[1:]
     forbidden = (1 << 8 * len(raw)) - 1 - int.from_bytes(allowed, "big")
-    return Command(raw, len(raw), forbidden, begin)
+    return Command(raw, len(raw), forbidden, begin, access)
 
 
 def _report_supported(task: DeviceTask, unit: LogicalUnit) -> None:
@@ -48,36 +63,53 @@ def _report_supported(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 _LIST = (
-    _command("00 00 00 00 00 00", primary.begin_nothing),
-    _command("03 01 00 00 ff 00", None),
-    _command("08 1f ff ff ff 00", block.begin_read6),
-    _command("0a 1f ff ff ff 00", block.begin_write6),
-    _command("12 01 ff ff ff 00", None),
-    _command("1a 08 ff ff ff 00", primary.begin_mode_sense6),
-    _command("1b 01 00 00 05 00", primary.begin_start_stop),
-    _command("1e 00 00 00 03 00", primary.begin_nothing),
-    _command("25 00 00 00 00 00 00 00 00 00", block.begin_read_capacity10),
-    _command("28 18 ff ff ff ff 3f ff ff 00", block.begin_read10),
-    _command("2a 18 ff ff ff ff 3f ff ff 00", block.begin_write10),
-    _command("2f 16 ff ff ff ff 3f ff ff 00", block.begin_verify10),
-    _command("34 02 ff ff ff ff 3f ff ff 00", block.begin_pre_fetch10),
-    _command("35 06 ff ff ff ff 3f ff ff 00", block.begin_synchronize_cache10),
-    _command("41 08 ff ff ff ff 3f ff ff 00", provisioning.begin_write_same10),
-    _command("42 00 00 00 00 00 3f ff ff 00", provisioning.begin_unmap),
-    _command("5a 18 ff ff 00 00 00 ff ff 00", primary.begin_mode_sense10),
-    _command("88 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_read16),
-    _command("89 18 ff ff ff ff ff ff ff ff 00 00 00 ff 3f 00", block.begin_compare_and_write),
-    _command("8a 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_write16),
-    _command("8f 16 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_verify16),
-    _command("90 02 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_pre_fetch16),
-    _command("91 06 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_synchronize_cache16),
-    _command("93 09 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", provisioning.begin_write_same16),
-    _command("9e 10 00 00 00 00 00 00 00 00 ff ff ff ff 00 00", block.begin_read_capacity16),
-    _command("9e 12 ff ff ff ff ff ff ff ff ff ff ff ff 00 00", provisioning.begin_get_lba_status),
-    _command("a0 00 ff 00 00 00 ff ff ff ff 00 00", None),
-    _command("a3 0c 87 ff ff ff ff ff ff ff 00 00", _report_supported),
-    _command("a8 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_read12),
-    _command("aa 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_write12),
+    _command("00 00 00 00 00 00", primary.begin_nothing, FREE),
+    _command("03 01 00 00 ff 00", None, FREE),
+    _command("08 1f ff ff ff 00", block.begin_read6, READS),
+    _command("0a 1f ff ff ff 00", block.begin_write6, CHANGES),
+    _command("12 01 ff ff ff 00", None, FREE),
+    _command("1a 08 ff ff ff 00", primary.begin_mode_sense6, READS),
+    _command("1b 01 00 00 05 00", primary.begin_start_stop, STARTS),
+    _command("1e 00 00 00 03 00", primary.begin_nothing, PREVENTS),
+    _command("25 00 00 00 00 00 00 00 00 00", block.begin_read_capacity10, FREE),
+    _command("28 18 ff ff ff ff 3f ff ff 00", block.begin_read10, READS),
+    _command("2a 18 ff ff ff ff 3f ff ff 00", block.begin_write10, CHANGES),
+    _command("2f 16 ff ff ff ff 3f ff ff 00", block.begin_verify10, READS),
+    _command("34 02 ff ff ff ff 3f ff ff 00", block.begin_pre_fetch10, READS),
+    _command("35 06 ff ff ff ff 3f ff ff 00", block.begin_synchronize_cache10, CHANGES),
+    _command("41 08 ff ff ff ff 3f ff ff 00", provisioning.begin_write_same10, CHANGES),
+    _command("42 00 00 00 00 00 3f ff ff 00", provisioning.begin_unmap, CHANGES),
+    _command("5a 18 ff ff 00 00 00 ff ff 00", primary.begin_mode_sense10, READS),
+    *(
+        _command(f"5e {action:02x} 00 00 00 00 00 ff ff 00", primary.begin_reserve_in, FREE)
+        for action in _IN_ACTIONS
+    ),
+    # Scope and type mean nothing to some actions, which ignore them.
+    *(
+        _command(f"5f {action:02x} ff 00 00 ff ff ff ff 00", primary.begin_reserve_out, FREE)
+        for action in _OUT_ACTIONS
+    ),
+    _command("88 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_read16, READS),
+    _command(
+        "89 18 ff ff ff ff ff ff ff ff 00 00 00 ff 3f 00", block.begin_compare_and_write, CHANGES
+    ),
+    _command("8a 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_write16, CHANGES),
+    _command("8f 16 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_verify16, READS),
+    _command("90 02 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_pre_fetch16, READS),
+    _command(
+        "91 06 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_synchronize_cache16, CHANGES
+    ),
+    _command(
+        "93 09 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", provisioning.begin_write_same16, CHANGES
+    ),
+    _command("9e 10 00 00 00 00 00 00 00 00 ff ff ff ff 00 00", block.begin_read_capacity16, FREE),
+    _command(
+        "9e 12 ff ff ff ff ff ff ff ff ff ff ff ff 00 00", provisioning.begin_get_lba_status, READS
+    ),
+    _command("a0 00 ff 00 00 00 ff ff ff ff 00 00", None, FREE),
+    _command("a3 0c 87 ff ff ff ff ff ff ff 00 00", _report_supported, READS),
+    _command("a8 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_read12, READS),
+    _command("aa 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_write12, CHANGES),
 )
 
 # Opcode → command; opcode << 8 | service action → command, for the opcodes that have those.
@@ -157,5 +189,7 @@ def _one_command(option: int, opcode: int, action: int, timeouts: bytes) -> byte
     return struct.pack(">BBH", 0, support, found.length) + found.usage + timeouts
 
 
-def unknown_command() -> CheckCondition:
+def unknown_command(cdb: bytes) -> CheckCondition:
+    if len(cdb) > 1 and cdb[0] in _RESERVE:
+        return invalid_field(1, 4)  # the command is known, the service action is not
     return CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, field=0)

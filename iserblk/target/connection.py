@@ -14,7 +14,7 @@ from collections.abc import Callable
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import PduSlot
 from iserblk.datamover.tcp_target import TcpTarget
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
@@ -22,7 +22,7 @@ from iserblk.scsi import luns
 from iserblk.scsi import status as sam
 from iserblk.target.buffers import BufferPool
 from iserblk.target.control import ControlAnswers
-from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer
+from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
 from iserblk.target.slot import (
     DEFERRED,
     ENDED,
@@ -69,12 +69,13 @@ class TargetConnection:
         self._device = device
         self.login = login
         self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
+        self.on_output: Callable[[], None] = lambda: None  # by the owner: something may be unsent
         self._on_login = on_login
         self._on_reset = on_reset
         self._portal = portal
         self.parameters: SessionParameters | None = None
         self.done = False
-        self.nexus = object()
+        self.nexus: Nexus  # since login
         self._attached = False
         self.running = 0  # tasks in threads
         self._held = False
@@ -122,7 +123,8 @@ class TargetConnection:
         self.done = True
         for task in self._tasks.values():
             task.aborted = True
-        self._tasks.clear()
+        # Those in threads may have to be waited for by a PREEMPT AND ABORT.
+        self._tasks = {itt: each for itt, each in self._tasks.items() if each.state == RUNNING}
         self._deferred.clear()
         self._dm.disconnect()
 
@@ -149,7 +151,7 @@ class TargetConnection:
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
-            targets = {self.login.target_name: [self._portal]}
+            targets = {self.login.target_name: [f"{self._portal},1"]}
             self._answers.text(message, at, targets, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
             self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))
@@ -222,6 +224,7 @@ class TargetConnection:
             # Twice the depth: a slot is free again only when its response is known to have left.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
             self._dm.allocate_connection_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
+            self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks)
             self._device.attach(self.nexus)
             self._attached = True
         controls = [TargetTask(i, True) for i in range(CONTROL_SLOTS)]
@@ -284,12 +287,7 @@ class TargetConnection:
             raise RemoteProtocolError("iSCSI", "a Data-Out that nobody asked for")
         if slot is None:
             return  # of an aborted task
-        if data_out.data_sn != slot.data_sn or data_out.buffer_offset != slot.arrived:
-            raise RemoteProtocolError(
-                "iSCSI",
-                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
-                f"{slot.data_sn} at {slot.arrived}",
-            )
+        slot.check_data_out(data_out)
         slot.data_sn += 1
         self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
         if data_out.flags & bhs.FLAG_FINAL:
@@ -340,11 +338,7 @@ class TargetConnection:
         """Get the buffer and the data that the task needs, and run it."""
         task = slot.task
         if task.length and (slot.buffer is None or len(slot.buffer) < task.length):
-            buffer = self._pool.take(task.length)
-            if slot.buffer is not None:
-                buffer[: slot.filled] = slot.buffer[: slot.filled]
-                self._pool.give(slot.buffer)
-            slot.buffer = buffer
+            slot.buffer = self._pool.grow(slot.buffer, slot.filled, task.length)
         if task.direction == DATA_OUT and slot.filled < task.length:
             self._fetch(slot)
         else:
@@ -357,11 +351,10 @@ class TargetConnection:
         at = slot.filled
         if slot.state != FETCHING:
             slot.state = FETCHING
-            parameters = self.parameters
             # Traditional iSCSI has no tagged buffers: it counts from the first byte of all.
             whole = (
-                not parameters.rdma_extensions
-                or parameters.tagged_buffer_for_solicited_data_only is False
+                not self.parameters.rdma_extensions
+                or self.parameters.tagged_buffer_for_solicited_data_only is False
             )
             slot.advertised_from = 0 if whole else at
         # One R2T at a time asks for one burst at most (RFC 7143 section 13.13).
@@ -383,9 +376,12 @@ class TargetConnection:
     def finish(self, slot: TargetTask) -> None:
         """The offloaded ``run`` has ended."""
         self.running -= 1
+        waiting, slot.on_ended = slot.on_ended, []
+        for tell in waiting:
+            tell()
         if self.done:
-            return
-        if slot.aborted:
+            self._tasks.pop(slot.itt, None)
+        elif slot.aborted:
             self._drop(slot)
         else:
             self._respond(slot)
@@ -471,6 +467,20 @@ class TargetConnection:
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
                 self._respond(slot)
+
+    def _end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+        """Nexus.end_tasks, for a PREEMPT AND ABORT by another session."""
+        try:
+            self.abort_lun(lun)
+            self._dm.flush()
+        except TransportError as error:
+            log.debug("a connection ended while it was preempted: %s", error)
+        self.on_output()
+        running = [each for each in self._tasks.values() if each.lun == lun]
+        running = [each for each in running if each.state == RUNNING]
+        for slot in running:
+            slot.on_ended.append(ended)
+        return len(running)
 
     @property
     def answered(self) -> int:

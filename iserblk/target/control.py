@@ -8,7 +8,7 @@ from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
-from iserblk.iscsi.text import send_targets_answer
+from iserblk.iscsi.text_target import TextResponder
 from iserblk.target.slot import ENDED, Numbers, TargetTask
 
 
@@ -28,6 +28,7 @@ class ControlAnswers:
         self._dm = datamover
         self._numbers = numbers
         self._free = slots
+        self._text = TextResponder()
 
     def add(self, slots: list[TargetTask]) -> None:
         self._free += slots
@@ -78,18 +79,24 @@ class ControlAnswers:
         self._dm.send_control(slot)
 
     def text(self, message: memoryview, at: int, targets: dict[str, list[str]], limit: int) -> None:
-        """SendTargets, in discovery sessions and in normal ones (appendix C); an answer of more
-        than ``limit`` bytes ends the connection."""
+        """SendTargets, in discovery sessions and in normal ones (appendix C); ``limit``: bytes of
+        one answer, of which a longer one gets several."""
         request = pdu.TextRequest.unpack_from(message, at)
         if not self._numbers.accept(request.opcode, request.cmd_sn):
             return
-        data = bytes(bhs.data_segment_untrusted(message, at))
-        answer = send_targets_answer(data, targets)
-        if len(answer) > limit:
-            raise RemoteProtocolError("iSCSI", "text request with too many keys")
-        slot = self._take(answer)
+        question = bytes(bhs.data_segment_untrusted(message, at))
+        part = self._text.receive(request, question, targets, limit)
+        if part is None:
+            self._numbers.ended(request.opcode & bhs.IMMEDIATE)
+            self.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
+            return
+        slot = self._take(part.data)
         pdu.TextResponse(
-            itt=request.itt, data_length=len(answer), **self._stamp(request.opcode)
+            flags=part.flags,
+            itt=request.itt,
+            ttt=part.ttt,
+            data_length=len(part.data),
+            **self._stamp(request.opcode),
         ).pack_into(slot.bhs)
         self._dm.send_control(slot)
 

@@ -8,22 +8,32 @@ attention conditions; SPC-4). All else is in ``iserblk.target.commands``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
 
 from iserblk.scsi import inquiry, opcodes, sense
 from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
+from iserblk.scsi.reservations import TransportId
 from iserblk.target.block import fit
 from iserblk.target.commands import COMMANDS, check_fields, find, unknown_command
-from iserblk.target.seam import DATA_IN, NO_DATA, ScsiTask
+from iserblk.target.seam import DATA_IN, NO_DATA, Nexus, ScsiTask
 from iserblk.target.store import is_full, is_read_only
-from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.task import (
+    CheckCondition,
+    DeviceTask,
+    Ended,
+    ReservationConflict,
+    invalid_field,
+)
 from iserblk.target.unit import PRODUCT, REVISION, VENDOR
 from iserblk.target.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 1.0  # between two looks at the sizes of the files; only while commands come
 _EMPTY = memoryview(b"")
 _SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 all, 1 the well-known ones only
 _SELECT_WELL_KNOWN = 1
@@ -37,17 +47,21 @@ class DeviceServer:
         self._units = dict(luns)
         self._pages = {lun: unit.vpd_pages(iqn) for lun, unit in luns.items()}
         self._report = lun_fields.encode_report_luns(luns)
-        self._nexuses: set[object] = set()
-        # (nexus, LUN) → ASC << 8 | ASCQ of the unit attention that is pending. One is enough: of
-        # the two kinds there are, power on says all that a LUN reset could add.
-        self._attentions: dict[tuple[object, int], int] = {}
+        self._nexuses: set[Nexus] = set()
+        self._next_look = 0.0  # monotonic
+        # (nexus, LUN) → ASC << 8 | ASCQ of each unit attention that is pending, oldest first; no
+        # code twice, so there are few.
+        self._attentions: dict[tuple[Nexus, int], list[int]] = {}
+        for lun, unit in self._units.items():
+            unit.reservations.tell = partial(self._tell, lun)
+            unit.end_tasks = partial(self._end_tasks, lun)
 
-    def attach(self, nexus: object) -> None:
+    def attach(self, nexus: Nexus) -> None:
         self._nexuses.add(nexus)
         for lun in self._units:
-            self._attentions[nexus, lun] = sense.POWER_ON_OR_RESET
+            self._attentions[nexus, lun] = [sense.POWER_ON_OR_RESET]
 
-    def detach(self, nexus: object) -> None:
+    def detach(self, nexus: Nexus) -> None:
         self._nexuses.discard(nexus)
         for lun in self._units:
             self._attentions.pop((nexus, lun), None)
@@ -56,8 +70,50 @@ class DeviceServer:
         if lun not in self._units:
             return False
         for nexus in self._nexuses:
-            self._attentions.setdefault((nexus, lun), sense.LUN_RESET)
+            # Power on says all that a LUN reset could add.
+            if sense.POWER_ON_OR_RESET not in self._attentions.get((nexus, lun), ()):
+                self._attend(nexus, lun, sense.LUN_RESET)
         return True
+
+    def _look_at_files(self) -> None:
+        """A file that was made larger makes its LUN larger."""
+        for lun, unit in self._units.items():
+            try:
+                grown = unit.grow()
+            except OSError as error:
+                log.debug("LUN %d: cannot tell its size: %s", lun, error)
+                continue
+            if grown:
+                log.info("LUN %d has %d blocks now", lun, unit.blocks)
+                for nexus in self._nexuses:
+                    if sense.POWER_ON_OR_RESET not in self._attentions.get((nexus, lun), ()):
+                        self._attend(nexus, lun, sense.CAPACITY_CHANGED)
+
+    def _attend(self, nexus: Nexus, lun: int, code: int) -> None:
+        pending = self._attentions.setdefault((nexus, lun), [])
+        if code not in pending:
+            pending.append(code)
+
+    def _next_attention(self, nexus: Nexus, lun: int) -> int:
+        """Take the oldest one; 0: there is none."""
+        pending = self._attentions.get((nexus, lun))
+        if not pending:
+            return 0
+        code = pending.pop(0)
+        if not pending:
+            del self._attentions[nexus, lun]
+        return code
+
+    def _named(self, name: TransportId) -> list[Nexus]:
+        return [nexus for nexus in self._nexuses if nexus.name == name]
+
+    def _tell(self, lun: int, name: TransportId, code: int) -> None:
+        """A unit attention for an I_T nexus; one that is not there meets POWER ON when it is."""
+        for nexus in self._named(name):
+            self._attend(nexus, lun, code)
+
+    def _end_tasks(self, lun: int, names: Sequence[TransportId], ended: Callable[[], None]) -> int:
+        return sum(nexus.end_tasks(lun, ended) for name in names for nexus in self._named(name))
 
     def close(self) -> None:
         """Close every unit: caches are written back. Raises the first OSError, when all are."""
@@ -72,8 +128,12 @@ class DeviceServer:
 
     # -- one command -------------------------------------------------------------------------------
 
-    def begin(self, nexus: object, lun: int, cdb: bytes) -> ScsiTask:
+    def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
         task = DeviceTask(cdb)
+        now = monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._look_at_files()
         try:
             unit = self._units.get(lun)
             command = COMMANDS.get(cdb[0]) if cdb else None
@@ -87,15 +147,20 @@ class DeviceServer:
             if unit is None:
                 raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
             if self._attentions:
-                attention = self._attentions.pop((nexus, lun), 0)
+                attention = self._next_attention(nexus, lun)
                 if attention:
                     raise CheckCondition(sense.UNIT_ATTENTION, attention)
             if command is None or begin is None:
-                raise unknown_command()
+                raise unknown_command(cdb)
             check_fields(command, cdb)
+            if unit.reservations.type and unit.reservations.conflicts(
+                nexus.name, command.access, cdb
+            ):
+                raise ReservationConflict
+            task.nexus = nexus
             begin(task, unit)
-        except CheckCondition as condition:
-            _end(task, condition.sense)
+        except Ended as end:
+            _end(task, end.sense, end.status)
             task.direction = NO_DATA
             task.length = 0
         return task
@@ -104,8 +169,8 @@ class DeviceServer:
         assert isinstance(task, DeviceTask)
         try:
             return task.execute(task, _EMPTY if buffer is None else buffer, nowait)
-        except CheckCondition as condition:
-            _end(task, condition.sense)
+        except Ended as end:
+            _end(task, end.sense, end.status)
         except OSError as error:
             log.warning("%s: %s", opcodes.name(task.cdb), error)
             _end(task, _sense_of(error, task.direction))
@@ -120,7 +185,7 @@ class DeviceServer:
 
     # -- the three that need no LUN ----------------------------------------------------------------
 
-    def _answer(self, task: DeviceTask, nexus: object, lun: int) -> None:
+    def _answer(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
         opcode = task.cdb[0]
         if opcode == opcodes.INQUIRY:
             self._inquiry(task, lun)
@@ -156,19 +221,19 @@ class DeviceServer:
         report = lun_fields.encode_report_luns(()) if select == _SELECT_WELL_KNOWN else self._report
         task.respond(report, int.from_bytes(task.cdb[6:10], "big"))
 
-    def _request_sense(self, task: DeviceTask, nexus: object, lun: int) -> None:
+    def _request_sense(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
         """GOOD, with the sense as data. A pending unit attention is told thereby, and over."""
         if lun not in self._units:
             key, code = sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED
         else:
-            code = self._attentions.pop((nexus, lun), 0)
+            code = self._next_attention(nexus, lun)
             key = sense.UNIT_ATTENTION if code else sense.NO_SENSE
         encode = sense.encode_descriptor if task.cdb[1] & DESC else sense.encode_fixed
         task.respond(encode(key, code >> 8, code & 0xFF), task.cdb[4])
 
 
-def _end(task: DeviceTask, sense_data: bytes) -> None:
-    task.status = sam.CHECK_CONDITION
+def _end(task: DeviceTask, sense_data: bytes, status: int = sam.CHECK_CONDITION) -> None:
+    task.status = status
     task.sense = sense_data
     task.transferred = 0
 

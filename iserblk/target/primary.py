@@ -1,12 +1,22 @@
-"""SPC commands that answer from what the unit is: MODE SENSE and those that do nothing here."""
+"""SPC commands: MODE SENSE, those that do nothing here, and PERSISTENT RESERVE IN and OUT."""
 
 from __future__ import annotations
 
-from iserblk.scsi import mode, sense
+import logging
+import threading
+
+from iserblk.scsi import mode, opcodes, sense
+from iserblk.scsi import reservations as pr
 from iserblk.scsi.cdb import DBD
 from iserblk.target.block import begin_flush
+from iserblk.target.seam import DATA_OUT
 from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
 from iserblk.target.unit import LogicalUnit
+
+log = logging.getLogger(__name__)
+
+# A write that takes longer than that hangs, and PREEMPT AND ABORT says that it cannot promise.
+PREEMPT_TIMEOUT_S = 60.0
 
 _LLBAA = 0x10  # MODE SENSE(10): a long block descriptor is welcome
 _START = 0x01
@@ -65,3 +75,47 @@ def begin_mode_sense10(task: DeviceTask, unit: LogicalUnit) -> None:
         descriptor = mode.short_descriptor(unit.blocks, unit.block)
     answer = mode.encode_sense10(_specific(unit), descriptor, pages)
     task.respond(answer, int.from_bytes(cdb[7:9], "big"))
+
+
+# -- persistent reservations -----------------------------------------------------------------------
+
+
+def begin_reserve_in(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, action, allocation = pr.IN_CDB.unpack_from(task.cdb)
+    task.respond(unit.reservations.answer(action), allocation)
+
+
+def begin_reserve_out(task: DeviceTask, unit: LogicalUnit) -> None:
+    length = int.from_bytes(task.cdb[5:9], "big")
+    if length != pr.PARAMETER_LENGTH:
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
+    task.unit = unit
+    task.direction = DATA_OUT
+    task.length = length
+    task.execute = _reserve_out
+
+
+def _reserve_out(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """May not block: what the LUN's reservations are is changed by one thread only."""
+    parameters = pr.decode_parameters(buffer)
+    _, action, scope_type, _ = pr.OUT_CDB.unpack_from(task.cdb)
+    victims = task.unit.reservations.change(task.nexus.name, action, scope_type, parameters)
+    log.info("%s: %s", task.nexus.name.name, opcodes.name(task.cdb))
+    if not victims:
+        return True
+    ended = threading.Semaphore(0)
+    running = task.unit.end_tasks(victims, ended.release)
+    if not running:
+        return True
+
+    def wait(_task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
+        """Nothing of the victims may reach the medium after GOOD."""
+        if nowait:
+            return False
+        for _ in range(running):
+            if not ended.acquire(timeout=PREEMPT_TIMEOUT_S):
+                raise CheckCondition(sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+        return True
+
+    task.execute = wait
+    return wait(task, buffer, nowait)

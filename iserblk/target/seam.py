@@ -6,13 +6,18 @@ The connection (``iserblk.target.connection``) moves data; the device server
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+from iserblk.scsi.reservations import TransportId
 
 NO_DATA = 0
 DATA_IN = 1  # device to initiator
 DATA_OUT = 2  # initiator to device
 
 GOOD = b""  # no sense data
+
+EndTasks = Callable[[int, Callable[[], None]], int]
 
 
 class ScsiTask:
@@ -39,21 +44,37 @@ class ScsiTask:
         self.transferred = 0
 
 
-class DeviceServer(Protocol):
-    """The LUNs of one SCSI target port (SAM): routes by LUN, executes commands.
+class Nexus:
+    """The I_T nexus of one session. ``name``: what stays the same when the initiator comes back,
+    the initiator name (in lower case: names are compared without it) and the ISID.
 
-    A nexus is any hashable object; the connection has one per session.
+    ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by somebody else.
+    Those that a thread is running cannot be: they complete, and for each ``ended`` is called then.
+    Returns how many those are. Called by the one thread that begins commands.
     """
 
-    def attach(self, nexus: object) -> None:
+    __slots__ = ("end_tasks", "name")
+
+    def __init__(
+        self, initiator: str, isid: bytes, end_tasks: EndTasks = lambda _lun, _ended: 0
+    ) -> None:
+        self.name = TransportId(initiator.lower(), isid)
+        self.end_tasks = end_tasks
+
+
+class DeviceServer(Protocol):
+    """The LUNs of one SCSI target port (SAM): routes by LUN, executes commands."""
+
+    def attach(self, nexus: Nexus) -> None:
         """A session begins: power-on unit attention (29/00) is pending on every LUN for it."""
         ...
 
-    def detach(self, nexus: object) -> None: ...
+    def detach(self, nexus: Nexus) -> None: ...
 
-    def begin(self, nexus: object, lun: int, cdb: bytes) -> ScsiTask:
+    def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
         """Parse and check the command. Never raises for any bytes: a bad one comes back with
-        NO_DATA, ``status`` CHECK CONDITION and its sense; a pending unit attention likewise.
+        NO_DATA, ``status`` CHECK CONDITION and its sense; a pending unit attention likewise, and
+        RESERVATION CONFLICT, which has no sense.
         ``lun`` is decoded (0..16383), or -1 for a LUN field that names none."""
         ...
 
@@ -64,9 +85,12 @@ class DeviceServer(Protocol):
 
     def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
         """Execute. ``buffer``: ``length`` bytes, to fill (DATA_IN) or filled (DATA_OUT). With
-        ``nowait`` returns False, nothing done, where the data is not in the page cache; True:
-        ``status``, ``sense`` and ``transferred`` are final. Thread-safe. Errors of the file
-        become sense data (MEDIUM ERROR, SPACE ALLOCATION FAILED, …), never exceptions."""
+        ``nowait`` returns False where it has to wait (the data is not in the page cache, other
+        tasks have to end): then it is to be called again without. True: ``status``, ``sense``
+        and ``transferred`` are final. Thread-safe, but for the first call of a task that has not
+        ``may_block``: that is made with ``nowait`` by the thread that begins commands. Errors of
+        the file become sense data (MEDIUM ERROR, SPACE ALLOCATION FAILED, …), never exceptions.
+        """
         ...
 
     def reset_lun(self, lun: int) -> bool:

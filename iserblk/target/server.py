@@ -132,6 +132,7 @@ class TargetServer:
             portal=portal,
         )
         writes = WriteWatch(connection, lambda: _progress_quietly(connection))
+        connection.on_output = writes.wake
         self._connections[connection] = writes
         error: IserblkError | None = None
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from iserblk.datamover.iser_target import TargetSlot
-from iserblk.iscsi import bhs
+from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 from iserblk.target.seam import ScsiTask
 
@@ -38,6 +39,7 @@ class TargetTask(TargetSlot):
         "itt",
         "lun",
         "on_aborted",
+        "on_ended",
         "overflow",
         "state",
         "task",
@@ -63,6 +65,16 @@ class TargetTask(TargetSlot):
         self.state = IDLE
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
+        self.on_ended: list[Callable[[], None]] = []  # when its thread is out of it
+
+    def check_data_out(self, data_out: pdu.DataOut) -> None:
+        """Raises RemoteProtocolError unless it is the next one of the unsolicited data."""
+        if data_out.data_sn != self.data_sn or data_out.buffer_offset != self.arrived:
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
+                f"{self.data_sn} at {self.arrived}",
+            )
 
 
 class Numbers:

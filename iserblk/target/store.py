@@ -52,6 +52,10 @@ class Store(Protocol):
         """Begin to read the range ahead."""
         ...
 
+    def measure(self) -> int:
+        """Look at the file: where it has grown, ``size`` follows. Returns ``size``."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -175,6 +179,10 @@ class FileStore:
 
     def prefetch(self, offset: int, length: int) -> None:
         os.posix_fadvise(self.fd, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def measure(self) -> int:
+        self.size = max(self.size, os.lseek(self.fd, 0, os.SEEK_END))
+        return self.size
 
     def close(self) -> None:
         os.close(self.fd)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from iserblk.scsi import sense
-from iserblk.target.seam import DATA_IN, ScsiTask
+from iserblk.scsi import status as sam
+from iserblk.target.seam import DATA_IN, Nexus, ScsiTask
 
 if TYPE_CHECKING:
     from iserblk.target.unit import LogicalUnit
@@ -14,8 +15,19 @@ if TYPE_CHECKING:
 Execute = Callable[["DeviceTask", memoryview, bool], bool]
 
 
-class CheckCondition(Exception):
-    """The command ends with CHECK CONDITION; ``sense`` says why. Never leaves the device server.
+class Ended(Exception):
+    """The command ends with ``status``, nothing done. Never leaves the device server."""
+
+    status = sam.CHECK_CONDITION
+    sense = b""
+
+
+class ReservationConflict(Ended):
+    status = sam.RESERVATION_CONFLICT
+
+
+class CheckCondition(Ended):
+    """The command ends with CHECK CONDITION; ``sense`` says why.
 
     ``code``: ASC << 8 | ASCQ. ``field``, ``bit``: what is wrong in the CDB (or the parameters).
     """
@@ -53,11 +65,13 @@ def _copy_answer(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 class DeviceTask(ScsiTask):
     """``execute(task, buffer, nowait)`` is what ``DeviceServer.run`` calls; it returns as that
-    does, and may raise CheckCondition or OSError. ``offset``: bytes, where the LUN is touched;
+    does, and may raise Ended or OSError. ``offset``: bytes, where the LUN is touched;
     ``extent``: bytes of it, where that is not ``length``."""
 
-    __slots__ = ("answer", "durable", "execute", "extent", "offset", "unit")
+    __slots__ = ("answer", "durable", "execute", "extent", "nexus", "offset", "unit")
 
+    # Set by the device server, for commands that reach a unit.
+    nexus: Nexus
     # Set by the commands that need them.
     answer: bytes
     durable: bool

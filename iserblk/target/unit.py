@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from iserblk.errors import BadArgument
 from iserblk.scsi import inquiry
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
+from iserblk.scsi.reservations import TransportId
 from iserblk.target.guard import RangeGuard
+from iserblk.target.reservations import RELATIVE_PORT, Reservations
 from iserblk.target.store import Store
 
 VENDOR = "ISERBLK"
@@ -22,6 +26,8 @@ MAX_WRITE_SAME = 2 << 30
 MAX_PREFETCH = 64 << 20
 MAX_UNMAP_DESCRIPTORS = 256
 MAX_COMPARE_AND_WRITE_BLOCKS = 255
+
+EndTasksOf = Callable[[Sequence[TransportId], Callable[[], None]], int]
 
 _PAGE = 4096  # what files are allocated and cached in
 
@@ -58,8 +64,11 @@ class LogicalUnit:
         self.read_only = read_only
         self.write_cache = write_cache
         self.guard = RangeGuard()
+        self.reservations = Reservations()
+        # End the tasks of these I_T nexuses here, as Nexus.end_tasks does; by the device server.
+        self.end_tasks: EndTasksOf = lambda _names, _ended: 0
         self.max_transfer_blocks = MAX_TRANSFER // block
-        self.capacity = Capacity(self.blocks, block, max(block, _PAGE), True, True)
+        self.capacity = self._capacity()
         self.limits = BlockLimits(
             max_compare_and_write_length=MAX_COMPARE_AND_WRITE_BLOCKS,
             optimal_granularity=max(block, _PAGE) // block,
@@ -71,6 +80,18 @@ class LogicalUnit:
             unmap_granularity=max(block, _PAGE) // block,
             max_write_same_length=MAX_WRITE_SAME // block,
         )
+
+    def _capacity(self) -> Capacity:
+        return Capacity(self.blocks, self.block, max(self.block, _PAGE), True, True)
+
+    def grow(self) -> bool:
+        """Look at the file. True: it has grown, and the unit with it, by whole blocks."""
+        blocks = self.store.measure() // self.block
+        if blocks <= self.blocks:
+            return False
+        self.blocks = blocks
+        self.capacity = self._capacity()
+        return True
 
     @property
     def must_sync(self) -> bool:
@@ -101,7 +122,7 @@ class LogicalUnit:
                 inquiry.ASSOCIATION_PORT,
                 inquiry.TYPE_RELATIVE_PORT,
                 inquiry.BINARY,
-                b"\0\0\0\1",
+                RELATIVE_PORT.to_bytes(4, "big"),
             ),
             Designator(
                 inquiry.ASSOCIATION_TARGET,

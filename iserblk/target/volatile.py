@@ -189,6 +189,10 @@ class VolatileStore:
     def prefetch(self, offset: int, length: int) -> None:
         self._store.prefetch(offset, length)
 
+    def measure(self) -> int:
+        self.size = self._store.measure()
+        return self.size
+
     def close(self) -> None:
         """An orderly end: nothing is lost."""
         try:

@@ -138,7 +138,7 @@ def test_version() -> None:
         (["nbd", "x"], "--socket PATH or --listen"),
         (["nbd", "x", "--socket", "s", "--listen", "h:1"], "--socket PATH or --listen"),
         (["target", "--iqn", "iqn.2026-11.example:a"], "--lun"),
-        (["discover", "x"], "No such command"),
+        (["discover", "a/b"], "HOST[:PORT]"),
     ],
 )
 def test_wrong_usage_is_7(arguments: list[str], words: str) -> None:

@@ -188,7 +188,7 @@ def test_everything_that_changes_the_medium_counts(bench: Bench, what: str) -> N
         slot = disk.begin_write(BLOCK, 0, waiter)
         assert slot is not None
         bench.answer(b"")
-        assert waiter.pending == 0 and disk.ended_write(slot)
+        assert waiter.pending == 0 and not disk.ended_write(slot)
     bench.read(POWER_ON)
     assert bench.flush_fails()
 

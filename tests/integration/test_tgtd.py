@@ -12,11 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
-from iserblk.errors import AuthenticationError, LoginError
+from iserblk.disk.reserve import Reservation
+from iserblk.errors import (
+    AuthenticationError,
+    Busy,
+    LoginError,
+    ReservationConflict,
+    ReservationLost,
+)
+from iserblk.initiator.connect import connect
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.scsi import luns
+from iserblk.url import Options, parse_url
 from tests.support.blockwork import everything
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record
+from tests.support.sessions import Host
 from tests.support.target import ROOT
 
 PEER = "iqn.2026-11.example:peer"
@@ -140,6 +153,54 @@ async def test_a_digest_that_it_does_not_have(tgtd: Tgtd) -> None:
             pass
     async with one_disk("async", f"{tgtd.url}?header_digest=crc32c,none") as disk:
         assert disk.info.connection["header_digest"] == "None"
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_reserve_exclusive(tgtd: Tgtd, face: str) -> None:
+    """Taken, in the way of others, given back; and taken over under the same key."""
+    key = {"reserve": "exclusive", "reserve-key": "0xa"}
+    first = {**key, "initiator-name": "iqn.2026-11.example:a"}
+    other = {"reserve": "exclusive", "initiator-name": "iqn.2026-11.example:b"}
+    async with one_disk(face, tgtd.url, first) as disk:
+        await write(disk, b"d" * 512, 0)
+        with pytest.raises(Busy, match="key 0xa, Exclusive Access, Registrants Only"):
+            async with one_disk(face, tgtd.url, other):
+                pass
+        async with one_disk(face, tgtd.url, {"initiator-name": "iqn.2026-11.example:c"}) as beside:
+            with pytest.raises(ReservationConflict):
+                await write(beside, b"x" * 512, 0)
+    async with one_disk(face, tgtd.url, other) as disk:
+        assert await read(disk, 0, 512) == b"d" * 512
+
+
+async def test_take_over_and_resume(tgtd: Tgtd) -> None:
+    async def log_in() -> Host:
+        driver = TrioDriver(await connect(parse_url(tgtd.url), Options()))
+        await nursery.start(driver.run)
+        sessions.append(Host(driver, luns.encode(1)))
+        return sessions[-1]
+
+    sessions: list[Host] = []
+    dead, taken = (Reservation("lun1", "naa.3", 0xA) for _ in range(2))
+    async with trio.open_nursery() as nursery:
+        first, again, third = [await log_in() for _ in range(3)]
+        await first.run(dead.acquire(first.session, first.lun))
+        dead._unlock()  # as if its process had been killed
+        await again.run(taken.acquire(again.session, again.lun))
+        assert await again.keys() == [0xA]
+        with pytest.raises(ReservationConflict):
+            await first.write(b"x" * 512)
+        await again.run(taken.resume(again.session, again.lun))
+        await third.run(taken.resume(third.session, third.lun))
+        assert await third.keys() == [0xA]
+        await third.write(b"y" * 512)
+        with pytest.raises(ReservationLost):
+            await first.run(dead.resume(first.session, first.lun))
+        await third.run(taken.release(third.session, third.lun))
+        assert await first.keys() == []
+        for each in sessions:
+            await each.driver.log_out()
+        nursery.cancel_scope.cancel()
 
 
 # -- CHAP ------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from iserblk.iscsi.text import (
     Collector,
     decode_untrusted,
     encode,
-    send_targets_answer,
 )
+from iserblk.iscsi.text_target import send_targets_answer
 from tests.iscsi import captured
 
 KEYS = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefz019.-+@_#", min_size=1, max_size=63)
@@ -115,7 +115,7 @@ def test_captured_texts(name: str, direction: str) -> None:
     assert encode(pairs) == data
 
 
-TARGETS = {"iqn.2026-11.x:a": ["10.0.0.1:3260", "[::1]:3260"], "iqn.2026-11.x:b": ["h:1"]}
+TARGETS = {"iqn.2026-11.x:a": ["10.0.0.1:3260,1", "[::1]:3260,1"], "iqn.2026-11.x:b": ["h:1,1"]}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_send_targets_as_lio_answers() -> None:
     """The form of the answer is that of Linux's target."""
     ((_, data),) = captured.pdus("discovery_crc/03_sendtargets.t2i.bin")
     ((_, request),) = captured.pdus("discovery_crc/03_sendtargets.i2t.bin")
-    portals = ["10.9.9.1:3260", "10.9.8.1:3260", "10.0.2.15:3260"]
+    portals = ["10.9.9.1:3260,1", "10.9.8.1:3260,1", "10.0.2.15:3260,1"]
     assert send_targets_answer(request, {"iqn.2026-11.lab:t0": portals}) == data
 
 

@@ -32,7 +32,7 @@ def test_standard_round_trip(vendor: str, product: str, revision: str) -> None:
     raw = inquiry.encode_standard(inquiry.DISK, vendor, product, revision)
     assert len(raw) == 96 and raw[4] == 91
     found = inquiry.decode_standard(raw)
-    assert found == (0, inquiry.DISK, 6, vendor, product, revision)
+    assert found == (0, inquiry.DISK, 6, vendor, product, revision, 0)
 
 
 def test_standard_of_no_device() -> None:

@@ -63,3 +63,8 @@ def test_too_short_for_a_header() -> None:
         mode.decode_sense6(b"\3\0\0")
     with pytest.raises(RemoteProtocolError, match="7 bytes"):
         mode.decode_sense10(bytes(7))
+
+
+def test_the_control_page_tells_of_task_aborted() -> None:
+    """TAS: what another nexus aborts is answered."""
+    assert mode.control_page().hex() == "0a0a00100040000000000000"

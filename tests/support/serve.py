@@ -1,5 +1,7 @@
 """``python -m tests.support.serve LISTEN IQN SPEC…``: the real target, and what it holds.
 
+LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login.
+
 Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
 objects that every connection has. SIGTERM ends it in order.
 """
@@ -8,13 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 
 import trio
 
+from iserblk.target import server
 from iserblk.target.lunspec import open_lun, parse_lun_spec
-from iserblk.target.server import serve
 from tests.support.census import census
 
 
@@ -23,7 +26,7 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch, nursery.cancel_scope)
-            await serve(listen, iqn, dict(enumerate(units)), _ready)
+            await server.serve(listen, iqn, dict(enumerate(units)), _ready)
     finally:
         for unit in units:
             unit.close()
@@ -46,5 +49,6 @@ async def _watch(
 
 
 if __name__ == "__main__":
+    server.LOGIN_TIMEOUT_S = float(os.environ.get("LOGIN_TIMEOUT_S", server.LOGIN_TIMEOUT_S))
     logging.basicConfig(level=logging.INFO, format="target: %(name)s: %(message)s")
     trio.run(_main, sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,12 @@ class TargetProcess:
     """
 
     def __init__(
-        self, specs: list[str], log: Path, listen: str = "127.0.0.1:0", iqn: str = IQN
+        self,
+        specs: list[str],
+        log: Path,
+        listen: str = "127.0.0.1:0",
+        iqn: str = IQN,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log = log
         with log.open("ab") as stderr:
@@ -33,6 +38,7 @@ class TargetProcess:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                env={**os.environ, **(environment or {})},
             )
         word, _, self.url = self._line().partition(" ")
         assert word == "ready", log.read_text()
@@ -54,6 +60,12 @@ class TargetProcess:
         self.process.send_signal(signal.SIGUSR1)
         counted: dict[str, int] = json.loads(self._line())
         return counted
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that are resident."""
+        words = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return int(words[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
         """As if its power had failed."""
@@ -87,9 +99,13 @@ class TargetProcess:
 
 @contextmanager
 def running_target(
-    specs: list[str], log: Path, listen: str = "127.0.0.1:0", iqn: str = IQN
+    specs: list[str],
+    log: Path,
+    listen: str = "127.0.0.1:0",
+    iqn: str = IQN,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[TargetProcess]:
-    target = TargetProcess(specs, log, listen, iqn)
+    target = TargetProcess(specs, log, listen, iqn, environment)
     try:
         yield target
     finally:

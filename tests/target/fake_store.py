@@ -54,6 +54,9 @@ class FakeStore:
         self._called("extents", offset, length)
         return [(offset, length, True)] if self.holes is None else self.holes[:limit]
 
+    def measure(self) -> int:
+        return self.size
+
     def prefetch(self, offset: int, length: int) -> None:
         self._called("prefetch", offset, length)
 

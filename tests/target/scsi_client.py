@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from iserblk.scsi import sense
 from iserblk.scsi import status as sam
 from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.seam import DATA_IN, DATA_OUT
+from iserblk.target.seam import DATA_IN, DATA_OUT, Nexus
 from iserblk.target.store import FileStore
 
 IQN = "iqn.2026-11.example:disk"
+INITIATOR = "iqn.2026-11.example:host"
 
 
 @dataclass
@@ -34,13 +36,28 @@ LUN_RESET = (sense.UNIT_ATTENTION, sense.LUN_RESET)
 class Client:
     """Runs one command at a time, as a connection would."""
 
-    def __init__(self, server: DeviceServer, lun: int = 0, ready: bool = True) -> None:
+    def __init__(
+        self,
+        server: DeviceServer,
+        lun: int = 0,
+        ready: bool = True,
+        name: str = INITIATOR,
+        isid: bytes = b"\x80abcde",
+    ) -> None:
         self.server = server
         self.lun = lun
-        self.nexus = object()
+        self.nexus = Nexus(name, isid, self.end_tasks)
+        self.running = 0  # tasks that threads are said to be in
+        self.ended_tasks: list[int] = []  # of these LUNs, by somebody else
+        self.tell_ended: Callable[[], None]
         server.attach(self.nexus)
         if ready:
             assert self.code(bytes(6)) == POWER_ON
+
+    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+        self.ended_tasks.append(lun)
+        self.tell_ended = ended
+        return self.running
 
     def run(self, cdb: bytes, data: bytes = b"") -> Answer:
         task = self.server.begin(self.nexus, self.lun, cdb)

@@ -9,6 +9,7 @@ import pytest
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import capacity, cdb, inquiry, luns, mode, opcodes, sense
+from iserblk.target import device
 from iserblk.target.commands import COMMANDS, Command
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.store import FileStore
@@ -141,7 +142,7 @@ def test_report_luns(client: Client) -> None:
 def test_standard_inquiry(client: Client) -> None:
     answer = client.data(cdb.inquiry(255))
     assert len(answer) == 96
-    assert inquiry.decode_standard(answer) == (0, inquiry.DISK, 6, "ISERBLK", "FILE", "0001")
+    assert inquiry.decode_standard(answer) == (0, inquiry.DISK, 6, "ISERBLK", "FILE", "0001", 0)
     for allocation in (0, 1, 5, 36, 95):
         assert client.data(cdb.inquiry(allocation)) == answer[:allocation]
 
@@ -255,11 +256,6 @@ def test_unknown_commands(client: Client, opcode: int) -> None:
     assert answer.sense.field == 0 and answer.sense.field_in_cdb
 
 
-def test_reservations_are_refused_as_commands(client: Client) -> None:
-    for opcode in (opcodes.PERSISTENT_RESERVE_IN, opcodes.PERSISTENT_RESERVE_OUT):
-        assert client.code(bytes((opcode,)) + bytes(15)) == UNKNOWN_COMMAND
-
-
 def test_unknown_service_actions_and_empty_cdbs(client: Client) -> None:
     assert client.code(b"\x9e\x11" + bytes(14)) == UNKNOWN_COMMAND
     assert client.code(b"\xa3\x0d" + bytes(14)) == UNKNOWN_COMMAND
@@ -270,11 +266,11 @@ def test_unknown_service_actions_and_empty_cdbs(client: Client) -> None:
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda each: opcodes.name(each.usage))
 def test_every_bit_that_means_nothing_is_refused(client: Client, command: Command) -> None:
     usage = command.usage
-    plain = bytes((usage[0], usage[1] & 0x1F if usage[0] in (0x9E, 0xA3) else 0))
+    plain = bytes((usage[0], usage[1] & 0x1F if usage[0] in opcodes.WITH_ACTIONS else 0))
     plain = plain.ljust(len(usage), b"\0")
     for at in range(1, len(usage)):
         for bit in range(8):
-            if usage[at] >> bit & 1 or (at == 1 and usage[0] in (0x9E, 0xA3) and bit < 5):
+            if usage[at] >> bit & 1 or (at == 1 and usage[0] in opcodes.WITH_ACTIONS and bit < 5):
                 continue
             wrong = bytearray(plain)
             wrong[at] |= 1 << bit
@@ -362,3 +358,25 @@ def test_closing_the_server_closes_every_unit(tmp_path: os.PathLike[str]) -> Non
     for fd in fds:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+# -- files that grow -------------------------------------------------------------------------------
+
+
+def test_file_that_grows(fd: int, server: DeviceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every nexus is told once; what is not a whole block does not count."""
+    monkeypatch.setattr(device, "LOOK_S", 0.0)
+    one, other = Client(server), Client(server)
+    os.ftruncate(fd, SIZE + 511)
+    assert one.code(TEST_UNIT_READY) == GOOD
+    os.ftruncate(fd, SIZE + 4096)
+    late = Client(server, ready=False)
+    assert late.code(TEST_UNIT_READY) == POWER_ON  # which says all that a new size could add
+    assert late.code(TEST_UNIT_READY) == GOOD
+    for client in (one, other):
+        assert client.code(TEST_UNIT_READY) == (sense.UNIT_ATTENTION, sense.CAPACITY_CHANGED)
+        assert client.code(TEST_UNIT_READY) == GOOD
+        found = capacity.decode16(client.data(cdb.read_capacity16(32)))
+        assert found.blocks == (SIZE + 4096) // 512
+    os.ftruncate(fd, SIZE)
+    assert one.code(TEST_UNIT_READY) == GOOD  # nothing is ever cut off

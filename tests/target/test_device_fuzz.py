@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.scsi import cdb, sense
+from iserblk.scsi import cdb, opcodes, sense
 from iserblk.scsi import status as sam
 from iserblk.target.commands import COMMANDS
 from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA
+from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA, Nexus
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import IQN
 
@@ -30,7 +30,7 @@ def likely_cdb(draw: st.DrawFn) -> bytes:
         if small >> at & 1:
             raw[at] = 0
     raw[0] = usage[0]
-    if usage[0] in (0x9E, 0xA3):
+    if usage[0] in opcodes.WITH_ACTIONS:
         raw[1] = usage[1]
     return bytes(raw) + draw(st.binary(max_size=4))
 
@@ -42,6 +42,7 @@ def allocation_length(command: bytes) -> int | None:
         0x12: (3, 5),
         0x1A: (4, 5),
         0x5A: (7, 9),
+        0x5E: (7, 9),
         0x9E: (10, 14),
         0xA0: (6, 10),
         0xA3: (6, 10),
@@ -57,26 +58,32 @@ def allocation_length(command: bytes) -> int | None:
             RANDOM_CDB | likely_cdb(),
             st.binary(max_size=64),
             st.booleans(),
+            st.booleans(),
         ),
         max_size=20,
     ),
     st.booleans(),
 )
-def test_whatever_comes(commands: list[tuple[int, bytes, bytes, bool]], ready: bool) -> None:
+def test_whatever_comes(commands: list[tuple[int, bytes, bytes, bool, bool]], ready: bool) -> None:
     units = {
         0: LogicalUnit(FakeStore(BLOCKS * 512), serial="A"),
         1: LogicalUnit(FakeStore(BLOCKS * 4096), serial="B", block=4096, read_only=True),
     }
     server = DeviceServer(units, IQN)
-    nexus = object()
+    nexus = Nexus("iqn.2026-11.example:host", b"\x80abcde")
+    other = Nexus("iqn.2026-11.example:other", b"\x80abcde")
     if not ready:
         server.attach(nexus)
-    for lun, command, data, nowait in commands:
-        task = server.begin(nexus, lun, command)
+    for lun, command, data, nowait, by_other in commands:
+        task = server.begin(other if by_other else nexus, lun, command)
         assert task.length <= 16 << 20
         assert (task.length > 0) == (task.direction != NO_DATA)
         if task.status:
-            assert task.status == sam.CHECK_CONDITION and task.direction == NO_DATA
+            assert task.direction == NO_DATA
+            if task.status == sam.RESERVATION_CONFLICT:
+                assert not task.sense
+                continue
+            assert task.status == sam.CHECK_CONDITION
             assert sense.decode(task.sense).key in (sense.ILLEGAL_REQUEST, 6, 7)
             continue
         if task.direction == DATA_IN:
@@ -90,7 +97,7 @@ def test_whatever_comes(commands: list[tuple[int, bytes, bytes, bool]], ready: b
         if not server.run(task, buffer if task.length else None, nowait):
             assert nowait
             assert server.run(task, buffer)
-        assert task.status in (sam.GOOD, sam.CHECK_CONDITION)
+        assert task.status in (sam.GOOD, sam.CHECK_CONDITION, sam.RESERVATION_CONFLICT)
         assert bool(task.sense) == (task.status == sam.CHECK_CONDITION)
         assert task.transferred <= (task.length if task.direction == DATA_IN else 0)
 
@@ -99,7 +106,7 @@ def test_whatever_comes(commands: list[tuple[int, bytes, bytes, bool]], ready: b
 def test_any_unmap_list(parameters: bytes) -> None:
     store = FakeStore(BLOCKS * 512)
     server = DeviceServer({0: LogicalUnit(store, serial="A")}, IQN)
-    task = server.begin(object(), 0, cdb.unmap(len(parameters)))
+    task = server.begin(Nexus("a", bytes(6)), 0, cdb.unmap(len(parameters)))
     if not task.status:
         assert server.run(task, memoryview(bytearray(parameters)))
     assert sense.decode(task.sense).key in (0, sense.ILLEGAL_REQUEST)

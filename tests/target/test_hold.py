@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from iserblk.scsi import status as sam
+from iserblk.target.slot import TargetTask
 from tests.target.iser_client import IserClient, rw10
 
 
@@ -20,3 +22,50 @@ def test_held_writes_wait_and_then_come() -> None:
     client.run()
     assert [heard.number(16) for heard in client.heard[-2:]] == [20, 21]
     assert bytes(client.store.content[:3]) == b"new"
+
+
+def test_a_preempted_session_answers_what_it_had_not_begun() -> None:
+    """Its commands for that LUN end with TASK ABORTED, and never reach the store."""
+    client = IserClient().logged_in([("ImmediateData", "Yes")])
+    head = bytearray(28)
+    head[0] = 0x10
+    client.connection.hold()
+    for itt in (20, 21):
+        client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, itt, 512) + bytes(512))
+    client.run()
+    outputs: list[bool] = []
+    client.connection.on_output = lambda: outputs.append(True)
+    assert client.connection.nexus.end_tasks(1, lambda: None) == 0
+    client.run()
+    assert not client.sent, "of another LUN"
+    assert client.connection.nexus.end_tasks(0, lambda: None) == 0, "none is in a thread"
+    client.run()
+    answers = [(heard.number(16), heard.bhs[3]) for heard in client.heard[-2:]]
+    assert answers == [(20, sam.TASK_ABORTED), (21, sam.TASK_ABORTED)]
+    assert outputs
+    client.connection.unhold()
+    client.run()
+    assert not any(call[0] == "write" for call in client.store.calls)
+
+
+def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
+    """A preemptor hears of each write that a thread is in, once, and of no other."""
+    client = IserClient().logged_in([("ImmediateData", "Yes")])
+    connection = client.connection
+    head = bytearray(28)
+    head[0] = 0x10
+    running: list[TargetTask] = []
+    connection.offload = running.append
+    fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
+    for itt in (20, 21):
+        client.send(bytes(head) + client.scsi(fua, 0xA0, 512, itt, 512) + bytes(512))
+    client.run()
+    assert len(running) == 2
+    told: list[bool] = []
+    connection.abandon()
+    connection.finish(running[0])
+    assert connection.nexus.end_tasks(0, lambda: told.append(True)) == 1
+    assert not told
+    connection.finish(running[1])
+    assert told == [True]
+    assert connection.nexus.end_tasks(0, lambda: told.append(True)) == 0

@@ -260,8 +260,18 @@ def test_no_answer_is_longer_than_the_initiator_takes() -> None:
     assert max(each.size for each in client.sent) == len(DATA)
     text = encode([(f"X-{i}", "?") for i in range(40)])
     request = request[:4] + len(text).to_bytes(4, "big") + request[8:]
-    with pytest.raises(RemoteProtocolError, match="too many keys"):
-        client.ask(request, text)
+    first = client.ask(request, text)
+    assert (first.bhs[1], len(first.data)) == (bhs.FLAG_CONTINUE, 512)
+    more = pdu.TextRequest(
+        data_length=0,
+        itt=3,
+        ttt=pdu.TextResponse.unpack_from(first.bhs).ttt,
+        cmd_sn=2,
+        exp_stat_sn=0,
+    ).pack()
+    last = client.ask(more)
+    assert last.bhs[1] == bhs.FLAG_FINAL
+    assert first.data + last.data == encode([(f"X-{i}", "NotUnderstood") for i in range(40)])
 
 
 @pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])

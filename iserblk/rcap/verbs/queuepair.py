@@ -85,6 +85,7 @@ class VerbsQueuePair:
         self._more = False  # there may be completions that no event announces
         self._armed = True  # ``link`` did
         self._error: TransportError | None = None
+        self._refusing = False  # a message was refused; none behind it is delivered
         self._hangup = ""  # why rdma_cm says that it is over
         self._disconnected = False
         self._closed = False
@@ -296,10 +297,15 @@ class VerbsQueuePair:
         number, status, count, flags, key, vendor = entry
         if status:
             if self._error is None:
-                self._fail(self._verdict(status, bool(number & RECEIVE), vendor))
+                receive = bool(number & RECEIVE)
+                self._fail(self._verdict(status, receive, vendor))
+                # Linux siw goes on with what follows a bad invalidation.
+                self._refusing = receive and status != words.FLUSHED
             return
         if not number & RECEIVE:
             self._sender.finish(number, self._completions)
+            return
+        if self._refusing:
             return
         invalidated = 0
         if flags & api.WC_INVALIDATED:

@@ -20,7 +20,8 @@ RXE_WINDOW = {
 SIW = {
     "blame": "siw does not tell whether the peer broke a rule or left",
     "read rights": "Linux siw answers RDMA Reads from regions without the right to be read",
-    "prompt end": "Linux siw takes what follows a bad invalidation along before it ends",
+    "reads in turn": "Linux siw looks up what an RDMA Read asks for in the thread that answers it, "
+    "and takes what follows meanwhile",
 }
 
 

@@ -55,6 +55,22 @@ def test_a_completion_with_an_error(
         pair.close()
 
 
+@pytest.mark.parametrize("status", [9, words.FLUSHED])
+def test_nothing_behind_a_refused_message_is_delivered(status: int) -> None:
+    """A device may go on with what follows; what merely came after a flushed one is good."""
+    driver, links = made()
+    _, b = driver.pairs
+    b.post([send_request(b, b"before")])
+    number, *_ = links[0].receives.popleft()
+    links[0].push((number, status, 0, 0, 0, 0))
+    b.post([send_request(b, b"behind")])
+    driver.run(lambda: None not in driver.errors)
+    behind = [b"behind"] if status == words.FLUSHED else []
+    assert [one.data for one in driver.events[0]] == [b"before", *behind]
+    for pair in driver.pairs:
+        pair.close()
+
+
 @pytest.mark.parametrize(
     ("event", "expected"),
     [

@@ -1,0 +1,100 @@
+"""``iserblk discover``: which targets there are, and where."""
+
+from __future__ import annotations
+
+import click
+
+from iserblk.cli.options import connection, connection_options, json_option
+from iserblk.cli.output import print_json
+from iserblk.cli.running import run
+from iserblk.credentials import find_credentials
+from iserblk.discovery.finding import Found, FoundTarget, find_targets
+from iserblk.discovery.ranking import Candidate
+from iserblk.errors import BadArgument, NotSupported, TargetNotFound
+from iserblk.iscsi.send_targets import TYPE_WORDS
+from iserblk.url import Options, Url, check_scheme, parse_place, parse_portal
+
+
+@click.command("discover")
+@click.argument("where", metavar="PORTAL|URL")
+@click.option("--probe", is_flag=True, help="Ask each portal that is found whether it takes iSER.")
+@json_option
+@connection_options
+def command(where: str, probe: bool, as_json: bool, **options: str | None) -> None:
+    """Show the targets that a portal knows, and their portals, the best one first.
+
+    A PORTAL is HOST[:PORT]: it is asked over iSER, or over TCP where it does not take that. A URL
+    is iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual; one that names a
+    target asks for that alone.
+    """
+    url, settled = _place(where, connection(options))
+    found = run(lambda: find_targets(url, settled, probe))
+    if url.iqn and not found.targets:
+        raise TargetNotFound(f"{found.source} does not know {url.iqn}, or does not admit us to it")
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _show(found)
+
+
+def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
+    if "://" not in where:
+        host, port = parse_portal(where)
+        return Url("iser", host, port, iqn="", lun=None), Options.from_pairs(
+            {"fallback": "iscsi", **given}.items()
+        )
+    url = parse_place(where)
+    if url.scheme == "isns":
+        raise NotSupported("iSNS is not supported yet; ask a portal: iser://HOST or iscsi://HOST")
+    if url.lun is not None:
+        raise BadArgument("discover looks for targets: leave out the LUN")
+    settled = Options.from_pairs({**given, **url.options}.items())
+    check_scheme(url, settled)
+    find_credentials(url, settled)  # what is wrong with them is said now
+    return url, settled
+
+
+def _show(found: Found) -> None:
+    if not found.targets:
+        click.echo(f"{found.source} knows no targets for us")
+    for target in found.targets:
+        click.echo(target.name)
+        width = max((len(found.url(target, way)) for way in target.ways), default=0)
+        for way in target.ways:
+            click.echo(f"  {found.url(target, way):<{width}}  {_about(way)}".rstrip())
+        if not target.ways:
+            click.echo("  it has no portals")
+
+
+def _about(way: Candidate) -> str:
+    words = []
+    if way.portal.tag is not None:
+        words.append(f"group {way.portal.tag}")
+    if way.portal.kind is not None:
+        words.append(TYPE_WORDS[way.portal.kind])
+    if way.iser is not None:
+        words.append("takes iSER" if way.iser else "no iSER")
+    if way.near:
+        words.append("own subnet")
+    return ", ".join(words)
+
+
+def _as_json(found: Found) -> dict[str, object]:
+    def portal(target: FoundTarget, way: Candidate) -> dict[str, object]:
+        return {
+            "url": found.url(target, way),
+            "host": way.portal.host,
+            "port": way.portal.port,
+            "group": way.portal.tag,
+            "group_type": None if way.portal.kind is None else TYPE_WORDS[way.portal.kind],
+            "iser": way.iser,
+            "own_subnet": way.near,
+        }
+
+    return {
+        "source": found.source,
+        "targets": [
+            {"name": target.name, "portals": [portal(target, way) for way in target.ways]}
+            for target in found.targets
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Finding targets and the ways to them: SendTargets, iSNS, and which portal to try first."""

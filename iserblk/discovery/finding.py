@@ -1,0 +1,106 @@
+"""Targets and their portals, ranked: what ``iserblk discover`` shows. Runs in trio."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import trio
+
+from iserblk.discovery.ranking import Candidate, as_iser, judge, local_networks, rank
+from iserblk.errors import IserblkError
+from iserblk.initiator.connect import choose
+from iserblk.initiator.connect_iwarp import resolve
+from iserblk.initiator.discovery import send_targets
+from iserblk.iscsi.send_targets import Portal, TargetRecord
+from iserblk.url import Options, Url, name_portal
+
+PROBE_TIMEOUT_S = 5.0
+PROBES_AT_A_TIME = 16
+
+
+@dataclass(slots=True, frozen=True)
+class FoundTarget:
+    """``ways``: its portals, the best one first."""
+
+    name: str
+    ways: list[Candidate]
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """``source``: who has answered, as a URL. ``scheme``: how it was asked, and so how a portal is
+    reached of which nothing better is known."""
+
+    source: str
+    scheme: str
+    targets: list[FoundTarget]
+
+    def url(self, target: FoundTarget, way: Candidate) -> str:
+        """The URL of ``target`` at one of its portals."""
+        scheme = self.scheme if way.iser is None else "iser" if way.iser else "iscsi"
+        return f"{scheme}://{name_portal(way.portal.host, way.portal.port)}/{target.name}"
+
+
+async def find_targets(url: Url, options: Options, probe: bool) -> Found:
+    """Ask the portal of ``url``. ``probe``: ask each portal that is found whether it takes iSER.
+    Raises what connecting raises."""
+    answer = await send_targets(url, options)
+    known = {(answer.portal.host, answer.portal.port): True} if answer.scheme == "iser" else {}
+    source = f"{answer.scheme}://{name_portal(answer.portal.host, answer.portal.port)}"
+    return await _found(source, answer.scheme, answer.targets, known, options, probe)
+
+
+async def _found(
+    source: str,
+    scheme: str,
+    records: list[TargetRecord],
+    known: dict[tuple[str, int], bool],
+    options: Options,
+    probe: bool,
+) -> Found:
+    """``known``: portals that are known to take iSER, or not to."""
+    if probe:
+        portals = {(each.host, each.port) for record in records for each in record.portals}
+        known = {**known, **await _probe(sorted(portals - known.keys()), options)}
+    networks = local_networks()
+    targets = []
+    for record in records:
+        ways = [judge(each, networks) for each in record.portals]
+        ways = [
+            as_iser(way, known[key])
+            if (key := (way.portal.host, way.portal.port)) in known
+            else way
+            for way in ways
+        ]
+        targets.append(FoundTarget(record.name, rank(ways)))
+    return Found(source, scheme, targets)
+
+
+async def _probe(portals: list[tuple[str, int]], options: Options) -> dict[tuple[str, int], bool]:
+    found: dict[tuple[str, int], bool] = {}
+    limit = trio.CapacityLimiter(PROBES_AT_A_TIME)
+
+    async def ask(host: str, port: int) -> None:
+        async with limit:
+            found[host, port] = await takes_iser(Portal(host, port), options)
+
+    async with trio.open_nursery() as nursery:
+        for host, port in portals:
+            nursery.start_soon(ask, host, port)
+    return found
+
+
+async def takes_iser(portal: Portal, options: Options) -> bool:
+    """Whether somebody there takes a connection for iSER, by the provider that ``options`` would
+    take. It is closed again at once."""
+    # The short wait for an MPA Reply: Traditional iSCSI never sends one.
+    options = replace(options, fallback="iscsi")
+    try:
+        with trio.fail_after(PROBE_TIMEOUT_S):
+            addresses = await resolve(portal.host, portal.port)
+            name = name_portal(portal.host, portal.port)
+            qp, _ = await choose(addresses, options, name)
+    except (IserblkError, trio.TooSlowError):
+        return False
+    qp.close()
+    return True

@@ -1,0 +1,360 @@
+"""``reserve=exclusive``: a LUN for one host alone, by a persistent reservation of type 6 (Exclusive
+Access, Registrants Only).
+
+The key says who holds it. Two attaches with one key look the same to the target, so the key alone
+cannot tell a crashed attach from a living one; a lock of this machine does (``HostLock``): whoever
+holds it knows that a reservation under its key was left behind by the dead, and takes it over.
+Whoever does not is refused. Sources: SPC-4, Persistent reservations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+from iserblk.disk.commands import command
+from iserblk.errors import (
+    Busy,
+    IserblkError,
+    NotSupported,
+    ReservationConflict,
+    ReservationLost,
+    ScsiError,
+)
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.scsi import reservations as pr
+from iserblk.scsi import sense as sense_data
+from iserblk.scsi.reservations import OutParameters
+
+log = logging.getLogger(__name__)
+
+TYPE = pr.EXCLUSIVE_ACCESS_REGISTRANTS
+
+_ALLOCATION = 4096  # of READ KEYS: 511 registrations
+_MACHINE_ID = Path("/etc/machine-id")
+# Unit attentions after which the reservation may be another's.
+_TAKEN = (
+    sense_data.RESERVATIONS_PREEMPTED,
+    sense_data.RESERVATIONS_RELEASED,
+    sense_data.REGISTRATIONS_PREEMPTED,
+)
+# And, where it does not outlive a loss of power, after these.
+_POWER_LOST = (0x2900, 0x2901, 0x2902, 0x2904)
+
+
+def host_key(initiator: str) -> int:
+    """The key of an initiator name on this machine: the same after a restart of either. The
+    machine's ID and name are in it, as initiator names are copied along with machines."""
+    try:
+        machine = _MACHINE_ID.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        machine = ""
+    text = "\0".join(("iserblk reservation", initiator.lower(), machine, socket.gethostname()))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
+
+
+def _unknown(error: ScsiError) -> bool:
+    """The LUN does not have the command, or the service action."""
+    return isinstance(error.sense, sense_data.Sense) and error.sense.code in (
+        sense_data.INVALID_OPERATION_CODE,
+        sense_data.INVALID_FIELD_IN_CDB,
+    )
+
+
+class HostLock:
+    """At most one holder on this machine (in this network namespace, to be exact), in whatever
+    process; gone with its process, however that ends. A name in Linux's abstract namespace: no
+    file is left behind, and no directory has to be writable."""
+
+    def __init__(self, what: str) -> None:
+        """Raises Busy when somebody has it."""
+        digest = hashlib.sha256(what.encode()).hexdigest()[:32]
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.bind(f"\0iserblk-reservation-{digest}")
+        except OSError:
+            self._socket.close()
+            raise Busy(
+                "attached on this machine already, with reserve=exclusive: detach it there"
+            ) from None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Present(NamedTuple):
+    """What the target says: PRGENERATION, every registration's key, and who holds the LUN."""
+
+    generation: int
+    keys: list[int]
+    held: pr.Reservation | None
+
+
+class Reservation:
+    """Our hold on one LUN, from ``acquire`` to ``release``. The operations take the session that
+    they run on, which may be another one each time; none of them may run beside another.
+
+    ``name``: for messages. ``identity``: what the LUN is known by, over whatever path.
+    """
+
+    def __init__(self, name: str, identity: str, key: int) -> None:
+        self.name = name
+        self.key = key
+        self._identity = identity
+        self._lock: HostLock | None = None
+        self._registered = False
+        self._persists = False  # registrations outlive a loss of power
+        self._generation = 0  # PRGENERATION when we last knew that it was ours
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def acquire(self, session: Session, lun: bytes) -> Operation[None]:
+        """Take the reservation: a free one, or one that was left behind under our key, whose
+        tasks then have ended. Raises Busy when somebody else has the LUN, and NotSupported where
+        it has no persistent reservations; then nothing of ours is left."""
+        try:
+            self._lock = HostLock(f"{self.key:#x} {self._identity}")
+        except Busy as error:
+            raise Busy(f"{self.name}: {error}") from None
+        try:
+            self._persists = yield from self._can_persist(session, lun)
+            present = yield from self._look(session, lun)
+            left_behind = present.held is not None and present.held.key == self.key
+            if not left_behind:
+                yield from self._check_free(session, lun, present)
+            yield from self._take(session, lun, present, left_behind)
+        except BaseException:
+            self._unlock()
+            raise
+        log.info("%s: reserved for this host alone, key %#x", self.name, self.key)
+
+    def _can_persist(self, session: Session, lun: bytes) -> Operation[bool]:
+        try:
+            answer = yield from self._ask(session, lun, pr.REPORT_CAPABILITIES)
+        except ReservationConflict:
+            return False
+        except ScsiError as error:
+            log.info("%s: REPORT CAPABILITIES: %s", self.name, error)
+            return False
+        return pr.decode_capabilities(answer).persists
+
+    def _check_free(self, session: Session, lun: bytes, present: _Present) -> Operation[None]:
+        """Raises Busy when another key holds the LUN, or is registered: who is registered may
+        write, whoever holds a reservation of our type."""
+        if present.held is not None:
+            yield from self._refuse(session, lun, present.held)
+        others = [key for key in present.keys if key != self.key]
+        if others:
+            raise Busy(
+                f"{self.name}: other initiators are registered at the LUN (key {others[0]:#x}) and "
+                "would have access, too; unregister them, or leave out reserve=exclusive"
+            )
+
+    def _refuse(self, session: Session, lun: bytes, held: pr.Reservation) -> Operation[None]:
+        who = yield from self._holder(session, lun)
+        remedy = "detach it there"
+        if held.key:
+            remedy += (
+                f"; if that host is gone for good, reserve-key={held.key:#x} takes over from it"
+            )
+        raise Busy(
+            f"{self.name}: reserved by {who} (key {held.key:#x}, {pr.type_words(held.type)}): "
+            f"{remedy}"
+        )
+
+    def _holder(self, session: Session, lun: bytes) -> Operation[str]:
+        """Who holds it, in words; not every target tells."""
+        try:
+            _, found = pr.decode_full_status(
+                (yield from self._ask(session, lun, pr.READ_FULL_STATUS))
+            )
+        except ScsiError as error:
+            log.info("%s: READ FULL STATUS: %s", self.name, error)
+            found = []
+        for each in found:
+            if each.holder and each.initiator is not None:
+                return each.initiator.name
+        return "another initiator"
+
+    # -- a new session ----------------------------------------------------------------------------
+
+    def resume(self, session: Session, lun: bytes) -> Operation[None]:
+        """On a fresh session, before anything is written: register again, and look whether the
+        reservation is ours still. Raises ReservationLost when it is not, or may have been
+        another's meanwhile (also one's that has our key): then nothing may be written any more."""
+        present = yield from self._look(session, lun)
+        if present.held is not None and present.held.key != self.key:
+            raise ReservationLost(
+                f"{self.name}: another initiator has taken over the reservation "
+                f"(key {present.held.key:#x}); nothing more is written; detach"
+            )
+        # Registered where we were, and nobody has changed anything; or the target lost everybody's
+        # reservations together with its power, and counts from 0 again.
+        intact = self.key in present.keys and present.generation == self._generation
+        begun_anew = not (present.keys or present.generation or present.held)
+        if begun_anew:
+            log.warning("%s: the target has lost our reservation; it is taken again", self.name)
+        elif not intact and not (yield from self._still_registered(session, lun)):
+            raise ReservationLost(
+                f"{self.name}: our reservation was removed while the connection was down; "
+                "nothing more is written; detach"
+            )
+        try:
+            yield from self._take(session, lun, present, False)
+        except Busy as error:
+            raise ReservationLost(f"{error}; nothing more is written; detach") from None
+
+    def _still_registered(self, session: Session, lun: bytes) -> Operation[bool]:
+        """Under our key, on the nexus of this session: a REGISTER that changes nothing says so."""
+        try:
+            yield from self._out(session, lun, pr.REGISTER, self.key)
+        except ReservationConflict:
+            return False
+        return True
+
+    def watch(self, session: Session, lun: bytes) -> None:
+        """From now on a unit attention that puts the reservation in doubt ends the connection of
+        ``session``: on the next one ``resume`` looks. (Until then the target itself refuses who
+        is registered no more.)"""
+        before = session.on_sense.get(lun)
+
+        def hear(slot: TaskSlot) -> None:
+            if before is not None:
+                before(slot)
+            sense = sense_data.decode(slot.sense)
+            if not sense.is_unit_attention:
+                return
+            if sense.code in _TAKEN or (sense.code in _POWER_LOST and not self._persists):
+                log.error(
+                    "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
+                )
+                session.disconnect()
+
+        session.on_sense[lun] = hear
+
+    # -- both -------------------------------------------------------------------------------------
+
+    def _take(
+        self, session: Session, lun: bytes, present: _Present, left_behind: bool
+    ) -> Operation[None]:
+        """Register, reserve, and drive out whatever has our key on other nexuses, tasks and all.
+        Raises Busy when another initiator was faster; then we are registered no more."""
+        yield from self._register(session, lun)
+        try:
+            if present.held is None:
+                yield from self._out(session, lun, pr.RESERVE)
+            keys = (yield from self._look(session, lun)).keys
+            if left_behind or keys.count(self.key) > 1:
+                yield from self._preempt(session, lun)
+        except ReservationConflict as error:
+            log.info("%s", error)
+        after = yield from self._look(session, lun)
+        if self.key in after.keys and after.held == (self.key, TYPE, 0):
+            self._generation = after.generation
+            return
+        if self.key in after.keys:
+            yield from self._unregister(session, lun)
+        if after.held is not None and after.held.key != self.key:
+            yield from self._refuse(session, lun, after.held)
+        raise Busy(f"{self.name}: another initiator changes the LUN's reservations; try again")
+
+    def _preempt(self, session: Session, lun: bytes) -> Operation[None]:
+        """Our own key on all other nexuses. tgtd has no PREEMPT AND ABORT: what it has in hand of
+        the dead may still be carried out, what comes later may not."""
+        try:
+            yield from self._out(session, lun, pr.PREEMPT_AND_ABORT, self.key)
+        except ScsiError as error:
+            if not _unknown(error):
+                raise
+            log.warning("%s: no PREEMPT AND ABORT: old commands are not waited for", self.name)
+            yield from self._out(session, lun, pr.PREEMPT, self.key)
+
+    def _register(self, session: Session, lun: bytes) -> Operation[None]:
+        """REGISTER AND IGNORE EXISTING KEY, so that it lasts, if the target can."""
+        self._registered = True
+        if self._persists:
+            try:
+                yield from self._out(session, lun, pr.REGISTER_AND_IGNORE, self.key, pr.APTPL, 0)
+                return
+            except ReservationConflict:
+                raise
+            except ScsiError as error:
+                log.info("%s: registering with APTPL: %s", self.name, error)
+                self._persists = False
+        try:
+            yield from self._out(session, lun, pr.REGISTER_AND_IGNORE, self.key, 0, 0)
+        except ReservationConflict:  # by a RESERVE of the old kind (SPC-2)
+            raise
+        except ScsiError as error:
+            raise NotSupported(f"{error}; the LUN cannot be reserved") from error
+
+    def _unregister(self, session: Session, lun: bytes) -> Operation[None]:
+        yield from self._out(session, lun, pr.REGISTER)
+        self._registered = False
+
+    def release(self, session: Session, lun: bytes) -> Operation[None]:
+        """Give the LUN back, at a clean end. Raises nothing: what cannot be done is logged, and
+        the next attach of this machine takes over."""
+        try:
+            if self._registered and session.error is None:
+                yield from self._out(session, lun, pr.RELEASE)
+                yield from self._unregister(session, lun)
+        except ReservationConflict:
+            log.warning("%s: the reservation was another's already", self.name)
+        except IserblkError as error:
+            log.warning("%s: the reservation stays: %s", self.name, error)
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def _look(self, session: Session, lun: bytes) -> Operation[_Present]:
+        try:
+            answer = yield from self._ask(session, lun, pr.READ_RESERVATION)
+            _, held = pr.decode_reservation(answer)
+            generation, keys = pr.decode_keys((yield from self._ask(session, lun, pr.READ_KEYS)))
+        except ScsiError as error:
+            if _unknown(error):
+                raise NotSupported(
+                    f"{self.name}: the LUN has no persistent reservations; "
+                    "leave out reserve=exclusive"
+                ) from error
+            raise
+        return _Present(generation, keys, held)
+
+    def _ask(self, session: Session, lun: bytes, action: int) -> Operation[memoryview]:
+        answer = memoryview(bytearray(_ALLOCATION))
+        moved = yield from command(
+            session,
+            lun,
+            pr.reserve_in(action, _ALLOCATION),
+            self.name,
+            data_in=answer,
+            short_ok=True,
+        )
+        return answer[:moved]
+
+    def _out(
+        self,
+        session: Session,
+        lun: bytes,
+        action: int,
+        action_key: int = 0,
+        flags: int = 0,
+        key: int | None = None,
+    ) -> Operation[None]:
+        data = pr.encode_parameters(
+            OutParameters(self.key if key is None else key, action_key, flags)
+        )
+        yield from command(
+            session, lun, pr.reserve_out(action, TYPE), self.name, data_out=memoryview(data)
+        )

@@ -1,0 +1,69 @@
+"""The size of a LUN, which may change while it is in use."""
+
+from __future__ import annotations
+
+import logging
+
+from iserblk.disk.commands import command
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.scsi import capacity, cdb
+from iserblk.scsi import sense as sense_data
+
+log = logging.getLogger(__name__)
+
+
+class Sizing:
+    """``changed``: the target has reported another capacity, and nobody has asked for it yet."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.changed = False
+        self._size = size  # bytes
+        self._before = size  # what it was at its largest
+
+    def hear(self, slot: TaskSlot) -> None:
+        """A command of this LUN ended with ``slot.sense``."""
+        sense = sense_data.decode(slot.sense)
+        if sense.is_unit_attention and sense.code == sense_data.CAPACITY_CHANGED:
+            self.changed = True
+
+    def ask(
+        self, session: Session, lun: bytes, block: int, long_cdbs: bool, deadline: float
+    ) -> Operation[int]:
+        """READ CAPACITY; returns bytes. An error leaves ``changed`` as it was."""
+        before, self.changed = self.changed, False
+        answer = memoryview(bytearray(32 if long_cdbs else 8))
+        try:
+            yield from command(
+                session,
+                lun,
+                cdb.read_capacity16(32) if long_cdbs else cdb.read_capacity10(),
+                self.name,
+                data_in=answer,
+                short_ok=long_cdbs,
+                deadline=deadline,
+            )
+            decode = capacity.decode16 if long_cdbs else capacity.decode10
+            return decode(answer).blocks * block
+        except BaseException:
+            self.changed = self.changed or before
+            raise
+
+    def take(self, size: int) -> None:
+        if size > self._size:
+            log.info("%s: the LUN has grown from %d to %d bytes", self.name, self._size, size)
+        elif size < self._size:
+            log.error(
+                "%s: the LUN has SHRUNK from %d to %d bytes; what was behind is out of reach",
+                self.name,
+                self._size,
+                size,
+            )
+        self._before = max(self._before, size)
+        self._size = size
+
+    def words(self) -> str:
+        """``1024 bytes``, and what they were."""
+        was = f" (it had {self._before} before it shrank)" if self._before > self._size else ""
+        return f"{self._size} bytes{was}"

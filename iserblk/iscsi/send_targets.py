@@ -1,0 +1,251 @@
+"""SendTargets: addresses of portals, the records of an answer, and the text operation of a
+discovery session (RFC 7143 section 13.8, appendix C, sections 11.10 and 11.11).
+
+Everything that is decoded here comes from the network: RemoteProtocolError, and nothing else, is
+raised for what cannot be used. What a running target may get wrong without harm is tolerated: no
+portal group tag, an address that is left out, what stands behind the tag.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from iserblk.errors import IserblkError, RemoteProtocolError
+from iserblk.iscsi import bhs, pdu, reasons
+from iserblk.iscsi.serial import MASK32
+from iserblk.iscsi.text import decode_untrusted, encode
+
+DEFAULT_PORT = 3260
+MAXIMUM_ANSWER = 4 << 20  # bytes of one answer, all its PDUs together: some 40,000 targets
+MAXIMUM_RECORDS = 65536  # keys in one answer
+MAXIMUM_PARTS = 8192  # PDUs of one answer
+MAXIMUM_HOST = 255
+_MAXIMUM_NAME = 223
+
+# The portal group's type, a fourth field that was proposed and never adopted: parsed, never sent.
+ISCSI_ONLY = 0
+IWARP_TCP = 1
+IWARP_SCTP = 2
+INFINIBAND = 3
+_TYPES = (ISCSI_ONLY, IWARP_TCP, IWARP_SCTP, INFINIBAND)
+TYPE_WORDS = {
+    ISCSI_ONLY: "iSCSI",
+    IWARP_TCP: "iWARP over TCP",
+    IWARP_SCTP: "iWARP over SCTP",
+    INFINIBAND: "InfiniBand",
+}
+
+_NUMBER = re.compile("[0-9]{1,5}|0[xX][0-9a-fA-F]{1,4}")
+_HOST_NAME = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")
+# An IPv6 address as some targets write it: without brackets, and with a port or not.
+_BARE_IPV6 = re.compile("[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
+
+
+class Portal(NamedTuple):
+    """One TargetAddress. ``host``: without brackets. ``tag``: the target portal group, None where
+    the target gave none. ``kind``: the portal group's type, None where it was not said."""
+
+    host: str
+    port: int
+    tag: int | None = None
+    kind: int | None = None
+
+
+class TargetRecord(NamedTuple):
+    """One target of an answer, and where it can be reached: in the target's order."""
+
+    name: str
+    portals: tuple[Portal, ...]
+
+
+def _bad(text: str, why: str) -> RemoteProtocolError:
+    return RemoteProtocolError("iSCSI", f"TargetAddress {text[:80]!r}: {why}")
+
+
+def _number(digits: str, most: int) -> int | None:
+    if not _NUMBER.fullmatch(digits):
+        return None
+    value = int(digits, 16 if digits[:2] in ("0x", "0X") else 10)
+    return value if value <= most else None
+
+
+def portal_untrusted(text: str) -> Portal:
+    """``host[:port][,tag[,type]]``, with an IPv6 address in brackets (section 13.8)."""
+    address, *fields = text.split(",")
+    tag = kind = None
+    if fields and fields[0]:
+        tag = _number(fields[0], 0xFFFF)
+        if tag is None:
+            raise _bad(text, "the portal group tag is no number from 0 to 65535")
+    if len(fields) > 1 and fields[1]:
+        kind = _number(fields[1], 0xFFFF)
+        if kind not in _TYPES:
+            kind = None  # a type that nobody has defined says nothing
+    host, port_text = _split_host(text, address)
+    port: int | None = DEFAULT_PORT
+    if port_text is not None:
+        port = _number(port_text, 0xFFFF)
+    if not port:
+        raise _bad(text, "the port is no number from 1 to 65535")
+    return Portal(host, port, tag, kind)
+
+
+def _split_host(text: str, address: str) -> tuple[str, str | None]:
+    """Host and port, None where there is none."""
+    if address.startswith("["):
+        host, bracket, rest = address[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise _bad(text, "no IPv6 address in [ ]")
+        return _ipv6(text, host), rest[1:] if rest else None
+    if _BARE_IPV6.fullmatch(address):
+        return _ipv6(text, address), None
+    host, colon, port_text = address.partition(":")
+    if not _HOST_NAME.fullmatch(host) or len(host) > MAXIMUM_HOST:
+        raise _bad(text, "no host name and no address")
+    return host, port_text if colon else None
+
+
+def _ipv6(text: str, host: str) -> str:
+    try:
+        # An interface behind % is the target's own, and says nothing here.
+        return str(ipaddress.IPv6Address(host.partition("%")[0]))
+    except ValueError:
+        raise _bad(text, "no IPv6 address") from None
+
+
+def records_untrusted(
+    pairs: Iterable[tuple[str, str]], here: Portal | None = None
+) -> list[TargetRecord]:
+    """The targets of an answer to SendTargets, in its order; a target that comes twice is one.
+
+    ``here``: the portal that was asked. It is the address of targets that come without any, and of
+    those that are said to be at no address in particular (0.0.0.0, ::).
+    """
+    found: dict[str, dict[Portal, None]] = {}
+    portals: dict[Portal, None] | None = None
+    for key, value in pairs:
+        if key == "TargetName":
+            if not value or len(value.encode()) > _MAXIMUM_NAME or not value.isprintable():
+                raise RemoteProtocolError("iSCSI", f"TargetName {value[:80]!r} is no iSCSI name")
+            portals = found.setdefault(value, {})
+        elif key == "TargetAddress":
+            if portals is None:
+                raise RemoteProtocolError("iSCSI", "a TargetAddress in front of any TargetName")
+            portal = portal_untrusted(value)
+            if here is not None and portal.host in ("0.0.0.0", "::"):
+                portal = portal._replace(host=here.host)
+            portals[portal] = None
+        # Other keys are not permitted there, and harm nobody.
+    return [
+        TargetRecord(name, tuple(each) or ((here,) if here is not None else ()))
+        for name, each in found.items()
+    ]
+
+
+class DiscoveryInitiator:
+    """A discovery session after its login, PDU by PDU. Sans-IO.
+
+    ``ask`` or ``log_out`` give the PDU to send; ``receive`` takes each PDU of the target, and
+    returns those to send next. ``answer`` holds the pairs once the whole answer is there, and
+    ``logged_out`` tells that the target agreed to the end.
+    """
+
+    def __init__(self, cmd_sn: int, exp_stat_sn: int) -> None:
+        self._cmd_sn = cmd_sn
+        self._exp_stat_sn = exp_stat_sn
+        self._itt = 0
+        self._parts = bytearray()
+        self._count = 0
+        self._asking = False
+        self.answer: list[tuple[str, str]] | None = None
+        self.logged_out = False
+
+    def ask(self, value: str) -> tuple[bytes, bytes]:
+        """SendTargets=``value``: ``All``, or one target's name. One question at a time."""
+        self._itt += 1
+        self._parts.clear()
+        self._count = 0
+        self._asking = True
+        self.answer = None
+        return self._text(encode([("SendTargets", value)]), bhs.NO_TAG, bytes(8))
+
+    def log_out(self) -> tuple[bytes, bytes]:
+        self._itt += 1
+        self._asking = False
+        request = pdu.LogoutRequest(
+            reason=pdu.LOGOUT_CLOSE_SESSION,
+            itt=self._itt,
+            cmd_sn=self._cmd_sn,
+            exp_stat_sn=self._exp_stat_sn,
+        )
+        return request.pack(), b""
+
+    def _text(self, data: bytes, ttt: int, lun: bytes) -> tuple[bytes, bytes]:
+        request = pdu.TextRequest(
+            data_length=len(data),
+            lun=lun,
+            itt=self._itt,
+            ttt=ttt,
+            cmd_sn=self._cmd_sn,
+            exp_stat_sn=self._exp_stat_sn,
+        )
+        return request.pack(), data
+
+    def receive(self, header: bytes, data: bytes) -> list[tuple[bytes, bytes]]:
+        """Raises RemoteProtocolError, and IserblkError when the target refuses in order."""
+        head = pdu.TargetHeader.unpack_from(header)
+        opcode = head.opcode & bhs.OPCODE_MASK
+        if head.advances_stat_sn:
+            self._exp_stat_sn = (head.stat_sn + 1) & MASK32
+        if opcode == bhs.NOP_IN:
+            return self._pong(pdu.NopIn.unpack_from(header))
+        if opcode == bhs.ASYNC_MESSAGE:
+            words = reasons.async_event(pdu.AsyncMessage.unpack_from(header).event)
+            raise IserblkError(f"the target ends the discovery session: {words}")
+        if opcode == bhs.REJECT:
+            raise IserblkError(f"the target refuses: {reasons.reject_reason(head.response)}")
+        if opcode == bhs.LOGOUT_RESPONSE and head.itt == self._itt and not self._asking:
+            self.logged_out = True
+            return []
+        if opcode != bhs.TEXT_RESPONSE or head.itt != self._itt or not self._asking:
+            raise RemoteProtocolError("iSCSI", f"PDU {opcode:#x} in a discovery session")
+        return self._text_response(pdu.TextResponse.unpack_from(header), data)
+
+    def _pong(self, ping: pdu.NopIn) -> list[tuple[bytes, bytes]]:
+        if ping.ttt == bhs.NO_TAG:
+            return []
+        self._counted()
+        answer = pdu.NopOut(
+            lun=ping.lun,
+            itt=bhs.NO_TAG,
+            ttt=ping.ttt,
+            cmd_sn=self._cmd_sn,
+            exp_stat_sn=self._exp_stat_sn,
+        )
+        return [(answer.pack(), b"")]
+
+    def _counted(self) -> None:
+        self._count += 1
+        if self._count > MAXIMUM_PARTS:
+            raise RemoteProtocolError("iSCSI", f"no end of an answer after {MAXIMUM_PARTS} PDUs")
+
+    def _text_response(self, response: pdu.TextResponse, data: bytes) -> list[tuple[bytes, bytes]]:
+        self._counted()
+        if len(self._parts) + len(data) > MAXIMUM_ANSWER:
+            raise RemoteProtocolError("iSCSI", f"an answer of more than {MAXIMUM_ANSWER} bytes")
+        self._parts += data
+        final = bool(response.flags & bhs.FLAG_FINAL)
+        if response.flags & bhs.FLAG_CONTINUE and final:
+            raise RemoteProtocolError("iSCSI", "a Text Response with both F and C")
+        if final:
+            self._asking = False
+            whole = bytes(self._parts)
+            self._parts.clear()
+            self.answer = decode_untrusted(whole, MAXIMUM_ANSWER, MAXIMUM_RECORDS)
+            return []
+        if response.ttt == bhs.NO_TAG:
+            raise RemoteProtocolError("iSCSI", "a Text Response that is not the last has no tag")
+        return [self._text(b"", response.ttt, response.lun)]

@@ -1,0 +1,215 @@
+"""Asymmetric logical unit access (SPC-4, sections on it and on REPORT TARGET PORT GROUPS): which of
+a LUN's ports are good for what.
+
+The answer of REPORT TARGET PORT GROUPS: RETURN DATA LENGTH (4 bytes), then for each group
+
+    0    bit 7 PREF, bits 3-0 state        5    STATUS CODE
+    1    states that it may have           7    TARGET PORT COUNT
+    2-3  TARGET PORT GROUP                 8-   for each port 4 bytes, the last two its
+                                                RELATIVE TARGET PORT IDENTIFIER
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.scsi import inquiry, opcodes
+from iserblk.scsi.inquiry import Designator
+from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, UNIT_ATTENTION, Sense
+
+SA_REPORT_TARGET_PORT_GROUPS = 0x0A
+
+# Asymmetric access states.
+ACTIVE_OPTIMIZED = 0x0
+ACTIVE_NON_OPTIMIZED = 0x1
+STANDBY = 0x2
+UNAVAILABLE = 0x3
+LBA_DEPENDENT = 0x4
+OFFLINE = 0xE
+TRANSITIONING = 0xF
+
+STATE_WORDS = {
+    ACTIVE_OPTIMIZED: "active/optimized",
+    ACTIVE_NON_OPTIMIZED: "active/non-optimized",
+    STANDBY: "standby",
+    UNAVAILABLE: "unavailable",
+    LBA_DEPENDENT: "logical block dependent",
+    OFFLINE: "offline",
+    TRANSITIONING: "transitioning",
+}
+# In these every command is carried out.
+USABLE = frozenset((ACTIVE_OPTIMIZED, ACTIVE_NON_OPTIMIZED, LBA_DEPENDENT))
+
+# Byte 1 of a group: which states it may have.
+SUPPORTS_TRANSITIONING = 0x80
+SUPPORTS_OFFLINE = 0x40
+SUPPORTS_LBA_DEPENDENT = 0x10
+SUPPORTS_UNAVAILABLE = 0x08
+SUPPORTS_STANDBY = 0x04
+SUPPORTS_NON_OPTIMIZED = 0x02
+SUPPORTS_OPTIMIZED = 0x01
+
+# TPGS of standard INQUIRY data: how states change.
+TPGS_NONE = 0
+TPGS_IMPLICIT = 1
+TPGS_EXPLICIT = 2
+TPGS_BOTH = 3
+
+# Sense data that tells of states: ASC << 8 | ASCQ.
+IN_TRANSITION = 0x040A
+IN_STANDBY = 0x040B
+IS_UNAVAILABLE = 0x040C
+IS_OFFLINE = 0x0412
+STATE_CHANGED = 0x2A06
+TRANSITION_FAILED = 0x2A07
+_STATE_OF_SENSE = {
+    IN_TRANSITION: TRANSITIONING,
+    IN_STANDBY: STANDBY,
+    IS_UNAVAILABLE: UNAVAILABLE,
+    IS_OFFLINE: OFFLINE,
+}
+
+_PREFERRED = 0x80
+_HEADER = struct.Struct(">I")
+_GROUP = struct.Struct(">BBHxBxB")
+_PORT = struct.Struct(">xxH")
+_IDENTIFIER = struct.Struct(">xxH")
+MAXIMUM_GROUPS = 4096  # of one answer; in practice two, or four
+
+
+def state_words(state: int) -> str:
+    return STATE_WORDS.get(state) or f"access state {state:#x}"
+
+
+class PortGroup(NamedTuple):
+    """``preferred``: the one that the device server would rather be asked through. ``supported``:
+    the SUPPORTS_ bits. ``status``: who changed the state last (0 nobody, 1 SET TARGET PORT GROUPS,
+    2 the device itself). ``ports``: relative target port identifiers."""
+
+    group: int
+    state: int
+    preferred: bool = False
+    supported: int = 0
+    status: int = 0
+    ports: tuple[int, ...] = ()
+
+
+def report_target_port_groups(allocation: int) -> bytes:
+    """The CDB; the answer is in the length only format of SPC-3 and SPC-4."""
+    return struct.pack(">BB4xIxx", opcodes.MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, allocation)
+
+
+def encode_report(groups: Iterable[PortGroup]) -> bytes:
+    body = bytearray()
+    for each in groups:
+        first = each.state | (_PREFERRED if each.preferred else 0)
+        body += _GROUP.pack(first, each.supported, each.group, each.status, len(each.ports))
+        for port in each.ports:
+            body += _PORT.pack(port)
+    return _HEADER.pack(len(body)) + bytes(body)
+
+
+def decode_report(data: bytes | memoryview) -> list[PortGroup]:
+    """The groups that are there whole. Raises RemoteProtocolError where there is not even a length,
+    and for a group that comes twice."""
+    return list(_groups(bytes(data)))
+
+
+def _groups(raw: bytes) -> Iterator[PortGroup]:
+    if len(raw) < _HEADER.size:
+        raise RemoteProtocolError("SCSI", f"REPORT TARGET PORT GROUPS: {len(raw)} bytes came")
+    end = min(len(raw), _HEADER.size + _HEADER.unpack_from(raw)[0])
+    at = _HEADER.size
+    seen: set[int] = set()
+    while at + _GROUP.size <= end and len(seen) < MAXIMUM_GROUPS:
+        first, supported, group, status, count = _GROUP.unpack_from(raw, at)
+        at += _GROUP.size
+        if at + count * _PORT.size > end:
+            return
+        if group in seen:
+            raise RemoteProtocolError("SCSI", f"target port group {group} was reported twice")
+        seen.add(group)
+        ports = tuple(_PORT.unpack_from(raw, at + _PORT.size * i)[0] for i in range(count))
+        at += count * _PORT.size
+        yield PortGroup(group, first & 0x0F, bool(first & _PREFERRED), supported, status, ports)
+
+
+def length_of_report(data: bytes | memoryview) -> int:
+    """How many bytes the whole answer has, of which ``data`` is the beginning; at least 4."""
+    if len(data) < _HEADER.size:
+        return _HEADER.size
+    return _HEADER.size + int(_HEADER.unpack_from(bytes(data[: _HEADER.size]))[0])
+
+
+# -- whose port is it ------------------------------------------------------------------------------
+
+
+class PortIdentity(NamedTuple):
+    """Through which port the page was read; None where the page does not say."""
+
+    relative_port: int | None = None
+    group: int | None = None
+
+
+def decode_port_identity(page: bytes | memoryview | None) -> PortIdentity:
+    """From the device identification page (VPD 83): its designators of the target port. Raises
+    RemoteProtocolError when it is another page."""
+    found: dict[int, int] = {}
+    for association, kind, _, raw in inquiry.decode_designators(page):
+        wanted = kind in (inquiry.TYPE_RELATIVE_PORT, inquiry.TYPE_PORT_GROUP)
+        if association == inquiry.ASSOCIATION_PORT and wanted and len(raw) == _IDENTIFIER.size:
+            found.setdefault(kind, _IDENTIFIER.unpack(raw)[0])
+    return PortIdentity(found.get(inquiry.TYPE_RELATIVE_PORT), found.get(inquiry.TYPE_PORT_GROUP))
+
+
+def port_designators(relative_port: int, group: int) -> tuple[Designator, Designator]:
+    """What ``decode_port_identity`` reads."""
+    return (
+        Designator(
+            inquiry.ASSOCIATION_PORT,
+            inquiry.TYPE_RELATIVE_PORT,
+            inquiry.BINARY,
+            _IDENTIFIER.pack(relative_port),
+        ),
+        Designator(
+            inquiry.ASSOCIATION_PORT,
+            inquiry.TYPE_PORT_GROUP,
+            inquiry.BINARY,
+            _IDENTIFIER.pack(group),
+        ),
+    )
+
+
+def state_here(groups: Iterable[PortGroup], identity: PortIdentity) -> PortGroup | None:
+    """The group of the port that was asked; None where the answers do not say."""
+    for each in groups:
+        if each.group == identity.group:
+            return each
+    if identity.group is None and identity.relative_port is not None:
+        for each in groups:
+            if identity.relative_port in each.ports:
+                return each
+    return None
+
+
+# -- sense data ------------------------------------------------------------------------------------
+
+
+def state_of_sense(sense: Sense) -> int | None:
+    """The state that a command was refused for; None: it was refused for another reason.
+
+    Another way to the LUN may well carry it out; this one will not, until its state changes
+    (TRANSITIONING: until the change that is under way has ended).
+    """
+    # SPC-4 has NOT READY; some devices say ILLEGAL REQUEST of a path that they will not serve.
+    if sense.is_deferred or sense.key not in (NOT_READY, ILLEGAL_REQUEST):
+        return None
+    return _STATE_OF_SENSE.get(sense.code)
+
+
+def is_state_change(sense: Sense) -> bool:
+    """A unit attention: states have changed, or could not; ask for them again."""
+    return sense.key == UNIT_ATTENTION and sense.code in (STATE_CHANGED, TRANSITION_FAILED)

@@ -1,0 +1,250 @@
+"""Persistent reservations of one LUN: who is registered, who holds what, and what that forbids.
+
+No I/O and no clock. Registrations belong to I_T nexuses by name (initiator name and ISID), so they
+outlive connections and LUN resets; they end with the process (PTPL_C is 0, APTPL is refused).
+Sources: SPC-4, Persistent reservations; the classes of commands also SBC-3, Reservations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from iserblk.scsi import reservations as pr
+from iserblk.scsi import sense
+from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation, TransportId
+from iserblk.target.task import CheckCondition, ReservationConflict
+
+# What a command does to a LUN that somebody else has reserved.
+FREE = 0  # nothing: always allowed, or it has rules of its own
+READS = 1  # Write Exclusive types let it pass
+CHANGES = 2
+STARTS = 3  # FREE where bit 0 of byte 4 is set, else CHANGES (START STOP UNIT)
+PREVENTS = 4  # FREE where bits 1-0 of byte 4 are 0, else CHANGES (PREVENT ALLOW MEDIUM REMOVAL)
+
+MAXIMUM_REGISTRATIONS = 256  # of one LUN: whoever reaches the port can make them
+RELATIVE_PORT = 1
+
+_ATP_C = 0x04
+_EXCLUSIVE = (pr.EXCLUSIVE_ACCESS, pr.EXCLUSIVE_ACCESS_REGISTRANTS, pr.EXCLUSIVE_ACCESS_ALL)
+_ALL_REGISTRANTS = (pr.WRITE_EXCLUSIVE_ALL, pr.EXCLUSIVE_ACCESS_ALL)
+_FOR_REGISTERED = (
+    pr.WRITE_EXCLUSIVE_REGISTRANTS,
+    pr.EXCLUSIVE_ACCESS_REGISTRANTS,
+    *_ALL_REGISTRANTS,
+)
+_GENERATIONS = 1 << 32
+
+Tell = Callable[[TransportId, int], None]
+
+
+class _Registration(NamedTuple):
+    key: int
+    all_ports: bool
+
+
+def _wrong_parameter(field: int, bit: int | None = None) -> CheckCondition:
+    return CheckCondition(
+        sense.ILLEGAL_REQUEST,
+        sense.INVALID_FIELD_IN_PARAMETER_LIST,
+        field=field,
+        bit=bit,
+        field_in_cdb=False,
+    )
+
+
+class Reservations:
+    """``type``: of the reservation, 0 when there is none. ``tell(nexus, code)``: a unit attention
+    for an I_T nexus; set by the device server. Used by one thread."""
+
+    def __init__(self) -> None:
+        self.type = 0
+        self.generation = 0
+        self.tell: Tell = lambda _nexus, _code: None
+        self._holder: TransportId | None = None  # None for the All Registrants types, too
+        self._registered: dict[TransportId, _Registration] = {}
+
+    # -- what is forbidden ------------------------------------------------------------------------
+
+    def conflicts(self, nexus: TransportId, access: int, cdb: bytes) -> bool:
+        """Whether a command of that nexus ends with RESERVATION CONFLICT."""
+        if access >= STARTS:
+            bits = cdb[4]
+            access = FREE if (bits & 1 if access == STARTS else not bits & 3) else CHANGES
+        if access == FREE or not self.type or nexus == self._holder:
+            return False
+        if self.type in _FOR_REGISTERED and nexus in self._registered:
+            return False
+        return access == CHANGES or self.type in _EXCLUSIVE
+
+    # -- PERSISTENT RESERVE IN --------------------------------------------------------------------
+
+    def answer(self, action: int) -> bytes:
+        """Parameter data of a service action, whole."""
+        if action == pr.READ_KEYS:
+            keys = [each.key for each in self._registered.values()]
+            return pr.encode_keys(self.generation, keys)
+        if action == pr.READ_RESERVATION:
+            return pr.encode_reservation(self.generation, self._reservation())
+        if action == pr.REPORT_CAPABILITIES:
+            return pr.encode_capabilities(_ATP_C)
+        status = [
+            FullStatus(
+                registration.key,
+                self._holds(nexus),
+                self.type,
+                registration.all_ports,
+                0 if registration.all_ports else RELATIVE_PORT,
+                nexus,
+            )
+            for nexus, registration in self._registered.items()
+        ]
+        return pr.encode_full_status(self.generation, status)
+
+    def _reservation(self) -> Reservation | None:
+        if not self.type:
+            return None
+        key = 0 if self._holder is None else self._registered[self._holder].key
+        return Reservation(key, self.type)
+
+    def _holds(self, nexus: TransportId) -> bool:
+        if self.type in _ALL_REGISTRANTS:
+            return nexus in self._registered
+        return bool(self.type) and nexus == self._holder
+
+    # -- PERSISTENT RESERVE OUT -------------------------------------------------------------------
+
+    def change(
+        self, nexus: TransportId, action: int, scope_type: int, parameters: OutParameters
+    ) -> list[TransportId]:
+        """Carry out a service action for ``nexus``; ``scope_type`` is byte 2 of the CDB. Returns
+        whose tasks have to end: what PREEMPT AND ABORT preempted, the sender left out. Raises
+        CheckCondition or ReservationConflict, nothing changed."""
+        mine = self._registered.get(nexus)
+        if action in (pr.REGISTER, pr.REGISTER_AND_IGNORE):
+            if action == pr.REGISTER and parameters.key != (mine.key if mine else 0):
+                raise ReservationConflict
+            if parameters.flags & pr.SPEC_I_PT:
+                raise _wrong_parameter(20, 3)
+            if parameters.flags & pr.APTPL:
+                raise _wrong_parameter(20, 0)
+            self._register(nexus, parameters)
+            return []
+        if mine is None or mine.key != parameters.key:
+            raise ReservationConflict
+        if action == pr.RESERVE:
+            self._reserve(nexus, scope_type)
+        elif action == pr.RELEASE:
+            self._release(nexus, scope_type)
+        elif action == pr.CLEAR:
+            self._clear(nexus)
+        else:
+            victims = self._preempt(nexus, scope_type, parameters.action_key)
+            return victims if action == pr.PREEMPT_AND_ABORT else []
+        return []
+
+    def _register(self, nexus: TransportId, parameters: OutParameters) -> None:
+        known = nexus in self._registered
+        if parameters.action_key:
+            if not known and len(self._registered) >= MAXIMUM_REGISTRATIONS:
+                raise CheckCondition(sense.ILLEGAL_REQUEST, sense.NO_ROOM_FOR_REGISTRATION)
+            all_ports = bool(parameters.flags & pr.ALL_TG_PT)
+            self._registered[nexus] = _Registration(parameters.action_key, all_ports)
+        elif known:
+            self._unregister(nexus)
+        else:
+            return  # nothing to take back
+        self._next_generation()
+
+    def _unregister(self, nexus: TransportId) -> None:
+        """The reservation goes with its holder, or with the last of all registrants."""
+        del self._registered[nexus]
+        if self.type in _ALL_REGISTRANTS:
+            if not self._registered:
+                self._end_reservation()
+        elif nexus == self._holder:
+            told = self.type in _FOR_REGISTERED
+            self._end_reservation()
+            if told:
+                self._tell_others(nexus, sense.RESERVATIONS_RELEASED)
+
+    def _reserve(self, nexus: TransportId, scope_type: int) -> None:
+        kind = _checked_type(scope_type)
+        if not self.type:
+            self._hold(nexus, kind)
+        elif not self._holds(nexus) or kind != self.type:
+            raise ReservationConflict
+
+    def _release(self, nexus: TransportId, scope_type: int) -> None:
+        if not self._holds(nexus):
+            return  # GOOD: what one does not hold is not there for one
+        if scope_type != self.type:
+            raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_RELEASE)
+        told = self.type in _FOR_REGISTERED
+        self._end_reservation()
+        if told:
+            self._tell_others(nexus, sense.RESERVATIONS_RELEASED)
+
+    def _clear(self, nexus: TransportId) -> None:
+        self._tell_others(nexus, sense.RESERVATIONS_PREEMPTED)
+        self._registered.clear()
+        self._end_reservation()
+        self._next_generation()
+
+    def _preempt(self, nexus: TransportId, scope_type: int, key: int) -> list[TransportId]:
+        """By ``key``: the reservation of whoever holds it under that key (0: of all registrants)
+        becomes the sender's; the registrations under it are removed in any case."""
+        everybody = self.type in _ALL_REGISTRANTS and not key
+        if not key and not everybody:
+            raise _wrong_parameter(8)
+        holder = self._registered[self._holder] if self._holder is not None else None
+        takes_over = everybody or (holder is not None and holder.key == key)
+        victims = [each for each, at in self._registered.items() if everybody or at.key == key]
+        if takes_over:
+            kind = _checked_type(scope_type)
+            victims = [each for each in victims if each != nexus]
+            changed = kind != self.type
+            self._hold(nexus, kind)
+        elif not victims:
+            raise ReservationConflict
+        else:
+            changed = False
+        for victim in victims:
+            del self._registered[victim]
+        if not self._registered:
+            self._end_reservation()  # of all registrants, who are no more
+        self._next_generation()
+        victims = [each for each in victims if each != nexus]
+        for victim in victims:
+            self.tell(victim, sense.REGISTRATIONS_PREEMPTED)
+        if changed:
+            self._tell_others(nexus, sense.RESERVATIONS_RELEASED)
+        return victims
+
+    def _hold(self, nexus: TransportId, kind: int) -> None:
+        self.type = kind
+        self._holder = None if kind in _ALL_REGISTRANTS else nexus
+
+    def _end_reservation(self) -> None:
+        self.type = 0
+        self._holder = None
+
+    def _next_generation(self) -> None:
+        self.generation = (self.generation + 1) % _GENERATIONS
+
+    def _tell_others(self, nexus: TransportId, code: int) -> None:
+        for each in self._registered:
+            if each != nexus:
+                self.tell(each, code)
+
+
+def _checked_type(scope_type: int) -> int:
+    """Of the LUN as scope. Raises CheckCondition for another, and for an unknown type."""
+    if scope_type not in pr.TYPES:
+        raise CheckCondition(
+            sense.ILLEGAL_REQUEST,
+            sense.INVALID_FIELD_IN_CDB,
+            field=2,
+            bit=7 if scope_type >> 4 else 3,
+        )
+    return scope_type

@@ -1,0 +1,188 @@
+"""``iserblk discover`` as its users have it: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iserblk.discovery.ranking import is_near, local_networks
+from iserblk.iscsi.text import encode
+from tests.cli.commands import bad, good, good_json, iserblk, serving
+from tests.support.portal import Portal, portals
+from tests.support.target import IQN, ROOT, TargetProcess, running_target
+
+JSON_DOCUMENT = (ROOT / "docs/json.md").read_text()
+OTHER = "iqn.2026-11.example:other"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    place = tmp_path_factory.mktemp("discover")
+    with running_target([f"{place}/disk:size=1M"], place / "log") as process:
+        yield process
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    with portals(1) as (one,):
+        yield one
+
+
+def documented(title: str) -> set[str]:
+    """The field names in the table below ``title``."""
+    section = JSON_DOCUMENT.partition("## iserblk discover\n")[2].partition("\n## ")[0]
+    rows = section.partition(f"{title}:\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    assert rows
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+@pytest.mark.parametrize("scheme", ["", "iser://", "iscsi://"])
+def test_the_embedded_target(target: TargetProcess, scheme: str) -> None:
+    """Over iSER by default, and over TCP. proves: ISER-5.1-7"""
+    text = good("discover", f"{scheme}{target.listen}")
+    name, way = text.splitlines()
+    assert name == IQN
+    assert way.startswith(f"  {scheme or 'iser://'}{target.listen}/{IQN} ")
+    assert "group 1" in way and "own subnet" in way
+    assert ("takes iSER" in way) == (scheme != "iscsi://")
+
+
+def test_the_urls_that_it_shows_work(target: TargetProcess) -> None:
+    for scheme in ("iser", "iscsi"):
+        report = good_json("discover", f"{scheme}://{target.listen}")
+        ((url,),) = [[way["url"] for way in each["portals"]] for each in report["targets"]]
+        assert good_json("info", url)["disks"][0]["target"] == IQN
+
+
+def test_json_is_as_documented(target: TargetProcess) -> None:
+    report = good_json("discover", target.listen)
+    assert set(report) == documented("One object")
+    assert set(report["targets"][0]) == documented("A target")
+    assert set(report["targets"][0]["portals"][0]) == documented("A portal")
+    assert report["source"] == f"iser://{target.listen}"
+
+
+def test_probing(target: TargetProcess, portal: Portal) -> None:
+    """Portals that are found over TCP are asked for iSER, and the one that takes it comes first."""
+    portal.answer = [
+        encode(
+            [
+                ("TargetName", IQN),
+                ("TargetAddress", f"{portal.name},1"),
+                ("TargetAddress", f"{target.listen},2"),
+            ]
+        )
+    ]
+    where = f"iscsi://{portal.name}"
+    plain = good("discover", where).splitlines()[1:]
+    assert [line.split()[0] for line in plain] == [
+        f"iscsi://{portal.name}/{IQN}",
+        f"iscsi://{target.listen}/{IQN}",
+    ]
+    probed = good("discover", where, "--probe").splitlines()[1:]
+    assert [line.split()[0] for line in probed] == [
+        f"iser://{target.listen}/{IQN}",
+        f"iscsi://{portal.name}/{IQN}",
+    ]
+    assert "takes iSER" in probed[0] and "no iSER" in probed[1]
+
+
+def test_a_portal_without_iser_is_asked_by_tcp(portal: Portal) -> None:
+    """Where only HOST:PORT was said; it is the address of a target that comes without one."""
+    done = iserblk("discover", portal.name)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1].split() == [f"iscsi://{portal.name}/{IQN}", "own", "subnet"]
+    (warning,) = done.stderr.splitlines()
+    assert "Traditional iSCSI is used" in warning and "no MPA Reply" in warning
+    assert (portal.mpa, portal.logins, portal.asked) == (1, 1, ["All"])
+
+
+def test_an_iser_url_means_iser() -> None:
+    with portals(1, lambda: Portal(slam=True)) as (portal,):
+        assert "is it an iSER portal?" in bad(4, "discover", f"iser://{portal.name}")
+        assert (portal.mpa, portal.logins) == (1, 0)
+
+
+def test_long_answers(portal: Portal) -> None:
+    """Several Text Responses, cut anywhere; IPv6, tags and types."""
+    text = encode(
+        pair
+        for number in range(500)
+        for pair in (
+            ("TargetName", f"{IQN}{number}"),
+            ("TargetAddress", "[2001:db8::1]:860,7"),
+            ("TargetAddress", "192.0.2.1,8,3"),
+        )
+    )
+    portal.answer = [text[at : at + 8191] for at in range(0, len(text), 8191)]
+    assert len(portal.answer) > 4
+    report = good_json("discover", f"iscsi://{portal.name}")
+    assert [each["name"] for each in report["targets"]] == [f"{IQN}{n}" for n in range(500)]
+    one, two = report["targets"][3]["portals"]
+    assert one == {
+        "url": f"iser://192.0.2.1:3260/{IQN}3",
+        "host": "192.0.2.1",
+        "port": 3260,
+        "group": 8,
+        "group_type": "InfiniBand",
+        "iser": True,
+        "own_subnet": is_near("192.0.2.1", local_networks()),
+    }
+    assert (two["url"], two["group"]) == (f"iscsi://[2001:db8::1]:860/{IQN}3", 7)
+
+
+def test_ipv6() -> None:
+    try:
+        made = Portal("::1")
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error.strerror}")
+    with portals(1, lambda: made) as (portal,):
+        assert f"iscsi://{portal.name}/{IQN}" in good("discover", f"iscsi://{portal.name}")
+
+
+def test_one_target(target: TargetProcess) -> None:
+    assert IQN in good("discover", f"{target.url}")
+    assert "does not know" in bad(21, "discover", target.url.replace(IQN, OTHER))
+
+
+def test_no_targets(portal: Portal) -> None:
+    portal.answer = [b""]
+    where = f"iscsi://{portal.name}"
+    assert good("discover", where) == f"{where} knows no targets for us\n"
+    assert good_json("discover", where) == {"source": where, "targets": []}
+
+
+def test_nonsense_is_an_error(portal: Portal) -> None:
+    portal.answer = [encode([("TargetName", IQN), ("TargetAddress", "somewhere:x,1")])]
+    assert "'somewhere:x,1'" in bad(4, "discover", f"iscsi://{portal.name}")
+
+
+def test_errors(target: TargetProcess) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{reserved.getsockname()[1]}"
+        assert "before that, by iSER" in bad(4, "discover", nobody)
+        assert "Connection refused" in bad(4, "discover", f"iscsi://{nobody}")
+    assert "leave out the LUN" in bad(7, "discover", f"{target.url}/0")
+    assert "write HOST[:PORT], or a URL" in bad(7, "discover", "host/iqn")
+    assert "cannot resolve" in bad(23, "discover", "iscsi://nowhere.invalid")
+    assert "PORTAL|URL" in bad(7, "discover")
+
+
+def test_chap(tmp_path: Path) -> None:
+    """Credentials as elsewhere."""
+    accounts, secret = tmp_path / "accounts", tmp_path / "secret"
+    for path, text in ((accounts, "me:0123456789abcdef\n"), (secret, "0123456789abcdef\n")):
+        path.write_text(text)
+        path.chmod(0o600)
+    arguments = ("target", "--listen", "127.0.0.1:0", "--iqn", IQN, "--chap-accounts", accounts)
+    with serving(*arguments, "--lun", f"{tmp_path}/lun:size=1M", log=tmp_path / "log") as server:
+        listen = server.url.removeprefix("iser://").partition("/")[0]
+        for scheme in ("iser", "iscsi"):
+            url = f"{scheme}://me@{listen}"
+            assert IQN in good("discover", url, "--chap-secret-file", secret)
+            assert "authentication" in bad(24, "discover", f"{scheme}://{listen}")

@@ -1,0 +1,205 @@
+"""A session without a wire, and a target with a cache that can be lost: tests decide when each
+command is executed, and when its answer comes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from time import monotonic
+
+from iserblk.disk.core import DiskCore
+from iserblk.disk.geometry import Geometry
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import IserblkError
+from iserblk.initiator.task import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter
+from iserblk.scsi import opcodes
+from iserblk.scsi import sense as sense_data
+from iserblk.scsi.luns import encode
+from tests.initiator.fake import CountingWaiter
+
+BLOCK = 512
+LUN = encode(0)
+POWER_ON = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x29, 0x00)
+CAPACITY = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x2A, 0x09)
+MEDIUM_ERROR = sense_data.encode_fixed(sense_data.MEDIUM_ERROR, 0x0C, 0x00)
+DEFERRED = bytes((sense_data.FIXED_DEFERRED,)) + MEDIUM_ERROR[1:]
+
+
+class FakeSession:
+    """``flight``: submitted and not ended, oldest first."""
+
+    new_waiter = CountingWaiter
+
+    def __init__(self, depth: int = 64) -> None:
+        self.io_timeout = 30.0
+        self.immediate_limit = 0
+        self.portal = "portal:3260"
+        self.tasks = [TaskSlot(index) for index in range(depth)]
+        for slot in self.tasks:
+            slot.cdb = bytearray(16)
+        self._free = list(self.tasks)
+        self.flight: list[TaskSlot] = []
+        self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
+        self.disconnected = False
+        self.suspended = False
+
+    def take_now(self) -> TaskSlot | None:
+        if not self._free:
+            return None
+        slot = self._free.pop()
+        slot.state = TAKEN
+        return slot
+
+    def take(self, _waiter: Waiter) -> TaskSlot:
+        slot = self.take_now()
+        assert slot is not None
+        return slot
+
+    def submit(self, slot: TaskSlot) -> None:
+        slot.state = QUEUED if self.suspended else SENT
+        slot.deadline = slot.deadline or monotonic() + self.io_timeout
+        self.flight.append(slot)
+
+    def release(self, slot: TaskSlot) -> None:
+        assert slot.state == TAKEN
+        slot.state = FREE
+        slot.data = None
+        slot.error = None
+        slot.last = -1
+        slot.deadline = 0.0
+        self._free.append(slot)
+
+    @property
+    def busy(self) -> int:
+        return len(self.tasks) - len(self._free)
+
+    def disconnect(self) -> None:
+        self.disconnected = True
+
+    def suspend(self) -> None:
+        """The connection is lost: what was in flight will be sent again, in order."""
+        self.suspended = True
+        for slot in self.flight:
+            slot.state = QUEUED
+
+    def resume(self) -> None:
+        self.suspended = self.disconnected = False
+        for slot in self.flight:
+            slot.state = SENT
+
+    def end(
+        self, slot: TaskSlot, status: int = 0, sense: bytes = b"", error: IserblkError | None = None
+    ) -> None:
+        self.flight.remove(slot)
+        slot.status = 2 if sense else status
+        slot.sense = sense
+        slot.error = error
+        slot.response = slot.residual = 0
+        if sense and slot.lun in self.on_sense:
+            self.on_sense[slot.lun](slot)
+        slot.state = TAKEN
+        slot.waiter.task_done()
+
+
+class FakeTarget:
+    """Blocks, of which ``cached`` are not on stable storage yet."""
+
+    def __init__(self, blocks: int) -> None:
+        self.stable = [bytes(BLOCK)] * blocks
+        self.cached: dict[int, bytes] = {}
+        self.executed: list[int] = []
+
+    def block(self, lba: int) -> bytes:
+        return self.cached.get(lba, self.stable[lba])
+
+    def execute(self, slot: TaskSlot) -> None:
+        operation = slot.cdb[0]
+        self.executed.append(operation)
+        lba = int.from_bytes(slot.cdb[2:10], "big")
+        blocks = int.from_bytes(slot.cdb[10:14], "big")
+        if operation == opcodes.WRITE_16:
+            assert slot.data is not None and len(slot.data) == blocks * BLOCK
+            for at in range(blocks):
+                content = bytes(slot.data[at * BLOCK : at * BLOCK + BLOCK])
+                if slot.cdb[1] & 8:
+                    self.stable[lba + at] = content
+                    self.cached.pop(lba + at, None)
+                else:
+                    self.cached[lba + at] = content
+        elif operation == opcodes.WRITE_SAME_16:
+            self.cached.update((lba + at, bytes(BLOCK)) for at in range(blocks))
+        elif operation == opcodes.UNMAP:
+            assert slot.data is not None
+            lba = int.from_bytes(slot.data[8:16], "big")
+            blocks = int.from_bytes(slot.data[16:20], "big")
+            self.cached.update((lba + at, bytes(BLOCK)) for at in range(blocks))
+        elif operation == opcodes.READ_16:
+            assert slot.data is not None
+            slot.data[:] = b"".join(self.block(lba + at) for at in range(blocks))
+        elif operation == opcodes.SERVICE_ACTION_IN_16:
+            assert slot.data is not None
+            slot.data[:12] = (len(self.stable) - 1).to_bytes(8, "big") + BLOCK.to_bytes(4, "big")
+        else:
+            assert operation == opcodes.SYNCHRONIZE_CACHE_16
+            for at, content in self.cached.items():
+                self.stable[at] = content
+            self.cached.clear()
+
+    def lose(self, seed: int) -> None:
+        """Power is lost: of what was cached, some has made it to stable storage."""
+        choice = random.Random(seed)
+        for at, content in self.cached.items():
+            if choice.random() < 0.3:
+                self.stable[at] = content
+        self.cached.clear()
+
+
+def disk(
+    session: FakeSession, blocks: int, max_transfer: int = 1 << 20, wce: bool = True
+) -> DiskCore:
+    info = LunInfo(
+        name="lun0", url="iser://portal/iqn/0", target="iqn", lun=0, size=blocks * BLOCK,
+        block_size=BLOCK, physical_block_size=BLOCK, read_only=False, rotational=False,
+        write_cache=wce, fua=True, can_trim=True, can_zero=True, zero_by_unmap=True,
+        can_extents=True, vendor="", product="", revision="", serial="", identifiers=(),
+        max_transfer=max_transfer, optimal_transfer=0,
+    )  # fmt: skip
+    return DiskCore(session, LUN, info, Geometry(block=BLOCK, long_cdbs=True))  # type: ignore[arg-type]
+
+
+def run(
+    operation: Operation[object],
+    session: FakeSession,
+    target: FakeTarget,
+    newest_first: bool = False,
+) -> object:
+    """To its end; the commands in flight are executed in one order or the other."""
+    try:
+        while True:
+            step = next(operation)
+            while not isinstance(step, float) and step.pending:
+                slot = session.flight[-1 if newest_first else 0]
+                target.execute(slot)
+                session.end(slot)
+    except StopIteration as stop:
+        return stop.value
+
+
+def reconnect(core: DiskCore, target: FakeTarget, lost: bool = True) -> FakeSession:
+    """What the reconnector does: a fresh session takes the place of the core's."""
+    session: FakeSession = core.session  # type: ignore[assignment]
+    session.suspend()
+    fresh = FakeSession()
+    fresh.on_sense[core.lun] = core.hear_resuming
+    if lost:
+        slot = fresh.take_now()
+        assert slot is not None
+        slot.lun, slot.waiter = core.lun, CountingWaiter()
+        slot.state = SENT
+        fresh.flight.append(slot)
+        fresh.end(slot, sense=POWER_ON)
+        fresh.release(slot)
+    run(core.replay(fresh), fresh, target, newest_first=True)  # type: ignore[arg-type]
+    assert fresh.busy == 0
+    session.resume()
+    return fresh

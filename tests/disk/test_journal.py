@@ -1,0 +1,440 @@
+"""The journal's bound, its batches, and what is done about a loss with and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from iserblk.disk.core import DiskCore
+from iserblk.disk.journal import CHUNK, SMALL, Journal
+from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
+from iserblk.initiator.task import SENT, TAKEN, Operation, TaskSlot
+from iserblk.scsi import opcodes
+from tests.disk import fake_target
+from tests.disk.fake_target import (
+    BLOCK,
+    DEFERRED,
+    MEDIUM_ERROR,
+    POWER_ON,
+    FakeSession,
+    FakeTarget,
+    reconnect,
+    run,
+)
+from tests.initiator.fake import CountingWaiter
+
+BLOCKS = 64
+SYNC = opcodes.SYNCHRONIZE_CACHE_16
+
+
+class Bench:
+    def __init__(self, limit: int | None = 1 << 20, wce: bool = True) -> None:
+        self.session = FakeSession()
+        self.target = FakeTarget(BLOCKS)
+        self.core: DiskCore = fake_target.disk(self.session, BLOCKS, 8 * BLOCK, wce)
+        if limit is not None:
+            self.core.keep_journal(limit)
+
+    @property
+    def kept(self) -> int:
+        keeper = self.core.durability.keeper
+        return keeper.size if keeper is not None else 0
+
+    def run(self, operation: Operation[Any]) -> object:
+        return run(operation, self.session, self.target)
+
+    def write(self, first: int, blocks: int, byte: int, fua: bool = False) -> None:
+        buffer = bytearray(bytes((byte,)) * blocks * BLOCK)
+        self.run(self.core.write(memoryview(buffer), first * BLOCK, fua))
+        buffer[:] = b"\xee" * len(buffer)
+
+    def holds(self, first: int, blocks: int, byte: int) -> bool:
+        return all(
+            self.target.block(lba) == bytes((byte,)) * BLOCK for lba in range(first, first + blocks)
+        )
+
+    def report(self, sense: bytes) -> None:
+        """A read hears it, on the living connection."""
+        waiter = CountingWaiter()
+        slot = self.core.begin_read(memoryview(bytearray(BLOCK)), 0, waiter)
+        assert slot is not None
+        self.session.end(slot, sense=sense)
+        self.core.dropped(slot)
+
+
+def test_lost_cache_is_made_good() -> None:
+    bench = Bench()
+    bench.write(0, 20, 1)  # three commands
+    bench.write(5, 3, 2)
+    bench.run(bench.core.write(memoryview(b"\3" * 10), 30 * BLOCK + 7))  # part of a block
+    bench.run(bench.core.zero(10 * BLOCK, 4 * BLOCK, False, False, False))
+    bench.run(bench.core.trim(15 * BLOCK, 2 * BLOCK))
+    before = [bench.target.block(lba) for lba in range(BLOCKS)]
+    bench.target.cached.clear()
+    reconnect(bench.core, bench.target)
+    assert [bench.target.block(lba) for lba in range(BLOCKS)] == before
+    bench.target.cached.clear()  # it is still not flushed: once more
+    reconnect(bench.core, bench.target)
+    assert [bench.target.block(lba) for lba in range(BLOCKS)] == before
+    bench.run(bench.core.flush())
+    assert bench.kept == 0
+    assert bench.target.stable == before
+
+
+def test_nothing_is_sent_again_where_nothing_was_lost() -> None:
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.target.executed.clear()
+    reconnect(bench.core, bench.target, lost=False)
+    assert bench.target.executed == []
+    bench.run(bench.core.flush())
+    reconnect(bench.core, bench.target)
+    assert bench.target.executed == [SYNC]
+
+
+@pytest.mark.parametrize("bench", [Bench(wce=False), Bench(limit=None)])
+def test_nothing_is_kept(bench: Bench) -> None:
+    bench.write(0, 4, 1)
+    assert bench.kept == 0
+
+
+def test_fua_is_kept_only_behind_something_older() -> None:
+    bench = Bench()
+    bench.write(0, 1, 1, fua=True)
+    assert bench.kept == 0
+    bench.write(0, 2, 2)
+    bench.write(0, 1, 3, fua=True)
+    bench.target.cached.clear()
+    reconnect(bench.core, bench.target)
+    assert bench.holds(0, 1, 3) and bench.holds(1, 1, 2)
+
+
+def test_bound_forces_a_flush() -> None:
+    bench = Bench(limit=8 * BLOCK)
+    for at in range(8):
+        bench.write(at, 1, at)
+    assert bench.kept == 8 * BLOCK and SYNC not in bench.target.executed
+    assert (
+        bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter()) is None
+    )  # no room: the long way
+    bench.write(8, 1, 8)
+    assert bench.kept == BLOCK and bench.target.executed.count(SYNC) == 1
+    bench.write(0, 20, 9)  # more than the bound: two commands more than fit
+    assert bench.kept == 0 and bench.target.executed.count(SYNC) == 2
+    assert bench.target.stable[:20] == [b"\x09" * BLOCK] * 20
+
+
+def test_one_flushes_and_the_others_wait() -> None:
+    bench = Bench(limit=2 * BLOCK)
+    bench.write(0, 2, 1)
+    writes = [bench.core.write(memoryview(bytes(BLOCK)), at * BLOCK) for at in range(4)]
+    waiters = [next(each) for each in writes]
+    assert [slot.cdb[0] for slot in bench.session.flight] == [SYNC]
+    slot = bench.session.flight[0]
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    assert all(isinstance(each, CountingWaiter) for each in waiters)
+    with pytest.raises(StopIteration):
+        while True:
+            next(writes[0])
+            bench.session.end(bench.session.flight[0])
+    assert [each.pending for each in waiters[1:]] == [0, 0, 0]  # type: ignore[union-attr]
+    for each in writes[1:]:
+        bench.run(each)
+
+
+def test_failed_forced_flush_fails_the_write_that_needs_it() -> None:
+    """Else there would be no bound."""
+    bench = Bench(limit=BLOCK)
+    bench.write(0, 1, 1)
+    write = bench.core.write(memoryview(bytes(BLOCK)), BLOCK)
+    next(write)
+    bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError):
+        next(write)
+    assert bench.kept == BLOCK and bench.session.busy == 0
+    bench.write(1, 1, 2)  # the next one tries again
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_flush_drops_what_had_ended_before_it_began(fails: bool) -> None:
+    bench = Bench()
+    bench.write(0, 1, 1)
+    flush = bench.core.flush()
+    next(flush)
+    waiter = CountingWaiter()
+    slot = bench.core.begin_write(memoryview(b"\2" * BLOCK), BLOCK, waiter)
+    assert slot is not None
+    bench.session.end(slot)
+    assert bench.core.ended_write(slot) == 0.0
+    assert bench.kept == 2 * BLOCK
+    bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR if fails else b"")
+    with pytest.raises(ScsiError if fails else StopIteration):
+        next(flush)
+    assert bench.kept == (2 * BLOCK if fails else BLOCK)
+    bench.run(bench.core.flush())
+    assert bench.kept == 0
+
+
+def test_loss_on_a_living_connection_ends_it_before_a_flush_succeeds() -> None:
+    bench = Bench()
+    bench.write(0, 2, 1)
+    flush = bench.core.flush()
+    next(flush)
+    bench.target.cached.clear()
+    bench.report(POWER_ON)
+    assert bench.session.disconnected
+    slot = bench.session.flight[0]
+    bench.target.execute(slot)  # with nothing left to synchronize
+    bench.session.end(slot)
+    assert isinstance(next(flush), float)
+    reconnect(bench.core, bench.target, lost=False)
+    bench.run(flush)
+    assert bench.target.stable[:2] == [b"\1" * BLOCK] * 2
+    assert bench.kept == 0
+
+
+def test_read_that_may_have_seen_the_past_is_done_again() -> None:
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    short = bytearray(BLOCK)
+    slot = bench.core.begin_read(memoryview(short), 0, CountingWaiter())
+    long = bytearray(BLOCK)
+    read = bench.core.read(memoryview(long), 0)
+    next(read)
+    bench.report(POWER_ON)
+    for each in list(bench.session.flight):
+        bench.target.execute(each)
+        bench.session.end(each)
+    assert slot is not None
+    deadline = bench.core.ended(slot)
+    assert deadline > 0
+    assert isinstance(next(read), float)
+    reconnect(bench.core, bench.target, lost=False)
+    bench.run(read)
+    bench.run(bench.core.read(memoryview(short), 0, deadline))
+    assert bytes(short) == bytes(long) == b"\1" * BLOCK
+
+
+@pytest.mark.parametrize("bench", [Bench(limit=None)])
+def test_without_a_journal_the_next_flush_fails(bench: Bench) -> None:
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    reconnect(bench.core, bench.target)
+    assert not bench.session.disconnected
+    with pytest.raises(IserblkError, match="lost"):
+        bench.run(bench.core.flush())
+    bench.run(bench.core.flush())
+
+
+def test_without_a_journal_what_is_in_flight_is_not_lost() -> None:
+    """It is sent again by the session."""
+    bench = Bench(limit=None)
+    bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
+    reconnect(bench.core, bench.target)
+    bench.run(bench.core.flush())
+
+
+def test_deferred_error_fails_the_next_flush_with_a_journal_too() -> None:
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.report(DEFERRED)
+    assert not bench.session.disconnected
+    with pytest.raises(IserblkError, match="lost"):
+        bench.run(bench.core.flush())
+
+
+def _replay(bench: Bench, answer: Callable[[FakeSession, TaskSlot], None]) -> FakeSession:
+    """With ``answer`` for every command."""
+    bench.session.suspend()
+    fresh = FakeSession()
+    bench.core.durability.replay_needed = True
+    replay = bench.core.replay(fresh)  # type: ignore[arg-type]
+    try:
+        while True:
+            step = next(replay)
+            while not isinstance(step, float) and step.pending:
+                answer(fresh, fresh.flight[0])
+    except StopIteration:
+        return fresh
+    finally:
+        assert fresh.busy == 0 and not fresh.flight
+
+
+def test_what_the_lun_refuses_for_good_is_told_by_the_next_flush() -> None:
+    bench = Bench()
+    for at in range(3):
+        bench.write(at, 1, 1)
+    answers = iter([b"", MEDIUM_ERROR, b""])
+    _replay(bench, lambda fresh, slot: fresh.end(slot, sense=next(answers)))
+    bench.session.resume()
+    with pytest.raises(IserblkError, match="lost"):
+        bench.run(bench.core.flush())
+    bench.run(bench.core.flush())
+    assert bench.kept == 0
+
+
+def test_replay_that_fails_with_its_connection_is_done_again_whole() -> None:
+    bench = Bench()
+    for at in range(3):
+        bench.write(at, 1, 1)
+    bench.target.cached.clear()
+    with pytest.raises(ConnectionLost):
+        _replay(bench, lambda fresh, slot: fresh.end(slot, error=ConnectionLost("gone")))
+    assert bench.core.durability.replay_needed
+    reconnect(bench.core, bench.target)
+    assert bench.holds(0, 3, 1) and not bench.core.durability.replay_needed
+
+
+def test_replay_is_patient_with_a_busy_target() -> None:
+    bench = Bench()
+    for at in range(20):
+        bench.write(at, 1, at)
+    bench.target.cached.clear()
+    times = 0
+
+    def answer(fresh: FakeSession, slot: TaskSlot) -> None:
+        nonlocal times
+        times += 1
+        if times % 3 == 0:
+            bench.target.execute(slot)
+            fresh.end(slot)
+        else:
+            fresh.end(slot, sense=POWER_ON) if times % 3 == 1 else fresh.end(slot, status=0x28)
+
+    _replay(bench, answer)
+    assert all(bench.holds(at, 1, at) for at in range(20))
+
+
+# -- the journal by itself -------------------------------------------------------------------------
+
+
+def _submitted(index: int) -> TaskSlot:
+    slot = TaskSlot(index)
+    slot.state = SENT
+    return slot
+
+
+def test_copies_go_on_in_the_next_chunk() -> None:
+    journal = Journal(8 * CHUNK, 512)
+    data = bytes(range(256)) * 2 * 1300  # not a divisor of a chunk
+    for number in range(5):
+        slot = _submitted(number)
+        first = number * 1300
+        buffer = bytearray(data)
+        journal.add(slot, first, first + 1299, memoryview(buffer))
+        slot.state = TAKEN
+        journal.ended(slot)
+        buffer[:] = bytes(len(buffer))
+    assert journal.size == 5 * len(data)
+    entries = journal.begin_replay()
+    assert b"".join(entry.data or b"" for entry in entries) == data * 5
+    at = 0
+    for entry in entries:
+        assert entry.first == at
+        at = entry.last + 1
+    # What is flushed meanwhile stays where it is: it is being sent.
+    journal.flushed(journal.begin_flush())
+    slot = _submitted(9)
+    journal.add(slot, 0, 0, memoryview(bytes(512)))
+    slot.state = TAKEN
+    journal.ended(slot)
+    assert b"".join(entry.data or b"" for entry in entries) == data * 5
+    journal.end_replay()
+
+
+def test_only_what_succeeded_is_kept() -> None:
+    journal = Journal(CHUNK, 512)
+    good, bad, flying = (_submitted(number) for number in range(3))
+    for slot in (good, bad, flying):
+        journal.add(slot, slot.index, slot.index, memoryview(bytes((slot.index,)) * 512))
+    for slot in (good, bad):
+        slot.state = TAKEN
+    bad.status = 2
+    assert [entry.first for entry in journal.begin_replay()] == [0]  # nobody has said so yet
+    journal.end_replay()
+    for slot in (good, bad):
+        journal.ended(slot)
+    assert journal.size == 512 and journal.active
+    command = _submitted(3)
+    journal.add_command(command, 0, 9, b"command", None)
+    command.state = TAKEN
+    journal.ended(command)
+    assert journal.size == 512 + SMALL
+    assert [entry.command_block for entry in journal.begin_replay()] == [b"", b"command"]
+
+
+# -- one deadline, and the size --------------------------------------------------------------------
+
+
+def test_all_retries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    now = 1000.0
+    for module in ("core", "commands"):
+        monkeypatch.setattr(f"iserblk.disk.{module}.monotonic", lambda: now)
+    operations = [
+        bench.core.read(memoryview(bytearray(BLOCK)), 0),
+        bench.core.write(memoryview(bytes(BLOCK)), 0),
+        bench.core.trim(0, 8 * BLOCK),
+        bench.core.flush(),
+    ]
+    for operation in operations:
+        now = 1000.0
+        with pytest.raises(ScsiError, match="BUSY"):
+            while True:
+                step = next(operation)
+                if not isinstance(step, float):
+                    (slot,) = bench.session.flight
+                    assert slot.deadline == 1030.0
+                    now += 10.0
+                    bench.session.end(slot, status=8)
+        assert now == 1030.0
+    assert bench.session.busy == 0
+
+
+def test_short_way_hands_its_deadline_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    slot = bench.core.begin_read(memoryview(bytearray(BLOCK)), 0, CountingWaiter())
+    assert slot is not None
+    slot.deadline = 5.0
+    bench.session.end(slot, status=8)
+    monkeypatch.setattr("iserblk.disk.core.monotonic", lambda: 4.0)
+    assert bench.core.ended(slot) == 5.0
+    slot = bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
+    assert slot is not None
+    slot.deadline = 3.0
+    bench.session.end(slot, status=8)
+    with pytest.raises(ScsiError):
+        bench.core.ended_write(slot)
+
+
+def test_capacity_that_changed_is_asked_for_before_anything_else() -> None:
+    bench = Bench()
+    bench.target.stable += [bytes(BLOCK)] * 16
+    behind = memoryview(bytearray(BLOCK))
+    with pytest.raises(OutOfRange):
+        bench.run(bench.core.read(behind, BLOCKS * BLOCK))
+    bench.report(fake_target.CAPACITY)
+    bench.run(bench.core.read(behind, BLOCKS * BLOCK))
+    assert bench.core.size == bench.core.info.size == (BLOCKS + 16) * BLOCK
+    del bench.target.stable[32:]
+    bench.report(fake_target.CAPACITY)
+    with pytest.raises(OutOfRange, match=r"16384 bytes \(it had 40960 before it shrank\)"):
+        bench.run(bench.core.write(behind, 32 * BLOCK))
+    bench.run(bench.core.write(behind, 31 * BLOCK))
+
+
+def test_capacity_that_cannot_be_read_is_asked_for_again() -> None:
+    bench = Bench()
+    bench.target.stable += [bytes(BLOCK)] * 16
+    bench.report(fake_target.CAPACITY)
+    read = bench.core.read(memoryview(bytearray(BLOCK)), 0)
+    next(read)
+    bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError):
+        next(read)
+    bench.run(bench.core.read(memoryview(bytearray(BLOCK)), 0))
+    assert bench.core.size == (BLOCKS + 16) * BLOCK

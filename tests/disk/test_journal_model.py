@@ -1,0 +1,226 @@
+"""Random writes, answers, errors, flushes and losses, against what each block may hold.
+
+The steps come from a seed: it takes many in a row to get anywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from iserblk.disk.core import DiskCore
+from iserblk.errors import IserblkError
+from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.scsi import opcodes
+from tests.disk.fake_target import (
+    BLOCK,
+    MEDIUM_ERROR,
+    POWER_ON,
+    FakeSession,
+    FakeTarget,
+    disk,
+    reconnect,
+)
+from tests.initiator.fake import CountingWaiter
+
+BLOCKS = 6
+
+
+@dataclass
+class Change:
+    """One write, trim or zero. ``began`` and ``ended``: moments; ``content``: of each block."""
+
+    first: int
+    blocks: int
+    content: bytes
+    began: int
+    ended: int = 1 << 60
+    good: bool = False
+    buffer: bytearray = field(default_factory=bytearray)
+    slot: TaskSlot | None = None
+    operation: Operation[None] | None = None
+    waiter: CountingWaiter | None = None
+
+
+class Machine:
+    def __init__(self, limit: int) -> None:
+        self.session = FakeSession()
+        self.target = FakeTarget(BLOCKS)
+        self.core: DiskCore = disk(self.session, BLOCKS, 2 * BLOCK)
+        self.core.keep_journal(limit)
+        self.now = 0
+        self.changes: list[Change] = []
+        self.running: list[Change] = []
+
+    def content(self) -> bytes:
+        return (len(self.changes) + 1).to_bytes(4, "big") * (BLOCK // 4)
+
+    def write(self, at: int, size: int) -> None:
+        """One command, by the short way where there is one."""
+        first, blocks = at % BLOCKS, 1 + size % 4
+        blocks = min(blocks, BLOCKS - first)
+        change = Change(first, blocks, self.content(), self.now)
+        change.buffer = bytearray(change.content * blocks)
+        view = memoryview(change.buffer)
+        change.waiter = CountingWaiter()
+        if size % 8 < 6:
+            change.slot = self.core.begin_write(view, first * BLOCK, change.waiter)
+        if change.slot is None:
+            change.operation = self.core.write(view, first * BLOCK, fua=size % 8 == 7)
+        self.begin(change)
+
+    def zero(self, at: int, size: int) -> None:
+        first, blocks = at % BLOCKS, min(1 + size % 3, BLOCKS - at % BLOCKS)
+        change = Change(first, blocks, bytes(BLOCK), self.now)
+        offset, length = first * BLOCK, blocks * BLOCK
+        if size % 2:
+            change.operation = self.core.trim(offset, length)
+        else:
+            change.operation = self.core.zero(offset, length, False, False, False)
+        self.begin(change)
+
+    def begin(self, change: Change) -> None:
+        self.changes.append(change)
+        self.running.append(change)
+        if change.operation is not None:
+            self.step(change)
+
+    def step(self, change: Change) -> None:
+        """As far as it goes without another answer."""
+        try:
+            if change.operation is not None:
+                while True:
+                    waits = next(change.operation)
+                    if not isinstance(waits, float):
+                        change.waiter = waits  # type: ignore[assignment]
+                        if waits.pending:
+                            return
+            assert change.slot is not None
+            again = self.core.ended_write(change.slot)
+            change.slot = None
+            if again:
+                view = memoryview(change.buffer)
+                change.operation = self.core.write(view, change.first * BLOCK, deadline=again)
+                self.step(change)
+                return
+            change.good = True
+        except StopIteration:
+            change.good = True
+        except IserblkError:
+            pass
+        change.ended = self.now
+        self.running.remove(change)
+        change.buffer[:] = b"\xee" * len(change.buffer)  # it is the caller's again
+
+    def go_on(self, at: int) -> None:
+        """A thread whose commands have ended wakes up."""
+        able = [each for each in self.running if each.waiter and not each.waiter.pending]
+        if able:
+            self.step(able[at % len(able)])
+
+    def answer(self, at: int, how: int) -> None:
+        if not self.session.flight:
+            return
+        slot = self.session.flight[at % len(self.session.flight)]
+        if how % 8 == 0 and slot.cdb[0] != opcodes.SYNCHRONIZE_CACHE_16:
+            if how & 8:
+                self.target.execute(slot)
+            self.session.end(slot, sense=MEDIUM_ERROR)
+        elif how % 8 == 1:
+            self.session.end(slot, status=8)  # BUSY
+        else:
+            self.target.execute(slot)
+            self.session.end(slot)
+
+    def flush(self) -> None:
+        """To its end, by itself: ``answer`` interleaves others."""
+        change = Change(0, 0, b"", self.now)
+        change.operation = self.core.flush()
+        self.running.append(change)
+        self.step(change)
+
+    def lose(self, seed: int) -> None:
+        """With the connection: some of what was in flight had been executed, unanswered."""
+        for at, slot in enumerate(self.session.flight):
+            if seed >> at & 1:
+                self.target.execute(slot)
+        if seed % 3:
+            self.target.lose(seed)
+        self.session.suspend()
+        reconnect(self.core, self.target)
+        self.check()
+
+    def lose_alive(self, seed: int) -> None:
+        """The target tells it on the living connection, to the command that comes first."""
+        if not self.session.flight:
+            return
+        self.target.lose(seed)
+        self.session.end(self.session.flight[0], sense=POWER_ON)
+        if self.session.disconnected:
+            for at in range(seed % 4):  # they came together
+                self.answer(seed, at + 2)
+                self.go_on(seed)
+            reconnect(self.core, self.target, lost=bool(seed & 1))
+            self.check()
+
+    def check(self) -> None:
+        """Each block holds what was written to it last, or something of the same time."""
+        for lba in range(BLOCKS):
+            held = self.target.block(lba)
+            here = [c for c in self.changes if c.first <= lba < c.first + c.blocks]
+            surely = [c for c in here if c.good]
+            legal = [c.content for c in here if not any(c.ended < o.began for o in surely)]
+            if not surely:
+                legal.append(bytes(BLOCK))
+            assert held in legal, f"block {lba}: {held[:4]!r} of {[x[:4] for x in legal]}"
+
+    def finish(self) -> None:
+        while self.running:
+            self.now += 1
+            while self.session.flight:
+                self.answer(0, 2)
+            self.go_on(0)
+
+
+STEPS = ["write"] * 6 + ["answer"] * 8 + ["go_on"] * 8 + ["zero", "flush", "lose", "lose_alive"]
+
+
+@pytest.mark.parametrize("limit", [4 * BLOCK, 1 << 20])
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.integers(0, 1 << 32), st.sampled_from([8, 40, 200]))
+def test_nothing_acknowledged_is_lost_or_overwritten_by_older(
+    limit: int, seed: int, steps: int
+) -> None:
+    machine = Machine(limit)
+    choice = random.Random(seed)
+    for _ in range(steps):
+        machine.now += 1
+        what, one, two = choice.choice(STEPS), choice.randrange(64), choice.randrange(64)
+        if what == "write":
+            machine.write(one, two)
+        elif what == "zero":
+            machine.zero(one, two)
+        elif what == "answer":
+            machine.answer(one, two)
+        elif what == "go_on":
+            machine.go_on(one)
+        elif what == "flush":
+            machine.flush()
+        elif what == "lose":
+            machine.lose(one * 64 + two)
+        else:
+            machine.lose_alive(one * 64 + two)
+    machine.lose(0)
+    machine.finish()
+    machine.check()
+    assert machine.session.busy == 0
+    machine.flush()
+    machine.finish()
+    assert machine.core.durability.keeper is not None
+    assert not machine.core.durability.keeper.active
+    machine.target.lose(1)
+    machine.check()

@@ -1,0 +1,51 @@
+"""A session that has nothing to do with it: it must go on, unharmed, whatever others do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from iserblk.disk.seam import AsyncDisk
+from tests.support.faces import one_disk, read, write
+
+SIZE = 65536
+TURN_S = 0.002
+
+
+class Bystander:
+    """Writes and reads back, again and again; ``turns``: how often it has."""
+
+    def __init__(self, disk: AsyncDisk) -> None:
+        self._disk = disk
+        self.turns = 0
+
+    async def run(self) -> None:
+        while True:
+            await self.turn()
+            await trio.sleep(TURN_S)
+
+    async def turn(self) -> None:
+        data = random.Random(self.turns).randbytes(SIZE)
+        at = self.turns % 8 * SIZE
+        await write(self._disk, data, at)
+        assert await read(self._disk, at, SIZE) == data
+        self.turns += 1
+
+
+@asynccontextmanager
+async def bystander(url: str) -> AsyncIterator[Bystander]:
+    """``url``: a LUN of its own. At the end it must have got on."""
+    async with one_disk("async", url) as disk, trio.open_nursery() as nursery:
+        made = Bystander(disk)
+        await made.turn()
+        nursery.start_soon(made.run)
+        yield made
+        before = made.turns
+        nursery.cancel_scope.cancel()
+        assert before > 1
+    # After all that others did.
+    async with one_disk("async", url) as disk:
+        await Bystander(disk).turn()

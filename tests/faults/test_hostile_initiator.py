@@ -1,0 +1,197 @@
+"""Initiators that lie, flood, or never get through their login; a real target, and a bystander."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+
+from iserblk.errors import IserblkError, TransportError
+from iserblk.initiator import connect as connect_module
+from iserblk.initiator.connect import connect
+from iserblk.iscsi import bhs, pdu
+from iserblk.rcap import seam
+from iserblk.rcap.iwarp import mpa
+from iserblk.url import Options, parse_url
+from tests.faults.bystander import bystander
+from tests.faults.changes import lie
+from tests.iscsi import logins
+from tests.support.faces import one_disk, read, write
+from tests.support.faults.behaviours import Behaviour
+from tests.support.faults.proxy import FaultProxy
+from tests.support.target import IQN, TargetProcess, running_target
+
+MIB = 1 << 20
+TRANSPORTS = ("iser", "iscsi")
+LOGIN_S = 3.0
+HALF_LOGINS = 1000
+PATIENCE_S = 60.0
+MOST_PINGS = 50_000
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    """LUN 0 is the bystander's, LUN 1 the hostile one's."""
+    place = tmp_path_factory.mktemp("lun")
+    specs = [f"{place}/{name}:size=16M" for name in ("good", "bad")]
+    patience = {"LOGIN_TIMEOUT_S": str(LOGIN_S)}
+    with running_target(specs, place / "target.log", environment=patience) as running:
+        yield running
+    assert "Traceback" not in Path(running.log).read_text()
+
+
+def beginnings() -> list[bytes]:
+    """What a login begins with, cut off at bad places."""
+    header, data = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)])
+    whole = header + data + bytes(-len(data) & 3)
+    going_on = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)], 1, None)
+    first = going_on[0] + going_on[1] + bytes(-len(going_on[1]) & 3)
+    start = mpa.MpaInitiator(private_data=b"\x40\0\0\0").data_to_send()
+    return [b"", whole[:1], whole[:47], whole[:60], first, start[:1], start[:19], start,
+            start + b"\0\x50\x41\x45" + bytes(20)]  # fmt: skip
+
+
+async def settled(target: TargetProcess, baseline: dict[str, int]) -> None:
+    """All that the target held for them is gone."""
+    counted: dict[str, int] = {}
+    with trio.move_on_after(PATIENCE_S):
+        while True:
+            counted = await trio.to_thread.run_sync(target.census)
+            if all(counted[name] <= baseline[name] for name in ("descriptors", "queue pairs")):
+                return
+            await trio.sleep(0.2)
+    pytest.fail(f"before: {baseline}; after: {counted}")
+
+
+async def test_a_thousand_half_logins(target: TargetProcess) -> None:
+    """None gets further; the bystander gets on; each costs little memory; all are cut off."""
+    async with one_disk("async", f"{target.url}/0") as disk:  # warm
+        await write(disk, bytes(MIB), 0)
+    memory = target.memory
+    async with bystander(f"{target.url}/0") as good:
+        baseline = await trio.to_thread.run_sync(target.census)
+        with contextlib.ExitStack() as stack:
+            starts = beginnings()
+            for number in range(HALF_LOGINS):
+                sock = stack.enter_context(socket.create_connection(("127.0.0.1", target.port), 20))
+                sock.sendall(starts[number % len(starts)])
+                if number % 50 == 0:
+                    await trio.lowlevel.checkpoint()
+            turns = good.turns
+            await trio.sleep(1)
+            assert good.turns > turns
+            grown = target.memory - memory
+            print(f"{HALF_LOGINS} half logins: {grown / HALF_LOGINS / 1024:.0f} KiB each")
+            assert grown < 128 * MIB
+            await settled(target, baseline)
+
+
+def ping(number: int) -> bytes:
+    return pdu.NopOut(
+        opcode=bhs.NOP_OUT | bhs.IMMEDIATE,
+        flags=0x80,
+        data_length=4096,
+        lun=bytes(8),
+        itt=number & 0x7FFFFFFF,
+        ttt=bhs.NO_TAG,
+        cmd_sn=1,
+        exp_stat_sn=1,
+    ).pack() + bytes(4096)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_flood_of_pings_that_reads_no_answer(target: TargetProcess, transport: str) -> None:
+    """It is cut off, or not read any more; memory stays bounded, the bystander gets on."""
+    url = f"{target.url}/1".replace("iser:", f"{transport}:")
+    baseline, memory = target.census(), target.memory
+    async with bystander(f"{target.url}/0") as good:
+        session = await connect(parse_url(url), Options())
+        sent = [0]
+        with trio.move_on_after(3), contextlib.suppress(TransportError, OSError):
+            if transport == "iscsi":
+                await _flood_bytes(session.fileno(), sent)
+            else:
+                await _flood_sends(session, sent)
+        print(f"{transport}: {sent[0]} pings were taken")
+        assert sent[0] > 30
+        assert target.memory - memory < 128 * MIB
+        turns = good.turns
+        with trio.fail_after(PATIENCE_S):
+            while good.turns < turns + 10:  # noqa: ASYNC110 (a test's condition)
+                await trio.sleep(0.01)
+        session.fail(TransportError("end of test"))
+    await settled(target, baseline)
+
+
+async def _flood_bytes(fileno: int, sent: list[int]) -> None:
+    with socket.socket(fileno=os.dup(fileno)) as sock:
+        sock.setblocking(False)
+        while sent[0] < MOST_PINGS:
+            data = ping(sent[0])
+            while data:
+                try:
+                    data = data[sock.send(data) :]
+                except BlockingIOError:
+                    with trio.move_on_after(0.3) as scope:
+                        await trio.lowlevel.wait_writable(sock)
+                    if scope.cancelled_caught:
+                        return
+            sent[0] += 1
+            await trio.lowlevel.checkpoint()
+
+
+async def _flood_sends(session: object, sent: list[int]) -> None:
+    pair: seam.QueuePair = session._dm._qp  # type: ignore[attr-defined]
+    header = bytes((0x10,)) + bytes(27)
+    while sent[0] < MOST_PINGS:
+        request = seam.WorkRequest(seam.SEND_SE)
+        request.data = memoryview(header + ping(sent[0]))
+        pair.post([request])
+        sent[0] += 1
+        await trio.lowlevel.checkpoint()
+        while pair.wants_write():
+            with trio.move_on_after(0.3) as scope:
+                await trio.lowlevel.wait_writable(pair.fileno())
+            if scope.cancelled_caught:
+                return
+            pair.post([])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("seed", range(4))
+async def test_lies(
+    target: TargetProcess, monkeypatch: pytest.MonkeyPatch, transport: str, seed: int
+) -> None:
+    """A session whose PDUs are changed under way, at the target's door: lengths, tags, offsets,
+    sequence numbers. Whatever becomes of it, nothing of the bystander's is touched."""
+
+    def plan(number: int) -> tuple[Sequence[Behaviour], Sequence[Behaviour]]:
+        return ([lie(transport, seed * 1000 + number, 0.1)] if number < 8 else []), []
+
+    monkeypatch.setattr(connect_module, "LOGIN_TIMEOUT_S", 2.0)
+    baseline = target.census()
+    with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
+        url = proxy.through(f"{target.url}/1").replace("iser:", f"{transport}:") + "?io-timeout=1"
+        async with bystander(f"{target.url}/0"):
+            for _ in range(2):
+                with contextlib.suppress(IserblkError):
+                    async with one_disk("async", url) as disk:
+                        await _exercise(disk, seed)
+    await settled(target, baseline)
+
+
+async def _exercise(disk: object, seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(20):
+        size = chance.choice((512, 8192, 66048, 300 * 512))
+        at = chance.randrange(8 * MIB) // 512 * 512
+        await write(disk, bytes(size), at)  # type: ignore[arg-type]
+        await read(disk, at, size)  # type: ignore[arg-type]
+    await disk.flush()  # type: ignore[attr-defined]

@@ -1,0 +1,115 @@
+"""What a LUN answers (to us), and what an initiator asks of a LUN (of ours)."""
+
+from __future__ import annotations
+
+from iserblk.disk.geometry import Geometry
+from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode, sense
+from iserblk.scsi.status import CHECK_CONDITION, GOOD
+from iserblk.target.commands import COMMANDS
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.seam import DATA_OUT, NO_DATA
+from tests.fuzz.engine import Case, Row, decoder
+from tests.target.fake_store import FakeStore
+
+_DESIGNATORS = inquiry.encode_identifiers(
+    [
+        inquiry.Designator(0, 3, 1, bytes.fromhex("3000000012345678")),
+        inquiry.Designator(0, 8, 3, inquiry.name_string("iqn.2026-11.example:disk")),
+        inquiry.Designator(1, 4, 1, bytes((0, 0, 0, 1))),
+    ]
+)
+_LIMITS = inquiry.encode_block_limits(inquiry.BlockLimits(*range(len(inquiry.BlockLimits._fields))))
+_PROVISIONING = inquiry.encode_provisioning(
+    inquiry.Provisioning(*[True] * len(inquiry.Provisioning._fields))
+)
+_STATUS = lba.encode_lba_status([(0, 8, 0), (8, 8, 1), (16, 1 << 20, 2)])
+_PAGES = mode.caching_page(True) + mode.control_page()
+_CAPACITY = capacity.Capacity(1 << 20, 512, 4096)
+_GEOMETRY = Geometry(block=512, long_cdbs=True)
+
+
+def _sense(data: bytes) -> None:
+    found = sense.decode(data)
+    assert str(found) and found.is_retryable in (True, False)
+
+
+def _extents(case: Case) -> None:
+    data = case.data
+    offset, length = case.chance.randrange(64) * 512, case.chance.randrange(1, 64) * 512
+    extents = _GEOMETRY.extents_untrusted(memoryview(data), offset, length)
+    position = offset
+    for start, size, _ in extents:
+        assert start == position and size > 0
+        position += size
+    assert position <= offset + length
+
+
+_CDBS = tuple(
+    bytes(byte & mask for byte, mask in zip(range(1, 17), each.usage[1:], strict=False))
+    for each in COMMANDS.values()
+)
+_SAMPLE_CDBS = tuple(
+    bytes((each.usage[0],)) + (rest if each.action is None else each.usage[1:2] + rest[1:])
+    for each, rest in zip(COMMANDS.values(), _CDBS, strict=True)
+)
+_UNITS = {
+    0: LogicalUnit(FakeStore(32 * 512), serial="A"),
+    1: LogicalUnit(FakeStore(32 * 4096), serial="B", block=4096, read_only=True),
+}
+_SERVER = DeviceServer(_UNITS, "iqn.2026-11.example:disk")
+_NEXUS = object()
+_MOST_DATA = 1 << 16
+
+
+def _command(case: Case) -> None:
+    """A CDB, and a parameter list for it if it wants one."""
+    task = _SERVER.begin(_NEXUS, case.chance.choice((0, 0, 0, 1, 7)), case.data)
+    assert (task.length > 0) == (task.direction != NO_DATA) and task.length <= 16 << 20
+    if not task.status and task.length <= _MOST_DATA:
+        buffer = memoryview(bytearray(task.length))
+        if task.direction == DATA_OUT:
+            data = case.chance.randbytes(min(64, task.length))
+            buffer[: len(data)] = data
+        assert _SERVER.run(task, buffer if task.length else None, False)
+    assert task.status in (GOOD, CHECK_CONDITION)
+
+
+def _unmap(case: Case) -> None:
+    data = case.data
+    task = _SERVER.begin(_NEXUS, 0, cdb.unmap(len(data) & 0xFFFF))
+    if not task.status:
+        assert _SERVER.run(task, memoryview(bytearray(data[: task.length].ljust(task.length))))
+
+
+_UNMAP = lba.unmap_parameters([(0, 8), (8, 8), (31, 1)])
+
+ROWS = (
+    decoder("luns", luns.decode_report_luns, luns.encode_report_luns([0, 1, 255, 256, 16383])),
+    decoder("lun", luns.decode, *(luns.encode(each) for each in (0, 255, 256, 16383)), allowed=()),
+    decoder("capacity10", capacity.decode10, capacity.encode10(1 << 20, 512)),
+    decoder("capacity16", capacity.decode16, capacity.encode16(_CAPACITY)),
+    decoder("inquiry", inquiry.decode_standard, inquiry.encode_standard(0, "V", "P", "R")),
+    decoder(
+        "vpd 00", inquiry.decode_supported_pages, inquiry.encode_supported_pages([0, 0x80, 0xB0])
+    ),
+    decoder("vpd 80", inquiry.decode_serial, inquiry.encode_serial("SERIAL")),
+    decoder("vpd 83", lambda data: list(inquiry.decode_designators(data)), _DESIGNATORS),
+    decoder("vpd 83 names", inquiry.decode_identifiers, _DESIGNATORS),
+    decoder("vpd b0", inquiry.decode_block_limits, _LIMITS),
+    decoder("vpd b1", inquiry.decode_characteristics, inquiry.encode_characteristics()),
+    decoder("vpd b2", inquiry.decode_provisioning, _PROVISIONING),
+    decoder("lba status", lambda data: list(lba.decode_lba_status(data)), _STATUS),
+    decoder("unmap list", lba.decode_unmap_parameters, _UNMAP),
+    decoder("mode 6", mode.decode_sense6, mode.encode_sense6(0x90, bytes(8), _PAGES)),
+    decoder("mode 10", mode.decode_sense10, mode.encode_sense10(0x90, bytes(16), _PAGES)),
+    decoder(
+        "sense",
+        _sense,
+        sense.encode_fixed(sense.ILLEGAL_REQUEST, 0x24, 0, field=3, bit=1),
+        sense.encode_descriptor(sense.MEDIUM_ERROR, 0x11, 0, 1 << 33),
+        allowed=(),
+    ),
+    Row("extents", _extents, (_STATUS,)),
+    Row("command", _command, _SAMPLE_CDBS, ()),
+    Row("unmap", _unmap, (_UNMAP,), ()),
+)

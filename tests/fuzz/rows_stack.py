@@ -1,0 +1,245 @@
+"""Framing, RDMA and the layers that keep state: a case is a connection, fed with many frames."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from crc32c import crc32c
+
+from iserblk.datamover import iser
+from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.iscsi import bhs, pdu, text
+from iserblk.rcap.iwarp import ddp, mpa, rdmap
+from tests.contract.test_datamover_tcp import Ends, Liar
+from tests.datamover.test_tcp_stream import Taker, on_the_wire
+from tests.fuzz.engine import Case, Row, decoder
+from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
+from tests.rcap import test_receive as frames
+from tests.rcap.test_receive import Receiver
+from tests.target.iser_client import IserClient, rw10
+from tests.target.test_tcp_server import Client
+
+_GONE = (RemoteProtocolError, ConnectionLost, BrokenPipeError)
+_MPA = (
+    mpa.MpaInitiator(private_data=b"\x40\0\0\0").data_to_send(),
+    mpa.HEADER.pack(mpa.REPLY_KEY, 0x40, 1, 4) + b"\x40\0\0\0",
+    mpa.HEADER.pack(mpa.REPLY_KEY, 0x50, 2, 8) + b"\x80\x10\xc0\x10abcd",
+    mpa.HEADER.pack(mpa.REQUEST_KEY, 0x50, 2, 8) + b"\x80\x10\xc0\x10abcd",
+    mpa.HEADER.pack(mpa.REPLY_KEY, 0x50, 2, 4) + b"\x80\x10\x00\x10",
+    mpa.HEADER.pack(mpa.REPLY_KEY, 0x50, 2, 4) + b"\x00\x10\x3f\x00",
+    mpa.HEADER.pack(mpa.REPLY_KEY, 0x60, 1, 0),
+)
+_READ_REQUEST = rdmap.ReadRequest(0x100, 0, 100, 0x200, 0).pack()
+_TERMINATES = (
+    bytes((0x11, 0, 0xC0, 0)) + bytes(16),
+    bytes((0x01, 2, 0xE0, 0, 0, 16)) + bytes(14 + 28),
+)
+_FPDUS = (
+    frames.tagged(frames.WRITE, 0x100, 0, b"written"),
+    frames.untagged(frames.SEND, 1, b"sent"),
+    frames.read_request(1, (1, 0), 10, (0x100, 0)),
+)
+
+
+def _mpa(make: Callable[[], mpa.MpaInitiator | mpa.MpaResponder]) -> Callable[[Case], None]:
+    def run(case: Case) -> None:
+        side = make()
+        data, at = case.data, case.chance.randrange(40)
+        for piece in (data[:at], data[at:]):
+            if piece and (result := side.receive_data(piece)) is not None:
+                assert len(result.private_data) <= 512 and result.ord <= mpa.DEFAULT_DEPTH
+                return
+
+    return run
+
+
+def _corrected(case: Case, frame: bytes) -> bytes:
+    """Mostly with a right CRC, so that what is behind it is looked at."""
+    if len(frame) > 8 and case.chance.random() < 0.8:
+        size = case.chance.random() < 0.8  # and a right length
+        body = bytearray(frame[:-4])
+        body += bytes(-len(body) & 3)
+        if size:
+            body[:2] = (len(body) - 2 & 0xFFFF).to_bytes(2, "big")
+        return bytes(body) + ddp.CRC.pack(crc32c(body))
+    return frame
+
+
+def _receive(case: Case) -> None:
+    """Frames for the receive core; their STags and MSNs are those that it knows."""
+    chance = case.chance
+    receiver = Receiver(crc=chance.random() < 0.7)
+    before = bytes(receiver.read_only)
+    stags = (receiver.stag, receiver.stag_read, receiver.stag_write, 9)
+    try:
+        for turn in range(8):
+            stag, payload = chance.choice(stags), chance.randbytes(chance.randrange(40))
+            made = chance.choice(
+                (
+                    frames.tagged(frames.WRITE, stag, chance.randrange(4000), payload),
+                    frames.tagged(frames.RESPONSE_MORE, 9, 0, payload),
+                    frames.untagged(frames.SEND, turn + 1, payload),
+                    frames.untagged(frames.SEND_INVALIDATE, turn + 1, payload, stag=stag),
+                    frames.read_request(turn + 1, (1, 0), 10, (stag, 0)),
+                )
+            )
+            if chance.random() < 0.4:
+                made = _corrected(case, case.mutated(made))
+            receiver.feed(made, chance.choice((7, 64, 4096)))
+    finally:
+        assert receiver.read_only == before
+        assert len(receiver.core.responses) <= 2 and len(receiver.events) <= 9
+
+
+_PDUS = (
+    on_the_wire([(0, 0, b"ping"), (5, 0, b"data" * 20), (1, 1, b"")], False, False),
+    on_the_wire([(5, 0, b"data" * 20), (0, 0, b"ping"), (1, 1, b"x")], True, True),
+)
+
+
+def _pdu_stream(case: Case) -> None:
+    taker = Taker(512, case.chance.random() < 0.5, case.chance.random() < 0.5)
+    for _ in range(4):
+        data = case.data
+        if data:
+            taker.feed(data, [case.chance.choice((3, 50, 4096))])
+
+
+_SENSE = response(0, status=2, sense=bytes((0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 0)))
+_ANSWERS: tuple[bytes, ...] = (
+    response(0),
+    _SENSE,
+    pdu.NopIn(itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack(),
+    pdu.TaskManagementResponse(response=0, itt=0, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack(),
+    pdu.Reject(reason=4, data_length=48, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack()
+    + bytes(48),
+    bytes((bhs.ASYNC_MESSAGE, 0x80)) + bytes(46),
+    pdu.LogoutResponse(response=0, itt=0, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack(),
+)
+
+
+def _session(case: Case) -> None:
+    """Answers to commands in flight, mutated; whatever happens, nobody waits for ever."""
+    made, dm = session()
+    waiters = [CountingWaiter() for _ in range(3)]
+    for waiter in waiters:
+        command(made, waiter)
+    for turn in range(6):
+        data = bytearray(case.chance.choice(_ANSWERS))
+        if case.chance.random() < 0.7:
+            which = dm.sent[case.chance.randrange(len(dm.sent))]
+            data[16:20] = itt_of(which).to_bytes(4, "big")
+        if case.chance.random() < 0.7:
+            data[24:28] = (100 + turn).to_bytes(4, "big")
+        message = case.mutated(bytes(data)) if case.chance.random() < 0.7 else bytes(data)
+        bhs.data_segment_untrusted(memoryview(message))  # what every datamover has seen to
+        dm.inbox.append(message)
+        made.progress(1.0)
+        if made.error is not None:
+            assert isinstance(made.error, RemoteProtocolError | ConnectionLost), made.error
+            assert all(waiter.woken == 1 for waiter in waiters)
+            return
+
+
+def _unit(chance: random.Random, opcodes: Sequence[int], data: bytes) -> bytes:
+    """A PDU with small numbers nearly everywhere; its length is mostly right."""
+    head = bytearray((chance.choice(opcodes), chance.choice((0, 0x80, 0x81, 0xA0, 0xC0)), 0, 0))
+    for _ in range(11):
+        value = chance.choice((0, 0, 1, 2, 512, 8192, 19999, bhs.NO_TAG, chance.getrandbits(32)))
+        head += value.to_bytes(4, "big")
+    if chance.random() < 0.9:
+        head[4:8] = len(data).to_bytes(4, "big")
+    if chance.random() < 0.6:
+        head[8:16] = bytes(8)
+    return bytes(head) + data + bytes(-len(data) & 3)
+
+
+_FROM_TARGET = (bhs.DATA_IN, bhs.DATA_IN, bhs.R2T, bhs.SCSI_RESPONSE, bhs.NOP_IN, bhs.REJECT, 0x3E)
+_FROM_INITIATOR = (0, 1, 1, 2, 4, 5, 5, 6, 16, 0x40, 0x41, 0x42, 0x43, 0x44)
+
+
+def _tcp_initiator(case: Case) -> None:
+    plain = Ends()
+    lying = Liar(plain)
+    try:
+        for _ in range(8):
+            data = case.chance.randbytes(case.chance.choice((0, 0, 8, 512)))
+            lying.socket.sendall(_unit(case.chance, _FROM_TARGET, data))
+            lying.dm.progress(0.0)
+    finally:
+        assert len(lying.read) == 20000
+        lying.socket.close()
+        plain.close()
+
+
+def _tcp_target(case: Case) -> None:
+    client = Client(("MaxBurstLength", "1024"))
+    try:
+        client.write(8)
+        for _ in range(8):
+            data = case.chance.randbytes(case.chance.choice((0, 0, 8, 512)))
+            client.say(_unit(case.chance, _FROM_INITIATOR, data))
+    finally:
+        client.close()
+
+
+def _iser_target(case: Case) -> None:
+    """Messages of an initiator that has logged in (or has not)."""
+    chance = case.chance
+    client = IserClient()
+    if chance.random() < 0.8:
+        client.logged_in([("InitialR2T", "No")] if chance.random() < 0.5 else [])
+    ours = [client.ours.advertise(memoryview(bytearray(4096)), rights)[0] for rights in (1, 2)]
+    for _ in range(6):
+        data = chance.randbytes(chance.choice((0, 0, 8, 512)))
+        head = bytearray(28)
+        stags = [chance.choice((0, 0x100, *ours, chance.getrandbits(32))) for _ in range(2)]
+        flags = chance.choice((0x10, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x30, 0))
+        iser.ControlHeader(flags, stags[0], 0, stags[1], 0).pack_into(memoryview(head))
+        if chance.random() < 0.1:
+            client.send(case.data)
+        elif chance.random() < 0.5:
+            code, read = chance.choice(((0x28, 0xC0), (0x2A, 0xA0), (0x2A, 0x20)))
+            edtl = chance.choice((0, 512, 1024, 2048))
+            unit = client.scsi(rw10(code, 1024), read, edtl, chance.randrange(9), len(data))
+            client.send(bytes(head) + unit + data)
+        else:
+            client.send(bytes(head) + _unit(chance, _FROM_INITIATOR, data))
+        client.run()
+        if client.connection.done:
+            return
+
+
+_MESSAGES = (
+    bytes((0x10,)) + bytes(27) + bytes((0x21, 0x80)) + bytes(46),
+    bytes((0x18,)) + bytes(27) + bytes((1, 0xA0, 0, 0, 0, 0, 0, 8)) + bytes(40) + bytes(8),
+    bytes((0x10,)) + bytes(27) + bytes((4, 0x80, 0, 0, 0, 0, 0, 16)) + bytes(40)
+    + text.encode([("SendTargets", "All")]),
+)  # fmt: skip
+
+ROWS = (
+    Row("MPA initiator", _mpa(mpa.MpaInitiator), _MPA),
+    Row("MPA responder", _mpa(mpa.MpaResponder), _MPA),
+    Row(
+        "FPDU",
+        lambda case: (
+            ddp.decode_fpdu_untrusted(_corrected(case, case.data), crc=case.chance.random() < 0.5),
+            None,
+        )[1],
+        _FPDUS,
+    ),
+    decoder("Read Request", rdmap.ReadRequest.unpack_untrusted, _READ_REQUEST),
+    decoder("Terminate", rdmap.Terminate.unpack_untrusted, *_TERMINATES),
+    Row("receive core", _receive, _FPDUS, each=8),
+    decoder("iSER header", iser.ControlHeader.unpack_from, *_MESSAGES),
+    decoder(
+        "iSER message", lambda data: iser.check_message_untrusted(memoryview(data)), *_MESSAGES
+    ),
+    decoder("iSER flags", iser.ConnectionFlags.unpack, b"\x40\0\0\0", allowed=()),
+    Row("PDU stream", _pdu_stream, _PDUS, each=4),
+    Row("session", _session, _ANSWERS, each=6),
+    Row("tcp initiator", _tcp_initiator, (), _GONE, 8),
+    Row("tcp target", _tcp_target, (), _GONE, 8),
+    Row("iser target", _iser_target, _MESSAGES, _GONE, 6),
+)

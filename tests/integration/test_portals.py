@@ -1,0 +1,141 @@
+"""Ways to a target: redirects and the fall back from iSER to Traditional iSCSI, on real sockets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from iserblk.errors import IserRefused, LoginError, TransportError
+from iserblk.initiator.connect import connect
+from iserblk.initiator.redirects import MOVES
+from iserblk.initiator.session import Session
+from iserblk.iscsi.login_initiator import LoginInitiator
+from iserblk.url import Options, parse_url
+from tests.integration.conftest import StartTarget
+from tests.support.faces import FACES, one_disk, read, write
+from tests.support.portal import Portal, portals
+from tests.support.target import IQN
+
+SIZE = 1 << 20
+FALLBACK = "fallback=iscsi"
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    with portals(1) as (one,):
+        yield one
+
+
+async def opened(url: str) -> Session:
+    parsed = parse_url(url)
+    return await connect(parsed, Options.from_pairs(parsed.options.items()))
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_disk_behind_redirects(start_target: StartTarget, face: str) -> None:
+    """Two portals that send us on, for the time being; then I/O."""
+    target = start_target(f"lun:size={SIZE}")
+    with portals(2) as (one, two):
+        one.redirect = (0x0101, two.name)
+        two.redirect = (0x0102, target.listen)
+        for count in (1, 2):
+            async with one_disk(face, f"iscsi://{one.name}/{IQN}/0") as disk:
+                await write(disk, bytes([count]) * 4096, 0)
+                assert await read(disk, 0, 4096) == bytes([count]) * 4096
+            assert (one.logins, two.logins) == (count, count)
+
+
+async def test_moved_for_good(start_target: StartTarget, portal: Portal) -> None:
+    target = start_target(f"lun:size={SIZE}")
+    portal.redirect = (0x0102, target.listen)
+    url = f"iscsi://{portal.name}/{IQN}/0"
+    for _ in range(3):
+        async with one_disk("async", url):
+            pass
+    assert portal.logins == 1
+    MOVES.forget(parse_url(url))
+
+
+async def test_a_circle(portal: Portal) -> None:
+    portal.redirect = (0x0101, portal.name)
+    with pytest.raises(LoginError, match=f"circle: {portal.name} → {portal.name}"):
+        await opened(f"iscsi://{portal.name}/{IQN}/0")
+
+
+@pytest.mark.parametrize("slam", [False, True], ids=["silent", "closes"])
+async def test_fallback(slam: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody speaks iSER: with fallback=iscsi one warning, and Traditional iSCSI on a connection of
+    its own; without it an error. Digests stand in for the CRC of iSER's frames.
+
+    proves: ISER-5.1-5, ISER-2.2-1
+    """
+    with portals(1, lambda: Portal(slam=slam, digests=True)) as (portal,):
+        session = await opened(f"iser://{portal.name}/{IQN}/0?{FALLBACK}")
+        assert session.describe()["provider"] == "tcp"
+        assert session.parameters.header_digest == session.parameters.data_digest == "CRC32C"
+        assert not session.parameters.rdma_extensions
+        session.disconnect()
+        session.fail(TransportError("the end"))
+        reason = session.provider_reason
+        assert reason.startswith("fallback=iscsi, and iSER cannot be had: ")
+        warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert [each.getMessage() for each in warnings] == [
+            f"{portal.name}: Traditional iSCSI is used: {reason}"
+        ]
+        assert (portal.mpa, portal.logins) == (1, 1)
+
+
+async def test_without_crc_there_are_no_digests() -> None:
+    with portals(1, lambda: Portal(slam=True, digests=True)) as (portal,):
+        session = await opened(f"iser://{portal.name}/{IQN}/0?{FALLBACK}&mpa_crc=no")
+        assert session.parameters.header_digest == session.parameters.data_digest == "None"
+        session.fail(TransportError("the end"))
+
+
+async def test_no_fallback_unless_asked_for() -> None:
+    with portals(1, lambda: Portal(slam=True)) as (portal,):
+        with pytest.raises(TransportError, match="is it an iSER portal"):
+            await opened(f"iser://{portal.name}/{IQN}/0")
+        assert (portal.mpa, portal.logins) == (1, 0)
+
+
+async def test_fallback_is_not_needed(
+    start_target: StartTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = start_target(f"lun:size={SIZE}")
+    session = await opened(f"{target.url}/0?{FALLBACK}")
+    assert session.describe()["provider"] == "iwarp"
+    session.fail(TransportError("the end"))
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+async def test_iser_that_is_refused_in_login(
+    start_target: StartTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RDMAExtensions is not answered with Yes, on a connection that is RDMA already: it ends, and
+    the login begins anew by TCP; never half of each. proves: ISER-5.1-4, ISER-RC-11"""
+    finish = LoginInitiator._finish
+
+    def refused(self: LoginInitiator) -> None:
+        if self._config.rdma:
+            self.parameters.rdma_extensions = False
+        finish(self)
+
+    monkeypatch.setattr(LoginInitiator, "_finish", refused)
+    target = start_target(f"lun:size={SIZE}")
+    with pytest.raises(IserRefused, match="fallback=iscsi"):
+        await opened(f"{target.url}/0")
+    session = await opened(f"{target.url}/0?{FALLBACK}")
+    assert session.describe()["provider"] == "tcp"
+    assert "RDMAExtensions is not Yes" in session.provider_reason
+    session.fail(TransportError("the end"))
+
+
+async def test_neither_way() -> None:
+    """One line tells of both."""
+    with pytest.raises(
+        TransportError, match=r"Connection refused.*before that, by iSER: .*refused"
+    ):
+        await opened(f"iser://127.0.0.1:1/{IQN}/0?{FALLBACK}")

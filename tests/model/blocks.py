@@ -1,0 +1,140 @@
+"""Which contents of a disk are legal, granule by granule.
+
+A granule is 512 bytes. Every write puts a version of its own into each, so that a read tells which
+write it sees; version 0 is zeroes. Per granule there are two sets of versions:
+
+    visible   what a read may return now
+    media     what may be there once everything has lost its memory: the target's cache, and the
+              client with its journal
+
+Operations come in groups that run at the same time; what is acknowledged in a group is newer than
+everything before it, so older versions leave ``visible`` for good. What failed may or may not have
+happened; but what was read of it stays as it is while connection and target do (after them the
+journal may undo what was never acknowledged). ``epoch`` says that: equal for reads between which
+nothing was lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+GRANULE = 512
+_HEAD = struct.Struct(">QQ")
+_REPEAT = GRANULE // _HEAD.size
+ZEROES = bytes(GRANULE)
+
+
+def content(version: int, granule: int) -> bytes:
+    return _HEAD.pack(version, granule) * _REPEAT if version else ZEROES
+
+
+def version_of(data: bytes, granule: int) -> int | None:
+    """None: nobody ever wrote this there."""
+    version, place = _HEAD.unpack_from(data)
+    if data == ZEROES:
+        return 0
+    return int(version) if place == granule and data == content(version, granule) else None
+
+
+@dataclass(slots=True)
+class _Granule:
+    visible: set[int] = field(default_factory=lambda: {0})
+    media: set[int] = field(default_factory=lambda: {0})
+    # Of the group that runs: versions, and whether each was acknowledged (None: not known yet).
+    writes: dict[int, bool | None] = field(default_factory=dict)
+    fua: bool = False  # one of them is acknowledged, and was to be durable
+    keeps: bool = False  # a trim among them, which need not do anything
+    seen: tuple[int, object] | None = None  # version, epoch: read after the last write
+
+
+class Wrong(AssertionError):
+    """The disk has shown what it must not."""
+
+
+class Model:
+    def __init__(self, granules: int) -> None:
+        self.granules = [_Granule() for _ in range(granules)]
+        self._touched: set[int] = set()
+        self._next = 1
+
+    # -- a group ---------------------------------------------------------------------------------
+
+    def begin_write(self, granule: int, count: int, zeroes: bool = False) -> int:
+        """Returns the version that the write has (0: zeroes)."""
+        version = 0
+        if not zeroes:
+            version = self._next
+            self._next += 1
+        for at in range(granule, granule + count):
+            self.granules[at].writes.setdefault(version, None)
+            self._touched.add(at)
+        return version
+
+    def end_write(
+        self,
+        granule: int,
+        count: int,
+        version: int,
+        acknowledged: bool,
+        fua: bool = False,
+        trim: bool = False,
+    ) -> None:
+        """``trim``: what was there may have stayed."""
+        for at in range(granule, granule + count):
+            each = self.granules[at]
+            if each.writes.get(version) is not True:
+                each.writes[version] = acknowledged and not trim
+            each.keeps |= trim
+            each.fua |= fua and acknowledged and not trim
+
+    def check_read(self, granule: int, data: bytes, epoch: object = None) -> None:
+        """What a read of this group has returned, all within ``epoch`` (None: not known). Raises
+        Wrong."""
+        for index in range(len(data) // GRANULE):
+            at = granule + index
+            part = data[index * GRANULE : (index + 1) * GRANULE]
+            found = version_of(part, at)
+            each = self.granules[at]
+            if found is None:
+                raise Wrong(f"granule {at}: nobody ever wrote {part[:16].hex()}… there")
+            if found not in each.visible and found not in each.writes:
+                raise Wrong(
+                    f"granule {at}: version {found}; legal are "
+                    f"{sorted(each.visible)}, and {sorted(each.writes)} under way"
+                )
+            if each.writes or epoch is None:
+                continue
+            if each.seen is not None and each.seen[1] == epoch and each.seen[0] != found:
+                raise Wrong(f"granule {at}: version {found}, and {each.seen[0]} before that")
+            each.seen = (found, epoch)
+
+    def end_group(self) -> None:
+        for at in self._touched:
+            each = self.granules[at]
+            acknowledged = {version for version, done in each.writes.items() if done}
+            everything = set(each.writes)
+            each.media |= everything
+            if acknowledged:
+                each.visible = everything
+                if each.fua and len(everything) == 1 and not each.keeps:
+                    each.media = set(everything)
+            else:
+                each.visible |= everything
+            each.writes.clear()
+            each.fua = each.keeps = False
+            each.seen = None
+        self._touched.clear()
+
+    # -- between groups --------------------------------------------------------------------------
+
+    def flushed(self) -> None:
+        """A flush was acknowledged: what may be seen is what may be on the media."""
+        for each in self.granules:
+            each.media = set(each.visible)
+
+    def lost(self) -> None:
+        """Target and client have lost their memory."""
+        for each in self.granules:
+            each.visible = set(each.media)
+            each.seen = None

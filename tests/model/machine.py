@@ -1,0 +1,96 @@
+"""A target in a thread of this process that can crash: with its cache, or without."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+from iserblk.target.device import LogicalUnit
+from iserblk.target.server import serve
+from iserblk.target.volatile import VolatileStore
+from tests.support.faults.proxy import FaultProxy
+from tests.target.fake_store import FakeStore
+
+IQN = "iqn.2026-11.example:disk"
+CACHE = 512 << 10  # smaller than the disk, so that some of it is written back now and then
+PATIENCE_S = 30.0
+
+
+class Media(FakeStore):
+    """What survives everything. Keeps no log of calls."""
+
+    def _called(self, *call: object) -> None: ...
+
+
+class Machine:
+    """``url``: of LUN 0, by way of ``proxy``. ``crash``, ``start``: from any thread."""
+
+    def __init__(self, size: int, block: int, scheme: str, seed: object) -> None:
+        self.media = Media(size)
+        self.block = block
+        self._chance = random.Random(f"machine {seed}")
+        self._cache = VolatileStore(self.media, CACHE)
+        self._port = 0
+        self._thread: threading.Thread | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope: trio.CancelScope | None = None
+        self.crashes = 0
+        self.start()
+        self.proxy = FaultProxy(("127.0.0.1", self._port))
+        self.url = f"{scheme}://127.0.0.1:{self.proxy.port}/{IQN}/0"
+
+    def start(self) -> None:
+        ready = threading.Event()
+        failure: list[BaseException] = []
+
+        async def main() -> None:
+            unit = LogicalUnit(self._cache, serial="MODEL", block=self.block)
+            self._token = trio.lowlevel.current_trio_token()
+            with trio.CancelScope() as self._scope:
+                await serve(f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready)
+
+        def is_ready(url: str) -> None:
+            self._port = int(url.partition("://")[2].partition("/")[0].rpartition(":")[2])
+            ready.set()
+
+        def run() -> None:
+            try:
+                trio.run(main)
+            except BaseException as error:
+                failure.append(error)
+                ready.set()
+
+        self._thread = threading.Thread(target=run, name="target", daemon=True)
+        self._thread.start()
+        assert ready.wait(PATIENCE_S) and not failure, failure
+
+    def crash(self, loses_cache: bool) -> None:
+        """It is gone, in the middle of everything. ``start`` brings it back."""
+        assert self._token is not None and self._scope is not None and self._thread is not None
+        self._token.run_sync_soon(self._scope.cancel)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        self.crashes += 1
+        if loses_cache:
+            # Some of it had been written back: nobody has promised the opposite.
+            for start in list(self._cache._starts):
+                if self._chance.random() < 0.3:
+                    self._cache._write_back(self._cache._cached[start])
+            self._cache = VolatileStore(self.media, CACHE)
+
+    def close(self) -> None:
+        self.crash(False)
+        self.proxy.close()
+
+
+@contextmanager
+def machine(size: int, block: int, scheme: str, seed: object) -> Iterator[Machine]:
+    made = Machine(size, block, scheme, seed)
+    try:
+        yield made
+    finally:
+        made.close()

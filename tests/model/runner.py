@@ -1,0 +1,197 @@
+"""Runs a script against a machine, and the model beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+from iserblk.disk.seam import AsyncDisk
+from iserblk.errors import IserblkError, LocalProtocolError
+from tests.model.blocks import GRANULE, Model, content
+from tests.model.machine import Machine
+from tests.model.script import (
+    GRANULES,
+    READ,
+    TRIM,
+    WRITE,
+    ZERO,
+    Fault,
+    Flush,
+    Group,
+    Op,
+    Reopen,
+    Step,
+)
+from tests.support.faces import one_disk
+from tests.support.faults.behaviours import FIN, RST
+
+PATIENCE_S = 100.0  # of one step; only a test that fails ever waits that long
+
+
+@dataclass
+class Tally:
+    """What was done."""
+
+    operations: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    errors: int = 0
+
+    def add(self, other: Tally) -> None:
+        self.operations += other.operations
+        self.errors += other.errors
+        for kind, count in other.faults.items():
+            self.faults[kind] = self.faults.get(kind, 0) + count
+
+
+class Runner:
+    """``may_fail``: operations may end with an error (outages outlast io-timeout)."""
+
+    def __init__(self, machine: Machine, face: str, options: str, may_fail: bool) -> None:
+        self._machine = machine
+        self._face = face
+        self._url = machine.url + options
+        self._may_fail = may_fail
+        self.model = Model(GRANULES)
+        self.tally = Tally()
+        self._disk: AsyncDisk
+
+    async def run(self, steps: list[Step]) -> Tally:
+        """At the end everything is read, and again after client and target have lost their
+        memory."""
+        life: list[Step] = []
+        for step in [*steps, Reopen()]:
+            if isinstance(step, Reopen):
+                await self._live(life)
+                await self._die()
+                life = []
+            else:
+                life.append(step)
+        await self._live([])
+        return self.tally
+
+    async def _live(self, steps: list[Step]) -> None:
+        """One client from open to close."""
+        async with one_disk(self._face, self._url) as self._disk:
+            for step in steps:
+                with trio.fail_after(PATIENCE_S):
+                    if isinstance(step, Group):
+                        await self._group(step)
+                    else:
+                        assert isinstance(step, Flush)
+                        await self._flush(step.fault)
+            with trio.fail_after(PATIENCE_S):
+                await self._everything()
+
+    async def _die(self) -> None:
+        """Whatever the client had in its journal is gone, and what the target had in its cache."""
+        await trio.to_thread.run_sync(self._machine.crash, True)
+        await trio.to_thread.run_sync(self._machine.start)
+        self._count("power")
+        self.model.lost()
+
+    async def _everything(self) -> None:
+        """Read all there is."""
+        step = 128
+        for at in range(0, GRANULES, step):
+            await self._one(Op(READ, at, step))
+
+    @property
+    def _epoch(self) -> tuple[int, int]:
+        return len(self._machine.proxy.links), self._machine.crashes
+
+    # -- a group ---------------------------------------------------------------------------------
+
+    async def _group(self, group: Group) -> None:
+        done = 0
+        struck = trio.Event()
+
+        async def one(op: Op) -> None:
+            nonlocal done
+            await self._one(op)
+            done += 1
+            if done >= group.after:
+                struck.set()
+
+        async def strike(fault: Fault) -> None:
+            if group.after:
+                await struck.wait()
+            await self._strike(fault)
+
+        async with trio.open_nursery() as nursery:
+            if group.fault is not None:
+                nursery.start_soon(strike, group.fault)
+            for op in group.ops:
+                nursery.start_soon(one, op)
+        self.model.end_group()
+
+    async def _flush(self, fault: Fault | None) -> None:
+        self.tally.operations += 1
+        async with trio.open_nursery() as nursery:
+            if fault is not None:
+                nursery.start_soon(self._strike, fault)
+            try:
+                await self._disk.flush()
+            except IserblkError as error:
+                self._failed(error)
+            else:
+                self.model.flushed()
+
+    async def _one(self, op: Op) -> None:
+        self.tally.operations += 1
+        offset, length = op.granule * GRANULE, op.count * GRANULE
+        if op.kind == READ:
+            buffer = bytearray(length)
+            epoch = self._epoch
+            try:
+                await self._disk.read_into(memoryview(buffer), offset)
+            except IserblkError as error:
+                self._failed(error)
+            else:
+                same = epoch if epoch == self._epoch else None
+                self.model.check_read(op.granule, bytes(buffer), same)
+            return
+        version = self.model.begin_write(op.granule, op.count, op.kind != WRITE)
+        acknowledged = False
+        try:
+            if op.kind == WRITE:
+                data = b"".join(content(version, op.granule + index) for index in range(op.count))
+                await self._disk.write(memoryview(bytearray(data)), offset, op.fua)
+            elif op.kind == ZERO:
+                await self._disk.zero(offset, length, may_trim=op.fua, fua=op.fua)
+            else:
+                assert op.kind == TRIM
+                await self._disk.trim(offset, length)
+            acknowledged = True
+        except IserblkError as error:
+            self._failed(error)
+        finally:
+            self.model.end_write(
+                op.granule, op.count, version, acknowledged, op.fua, op.kind == TRIM
+            )
+
+    def _failed(self, error: IserblkError) -> None:
+        assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
+        self.tally.errors += 1
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def _count(self, kind: str) -> None:
+        self.tally.faults[kind] = self.tally.faults.get(kind, 0) + 1
+
+    async def _strike(self, fault: Fault) -> None:
+        self._count(fault.kind)
+        machine, proxy = self._machine, self._machine.proxy
+        if fault.kind in ("rst", "fin", "hole"):
+            proxy.cut({"rst": RST, "fin": FIN, "hole": "black hole"}[fault.kind])
+        elif fault.kind.startswith("after "):
+            proxy.arm(up=fault.kind == "after up", after=fault.amount, how=RST)
+        elif fault.kind == "refuse":
+            proxy.refuse()
+            proxy.cut(RST)
+            await trio.sleep(fault.amount / 1000)
+            proxy.admit()
+        else:
+            assert fault.kind in ("crash", "power")
+            await trio.to_thread.run_sync(machine.crash, fault.kind == "power")
+            await trio.to_thread.run_sync(machine.start)

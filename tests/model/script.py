@@ -1,0 +1,88 @@
+"""What a run does: steps as plain data, which hypothesis can shrink and a seed can make."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+GRANULES = 2048  # 1 MiB
+MOST = 96  # granules of one operation
+
+READ, WRITE, ZERO, TRIM = "read", "write", "zero", "trim"
+
+
+class Op(NamedTuple):
+    kind: str
+    granule: int
+    count: int
+    fua: bool = False
+
+
+class Fault(NamedTuple):
+    """``kind``: "rst", "fin", "after up", "after down" (cut ``amount`` bytes from now), "hole",
+    "refuse" (for ``amount`` ms), "crash" (the target comes back with its cache), "power" (without,
+    but for what has happened to be written back)."""
+
+    kind: str
+    amount: int = 0
+
+
+class Group(NamedTuple):
+    """Operations that run at once. The fault strikes when ``after`` of them are done."""
+
+    ops: tuple[Op, ...]
+    fault: Fault | None = None
+    after: int = 0
+
+
+class Flush(NamedTuple):
+    fault: Fault | None = None
+
+
+class Reopen(NamedTuple):
+    """The client goes away, the target loses its cache, another client comes."""
+
+
+Step = Group | Flush | Reopen
+
+
+def random_op(chance: random.Random) -> Op:
+    kind = chance.choices((READ, WRITE, ZERO, TRIM), (10, 10, 1, 1))[0]
+    count = chance.choice((1, 1, 2, 8, 8, 17, chance.randint(1, MOST)))
+    granule = chance.randrange(GRANULES - count)
+    if chance.random() < 0.5:  # whole blocks of 4 KiB
+        granule, count = granule & ~7, max(8, count & ~7)
+    return Op(kind, granule, count, chance.random() < 0.05)
+
+
+_KINDS = (("rst", 4), ("fin", 4), ("after up", 5), ("after down", 5), ("refuse", 2), ("crash", 3),
+          ("power", 4))  # fmt: skip
+
+
+def random_fault(chance: random.Random) -> Fault:
+    kind = chance.choices([name for name, _ in _KINDS], [weight for _, weight in _KINDS])[0]
+    amount = {"refuse": 30, "after up": 60_000, "after down": 60_000}.get(kind, 0)
+    return Fault(kind, chance.randint(0, amount))
+
+
+def random_step(chance: random.Random, faults: float) -> Step:
+    kind = chance.random()
+    fault = random_fault(chance) if chance.random() < faults else None
+    if kind < 0.08:
+        return Flush(fault)
+    if kind < 0.085:
+        return Reopen()
+    ops = tuple(random_op(chance) for _ in range(chance.randint(1, 12)))
+    return Group(ops, fault, chance.randint(0, len(ops)))
+
+
+def random_script(seed: object, operations: int, faults: float) -> list[Step]:
+    """At least so many operations; ``faults``: of one step."""
+    chance = random.Random(str(seed))
+    steps: list[Step] = []
+    count = 0
+    while count < operations:
+        step = random_step(chance, faults)
+        steps.append(step)
+        count += len(step.ops) if isinstance(step, Group) else 1
+    return steps

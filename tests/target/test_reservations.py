@@ -1,0 +1,512 @@
+"""Persistent reservations at the device server: who may do what, and who is told.
+
+The expectations are SPC-4's and SBC-3's tables of commands that are allowed in the presence of a
+reservation, written down as they stand there.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from iserblk.scsi import cdb, opcodes, sense
+from iserblk.scsi import reservations as pr
+from iserblk.scsi import status as sam
+from iserblk.scsi.reservations import OutParameters, Reservation
+from iserblk.target import primary
+from iserblk.target.commands import COMMANDS
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.reservations import MAXIMUM_REGISTRATIONS
+from tests.target.fake_store import FakeStore
+from tests.target.scsi_client import GOOD, INITIATOR, INVALID_FIELD, IQN, POWER_ON, Client
+
+CONFLICT = sam.RESERVATION_CONFLICT
+A, B, C = 0xA, 0xB, 0xC
+WE, EA, WE_RO, EA_RO, WE_AR, EA_AR = pr.TYPES
+RESERVATIONS_PREEMPTED = (sense.UNIT_ATTENTION, sense.RESERVATIONS_PREEMPTED)
+RESERVATIONS_RELEASED = (sense.UNIT_ATTENTION, sense.RESERVATIONS_RELEASED)
+REGISTRATIONS_PREEMPTED = (sense.UNIT_ATTENTION, sense.REGISTRATIONS_PREEMPTED)
+WRONG_PARAMETER = (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_PARAMETER_LIST)
+READY = cdb.test_unit_ready()
+BLOCK = bytes(512)
+
+
+def make_server() -> DeviceServer:
+    return DeviceServer({0: LogicalUnit(FakeStore(1 << 20), serial="S")}, IQN)
+
+
+class Host(Client):
+    """``key``: what it is registered under, as far as its own commands go."""
+
+    def __init__(self, server: DeviceServer, name: str, key: int = 0) -> None:
+        super().__init__(server, name=name)
+        self.key = 0
+        if key:
+            assert self.register(key) == sam.GOOD
+
+    def out(self, action: int, kind: int = 0, action_key: int = 0, flags: int = 0) -> int:
+        """The status of a PERSISTENT RESERVE OUT."""
+        parameters = pr.encode_parameters(OutParameters(self.key, action_key, flags))
+        self.last = self.run(pr.reserve_out(action, kind), parameters)
+        return self.last.status
+
+    def register(self, key: int, flags: int = 0) -> int:
+        status = self.out(pr.REGISTER, 0, key, flags)
+        if status == sam.GOOD:
+            self.key = key
+        return status
+
+    def keys(self) -> tuple[int, list[int]]:
+        return pr.decode_keys(self.data(pr.reserve_in(pr.READ_KEYS)))
+
+    def reservation(self) -> Reservation | None:
+        return pr.decode_reservation(self.data(pr.reserve_in(pr.READ_RESERVATION)))[1]
+
+    def told(self) -> list[tuple[int, int]]:
+        """The unit attentions that are pending, oldest first."""
+        codes = []
+        while (code := self.code(READY)) != GOOD:
+            codes.append(code)
+        return codes
+
+
+@pytest.fixture
+def server() -> DeviceServer:
+    return make_server()
+
+
+def three(server: DeviceServer) -> tuple[Host, Host, Host]:
+    return (
+        Host(server, "iqn.2026-11.example:a", A),
+        Host(server, "iqn.2026-11.example:b", B),
+        Host(server, "iqn.2026-11.example:c", C),
+    )
+
+
+# -- types x commands x who ------------------------------------------------------------------------
+
+# CDB, bytes of Data-Out, class: F always allowed, R not through Exclusive Access, W never.
+TABLE: dict[str, tuple[bytes, int, str]] = {
+    "TEST UNIT READY": (READY, 0, "F"),
+    "REQUEST SENSE": (cdb.request_sense(), 0, "F"),
+    "INQUIRY": (cdb.inquiry(96), 0, "F"),
+    "INQUIRY VPD": (cdb.inquiry(96, 0x83), 0, "F"),
+    "REPORT LUNS": (cdb.report_luns(64), 0, "F"),
+    "READ CAPACITY(10)": (cdb.read_capacity10(), 0, "F"),
+    "READ CAPACITY(16)": (cdb.read_capacity16(), 0, "F"),
+    "READ KEYS": (pr.reserve_in(pr.READ_KEYS), 0, "F"),
+    "READ RESERVATION": (pr.reserve_in(pr.READ_RESERVATION), 0, "F"),
+    "REPORT CAPABILITIES": (pr.reserve_in(pr.REPORT_CAPABILITIES), 0, "F"),
+    "READ FULL STATUS": (pr.reserve_in(pr.READ_FULL_STATUS), 0, "F"),
+    "START UNIT": (bytes((0x1B, 0, 0, 0, 1, 0)), 0, "F"),
+    "STOP UNIT": (bytes((0x1B, 0, 0, 0, 0, 0)), 0, "W"),
+    "ALLOW REMOVAL": (bytes((0x1E, 0, 0, 0, 0, 0)), 0, "F"),
+    "PREVENT REMOVAL": (bytes((0x1E, 0, 0, 0, 1, 0)), 0, "W"),
+    "MODE SENSE(6)": (cdb.mode_sense6(0x3F, 255), 0, "R"),
+    "MODE SENSE(10)": (cdb.mode_sense10(0x3F, 255), 0, "R"),
+    "REPORT SUPPORTED": (bytes((0xA3, 0x0C, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0)), 0, "R"),
+    "GET LBA STATUS": (cdb.get_lba_status16(0, 64), 0, "R"),
+    "READ(6)": (bytes((0x08, 0, 0, 0, 1, 0)), 0, "R"),
+    "READ(10)": (bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0)), 0, "R"),
+    "READ(12)": (bytes((0xA8, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0)), 0, "R"),
+    "READ(16)": (bytes((0x88, *bytes(12), 1, 0, 0)), 0, "R"),
+    "VERIFY(10)": (cdb.verify10(0, 1), 0, "R"),
+    "VERIFY(16)": (cdb.verify16(0, 1, cdb.BYTCHK), 512, "R"),
+    "PRE-FETCH(10)": (cdb.pre_fetch10(0, 1), 0, "R"),
+    "PRE-FETCH(16)": (cdb.pre_fetch16(0, 1), 0, "R"),
+    "WRITE(6)": (bytes((0x0A, 0, 0, 0, 1, 0)), 512, "W"),
+    "WRITE(10)": (bytes((0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0)), 512, "W"),
+    "WRITE(12)": (bytes((0xAA, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0)), 512, "W"),
+    "WRITE(16)": (bytes((0x8A, *bytes(12), 1, 0, 0)), 512, "W"),
+    "COMPARE AND WRITE": (cdb.compare_and_write(0, 1), 1024, "W"),
+    "WRITE SAME(10)": (cdb.write_same10(0, 1), 512, "W"),
+    "WRITE SAME(16)": (cdb.write_same16(0, 1), 512, "W"),
+    "UNMAP": (cdb.unmap(24), 24, "W"),
+    "SYNCHRONIZE CACHE(10)": (cdb.synchronize_cache10(0, 0), 0, "W"),
+    "SYNCHRONIZE CACHE(16)": (cdb.synchronize_cache16(0, 0), 0, "W"),
+}  # fmt: skip
+
+
+def test_every_command_is_in_the_table() -> None:
+    assert {each.usage[0] for each in COMMANDS.values()} == {
+        command[0] for command, _, _ in TABLE.values()
+    } | {opcodes.PERSISTENT_RESERVE_OUT}
+
+
+@pytest.mark.parametrize("kind", pr.TYPES, ids=pr.type_words)
+@pytest.mark.parametrize("name", TABLE)
+def test_who_may_do_what(kind: int, name: str) -> None:
+    server = make_server()
+    holder = Host(server, "iqn.2026-11.example:holder", A)
+    registered = Host(server, "iqn.2026-11.example:registered", B)
+    other = Host(server, "iqn.2026-11.example:other")
+    command, length, group = TABLE[name]
+    data = cdb.unmap_parameters([(0, 1)]) if name == "UNMAP" else bytes(length)
+
+    def status(host: Host) -> int:
+        task = server.begin(host.nexus, 0, command)
+        return task.status or host.run(command, data).status
+
+    for host in (holder, registered, other):
+        assert status(host) == sam.GOOD, "nothing is reserved yet"
+    assert holder.out(pr.RESERVE, kind) == sam.GOOD
+    stopped = group == "W" or (group == "R" and kind in (EA, EA_RO, EA_AR))
+    assert status(holder) == sam.GOOD
+    assert status(other) == (CONFLICT if stopped else sam.GOOD)
+    only_holder = kind in (WE, EA)
+    assert status(registered) == (CONFLICT if stopped and only_holder else sam.GOOD)
+    assert holder.out(pr.RELEASE, kind) == sam.GOOD
+    registered.told()
+    for host in (registered, other):
+        assert status(host) == sam.GOOD
+
+
+def test_a_conflict_changes_nothing_and_has_no_sense(server: DeviceServer) -> None:
+    a, b, _ = three(server)
+    store = server._units[0].store
+    assert a.out(pr.RESERVE, EA) == sam.GOOD
+    answer = b.run(bytes((0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0)))
+    assert (answer.status, answer.code, answer.data) == (CONFLICT, GOOD, b"")
+    assert isinstance(store, FakeStore) and not store.calls
+
+
+# -- registering -----------------------------------------------------------------------------------
+
+
+def test_register(server: DeviceServer) -> None:
+    a, b = Host(server, "a"), Host(server, "b")
+    assert a.keys() == (0, [])
+    a.key = 7
+    assert a.register(A) == CONFLICT, "not registered: the key must be 0"
+    a.key = 0
+    assert a.register(0) == sam.GOOD and a.keys() == (0, []), "nothing to take back"
+    assert a.register(A) == sam.GOOD and a.keys() == (1, [A])
+    assert b.register(A) == sam.GOOD and b.keys() == (2, [A, A]), "two nexuses, one key"
+    assert b.register(B) == sam.GOOD and b.keys() == (3, [A, B])
+    b.key = A
+    assert b.register(C) == CONFLICT and b.keys() == (3, [A, B])
+    assert b.out(pr.REGISTER_AND_IGNORE, 0, C) == sam.GOOD
+    b.key = C
+    assert b.keys() == (4, [A, C])
+    assert a.register(0) == sam.GOOD and a.keys() == (5, [C])
+    assert a.out(pr.REGISTER_AND_IGNORE, 0, 0) == sam.GOOD and a.keys() == (5, [C])
+    assert b.out(pr.REGISTER_AND_IGNORE, 0, 0) == sam.GOOD and b.keys() == (6, [])
+
+
+@pytest.mark.parametrize(
+    "action", [pr.RESERVE, pr.RELEASE, pr.CLEAR, pr.PREEMPT, pr.PREEMPT_AND_ABORT]
+)
+def test_what_only_registrants_may(server: DeviceServer, action: int) -> None:
+    a, b, _ = three(server)
+    stranger = Host(server, "stranger")
+    assert a.out(pr.RESERVE, WE) == sam.GOOD
+    before = a.keys()
+    assert stranger.out(action, WE, A) == CONFLICT
+    b.key = C
+    assert b.out(action, WE, A) == CONFLICT, "registered, under another key"
+    assert a.keys() == before and a.reservation() == (A, WE, 0)
+
+
+@pytest.mark.parametrize("action", [pr.REGISTER, pr.REGISTER_AND_IGNORE])
+@pytest.mark.parametrize(("flag", "bit"), [(pr.APTPL, 0), (pr.SPEC_I_PT, 3)])
+def test_flags_that_are_refused(server: DeviceServer, action: int, flag: int, bit: int) -> None:
+    a = Host(server, "a")
+    assert a.out(action, 0, A, flag) == sam.CHECK_CONDITION
+    assert a.last.code == WRONG_PARAMETER
+    assert (a.last.sense.field, a.last.sense.field_in_cdb) == (20, False)
+    assert a.keys() == (0, [])
+
+
+def test_capabilities_say_so(server: DeviceServer) -> None:
+    a = Host(server, "a")
+    found = pr.decode_capabilities(a.data(pr.reserve_in(pr.REPORT_CAPABILITIES)))
+    assert not found.persists and found.types == set(pr.TYPES)
+    assert found.flags == 0x04, "ALL_TG_PT is taken: there is one port"
+
+
+def test_registrations_have_a_bound(server: DeviceServer) -> None:
+    clients = [Host(server, f"h{n}", n + 1) for n in range(MAXIMUM_REGISTRATIONS)]
+    one_more = Host(server, "late")
+    assert one_more.register(1) == sam.CHECK_CONDITION
+    assert one_more.last.code == (sense.ILLEGAL_REQUEST, sense.NO_ROOM_FOR_REGISTRATION)
+    assert clients[0].register(999) == sam.GOOD, "another key needs no room"
+    assert clients[0].register(0) == sam.GOOD
+    assert one_more.register(1) == sam.GOOD
+
+
+def test_full_status(server: DeviceServer) -> None:
+    a, b = Host(server, "iqn.2026-11.Example:A", A), Host(server, "b")
+    assert b.register(B, pr.ALL_TG_PT) == sam.GOOD
+    assert a.out(pr.RESERVE, EA_RO) == sam.GOOD
+    raw = a.data(pr.reserve_in(pr.READ_FULL_STATUS))
+    generation, (one, other) = pr.decode_full_status(raw)
+    assert generation == 2
+    assert one == (A, True, EA_RO, False, 1, ("iqn.2026-11.example:a", b"\x80abcde"))
+    assert other == (B, False, 0, True, 0, ("b", b"\x80abcde"))
+    assert a.data(pr.reserve_in(pr.READ_FULL_STATUS, 8)) == raw[:8]
+    assert a.out(pr.RELEASE, EA_RO) == a.out(pr.RESERVE, WE_AR) == sam.GOOD
+    raw = a.data(pr.reserve_in(pr.READ_FULL_STATUS))
+    assert all(each.holder for each in pr.decode_full_status(raw)[1])
+
+
+# -- reserving, releasing --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", pr.TYPES)
+def test_reserve_and_release(server: DeviceServer, kind: int) -> None:
+    a, b, _ = three(server)
+    everybody = kind in (WE_AR, EA_AR)
+    assert a.out(pr.RESERVE, kind) == a.out(pr.RESERVE, kind) == sam.GOOD
+    assert a.reservation() == (0 if everybody else A, kind, 0)
+    assert a.keys()[0] == 3, "no generation is counted for reservations"
+    for another in set(pr.TYPES) - {kind}:
+        assert a.out(pr.RESERVE, another) == CONFLICT
+        assert a.out(pr.RELEASE, another) == sam.CHECK_CONDITION
+        assert a.last.code == (sense.ILLEGAL_REQUEST, sense.INVALID_RELEASE)
+    assert b.out(pr.RESERVE, kind) == (sam.GOOD if everybody else CONFLICT)
+    if not everybody:
+        assert b.out(pr.RELEASE, kind) == sam.GOOD
+        assert a.reservation() is not None, "not b's to release"
+    assert a.out(pr.RELEASE, kind) == sam.GOOD
+    assert a.reservation() is None and not a.told()
+    told = [] if kind in (WE, EA) else [RESERVATIONS_RELEASED]
+    assert b.told() == told
+    assert a.out(pr.RELEASE, kind) == sam.GOOD, "there is none"
+
+
+@pytest.mark.parametrize("kind", [0, 2, 4, 9, 15, 0x11, 0x23])
+def test_types_and_scopes_that_are_not_there(server: DeviceServer, kind: int) -> None:
+    a, b, _ = three(server)
+    assert a.out(pr.RESERVE, kind) == sam.CHECK_CONDITION
+    assert a.last.code == INVALID_FIELD and a.last.sense.field == 2
+    assert a.out(pr.RESERVE, WE) == sam.GOOD
+    before = a.keys()
+    assert b.out(pr.PREEMPT, kind, A) == sam.CHECK_CONDITION
+    assert b.last.code == INVALID_FIELD
+    assert b.keys() == before and b.reservation() == (A, WE, 0)
+
+
+@pytest.mark.parametrize("kind", pr.TYPES)
+def test_a_holder_unregisters(server: DeviceServer, kind: int) -> None:
+    a, b, c = three(server)
+    assert a.out(pr.RESERVE, kind) == sam.GOOD
+    assert a.register(0) == sam.GOOD
+    if kind in (WE_AR, EA_AR):
+        assert b.reservation() == (0, kind, 0) and not b.told()
+        assert b.register(0) == c.register(0) == sam.GOOD
+        assert b.reservation() is None
+    else:
+        told = [] if kind in (WE, EA) else [RESERVATIONS_RELEASED]
+        assert b.told() == c.told() == told and not a.told()
+        assert b.reservation() is None
+
+
+def test_a_holder_keeps_it_under_another_key(server: DeviceServer) -> None:
+    a, _, _ = three(server)
+    assert a.out(pr.RESERVE, EA) == a.register(0xDD) == sam.GOOD
+    assert a.reservation() == (0xDD, EA, 0)
+
+
+@pytest.mark.parametrize("kind", [0, *pr.TYPES])
+def test_clear(server: DeviceServer, kind: int) -> None:
+    a, b, c = three(server)
+    stranger = Host(server, "stranger")
+    if kind:
+        assert a.out(pr.RESERVE, kind) == sam.GOOD
+    assert b.out(pr.CLEAR) == sam.GOOD
+    assert b.keys() == (4, []) and b.reservation() is None
+    assert a.told() == c.told() == [RESERVATIONS_PREEMPTED]
+    assert not b.told() and not stranger.told()
+    assert b.out(pr.CLEAR) == CONFLICT, "not registered any more"
+
+
+# -- preempting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [pr.PREEMPT, pr.PREEMPT_AND_ABORT])
+@pytest.mark.parametrize("kind", [WE, EA, WE_RO, EA_RO])
+@pytest.mark.parametrize("new", pr.TYPES)
+def test_preempt_the_holder(server: DeviceServer, action: int, kind: int, new: int) -> None:
+    a, b, c = three(server)
+    twin = Host(server, "twin", A)
+    assert a.out(pr.RESERVE, kind) == sam.GOOD
+    assert b.out(action, new, A) == sam.GOOD
+    assert b.keys() == (5, [B, C])
+    assert b.reservation() == (0 if new in (WE_AR, EA_AR) else B, new, 0)
+    assert a.told() == twin.told() == [REGISTRATIONS_PREEMPTED]
+    assert c.told() == ([] if new == kind else [RESERVATIONS_RELEASED])
+    assert not b.told()
+    aborted = [0] if action == pr.PREEMPT_AND_ABORT else []
+    assert a.ended_tasks == twin.ended_tasks == aborted
+    assert b.ended_tasks == c.ended_tasks == []
+    write = bytes((0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0))
+    assert a.run(write).status == CONFLICT
+    assert b.run(write, BLOCK).status == sam.GOOD
+
+
+@pytest.mark.parametrize("kind", [0, *pr.TYPES])
+def test_preempt_a_registration(server: DeviceServer, kind: int) -> None:
+    a, b, c = three(server)
+    if kind:
+        assert a.out(pr.RESERVE, kind) == sam.GOOD
+    before = a.reservation()
+    assert b.out(pr.PREEMPT, WE, C) == sam.GOOD
+    assert b.keys() == (4, [A, B]) and b.reservation() == before
+    assert c.told() == [REGISTRATIONS_PREEMPTED] and not a.told() and not b.told()
+    assert b.out(pr.PREEMPT, WE, C) == CONFLICT, "nobody has that key any more"
+    assert b.keys()[0] == 4
+    assert b.out(pr.PREEMPT, WE, B) == sam.GOOD, "its own registration"
+    assert a.keys() == (5, [A]) and not b.told()
+
+
+@pytest.mark.parametrize("kind", [0, WE, EA, WE_RO, EA_RO])
+def test_preempt_with_key_0(server: DeviceServer, kind: int) -> None:
+    a, b, _ = three(server)
+    if kind:
+        assert a.out(pr.RESERVE, kind) == sam.GOOD
+    assert b.out(pr.PREEMPT, WE, 0) == sam.CHECK_CONDITION
+    assert b.last.code == WRONG_PARAMETER and b.last.sense.field == 8
+    assert b.keys() == (3, [A, B, C])
+
+
+@pytest.mark.parametrize("kind", [WE_AR, EA_AR])
+@pytest.mark.parametrize("new", [WE, EA_AR])
+def test_preempt_all_registrants(server: DeviceServer, kind: int, new: int) -> None:
+    a, b, c = three(server)
+    assert a.out(pr.RESERVE, kind) == sam.GOOD
+    assert b.out(pr.PREEMPT_AND_ABORT, new, 0) == sam.GOOD
+    assert b.keys() == (4, [B])
+    assert b.reservation() == (0 if new == EA_AR else B, new, 0)
+    assert a.told() == c.told() == [REGISTRATIONS_PREEMPTED] and not b.told()
+    assert a.ended_tasks == c.ended_tasks == [0] and not b.ended_tasks
+
+
+def test_the_last_of_all_registrants_preempts_itself(server: DeviceServer) -> None:
+    a = Host(server, "a", A)
+    assert a.out(pr.RESERVE, EA_AR) == a.out(pr.PREEMPT, EA_AR, A) == sam.GOOD
+    assert a.keys() == (2, []) and a.reservation() is None
+
+
+def test_a_holder_changes_the_type_by_preempting_itself(server: DeviceServer) -> None:
+    a, b, _ = three(server)
+    assert a.out(pr.RESERVE, WE) == a.out(pr.PREEMPT, EA_RO, A) == sam.GOOD
+    assert a.keys() == (4, [A, B, C]) and a.reservation() == (A, EA_RO, 0)
+    assert b.told() == [RESERVATIONS_RELEASED] and not a.told()
+
+
+def test_preempt_and_abort_waits_for_what_runs(server: DeviceServer) -> None:
+    a, b, _ = three(server)
+    a.running = 1
+    task = server.begin(b.nexus, 0, pr.reserve_out(pr.PREEMPT_AND_ABORT, EA))
+    buffer = memoryview(bytearray(pr.encode_parameters(OutParameters(B, A))))
+    assert not server.run(task, buffer, True)
+    assert b.keys() == (4, [B, C]), "done, but not answered"
+    assert not server.run(task, buffer, True)
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(server.run(task, buffer)))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    a.tell_ended()
+    thread.join(10)
+    assert results == [True] and task.status == sam.GOOD
+    assert b.keys() == (4, [B, C]), "and done once"
+
+
+def test_preempt_and_abort_of_what_never_ends(
+    server: DeviceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(primary, "PREEMPT_TIMEOUT_S", 0.01)
+    a, b, _ = three(server)
+    a.running = 1
+    assert b.out(pr.PREEMPT_AND_ABORT, EA, A) == sam.CHECK_CONDITION
+    assert b.last.code == (sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+
+
+# -- nexuses that come and go ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", pr.TYPES)
+def test_it_outlives_the_session_and_a_lun_reset(server: DeviceServer, kind: int) -> None:
+    a, b, c = three(server)
+    assert a.out(pr.RESERVE, kind) == sam.GOOD
+    before = b.data(pr.reserve_in(pr.READ_FULL_STATUS))
+    server.detach(a.nexus)
+    assert server.reset_lun(0)
+    assert b.told() == c.told() == [(sense.UNIT_ATTENTION, sense.LUN_RESET)]
+    assert b.data(pr.reserve_in(pr.READ_FULL_STATUS)) == before
+    again = Host(server, a.nexus.name.name.upper())
+    again.key = A
+    assert again.out(pr.RESERVE, kind) == sam.GOOD, "it is the same nexus"
+    assert again.out(pr.RELEASE, kind) == sam.GOOD
+
+
+def test_another_isid_is_another_nexus(server: DeviceServer) -> None:
+    a = Host(server, "a", A)
+    assert a.out(pr.RESERVE, EA) == sam.GOOD
+    other = Client(server, name="a", isid=b"\x80fghij")
+    assert other.run(bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0))).status == CONFLICT
+
+
+def test_a_nexus_that_was_away_meets_power_on_alone(server: DeviceServer) -> None:
+    a, b, _ = three(server)
+    server.detach(a.nexus)
+    assert b.out(pr.PREEMPT, EA, A) == sam.GOOD
+    again = Client(server, name=a.nexus.name.name, ready=False)
+    assert again.code(READY) == POWER_ON
+    assert again.code(READY) == GOOD
+
+
+def test_attentions_queue_up_in_order_and_each_once(server: DeviceServer) -> None:
+    a, b, _ = three(server)
+    late = Client(server, name=a.nexus.name.name, ready=False)  # a second session of that name
+    for _ in range(2):
+        assert a.out(pr.RESERVE, WE_RO) == a.out(pr.RELEASE, WE_RO) == sam.GOOD
+    assert b.told() == [RESERVATIONS_RELEASED]
+    assert b.out(pr.PREEMPT, WE, A) == sam.GOOD
+    assert late.code(READY) == POWER_ON
+    assert late.code(READY) == REGISTRATIONS_PREEMPTED
+    assert late.code(READY) == GOOD
+
+
+def test_each_lun_has_its_own() -> None:
+    units = {n: LogicalUnit(FakeStore(1 << 20), serial=f"S{n}") for n in (0, 1)}
+    server = DeviceServer(units, IQN)
+    a, b = Host(server, "a", A), Host(server, "b")
+    assert a.out(pr.RESERVE, EA) == sam.GOOD
+    b.lun = 1
+    assert b.told() == [POWER_ON]
+    assert b.keys() == (0, []) and b.reservation() is None
+    assert b.run(bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0))).status == sam.GOOD
+
+
+# -- CDBs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 8, 23, 25, 1 << 20, 0xFFFFFFFF])
+def test_parameter_lists_of_another_length(server: DeviceServer, length: int) -> None:
+    a = Host(server, INITIATOR)
+    answer = a.run(pr.reserve_out(pr.REGISTER, 0, length))
+    assert answer.code == (sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [*(pr.reserve_in(each) for each in range(4, 32)), *(pr.reserve_out(n) for n in range(7, 32))],
+    ids=lambda each: each[:2].hex(),
+)
+def test_service_actions_that_are_not_there(server: DeviceServer, command: bytes) -> None:
+    """The move of a registration among them."""
+    answer = Host(server, INITIATOR).run(command)
+    assert answer.code == INVALID_FIELD and answer.sense.field == 1
+
+
+@pytest.mark.parametrize(("opcode", "count"), [(0x5E, 4), (0x5F, 7)])
+def test_they_are_reported_as_supported(server: DeviceServer, opcode: int, count: int) -> None:
+    a = Host(server, INITIATOR)
+    for action in range(32):
+        answer = a.data(bytes((0xA3, 0x0C, 2, opcode, 0, action, 0, 0, 0, 64, 0, 0)))
+        assert answer[1] == (3 if action < count else 1)
+        if action < count:
+            assert answer[4:6] == bytes((opcode, action))

@@ -1,0 +1,87 @@
+"""Whatever is asked of a LUN's reservations, in whatever order: what holds all the time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iserblk.scsi import reservations as pr
+from iserblk.scsi import sense
+from iserblk.scsi.reservations import OutParameters, TransportId
+from iserblk.target.reservations import CHANGES, FREE, READS, Reservations
+from iserblk.target.task import Ended
+
+NEXUSES = [TransportId(name, b"\x80abcde") for name in "abc"]
+KEYS = st.sampled_from([0, 1, 2, 3])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(NEXUSES),
+        st.sampled_from(range(7)),
+        st.sampled_from([*pr.TYPES, 0, 2, 0x11]),
+        st.booleans(),  # under the key that it has
+        KEYS,
+        KEYS,
+        st.sampled_from([0, 0, 0, 0, pr.ALL_TG_PT, pr.APTPL, pr.SPEC_I_PT]),
+    ),
+    max_size=40,
+)
+
+
+def look(reservations: Reservations) -> tuple[bytes, ...]:
+    return tuple(reservations.answer(action) for action in range(4))
+
+
+@given(STEPS)
+def test_the_rules(
+    steps: list[tuple[TransportId, int, int, bool, int, int, int]],
+) -> None:
+    reservations = Reservations()
+    told: list[tuple[TransportId, int]] = []
+    reservations.tell = lambda nexus, code: told.append((nexus, code))
+    for nexus, action, kind, honest, some_key, action_key, flags in steps:
+        before = look(reservations)
+        _, old = pr.decode_full_status(before[3])
+        keys = {each.initiator: each.key for each in old}
+        key = keys.get(nexus, 0) if honest else some_key
+        told.clear()
+        try:
+            victims = reservations.change(
+                nexus, action, kind, OutParameters(key, action_key, flags)
+            )
+        except Ended:
+            assert look(reservations) == before and not told, "nothing changed"
+            continue
+        after = look(reservations)
+        generation, registered = pr.decode_full_status(after[3])
+        names = {each.initiator for each in registered}
+        counted = generation - pr.decode_keys(before[0])[0]
+        # A generation is counted where registrations change, and nowhere else.
+        if action in (pr.RESERVE, pr.RELEASE):
+            assert not counted
+        elif after[3][4:] != before[3][4:]:
+            assert counted == 1
+        # A reservation has a holder, and only registrants hold.
+        reservation = pr.decode_reservation(after[1])[1]
+        holders = [each for each in registered if each.holder]
+        assert (reservation is None) == (not holders)
+        if reservation is not None:
+            everybody = reservation.type in (7, 8)
+            assert len(holders) == (len(registered) if everybody else 1)
+            assert reservation.key == (0 if everybody else holders[0].key)
+            assert {each.type for each in holders} == {reservation.type}
+        # The sender is never told, nor a victim of itself; who lost a registration by others is.
+        assert nexus not in {each for each, _ in told} and nexus not in victims
+        lost = set(keys) - names - {nexus}
+        codes = (sense.RESERVATIONS_PREEMPTED, sense.REGISTRATIONS_PREEMPTED)
+        assert lost == {each for each, code in told if code in codes}
+        assert set(victims) == (lost if action == pr.PREEMPT_AND_ABORT else set())
+        assert len(told) == len(set(told)) <= 2
+        # Who holds may do all; without a reservation everybody may.
+        for each in NEXUSES:
+            may = [not reservations.conflicts(each, access, b"") for access in (READS, CHANGES)]
+            assert not reservations.conflicts(each, FREE, b"")
+            assert may[0] >= may[1], "who may write may read"
+            if reservation is None or each in {holder.initiator for holder in holders}:
+                assert all(may)
+            elif each not in names:
+                assert not may[1]
