@@ -30,7 +30,6 @@ SKIPS = {
     r"iSCSIResiduals\.WriteVerify(10|12|16)Residuals": f"WRITE AND VERIFY: {_OPTIONAL}",
     r"ReadOnly\.": f"only its ORWRITE and WRITE AND VERIFY: {_OPTIONAL}",
     r"Reserve6\.": "RESERVE(6): obsolete, and the target does not have it",
-    r"(Prin|Prout)\w+\.": "PERSISTENT RESERVE IN and OUT: the target does not have them",
     r"PreventAllow\.": "for removable media; a LUN is none",
     r"StartStopUnit\.NoLoej|StartStopUnit\.Simple": "for removable media; a LUN is none",
     r"Sanitize\.": f"SANITIZE: {_OPTIONAL}",
