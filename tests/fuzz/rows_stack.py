@@ -204,6 +204,18 @@ def _iser_target(case: Case) -> None:
             edtl = chance.choice((0, 512, 1024, 2048))
             unit = client.scsi(rw10(code, 1024), read, edtl, chance.randrange(9), len(data))
             client.send(bytes(head) + unit + data)
+            if read == 0x20:  # W without F: more of its data comes unasked
+                more = pdu.DataOut(
+                    flags=chance.choice((0, 0x80)),
+                    data_length=len(data),
+                    lun=bytes(8),
+                    itt=int.from_bytes(unit[16:20], "big"),
+                    ttt=bhs.NO_TAG,
+                    exp_stat_sn=1,
+                    data_sn=chance.choice((0, 0, 1)),
+                    buffer_offset=len(data) if chance.random() < 0.8 else 512,
+                )
+                client.send(bytes((0x10,)) + bytes(27) + more.pack() + data)
         else:
             client.send(bytes(head) + _unit(chance, _FROM_INITIATOR, data))
         client.run()

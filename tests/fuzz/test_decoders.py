@@ -99,7 +99,7 @@ def reached() -> set[str]:
     sys.setprofile(watch)
     try:
         for row in ROWS.values():
-            engine.run(row, 120 * row.each, seed=7)
+            engine.run(row, 120 if row.each == 1 else 50 * row.each, seed=7)
     finally:
         sys.setprofile(None)
     return called
