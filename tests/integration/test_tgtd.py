@@ -15,23 +15,35 @@ import pytest
 import trio
 
 from iserblk.disk.reserve import Reservation
-from iserblk.errors import Busy, LoginError, ReservationConflict, ReservationLost
+from iserblk.errors import (
+    AuthenticationError,
+    Busy,
+    LoginError,
+    ReservationConflict,
+    ReservationLost,
+)
 from iserblk.initiator.connect import connect
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import luns
 from iserblk.url import Options, parse_url
+from tests.support.blockwork import everything
 from tests.support.faces import FACES, one_disk, read, write
+from tests.support.interop import Record
 from tests.support.sessions import Host
 from tests.support.target import ROOT
 
 PEER = "iqn.2026-11.example:peer"
 MIB = 1 << 20
-SIZE = 32 * MIB
+SIZE = 80 * MIB
 START_S = 20.0
+# Targets by what they ask for: tid and accounts, the second of which is their own.
+OWN, THEIRS = ("host", "hush-hush-hush"), ("disk", "not-a-word-more")
+ASKS = {"none": (1, ()), "one-way": (2, (OWN,)), "mutual": (3, (OWN, THEIRS))}
 
 
 class Tgtd:
-    """One tgtd with a disk, on a free port; ``url`` is that of its LUN 1."""
+    """One tgtd on a free port, with a disk for each target of ASKS. ``urls``: those of their LUN 1,
+    by what they ask for; ``url``: of the one that asks for no credentials."""
 
     def __init__(self, programs: Path, place: Path) -> None:
         with socket.socket() as sock:
@@ -40,9 +52,6 @@ class Tgtd:
         self._programs = programs
         # Its own control socket: the usual place may belong to a tgtd that is not ours.
         self._environment = {**os.environ, "TGT_IPC_SOCKET": str(place / "ipc")}
-        disk = place / "disk"
-        with disk.open("wb") as file:
-            file.truncate(SIZE)
         with (place / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [programs / "tgtd", "-f", "--iscsi", f"portal=127.0.0.1:{port}"],
@@ -52,14 +61,28 @@ class Tgtd:
             )
         try:
             self._wait(port)
-            self.admin("--op", "new", "--mode", "target", "--tid", "1", "-T", PEER)
-            unit = ("--mode", "logicalunit", "--tid", "1", "--lun", "1")
-            self.admin("--op", "new", *unit, "-b", str(disk))
-            self.admin("--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL")
+            for user, secret in (OWN, THEIRS):
+                account = ("--mode", "account", "--user", user)
+                self.admin("--op", "new", *account, "--password", secret)
+            for asks, (tid, accounts) in ASKS.items():
+                self._add(tid, f"{PEER}-{asks}", place / asks, accounts)
         except BaseException:
             self.stop()
             raise
-        self.url = f"iscsi://127.0.0.1:{port}/{PEER}/1"
+        self.urls = {asks: f"iscsi://127.0.0.1:{port}/{PEER}-{asks}/1" for asks in ASKS}
+        self.url = self.urls["none"]
+        said = subprocess.run([programs / "tgtd", "-V"], capture_output=True, text=True, check=True)
+        self.version = f"tgt {said.stdout.strip()}"
+
+    def _add(self, tid: int, iqn: str, disk: Path, accounts: tuple[tuple[str, str], ...]) -> None:
+        with disk.open("wb") as file:
+            file.truncate(SIZE)
+        target = ("--tid", str(tid), "--mode")
+        self.admin("--op", "new", *target, "target", "-T", iqn)
+        self.admin("--op", "new", *target, "logicalunit", "--lun", "1", "-b", str(disk))
+        for (user, _), way in zip(accounts, ((), ("--outgoing",)), strict=False):
+            self.admin("--op", "bind", *target, "account", "--user", user, *way)
+        self.admin("--op", "bind", *target, "target", "-I", "ALL")
 
     def _wait(self, port: int) -> None:
         deadline = time.monotonic() + START_S
@@ -79,8 +102,9 @@ class Tgtd:
     def set(self, **keys: str) -> None:
         """What it wishes for in the logins that follow."""
         for name, value in keys.items():
-            target = ("--mode", "target", "--tid", "1")
-            self.admin("--op", "update", *target, "--name", name, "--value", value)
+            for tid, _ in ASKS.values():
+                target = ("--mode", "target", "--tid", str(tid))
+                self.admin("--op", "update", *target, "--name", name, "--value", value)
 
     def stop(self) -> None:
         # It ignores SIGTERM while it has targets, and has nothing to lose.
@@ -177,3 +201,80 @@ async def test_take_over_and_resume(tgtd: Tgtd) -> None:
         for each in sessions:
             await each.driver.log_out()
         nursery.cancel_scope.cancel()
+
+
+# -- CHAP ------------------------------------------------------------------------------------------
+
+
+def with_secrets(folder: Path, own: str = OWN[1], theirs: str = "") -> dict[str, str]:
+    """The options, with a file of them."""
+    file = folder / "secrets"
+    file.write_text(f"{own}\n{theirs}\n" if theirs else f"{own}\n")
+    file.chmod(0o600)
+    return {"chap_secret_file": str(file)}
+
+
+def as_user(url: str, query: str = "") -> str:
+    return url.replace("iscsi://", f"iscsi://{OWN[0]}@") + query
+
+
+@pytest.mark.parametrize("asks", ASKS)
+@pytest.mark.parametrize("unasked", ["Yes", "No"])
+async def test_all_block_operations(
+    tgtd: Tgtd, tmp_path: Path, record: Record, asks: str, unasked: str
+) -> None:
+    """With digests, and unsolicited data on and off."""
+    tgtd.set(
+        HeaderDigest="CRC32C",
+        DataDigest="CRC32C",
+        ImmediateData=unasked,
+        InitialR2T="No" if unasked == "Yes" else "Yes",
+    )
+    url, options = tgtd.urls[asks], {"header_digest": "crc32c", "data_digest": "crc32c"}
+    if asks != "none":
+        url = as_user(url)
+        options |= with_secrets(tmp_path, theirs=THEIRS[1] if asks == "mutual" else "")
+    outcome = await everything(url, options)
+    about = outcome.connection
+    assert (about["header_digest"], about["data_digest"]) == ("CRC32C", "CRC32C")
+    record(
+        ours="initiator",
+        peer="tgtd",
+        version=tgtd.version,
+        transport=f"TCP, CRC32C digests, CHAP {asks}, ImmediateData={unasked}",
+        outcome=outcome,
+    )
+
+
+async def test_only_md5(tgtd: Tgtd, tmp_path: Path) -> None:
+    """Its other algorithm is SHA-1 under the number of SHA-256: so MD5 is offered before that."""
+    tgtd.set(HeaderDigest="None", DataDigest="None")
+    url, secrets = tgtd.urls["mutual"], with_secrets(tmp_path, theirs=THEIRS[1])
+    async with one_disk("async", as_user(url, "?auth=md5"), secrets) as disk:
+        assert disk.size == SIZE
+    for auth in ("sha1", "sha256", "sha3-256"):
+        with pytest.raises(LoginError):
+            async with one_disk("async", as_user(url, f"?auth={auth}"), secrets):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("asks", "own", "theirs", "remedy"),
+    [
+        ("one-way", "loud-loud-loud", "", "authentication failed"),
+        ("mutual", OWN[1], "loud-loud-loud", "did not prove who it is"),
+    ],
+)
+async def test_a_wrong_secret(
+    tgtd: Tgtd, tmp_path: Path, asks: str, own: str, theirs: str, remedy: str
+) -> None:
+    with pytest.raises(AuthenticationError, match=remedy) as caught:
+        async with one_disk("async", as_user(tgtd.urls[asks]), with_secrets(tmp_path, own, theirs)):
+            pass
+    assert "loud" not in str(caught.value)
+
+
+async def test_no_credentials(tgtd: Tgtd) -> None:
+    with pytest.raises(LoginError):
+        async with one_disk("async", tgtd.urls["one-way"]):
+            pass

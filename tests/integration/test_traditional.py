@@ -1,14 +1,11 @@
-"""Traditional iSCSI: our two ends, beside iSER on one port, and other people's initiators."""
+"""Traditional iSCSI: our two ends, beside iSER on one port."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -86,48 +83,3 @@ async def test_nobody_listens() -> None:
     with pytest.raises(TransportError, match="is the target listening there"):
         async with one_disk("async", f"iscsi://127.0.0.1:{port}/{IQN}/0"):
             pass
-
-
-# -- other people's initiators ---------------------------------------------------------------------
-
-
-def program(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed: run scripts/setup --tests")
-    return path
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_iscsi_ls(target: TargetProcess) -> None:
-    """libiscsi: discovery, and a session for REPORT LUNS."""
-    said = run(program("iscsi-ls"), "-s", f"iscsi://127.0.0.1:{target.port}")
-    assert f"Target:{IQN} Portal:127.0.0.1:{target.port},1" in said
-    assert "Lun:0" in said and "DIRECT_ACCESS" in said
-
-
-@pytest.mark.parametrize("options", ["", DIGESTS])
-def test_iscsi_inq(target: TargetProcess, options: str) -> None:
-    said = run(program("iscsi-inq"), f"{iscsi(target)}/0{options}")
-    assert "Product:FILE" in said.replace(" ", "") and "DIRECT_ACCESS" in said
-
-
-def test_qemu_img(target: TargetProcess, tmp_path: Path) -> None:
-    """QEMU's driver writes a file to the LUN, reads it back, and finds no difference."""
-    image, url = tmp_path / "image", f"{iscsi(target)}/0"
-    image.write_bytes(random.Random(7).randbytes(SIZE))
-    qemu_img = program("qemu-img")
-    try:
-        said = run(qemu_img, "info", url)
-    except AssertionError as error:
-        if "Unknown protocol" in str(error):
-            pytest.skip("qemu-block-extra is not installed: run scripts/setup --tests")
-        raise
-    assert f"({SIZE} bytes)" in said
-    run(qemu_img, "convert", "-n", "-f", "raw", "-O", "raw", str(image), url)
-    run(qemu_img, "compare", "-f", "raw", "-F", "raw", str(image), url)
