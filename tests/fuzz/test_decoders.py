@@ -47,7 +47,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_few(name: str) -> None:
-    engine.run(ROWS[name], FEW if ROWS[name].each == 1 else FEW // 2)
+    engine.run(ROWS[name], FEW if ROWS[name].each == 1 else FEW // 4)
 
 
 @pytest.mark.long
