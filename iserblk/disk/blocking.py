@@ -18,6 +18,7 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.opening import (
     Address,
     find_disks,
+    give_up,
     keeper,
     name_disks,
     open_session,
@@ -198,6 +199,7 @@ class DiskSet:
             self._token.run_sync_soon(self._stop.set)
             self._thread.join()
             for driver in self._drivers:
+                give_up(driver.session)
                 for farewell in driver.session.farewells:
                     driver.run(farewell(), driver.session.release)
                 driver.log_out()
