@@ -56,6 +56,7 @@ TRIO_ALLOWED = {
     "discovery.isns_client",
     "disk.aio",
     "disk.blocking",
+    "disk.paths_opening",
     "doctor.portal",
     "target.accepting",
     "target.busypoll",
