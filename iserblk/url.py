@@ -22,6 +22,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from iserblk.errors import BadArgument, NotSupported
+from iserblk.metrics.address import parse_address
 from iserblk.secret import Secret
 
 DEFAULT_PORT = 3260
@@ -83,6 +84,7 @@ class Options:
     reserve: bool = False  # exclusively
     reserve_key: int = 0  # 0: this machine's own
     fallback: str = "none"  # or "iscsi"
+    metrics: str = ""  # where they are served, as iserblk.metrics.address has it; "": nowhere
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:
@@ -116,6 +118,13 @@ def _shown(text: str) -> str:
 
 def _hidden(_text: str) -> str:
     return "(not shown)"
+
+
+def _metrics(key: str, value: str) -> str:
+    if value.lower() in ("off", "no"):
+        return ""
+    parse_address(value, key)
+    return value
 
 
 def _yes_no(key: str, value: str) -> bool:
@@ -252,6 +261,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "reserve": ("reserve", _reserve),
     "reserve-key": ("reserve_key", _reserve_key),
     "fallback": ("fallback", _fallback),
+    "metrics": ("metrics", _metrics),
 }
 
 

@@ -16,7 +16,8 @@ ALLOWED = {
     "errors": set(),
     "trio_io": set(),
     "secret": set(),
-    "url": {"errors", "secret"},
+    "metrics": {"errors"},
+    "url": {"errors", "secret", "metrics"},
     "credentials": {"errors", "secret", "url", "iscsi"},
     "rcap": {"errors"},
     "scsi": {"errors"},
@@ -24,10 +25,12 @@ ALLOWED = {
     "datamover": {"errors", "rcap", "iscsi"},
     "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url", "credentials"},
     "discovery": {"errors", "url", "iscsi", "initiator"},
-    "disk": {"errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials"},
+    "disk": {
+        *("errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials", "metrics"),
+    },
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
     "doctor": {"errors", "url", "rcap", "initiator"},
-    "nbdattach": {"errors", "credentials"},
+    "nbdattach": {"errors", "credentials", "metrics"},
     "cli": {
         "errors",
         "credentials",
@@ -39,6 +42,7 @@ ALLOWED = {
         "iscsi",
         "doctor",
         "discovery",
+        "metrics",
     },
 }
 # Beside the drivers, the shells and the command line, nobody waits.
@@ -57,7 +61,9 @@ TRIO_ALLOWED = {
     "disk.aio",
     "disk.blocking",
     "disk.paths_opening",
+    "disk.metered",
     "doctor.portal",
+    "metrics.serving",
     "target.accepting",
     "target.busypoll",
     "target.listening",

@@ -41,6 +41,11 @@ CONNECTION = (
     ("chap-secret-fd", "FD", "The same from an open file descriptor."),
     ("chap-secret-credential", "NAME", "The same from a credential of systemd."),
     ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI where iSER cannot be had."),
+    (
+        "metrics",
+        "PATH|HOST:PORT|off",
+        "Serve metrics for Prometheus at a Unix socket, or at a port of the loopback interface.",
+    ),
     ("style", "cm|stream", ""),
     ("header", "28|12", ""),
     ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),

@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 import trio
 
 from iserblk.disk.core import DiskCore
+from iserblk.disk.metered import MetricsPorts, metered_blocking
 from iserblk.disk.opening import (
     Address,
     find_disks,
@@ -24,7 +25,7 @@ from iserblk.disk.opening import (
     part,
     settle,
 )
-from iserblk.disk.seam import Extent, LunInfo
+from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
 
@@ -118,7 +119,8 @@ class DiskSet:
 
     def __init__(self, addresses: list[Address]) -> None:
         """Connects; raises what connecting raises, and then leaves nothing behind."""
-        self.disks: dict[str, Disk] = {}
+        self.disks: dict[str, BlockingDisk] = {}
+        self._named: dict[DiskCore, BlockingDriver] = {}
         self._drivers: list[BlockingDriver] = []
         self._opened = threading.Event()
         self._error: BaseException | None = None
@@ -146,19 +148,27 @@ class DiskSet:
     async def _run(self, addresses: list[Address]) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
-        opened = await self._open(addresses)
-        async with trio.open_nursery() as nursery:
-            keepers = [keeper(*each) for each in opened]
-            for each in keepers:
-                nursery.start_soon(each.run)
-            self._opened.set()
-            while not self._stop.is_set():
-                with trio.move_on_after(TICK_S):
-                    await self._stop.wait()
-                for driver in self._drivers:
-                    driver.idle()
-            for each in keepers:
-                each.stop()
+        metrics = MetricsPorts(addresses)
+        try:
+            opened = await self._open(addresses)
+            async with trio.open_nursery() as nursery:
+                keepers = [keeper(*each) for each in opened]
+                for each in keepers:
+                    nursery.start_soon(each.run)
+                metrics.start(
+                    nursery, [(core, driver.ladder) for core, driver in self._named.items()]
+                )
+                self._opened.set()
+                while not self._stop.is_set():
+                    with trio.move_on_after(TICK_S):
+                        await self._stop.wait()
+                    for driver in self._drivers:
+                        driver.idle()
+                metrics.close()
+                for each in keepers:
+                    each.stop()
+        finally:
+            metrics.close()
 
     async def _open(
         self, addresses: list[Address]
@@ -184,7 +194,9 @@ class DiskSet:
         if error is not None:
             raise error
         self._drivers = [BlockingDriver(driver.session) for driver in opening]
-        self.disks = {name: Disk(core, self._drivers[cores[core]]) for name, core in named.items()}
+        for name, core in named.items():
+            self._named[core] = driver_of = self._drivers[cores[core]]
+            self.disks[name] = metered_blocking(Disk(core, driver_of), core)
         return [
             (driver, address, [core for core in cores if cores[core] == index])
             for index, (driver, address) in enumerate(zip(self._drivers, addresses, strict=True))

@@ -158,9 +158,10 @@ def command(
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length. ``changes``: the first and the last block that it changes. ``on_submit`` is
-    called with the slot before each attempt, ``on_end`` after it, before the slot is given back.
-    ``deadline``: for all attempts together; 0: the session's time for one request, from now.
+    unknown length, and for advice. ``changes``: the first and the last block that it changes.
+    ``on_submit`` is called with the slot before each attempt, ``on_end`` after it, before the slot
+    is given back. ``deadline``: for all attempts together; 0: the session's time for one request,
+    from now.
     """
     deadline = deadline or monotonic() + session.io_timeout
     waiter = session.new_waiter()
@@ -202,6 +203,8 @@ def command(
         if delay is None or monotonic() + delay >= deadline:
             raise error
         log.info("%s; sending it again", error)
+        if lun in session.on_retry:
+            session.on_retry[lun]()
         attempt += 1
         if delay:
             yield delay

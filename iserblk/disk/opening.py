@@ -121,6 +121,14 @@ def _resume_by(paths: Paths, cores: Sequence[DiskCore], fresh: Session) -> Opera
 
 async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver runs."""
+    cores = await _find(driver, address)
+    for core in cores:
+        core.metrics.served_at = address.options.metrics
+        core.session.on_retry[core.lun] = core.metrics.retried
+    return cores
+
+
+async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
     url = address.url
     session = driver.session
     if url.lun is not None:

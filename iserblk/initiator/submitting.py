@@ -113,6 +113,7 @@ class Submitting:
         self.on_loss: Callable[[], None] | None = None
         # For the driver: a suspended session is about to go on with another descriptor, or failed.
         self.on_change: Callable[[], None] = _nothing
+        self.on_retry: dict[bytes, Callable[[], None]] = {}  # by LUN field: a command is sent again
         # By LUN field: who hears of each command that brings sense data, before its waiter does.
         self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
         # What is to be run before the logout, by whoever logs out. They raise nothing.

@@ -99,6 +99,10 @@ class BlockingDriver:
             self._events = select.POLLIN
             self._poll.register(fd, self._events)
 
+    @property
+    def ladder(self) -> Ladder:
+        return self._ladder
+
     def waiter(self) -> ThreadWaiter:
         """This thread's waiter; a thread waits for one thing at a time, so it has just one."""
         try:

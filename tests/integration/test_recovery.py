@@ -241,7 +241,7 @@ async def test_a_lun_that_has_shrunk(start_target: StartTarget, tmp_path: Path, 
         os.truncate(tmp_path / "lun", 16 << 20)
         start_target("lun:wce=0", listen=listen)
         assert await read(disk, 0, 512) == b"mine" * 128
-        with pytest.raises(OutOfRange, match="16777216 bytes .it had 33554432 before it shrank"):
+        with pytest.raises(OutOfRange, match=r"16777216 bytes .it had 33554432 before it shrank"):
             await read(disk, 20 << 20, 512)
         assert disk.size == 16 << 20
 

@@ -82,7 +82,9 @@ class Tgtd:
             file.truncate(SIZE)
         target = ("--tid", str(tid), "--mode")
         self.admin("--op", "new", *target, "target", "-T", iqn)
-        self.admin("--op", "new", *target, "logicalunit", "--lun", "1", "-b", str(disk))
+        unit = (*target, "logicalunit", "--lun", "1")
+        self.admin("--op", "new", *unit, "-b", str(disk))
+        self.admin("--op", "update", *unit, "--params", "thin_provisioning=1")
         for (user, _), way in zip(accounts, ((), ("--outgoing",)), strict=False):
             self.admin("--op", "bind", *target, "account", "--user", user, *way)
         self.admin("--op", "bind", *target, "target", "-I", "ALL")
