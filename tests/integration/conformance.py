@@ -11,7 +11,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 PROGRAM = "iscsi-test-cu"
-LIMIT_S = 120
+LIMIT_S = 100  # of one run
 _RESULTS = "CUnitAutomated-Results.xml"
 _SKIPPED = re.compile(r"\[SKIPPED\]\s*(.*)")
 
