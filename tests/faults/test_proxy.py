@@ -182,6 +182,21 @@ def test_what_is_held_arrives_after_its_sender_has_gone(paired: Callable[..., Pa
     assert everything(server) == b"old write"
 
 
+def test_the_target_does_not_hear_of_a_client_that_was_abandoned(
+    paired: Callable[..., Pair],
+) -> None:
+    client, server = (pair := paired()).join()
+    client.sendall(b"first")
+    assert server.recv(100) == b"first"
+    assert pair.proxy.abandon() == 1
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    server.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        server.recv(1)
+    server.sendall(b"to nobody")
+
+
 # -- our own two ends ------------------------------------------------------------------------------
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from iserblk.errors import AuthenticationError, LoginError, RemoteProtocolError
-from iserblk.iscsi import bhs, chap, keys, pdu, text
+from iserblk.errors import AuthenticationError, IserblkError, LoginError, RemoteProtocolError
+from iserblk.iscsi import bhs, chap, keys, pdu, send_targets, text
 from iserblk.iscsi.chap import Accounts, ChapInitiator, ChapTarget, Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator
 from iserblk.iscsi.login_target import LoginTarget
+from iserblk.iscsi.text_target import TextResponder, send_targets_answer
 from iserblk.secret import Secret
 from tests.fuzz.engine import Case, Row, decoder
 from tests.iscsi import logins
@@ -74,6 +75,58 @@ def _segments(case: Case) -> None:
     for part in (bhs.data_segment_untrusted, bhs.sense_of_untrusted, bhs.extended_cdb_untrusted):
         with contextlib.suppress(RemoteProtocolError):
             assert len(part(message, at)) <= len(message)
+
+
+_ADDRESSES = tuple(
+    each.encode()
+    for each in ("10.0.0.1:3260,1", "[fe80::1%eth0]:3260,2,1", "fe80::1", "host.example,0xff",
+                 "[::]:860", "h:1,", "a-b_c.d.:65535,65535,9")
+)  # fmt: skip
+_HERE = send_targets.Portal("10.0.0.9", 3260)
+
+
+def _discovery(case: Case) -> None:
+    """Answers to SendTargets, in parts, of a target that may say anything."""
+    session = send_targets.DiscoveryInitiator(1, 1)
+    session.ask("All")
+    for _ in range(4):
+        data = case.data
+        header = pdu.TextResponse(
+            flags=case.chance.choice((0x80, 0x80, 0x40, 0, 0xC0)),
+            data_length=len(data),
+            lun=bytes(8),
+            itt=1,
+            ttt=case.chance.choice((7, 7, bhs.NO_TAG)),
+            stat_sn=1,
+            exp_cmd_sn=1,
+            max_cmd_sn=9,
+        ).pack()
+        if case.chance.random() < 0.3:
+            header = case.mutated(header).ljust(bhs.BHS_LENGTH, b"\0")[: bhs.BHS_LENGTH]
+        if case.chance.random() < 0.1:
+            header = bytes((bhs.NOP_IN, 0x80)) + header[2:]
+        session.receive(header, data)
+        if session.answer is not None:
+            for record in send_targets.records_untrusted(session.answer, _HERE):
+                assert record.name and record.portals
+            return
+
+
+def _questions(case: Case) -> None:
+    responder = TextResponder()
+    for _ in range(3):
+        data = case.data
+        request = pdu.TextRequest(
+            flags=case.chance.choice((0x80, 0x80, 0x40, 0, 0xC0)),
+            data_length=len(data),
+            lun=bytes(8),
+            itt=1,
+            ttt=case.chance.choice((0, 1, bhs.NO_TAG, bhs.NO_TAG)),
+            cmd_sn=1,
+            exp_stat_sn=1,
+        )
+        part = responder.receive(request, data, {logins.TARGET: ["[::1]:3260,1"] * 9}, 64)
+        assert part is None or len(part.data) <= 64
 
 
 def _value(case: Case) -> str:
@@ -156,8 +209,15 @@ ROWS = (
     Row("text in parts", _collector, _TEXTS),
     decoder(
         "SendTargets",
-        lambda data: text.send_targets_answer(data, {logins.TARGET: ["[::1]:3260"]}),
+        lambda data: send_targets_answer(data, {logins.TARGET: ["[::1]:3260"]}),
         *_TEXTS,
+    ),
+    Row("questions in parts", _questions, _TEXTS, each=3),
+    Row("discovery", _discovery, _TEXTS, (IserblkError,), 4),
+    Row(
+        "portal",
+        lambda case: (send_targets.portal_untrusted(_value(case)), None)[1],
+        _ADDRESSES,
     ),
     Row("segments", _segments, _HEADERS),
     Row("PDUs", _pdus, _HEADERS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iserblk.disk.geometry import Geometry
-from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode, sense
+from iserblk.scsi import alua, capacity, cdb, inquiry, lba, luns, mode, reservations, sense
 from iserblk.scsi.status import CHECK_CONDITION, GOOD
 from iserblk.target.commands import COMMANDS
 from iserblk.target.device import DeviceServer, LogicalUnit
@@ -81,6 +81,21 @@ def _unmap(case: Case) -> None:
         assert _SERVER.run(task, memoryview(bytearray(data[: task.length].ljust(task.length))))
 
 
+_PORT_GROUPS = alua.encode_report(
+    [alua.PortGroup(1, 0, True, 0x0F, 1, (1, 2)), alua.PortGroup(2, alua.STANDBY, ports=(3,))]
+)
+_PORT_PAGE = inquiry.encode_identifiers(list(alua.port_designators(1, 2)))
+_HOST = reservations.TransportId("iqn.2026-11.example:host", bytes(range(6)))
+_REGISTRATION = reservations.FullStatus(7, True, 6, False, 1, _HOST)
+_OUT = reservations.OutParameters(7, 8, reservations.APTPL)
+
+
+def _port_groups(data: bytes) -> None:
+    groups = alua.decode_report(data)
+    assert alua.length_of_report(data) >= 4
+    alua.state_here(groups, alua.PortIdentity(1, None))
+
+
 _UNMAP = lba.unmap_parameters([(0, 8), (8, 8), (31, 1)])
 
 ROWS = (
@@ -108,6 +123,30 @@ ROWS = (
         sense.encode_fixed(sense.ILLEGAL_REQUEST, 0x24, 0, field=3, bit=1),
         sense.encode_descriptor(sense.MEDIUM_ERROR, 0x11, 0, 1 << 33),
         allowed=(),
+    ),
+    decoder("port groups", _port_groups, _PORT_GROUPS),
+    decoder("port identity", alua.decode_port_identity, _PORT_PAGE, _DESIGNATORS),
+    decoder("PR OUT", reservations.decode_parameters, reservations.encode_parameters(_OUT)),
+    decoder("PR keys", reservations.decode_keys, reservations.encode_keys(3, [1, 2, 3])),
+    decoder(
+        "PR reservation",
+        reservations.decode_reservation,
+        reservations.encode_reservation(3, reservations.Reservation(7, 6)),
+    ),
+    decoder(
+        "PR capabilities",
+        reservations.decode_capabilities,
+        reservations.encode_capabilities(reservations.APTPL),
+    ),
+    decoder(
+        "PR full status",
+        reservations.decode_full_status,
+        reservations.encode_full_status(3, [_REGISTRATION, _REGISTRATION]),
+    ),
+    decoder(
+        "TransportID",
+        reservations.decode_transport_id,
+        reservations.encode_transport_id(_HOST),
     ),
     Row("extents", _extents, (_STATUS,)),
     Row("command", _command, _SAMPLE_CDBS, ()),

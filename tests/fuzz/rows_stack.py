@@ -163,9 +163,18 @@ def _tcp_initiator(case: Case) -> None:
     plain = Ends()
     lying = Liar(plain)
     try:
-        for _ in range(8):
+        at = 0
+        for turn in range(8):
             data = case.chance.randbytes(case.chance.choice((0, 0, 8, 512)))
-            lying.socket.sendall(_unit(case.chance, _FROM_TARGET, data))
+            unit = bytearray(_unit(case.chance, _FROM_TARGET, data))
+            if case.chance.random() < 0.5:  # the next piece of the read, or nearly that
+                unit[0], unit[1] = bhs.DATA_IN, case.chance.choice((0, 0, 0, 0x80, 0x81))
+                unit[4:8] = len(data).to_bytes(4, "big")
+                unit[16:20], unit[20:24] = bytes(4), b"\xff\xff\xff\xff"
+                unit[36:40] = case.chance.choice((turn, turn, 0)).to_bytes(4, "big")
+                unit[40:44] = case.chance.choice((at, at, 19996)).to_bytes(4, "big")
+                at += len(data)
+            lying.socket.sendall(bytes(unit))
             lying.dm.progress(0.0)
     finally:
         assert len(lying.read) == 20000
@@ -200,10 +209,22 @@ def _iser_target(case: Case) -> None:
         if chance.random() < 0.1:
             client.send(case.data)
         elif chance.random() < 0.5:
-            code, read = chance.choice(((0x28, 0xC0), (0x2A, 0xA0), (0x2A, 0x20)))
+            code, read = chance.choice(((0x28, 0xC0), (0x2A, 0xA0), (0x2A, 0x20), (0x2A, 0x20)))
             edtl = chance.choice((0, 512, 1024, 2048))
             unit = client.scsi(rw10(code, 1024), read, edtl, chance.randrange(9), len(data))
             client.send(bytes(head) + unit + data)
+            if read == 0x20:  # W without F: more of its data comes unasked
+                more = pdu.DataOut(
+                    flags=chance.choice((0, 0x80)),
+                    data_length=len(data),
+                    lun=bytes(8),
+                    itt=int.from_bytes(unit[16:20], "big"),
+                    ttt=bhs.NO_TAG,
+                    exp_stat_sn=1,
+                    data_sn=chance.choice((0, 0, 1)),
+                    buffer_offset=len(data) if chance.random() < 0.8 else 512,
+                )
+                client.send(bytes((0x10,)) + bytes(27) + more.pack() + data)
         else:
             client.send(bytes(head) + _unit(chance, _FROM_INITIATOR, data))
         client.run()

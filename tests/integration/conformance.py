@@ -69,13 +69,15 @@ FAILS = {
         "its second part expects an error and sends a good command: connected anew it uses "
         "immediate data, which has no DataSN; the other three parts pass",
     ),
-} | {
-    f"ProutReserve.Access{kind}": Defect(
-        frozenset({77, 91}),
-        (4096,),
-        "writes 512 bytes, whatever the block size is; passes on the LUN with 512-byte blocks",
-    )
-    for kind in ("EA", "WE", "EARO", "WERO", "EAAR", "WEAR")
+    **{
+        f"ProutReserve.Access{kind}": Defect(
+            frozenset({77, 91}),
+            (4096,),
+            "reads and writes 512 bytes as one block, whatever the LUN's block size is; passes on "
+            "the LUN with 512-byte blocks",
+        )
+        for kind in ("EA", "WE", "EARO", "WERO", "EAAR", "WEAR")
+    },
 }
 
 

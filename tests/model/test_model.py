@@ -109,7 +109,7 @@ OVERWRITES: list[Step] = [
 def test_a_flush_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     _lying(monkeypatch, "flush", lambda self: None)
     with pytest.raises(ExceptionGroup) as caught:
-        play(OVERWRITES, 5, "async", "iser")
+        play(OVERWRITES, 6, "async", "iser")
     assert caught.group_contains(Wrong)
 
 

@@ -77,6 +77,8 @@ class Flow:
                 item.due = now
         for behaviour in self.behaviours[start:]:
             items = [out for item in items for out in behaviour.take(item)]
+        if self.ended:
+            return  # nobody is there to hear it
         for item in items:
             self._due = item.due = max(self._due, item.due)
             self.queue.append(item)
@@ -140,6 +142,15 @@ class Link:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
         self.close()
+
+    def abandon(self) -> None:
+        """RST towards the client alone."""
+        self.up.reading = False
+        self.down.ended = True
+        self.down.queue.clear()
+        with contextlib.suppress(OSError):
+            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+        self.client.close()
 
     def close(self) -> None:
         self.dead = True
@@ -219,6 +230,16 @@ class FaultProxy:
                         gate = faults.Gate()
                         gate.closed = True
                         flow.behaviours.append(gate)
+            self._poke()
+            return len(links)
+
+    def abandon(self) -> int:
+        """The initiators' side of every connection is reset; the target's stays, with what is
+        held or under way: as if it had lost its way in the network. Returns how many there were."""
+        with self._lock:
+            links = [link for link in self.links if not link.dead and link.up.reading]
+            for link in links:
+                link.abandon()
             self._poke()
             return len(links)
 

@@ -1,0 +1,100 @@
+"""A write that was delayed in the network arrives after its session has been replaced: whatever
+part of it comes late (the command, or the data that the target asked for), nothing of it is
+written. What ends the old session's tasks is session reinstatement (RFC 7143 section 6.3.5): a
+login with another ISID does not, and shows that the write would have gone through.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+
+from iserblk.disk import aio
+from iserblk.errors import IserblkError, TransportError
+from iserblk.initiator.connect import connect
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.url import Options, parse_url
+from tests.initiator.peer import disk_of
+from tests.integration.conftest import StartTarget
+from tests.support.faces import read, write
+from tests.support.faults.behaviours import Hold
+from tests.support.faults.framing import Unit
+from tests.support.faults.proxy import FaultProxy
+
+KIB = 1024
+PATIENCE_S = 30.0
+SETTLE_S = 0.3
+PARTS: dict[str, tuple[Callable[[Unit], bool], int]] = {
+    "command": (lambda unit: unit.is_write_command, 8 * KIB),  # its data goes along
+    "command, data asked for": (lambda unit: unit.is_write_command, 256 * KIB),
+    "data": (lambda unit: unit.is_write_data, 256 * KIB),
+}
+
+
+@asynccontextmanager
+async def disk(url: str) -> AsyncIterator[aio.Disk]:
+    """LUN 0 by a session of its own, which knows of no recovery."""
+    session = await connect(parse_url(url), Options())
+    driver = TrioDriver(session)
+    async with trio.open_nursery() as nursery:
+        try:
+            await nursery.start(driver.run)
+            yield aio.Disk(disk_of(session), driver)
+        finally:
+            session.fail(TransportError("end of test"))
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(params=[True, False], ids=["same session", "another session"])
+def reinstates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether each login takes the place of the session before it."""
+    numbers = itertools.count(1)
+
+    def isid(size: int) -> bytes:
+        return bytes([7 if request.param else next(numbers)]) * size
+
+    monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", isid)
+    yield request.param
+
+
+@pytest.mark.parametrize("transport", ["iser", "iscsi"])
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_delayed_write(
+    start_target: StartTarget, reinstates: bool, transport: str, part: str
+) -> None:
+    when, size = PARTS[part]
+    old, new = b"o" * size, b"n" * size
+    hold = Hold(when)
+    target = start_target("lun:size=16M")
+    with FaultProxy(
+        ("127.0.0.1", target.port), lambda number: ([hold] if number == 0 else [], [])
+    ) as proxy:
+        url = proxy.through(f"{target.url}/0").replace("iser:", f"{transport}:")
+        with trio.fail_after(PATIENCE_S):
+            async with disk(url) as first, trio.open_nursery() as nursery:
+
+                async def write_old() -> None:
+                    with suppress(IserblkError):
+                        await write(first, old, 0)
+
+                await read(first, 0, 512)  # takes the unit attention that a new session gets
+                nursery.start_soon(write_old)
+                while not hold.holding:  # noqa: ASYNC110 (a test's condition)
+                    await trio.sleep(0.01)
+                assert proxy.abandon() == 1  # the initiator loses its connection, the target not
+                async with disk(url) as second:
+                    await write(second, new, 0)
+                    await second.flush()
+                    assert await read(second, 0, size) == new
+                    assert proxy.release(hold) >= (48 if part == "command, data asked for" else 512)
+                    await trio.sleep(SETTLE_S)
+                    found = await read(second, 0, size)
+                nursery.cancel_scope.cancel()
+    if reinstates:
+        assert found == new
+    elif part != "command, data asked for":  # nobody is there to be asked for it
+        assert found != new
