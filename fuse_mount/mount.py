@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
 from fuse_mount.options import MountOptions, parse_options
 from iserblk.errors import BadArgument, IserblkError, NotSupported
+from iserblk.metrics.address import default_option
 from iserblk.url import parse_url
 
 log = logging.getLogger(__name__)
@@ -174,7 +175,8 @@ async def _serve(
     with trio.open_signal_receiver(*_ENDING) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end_on_signals, signals)
-            async with open_disks(urls, options.disk) as disks:
+            served = default_option(mountpoint) | options.disk
+            async with open_disks(urls, served) as disks:
                 files = LunFiles(disks.disks, options)
                 pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
                 _mount(files, mountpoint, _source(urls[0]), options)

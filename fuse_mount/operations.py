@@ -45,6 +45,9 @@ MAX_REQUEST = 1 << 20
 # Names and the number of files never change; sizes may (a LUN grown at the target).
 _ENTRY_TIMEOUT = 3600.0
 _ATTR_TIMEOUT = 1.0
+# How often the target is asked for a size, at the most. (It reports a change only to a command: an
+# idle LUN would not grow here before somebody reads it.)
+_ASK_S = 0.5
 
 _FIRST_LUN = pyfuse3.ROOT_INODE + 1
 
@@ -66,6 +69,7 @@ class LunFiles(pyfuse3.Operations):
         self._started_ns = now
         self._modified_ns = [now] * len(self._disks)
         self._idle_buffers: list[memoryview] = []
+        self._asked = [float("-inf")] * len(self._disks)
 
     # --- names and attributes ---
 
@@ -110,7 +114,22 @@ class LunFiles(pyfuse3.Operations):
             raise FUSEError(errno.ENOENT)
         return self._file(self._names.index(name))
 
+    async def _ask_size(self, number: int) -> None:
+        """Bring the size up to date, unless that was done a moment ago or somebody is at it; what
+        is known already is good enough when the target does not answer."""
+        now = time.monotonic()
+        if now >= self._asked[number] + _ASK_S:
+            self._asked[number] = float("inf")
+            try:
+                await self._disks[number].refresh()
+            except IserblkError as error:
+                log.info("size: %s", error)
+            finally:
+                self._asked[number] = time.monotonic()
+
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        if inode != pyfuse3.ROOT_INODE:
+            await self._ask_size(inode - _FIRST_LUN)
         return self._attributes(inode)
 
     async def setattr(
@@ -128,7 +147,9 @@ class LunFiles(pyfuse3.Operations):
         if inode != pyfuse3.ROOT_INODE:
             number = inode - _FIRST_LUN
             if fields.update_size and attr.st_size > self._disks[number].size:
-                raise FUSEError(errno.EFBIG)
+                await self._ask_size(number)
+                if attr.st_size > self._disks[number].size:
+                    raise FUSEError(errno.EFBIG)
             if fields.update_mtime:
                 self._modified_ns[number] = attr.st_mtime_ns
         return self._attributes(inode)
@@ -203,6 +224,8 @@ class LunFiles(pyfuse3.Operations):
         A fresh bytearray of 1 MiB costs 256 page faults, about as much as the whole protocol.
         """
         disk = self._disks[fh]
+        if off + size > disk.size:
+            await self._ask_size(fh)
         size = min(size, disk.size - off)
         if size <= 0:
             return memoryview(b"")
@@ -218,6 +241,8 @@ class LunFiles(pyfuse3.Operations):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         disk = self._disks[fh]
         data = memoryview(buf)
+        if off + len(data) > disk.size:
+            await self._ask_size(fh)
         room = disk.size - off
         if len(data) > room:
             if room <= 0:

@@ -12,7 +12,8 @@
     │   ├── ConnectionLost        the connection ended under us
     │   ├── ConnectFailed         no connection could be made
     │   ├── HostNotFound          the portal's name does not resolve
-    │   └── ConnectTimeout        nobody answered in time
+    │   ├── ConnectTimeout        nobody answered in time
+    │   └── LunChanged            connected again, but it is another LUN: the session is over
     ├── LoginError                the target refused the login; carries status class and detail
     │   ├── IserRefused           it does not agree to iSER; Traditional iSCSI may be possible
     │   ├── TargetNotFound        no such target name there
@@ -123,6 +124,11 @@ class ConnectTimeout(TransportError):
     exit_status = 8
 
 
+class LunChanged(TransportError):
+    """After a reconnection another LUN is where the one in use was. Nothing was sent to it, and
+    nothing ever will be: what is at hand belongs to the LUN that is gone."""
+
+
 class LoginError(IserblkError):
     """Login refused. ``status`` is (Status-Class << 8) | Status-Detail, RFC 7143 11.13.5.
 
@@ -158,7 +164,6 @@ class CommandError(IserblkError):
 
 
 class CommandTimeout(CommandError):
-    errno = _errno.ETIMEDOUT
     exit_status = 11
 
 

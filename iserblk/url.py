@@ -22,11 +22,13 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from iserblk.errors import BadArgument, NotSupported
+from iserblk.metrics.address import parse_address
 from iserblk.secret import Secret
 
 DEFAULT_PORT = 3260
 ISNS_PORT = 3205
 MAXIMUM_LUN = 16383
+SMALLEST_JOURNAL = 64 << 10
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
 _NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
 _MACHINE_ID = Path("/etc/machine-id")
@@ -68,6 +70,8 @@ class Options:
     initiator_name: str = ""
     io_timeout: float = 30.0
     queue_depth: int = 128
+    journal: int = 64 << 20  # bytes; 0: none
+    shared: bool = False  # other hosts write to the LUNs, too
     immediate_data: bool = True
     header_digest: str = "None"  # as the text key has it: a list, best first
     data_digest: str = "None"
@@ -80,6 +84,7 @@ class Options:
     reserve: bool = False  # exclusively
     reserve_key: int = 0  # 0: this machine's own
     fallback: str = "none"  # or "iscsi"
+    metrics: str = ""  # where they are served, as iserblk.metrics.address has it; "": nowhere
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:
@@ -113,6 +118,13 @@ def _shown(text: str) -> str:
 
 def _hidden(_text: str) -> str:
     return "(not shown)"
+
+
+def _metrics(key: str, value: str) -> str:
+    if value.lower() in ("off", "no"):
+        return ""
+    parse_address(value, key)
+    return value
 
 
 def _yes_no(key: str, value: str) -> bool:
@@ -149,6 +161,16 @@ def _depth(key: str, value: str) -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= 1024:
         raise BadArgument(f"{key}={_shown(value)}: give a number from 1 to 1024")
     return int(value)
+
+
+def _journal(key: str, value: str) -> int:
+    if value.lower() == "off":
+        return 0
+    size = parse_size(value, key) if _SIZE.fullmatch(value) else 0
+    if size < SMALLEST_JOURNAL:
+        least = f"{SMALLEST_JOURNAL >> 10}k"
+        raise BadArgument(f"{key}={_shown(value)}: say off, or a size of {least} or more")
+    return size
 
 
 _DIGESTS = {
@@ -226,6 +248,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "io-timeout": ("io_timeout", _seconds),
     "queue-depth": ("queue_depth", _depth),
     "immediate-data": ("immediate_data", _yes_no),
+    "journal": ("journal", _journal),
+    "shared": ("shared", _yes_no),
     "header-digest": ("header_digest", _digest),
     "data-digest": ("data_digest", _digest),
     "auth": ("auth", _auth),
@@ -237,6 +261,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "reserve": ("reserve", _reserve),
     "reserve-key": ("reserve_key", _reserve_key),
     "fallback": ("fallback", _fallback),
+    "metrics": ("metrics", _metrics),
 }
 
 
@@ -256,12 +281,6 @@ _DIGEST = (
 _LATER = {
     "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
     "header": _Later(("28",), "12", "only header=28 is supported so far"),
-    "journal": _Later(
-        ("off",),
-        _SIZE.pattern,
-        "recovery of unflushed writes is not supported yet; say journal=off",
-    ),
-    "shared": _Later(("yes", "no"), "", ""),
 }
 OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
 

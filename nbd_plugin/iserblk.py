@@ -293,7 +293,12 @@ def export_description(h: Handle) -> str:
 
 @_reported
 def get_size(h: Handle) -> int:
-    return h.disk.size
+    """Of this connection: NBD has no way to tell it of a change."""
+    try:
+        return h.disk.refresh()
+    except IserblkError as error:
+        _log.warning("%s: the size is the last one known: %s", h.disk.info.name, error)
+        return h.disk.size
 
 
 def block_size(h: Handle) -> tuple[int, int, int]:

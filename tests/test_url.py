@@ -240,6 +240,9 @@ def test_defaults() -> None:
         ("queue-depth", "1024", "queue_depth", 1024),
         ("immediate-data", "yes", "immediate_data", True),
         ("immediate-data", "no", "immediate_data", False),
+        ("journal", "off", "journal", 0),
+        ("journal", "64k", "journal", 65536),
+        ("shared", "yes", "shared", True),
     ],
 )
 def test_values(key: str, value: str, field: str, result: object) -> None:
@@ -252,8 +255,7 @@ def test_values(key: str, value: str, field: str, result: object) -> None:
         ("style", "cm"),
         ("header", "28"),
         ("fallback", "none"),
-        ("journal", "off"),
-        ("shared", "yes"),
+        ("journal", "64M"),
         ("shared", "no"),
         ("reserve", "none"),
         ("header_digest", "none"),
@@ -291,6 +293,8 @@ def test_what_happens_anyway(key: str, value: str) -> None:
         ("header", "20", "say 28"),
         ("fallback", "nfs", "say none"),
         ("journal", "big", "say off"),
+        ("journal", "4096", "64k or more"),
+        ("journal", "0", "say off"),
         ("reserve", "shared", "say none or exclusive"),
         ("reserve-key", "1", "from 0x1 to 0xf"),
         ("reserve-key", "0x0", "from 0x1 to 0xf"),
@@ -317,7 +321,6 @@ def test_reserve() -> None:
     [
         ("style", "stream", "only style=cm"),
         ("header", "12", "only header=28"),
-        ("journal", "64M", "say journal=off"),
     ],
 )
 def test_options_that_come_later(key: str, value: str, words: str) -> None:

@@ -23,7 +23,7 @@ from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json, size_words
 from iserblk.cli.running import run
 from iserblk.cli.transfer import Advance, Totals, compare, copy
-from iserblk.disk.aio import Disk
+from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import BadArgument
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def command(
     )
 
 
-def _check_sizes(source: Disk | FileEnd, destination: Disk | FileEnd) -> None:
+def _check_sizes(source: AsyncDisk | FileEnd, destination: AsyncDisk | FileEnd) -> None:
     if destination.size < source.size:
         raise BadArgument(
             f"the destination is too small: it has {destination.size} bytes, "

@@ -10,7 +10,7 @@ from iserblk.cli.running import run
 from iserblk.credentials import find_credentials
 from iserblk.discovery.finding import Found, FoundTarget, find_targets
 from iserblk.discovery.ranking import Candidate
-from iserblk.errors import BadArgument, NotSupported, TargetNotFound
+from iserblk.errors import BadArgument, TargetNotFound
 from iserblk.iscsi.send_targets import TYPE_WORDS
 from iserblk.url import Options, Url, check_scheme, parse_place, parse_portal
 
@@ -24,8 +24,8 @@ def command(where: str, probe: bool, as_json: bool, **options: str | None) -> No
     """Show the targets that a portal knows, and their portals, the best one first.
 
     A PORTAL is HOST[:PORT]: it is asked over iSER, or over TCP where it does not take that. A URL
-    is iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual; one that names a
-    target asks for that alone.
+    is iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual, or that of an
+    iSNS server, isns://HOST[:PORT]; one that names a target asks for that alone.
     """
     url, settled = _place(where, connection(options))
     found = run(lambda: find_targets(url, settled, probe))
@@ -44,8 +44,6 @@ def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
             {"fallback": "iscsi", **given}.items()
         )
     url = parse_place(where)
-    if url.scheme == "isns":
-        raise NotSupported("iSNS is not supported yet; ask a portal: iser://HOST or iscsi://HOST")
     if url.lun is not None:
         raise BadArgument("discover looks for targets: leave out the LUN")
     settled = Options.from_pairs({**given, **url.options}.items())

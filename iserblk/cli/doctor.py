@@ -13,10 +13,10 @@ from iserblk.cli.running import run
 from iserblk.credentials import find_credentials
 from iserblk.doctor.finding import OK, Finding
 from iserblk.doctor.machine import Machine
-from iserblk.doctor.portal import Limits, PortalReport, check_portal
+from iserblk.doctor.portal import TCP, Limits, PortalReport, check_portal
 from iserblk.doctor.report import check_machine, what_works
-from iserblk.errors import NotSupported
-from iserblk.url import Options, Url, parse_portal, parse_url
+from iserblk.errors import BadArgument
+from iserblk.url import Options, Url, check_scheme, parse_place, parse_portal
 
 _USES = {
     "iwarp": "iSER over software iWARP",
@@ -35,12 +35,14 @@ def command(where: str | None, as_json: bool, **options: str | None) -> None:
     """Look at this machine; and at a portal HOST[:PORT], or the target of a URL.
 
     Changes nothing, and needs no root. Ends with 0 when iSER will work (towards the portal, where
-    one is given), else with the status that other commands would fail with.
+    one is given; with an iscsi:// URL: Traditional iSCSI), else with the status that other commands
+    would fail with.
     """
     given = connection(options)
     url = _url(where) if where is not None else None
     settled = Options.from_pairs({**given, **(url.options if url else {})}.items())
     if url is not None:
+        check_scheme(url, settled)
         find_credentials(url, settled)  # what is wrong with them is said before anything is asked
     findings = check_machine(Machine())
     report: PortalReport | None = None
@@ -58,8 +60,9 @@ def command(where: str | None, as_json: bool, **options: str | None) -> None:
             click.echo(f"  {'yes' if works[use] else 'no ':<9}{words}")
         if report is not None:
             _show(f"Portal {report.portal}", report.findings)
-            verdict = "iSER works" if report.error is None else "iSER does not work"
-            click.echo(f"{verdict} towards {report.portal}")
+            what = "Traditional iSCSI" if _is_traditional(url, report) else "iSER"
+            works_there = "works" if report.error is None else "does not work"
+            click.echo(f"{what} {works_there} towards {report.portal}")
     if status:
         sys.exit(status)
 
@@ -67,14 +70,16 @@ def command(where: str | None, as_json: bool, **options: str | None) -> None:
 def _url(text: str) -> Url:
     """A URL; or a portal, as a URL without a target."""
     if "://" in text:
-        url = parse_url(text)
-        if url.scheme != "iser":
-            raise NotSupported(
-                "doctor looks for what iSER needs; iserblk info shows whether an iscsi:// URL works"
-            )
+        url = parse_place(text)
+        if url.scheme == "isns":
+            raise BadArgument("doctor looks at portals; iserblk discover asks an iSNS server")
         return url
     host, port = parse_portal(text)
     return Url("iser", host, port, iqn="", lun=None)
+
+
+def _is_traditional(url: Url | None, report: PortalReport) -> bool:
+    return report.choice == TCP or (url is not None and url.scheme == "iscsi")
 
 
 def _as_json(

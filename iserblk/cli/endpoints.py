@@ -16,14 +16,21 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import trio
 
-from iserblk.disk import aio, blocking
-from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent
+from iserblk.disk import aio
+from iserblk.disk.seam import (
+    EXTENT_DATA,
+    EXTENT_HOLE,
+    EXTENT_ZERO,
+    AsyncDisk,
+    BlockingDisk,
+    Extent,
+)
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
 from iserblk.target import falloc
 
 P = ParamSpec("P")
 T = TypeVar("T")
-D = TypeVar("D", aio.Disk, blocking.Disk)
+D = TypeVar("D", AsyncDisk, BlockingDisk)
 
 _ZEROES = memoryview(bytes(1 << 20))
 _MAXIMUM_EXTENTS = 1024  # of one answer
@@ -134,7 +141,7 @@ def only_disk(disks: Mapping[str, D]) -> D:
 
 
 @asynccontextmanager
-async def open_source(text: str, options: Mapping[str, str]) -> AsyncIterator[aio.Disk | FileEnd]:
+async def open_source(text: str, options: Mapping[str, str]) -> AsyncIterator[AsyncDisk | FileEnd]:
     """Open a URL or file for reading. Raises BadArgument, PermissionDenied, and what connecting
     raises."""
     if is_url(text):
@@ -148,7 +155,7 @@ async def open_source(text: str, options: Mapping[str, str]) -> AsyncIterator[ai
 @asynccontextmanager
 async def open_destination(
     text: str, options: Mapping[str, str]
-) -> AsyncIterator[aio.Disk | FileEnd]:
+) -> AsyncIterator[AsyncDisk | FileEnd]:
     """Open a URL or file for writing; a file is created, but an existing one is as it was.
 
     Raises WriteProtected, Busy (a block device that is mounted), and as ``open_source``.
@@ -192,7 +199,7 @@ _ERRORS: dict[int, type[IserblkError]] = {
 }
 
 
-def same_place(one: aio.Disk | FileEnd, other: aio.Disk | FileEnd) -> bool:
+def same_place(one: AsyncDisk | FileEnd, other: AsyncDisk | FileEnd) -> bool:
     """Both are the same file, block device or LUN."""
     if isinstance(one, FileEnd):
         if not isinstance(other, FileEnd):

@@ -37,6 +37,7 @@ COMMANDS = {
     "copy": "Copy between LUNs and files.",
     "trim": "Tell a LUN that a range is not needed.",
     "bench": "Measure a LUN through the Python API.",
+    "stats": "Show what LUNs in use are doing.",
     "doctor": "Find out what works here and towards a portal, and what to do.",
 }
 

@@ -26,9 +26,10 @@ import click
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
-from iserblk.credentials import handed_on
+from iserblk.credentials import Handed, handed_on
 from iserblk.disk.blocking import open_disks
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.metrics.address import default_option, words
 from iserblk.nbdattach.programs import PLUGIN, nbdkit_environment, nbdkit_program
 
 # The pid in LISTEN_PID must be nbdkit's, which the shell has before it becomes nbdkit.
@@ -70,12 +71,21 @@ def command(
     # nbdkit has one exit status for everything: so what is wrong with the URLs is found out here.
     open_disks(urls, given).close()
     listening = _unix(path) if path is not None else _tcp(listen or "")
-    with listening as (sock, uri), handed_on(urls, given) as handed:
+    with listening as (sock, uri), _handed(sock, urls, given) as handed:
         arguments = [nbdkit, "--exit-with-parent", "--threads", str(threads)]
         plugin = ["python", str(PLUGIN), *(f"uri={url}" for url in handed.urls)]
         plugin += [f"{name}={value}" for name, value in handed.options.items()]
         status = _serve(sock, arguments, plugin, uri, handed.descriptors)
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def _handed(sock: socket.socket, urls: tuple[str, ...], given: dict[str, str]) -> Iterator[Handed]:
+    """With metrics at a socket that is named by ``sock``, unless told otherwise."""
+    bound = sock.getsockname()
+    place = bound if sock.family == socket.AF_UNIX else words((bound[0], bound[1]))
+    with handed_on(urls, {**default_option(place), **given}) as handed:
+        yield handed
 
 
 def _serve(

@@ -24,8 +24,14 @@ CONNECTION = (
     ),
     ("immediate-data", "yes|no", "Send writes of up to 8 KiB with their command. Default yes."),
     ("initiator-name", "IQN", "Who we are; default: the machine's own name."),
-    ("io-timeout", "SECONDS", "How long one request may take in all. Default 30."),
+    (
+        "io-timeout",
+        "SECONDS",
+        "How long one request may take, reconnecting included. Default 30.",
+    ),
     ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
+    ("journal", "SIZE|off", "Keep so much of what is not flushed yet. Default 64M."),
+    ("shared", "yes|no", "Other hosts write to the LUN, too: never send again. Default no."),
     (
         "chap-secret-file",
         "FILE",
@@ -35,10 +41,13 @@ CONNECTION = (
     ("chap-secret-fd", "FD", "The same from an open file descriptor."),
     ("chap-secret-credential", "NAME", "The same from a credential of systemd."),
     ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI where iSER cannot be had."),
+    (
+        "metrics",
+        "PATH|HOST:PORT|off",
+        "Serve metrics for Prometheus at a Unix socket, or at a port of the loopback interface.",
+    ),
     ("style", "cm|stream", ""),
     ("header", "28|12", ""),
-    ("journal", "SIZE|off", ""),
-    ("shared", "yes|no", ""),
     ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),
     ("reserve-key", "0xKEY", "The reservation's key; default: one of this machine's own."),
 )

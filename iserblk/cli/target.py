@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -27,10 +28,18 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
 @click.command("target")
 @click.option(
     "--listen",
-    metavar="HOST:PORT",
-    default="127.0.0.1:3260",
+    metavar="HOST:PORT[,GROUP]",
+    multiple=True,
+    default=("127.0.0.1:3260",),
     show_default=True,
-    help="Where to take connections; port 0: any free one.",
+    help="Where to take connections; port 0: any free one. May be repeated, for portals in several"
+    " target portal groups.",
+)
+@click.option(
+    "--access-states",
+    metavar="FILE",
+    help="Lines `GROUP STATE` with ALUA states of portal groups, read again after SIGHUP; to try"
+    " out failover.",
 )
 @click.option("--iqn", metavar="IQN", required=True, help="The target's name.")
 @click.option(
@@ -63,7 +72,8 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
     "--chap-secret-file", metavar="FILE", help="One line with the secret of --chap-user; mode 0600."
 )
 def command(
-    listen: str,
+    listen: tuple[str, ...],
+    access_states: str | None,
     iqn: str,
     specs: tuple[str, ...],
     busy_poll_us: int,
@@ -89,7 +99,8 @@ def command(
     with _units(specs, iqn) as units:
         rdma = rcap == "verbs"
         luns = dict(enumerate(units))
-        run(lambda: serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts))
+        states = Path(access_states) if access_states else None
+        run(lambda: serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts, states))
 
 
 @contextmanager

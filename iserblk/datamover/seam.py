@@ -62,6 +62,16 @@ class PduSlot:
         self.base = 0
         self.request = WorkRequest(token=self)
 
+    def take_memory(self, other: PduSlot) -> None:
+        """Go on with the memory of ``other``, which its datamover gave it, and which is not used
+        any more. What was asked stays."""
+        self.bhs = other.bhs
+        self.inline = other.inline
+        self.request = other.request
+        self.request.token = self
+        if self.request.header is not None:
+            self.header = self.request.header
+
 
 class InitiatorUser(Protocol):
     """The iSCSI layer above an initiator's datamover."""

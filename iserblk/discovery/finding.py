@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from iserblk.discovery.isns_client import ask_isns
 from iserblk.discovery.ranking import Candidate, as_iser, judge, local_networks, rank
 from iserblk.errors import IserblkError
 from iserblk.initiator.connect import choose
@@ -42,8 +43,12 @@ class Found:
 
 
 async def find_targets(url: Url, options: Options, probe: bool) -> Found:
-    """Ask the portal of ``url``. ``probe``: ask each portal that is found whether it takes iSER.
-    Raises what connecting raises."""
+    """Ask the portal, or the iSNS server, of ``url``. ``probe``: ask each portal that is
+    found whether it takes iSER. Raises what connecting raises."""
+    if url.scheme == "isns":
+        # It does not say who takes iSER; `--probe` finds out.
+        source = f"isns://{name_portal(url.host, url.port)}"
+        return await _found(source, "iscsi", await ask_isns(url, options), {}, options, probe)
     answer = await send_targets(url, options)
     known = {(answer.portal.host, answer.portal.port): True} if answer.scheme == "iser" else {}
     source = f"{answer.scheme}://{name_portal(answer.portal.host, answer.portal.port)}"

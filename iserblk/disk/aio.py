@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.opening import find_disks, name_disks, open_session, part, settle
-from iserblk.disk.seam import Extent, LunInfo
+from iserblk.disk.metered import MetricsPorts, metered_async
+from iserblk.disk.opening import find_disks, keeper, name_disks, open_session, part, settle
+from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
+from iserblk.initiator.keeper import Keeper
 from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
 
 
@@ -24,6 +26,9 @@ class Disk:
     @property
     def size(self) -> int:
         return self._core.size
+
+    async def refresh(self) -> int:
+        return await self._driver.run_operation(self._core.refresh())
 
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -87,7 +92,7 @@ class Disk:
 class DiskSet:
     """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
 
-    def __init__(self, disks: dict[str, Disk]) -> None:
+    def __init__(self, disks: dict[str, AsyncDisk]) -> None:
         self.disks = disks
         self.default = next(iter(disks))
 
@@ -105,7 +110,9 @@ async def _pump(
 async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[DiskSet]:
     """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
     addresses = settle(urls, options)
+    metrics = MetricsPorts(addresses)
     drivers: list[TrioDriver] = []
+    keepers: list[Keeper] = []
     disks: dict[DiskCore, TrioDriver] = {}
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -114,14 +121,21 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
                 driver = await open_session(address)
                 drivers.append(driver)
                 await nursery.start(_pump, driver)
-                for core in await find_disks(driver, address):
-                    disks[core] = driver
+                cores = await find_disks(driver, address)
+                disks.update(dict.fromkeys(cores, driver))
+                keepers.append(keeper(driver, address, cores))
+                nursery.start_soon(keepers[-1].run)
             named = name_disks(list(disks))
-            yield DiskSet({name: Disk(core, disks[core]) for name, core in named.items()})
+            metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
+            found = {name: Disk(core, disks[core]) for name, core in named.items()}
+            yield DiskSet({name: metered_async(found[name], named[name]) for name in named})
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below: it is the caller's, not a group of the pumps'
         finally:
+            metrics.close()
             with trio.CancelScope(shield=True):
+                for each in keepers:
+                    each.stop()
                 for driver in drivers:
                     await part(driver)
             nursery.cancel_scope.cancel()

@@ -1,7 +1,8 @@
 """Disks for threads: ``with open_disks(urls, options) as disks``.
 
-Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in
-and looks after sessions while nobody waits; it is not in the path of any request.
+Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in,
+connects again when a connection is lost, and looks after sessions while nobody waits; it is not in
+the path of any request.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from typing import Self, TypeVar
 import trio
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.opening import Address, find_disks, name_disks, open_session, part, settle
-from iserblk.disk.seam import Extent, LunInfo
+from iserblk.disk.metered import MetricsPorts, metered_blocking
+from iserblk.disk.opening import (
+    Address,
+    find_disks,
+    keeper,
+    name_disks,
+    open_session,
+    part,
+    settle,
+)
+from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.initiator.waiting import TICK_S, BlockingDriver
 
@@ -33,6 +43,9 @@ class Disk:
     @property
     def size(self) -> int:
         return self._core.size
+
+    def refresh(self) -> int:
+        return self._run(self._core.refresh())
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         core = self._core
@@ -106,7 +119,8 @@ class DiskSet:
 
     def __init__(self, addresses: list[Address]) -> None:
         """Connects; raises what connecting raises, and then leaves nothing behind."""
-        self.disks: dict[str, Disk] = {}
+        self.disks: dict[str, BlockingDisk] = {}
+        self._named: dict[DiskCore, BlockingDriver] = {}
         self._drivers: list[BlockingDriver] = []
         self._opened = threading.Event()
         self._error: BaseException | None = None
@@ -134,16 +148,31 @@ class DiskSet:
     async def _run(self, addresses: list[Address]) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
-        await self._open(addresses)
-        self._opened.set()
-        while True:
-            with trio.move_on_after(TICK_S):
-                await self._stop.wait()
-                return
-            for driver in self._drivers:
-                driver.idle()
+        metrics = MetricsPorts(addresses)
+        try:
+            opened = await self._open(addresses)
+            async with trio.open_nursery() as nursery:
+                keepers = [keeper(*each) for each in opened]
+                for each in keepers:
+                    nursery.start_soon(each.run)
+                metrics.start(
+                    nursery, [(core, driver.ladder) for core, driver in self._named.items()]
+                )
+                self._opened.set()
+                while not self._stop.is_set():
+                    with trio.move_on_after(TICK_S):
+                        await self._stop.wait()
+                    for driver in self._drivers:
+                        driver.idle()
+                metrics.close()
+                for each in keepers:
+                    each.stop()
+        finally:
+            metrics.close()
 
-    async def _open(self, addresses: list[Address]) -> None:
+    async def _open(
+        self, addresses: list[Address]
+    ) -> list[tuple[BlockingDriver, Address, list[DiskCore]]]:
         """Log in and look around under trio; then hand the sessions to their blocking drivers."""
         cores: dict[DiskCore, int] = {}
         error: BaseException | None = None
@@ -165,7 +194,13 @@ class DiskSet:
         if error is not None:
             raise error
         self._drivers = [BlockingDriver(driver.session) for driver in opening]
-        self.disks = {name: Disk(core, self._drivers[cores[core]]) for name, core in named.items()}
+        for name, core in named.items():
+            self._named[core] = driver_of = self._drivers[cores[core]]
+            self.disks[name] = metered_blocking(Disk(core, driver_of), core)
+        return [
+            (driver, address, [core for core in cores if cores[core] == index])
+            for index, (driver, address) in enumerate(zip(self._drivers, addresses, strict=True))
+        ]
 
     def close(self) -> None:
         """Log out and end the control thread. Flushes nothing. Idempotent; no operation may be

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
-from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE
+from iserblk.datamover.seam import NO_DATA, READ, WRITE
 from iserblk.errors import (
     CommandTimeout,
     IserblkError,
@@ -46,20 +46,13 @@ def fill_read(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
     slot.length = len(buffer)
 
 
-def fill_write(slot: TaskSlot, lun: bytes, buffer: memoryview, immediate_limit: int) -> None:
-    """Data-Out from ``buffer``; what fits goes along as immediate data, whole or not at all."""
+def fill_write(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
+    """Data-Out from ``buffer``; the CDB is the caller's to pack."""
     slot.lun = lun
     slot.flags = FLAGS_WRITE
-    length = slot.length = len(buffer)
-    if length <= immediate_limit:
-        # Copied into the PDU: nothing of the caller's is advertised, or kept.
-        slot.inline[:length] = buffer
-        slot.inline_length = length
-        slot.direction = INLINE
-        slot.data = None
-    else:
-        slot.direction = WRITE
-        slot.data = buffer
+    slot.direction = WRITE
+    slot.data = buffer
+    slot.length = len(buffer)
 
 
 def fill_no_data(slot: TaskSlot, lun: bytes) -> None:
@@ -165,9 +158,10 @@ def command(
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length. ``changes``: the first and the last block that it changes. ``on_submit`` is
-    called with the slot before each attempt, ``on_end`` after it, before the slot is given back.
-    ``deadline``: for all attempts together; 0: the session's time for one request, from now.
+    unknown length, and for advice. ``changes``: the first and the last block that it changes.
+    ``on_submit`` is called with the slot before each attempt, ``on_end`` after it, before the slot
+    is given back. ``deadline``: for all attempts together; 0: the session's time for one request,
+    from now.
     """
     deadline = deadline or monotonic() + session.io_timeout
     waiter = session.new_waiter()
@@ -179,7 +173,7 @@ def command(
             if data_in is not None:
                 fill_read(slot, lun, data_in)
             elif data_out is not None:
-                fill_write(slot, lun, data_out, session.immediate_limit)
+                fill_write(slot, lun, data_out)
             else:
                 fill_no_data(slot, lun)
             if changes is not None:
@@ -209,6 +203,8 @@ def command(
         if delay is None or monotonic() + delay >= deadline:
             raise error
         log.info("%s; sending it again", error)
+        if lun in session.on_retry:
+            session.on_retry[lun]()
         attempt += 1
         if delay:
             yield delay

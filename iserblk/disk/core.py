@@ -30,14 +30,10 @@ from iserblk.disk.replay import replay
 from iserblk.disk.reserve import Reservation
 from iserblk.disk.seam import Extent, LunInfo
 from iserblk.disk.sizing import Sizing
-from iserblk.errors import (
-    IserblkError,
-    LocalProtocolError,
-    OutOfRange,
-    WriteProtected,
-)
+from iserblk.errors import IserblkError, LocalProtocolError, OutOfRange, WriteProtected
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, Operation, TaskSlot, Waiter
+from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 
 log = logging.getLogger(__name__)
@@ -70,6 +66,7 @@ class DiskCore:
         self.ranges = RangeLock(session.tasks, lun)
         self.pack_read = cdb.pack_read16 if geometry.long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
+        self.metrics = LunMetrics()
         self.durability = Durability(info.name, info.write_cache, self.ranges)
         session.on_sense[lun] = self._hear
         self.reservation: Reservation | None = None  # with reserve=exclusive
@@ -207,7 +204,7 @@ class DiskCore:
         if not self.ranges.claim(slot, lba, lba + blocks - 1, None):
             self.session.release(slot)
             return None
-        fill_write(slot, self.lun, buffer, self.session.immediate_limit)
+        fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
         if keeper is not None:
             keeper.add(slot, lba, lba + blocks - 1, buffer)
@@ -253,8 +250,10 @@ class DiskCore:
         problem = failure(slot, self.info.name)
         deadline = slot.deadline
         self.session.release(slot)
-        if problem is not None and (retry_delay(problem, 0) is None or monotonic() >= deadline):
-            raise problem
+        if problem is not None:
+            if retry_delay(problem, 0) is None or monotonic() >= deadline:
+                raise problem
+            self.metrics.retried()
         return deadline if again or problem is not None else 0.0
 
     def dropped(self, slot: TaskSlot) -> None:
@@ -334,6 +333,7 @@ class DiskCore:
                         error = error or problem
                     else:
                         log.info("%s; sending it again", problem)
+                        self.metrics.retried()
                         pause = max(pause, delay)
                         todo.append((lba, view, attempt + 1))
             finally:
@@ -440,7 +440,7 @@ class DiskCore:
 
     def _fill_write(self, slot: TaskSlot, lba: int, view: memoryview, fua: bool) -> None:
         blocks = len(view) // self.block
-        fill_write(slot, self.lun, view, self.session.immediate_limit)
+        fill_write(slot, self.lun, view)
         self.pack_write(slot.cdb, lba, blocks, cdb.FUA if fua else 0)
         keeper = self.durability.keeper
         # With FUA it is durable by itself, but an older write that is not must not be sent again

@@ -12,9 +12,12 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.identify import identify, report_luns
 from iserblk.disk.reserve import Reservation, host_key
+from iserblk.disk.resume import resume_all
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
+from iserblk.initiator.keeper import Driver, Keeper
+from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import luns
@@ -52,8 +55,27 @@ async def open_session(address: Address) -> TrioDriver:
     return TrioDriver(await connect(address.url, address.options))
 
 
+def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keeper:
+    """Whoever connects the driver's session again when its connection is lost. Its ``run`` is the
+    caller's to start, and its ``stop`` to call before he logs out."""
+    session = driver.session
+    return Keeper(
+        driver,
+        partial(connect, address.url, address.options, session.isid),
+        partial(resume_all, cores),
+    )
+
+
 async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver runs."""
+    cores = await _find(driver, address)
+    for core in cores:
+        core.metrics.served_at = address.options.metrics
+        core.session.on_retry[core.lun] = core.metrics.retried
+    return cores
+
+
+async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
     url = address.url
     session = driver.session
     if url.lun is not None:
@@ -78,7 +100,7 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
 
     info, geometry = await driver.run_operation(look())
     if not options.reserve:
-        return DiskCore(session, luns.encode(lun), info, geometry)
+        return _core(session, luns.encode(lun), info, geometry, options)
     field = luns.encode(lun)
     reservation = Reservation(
         info.name,
@@ -88,9 +110,18 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
     session.farewells.append(partial(reservation.release, session, field))
     await driver.run_operation(reservation.acquire(session, field))
     info, geometry = await driver.run_operation(look())  # with what a reservation may have hidden
-    core = DiskCore(session, field, info, geometry)
+    core = _core(session, field, info, geometry, options)
     core.reservation = reservation
     reservation.watch(session, field)
+    return core
+
+
+def _core(
+    session: Session, lun: bytes, info: LunInfo, geometry: Geometry, options: Options
+) -> DiskCore:
+    core = DiskCore(session, lun, info, geometry)
+    if options.journal and not options.shared:
+        core.keep_journal(options.journal)
     return core
 
 

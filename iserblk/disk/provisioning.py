@@ -11,7 +11,7 @@ from iserblk.errors import NotSupported, ScsiError
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
-from iserblk.scsi.sense import Sense
+from iserblk.scsi.sense import MEDIUM_ERROR, Sense
 
 if TYPE_CHECKING:
     from iserblk.disk.core import DiskCore
@@ -29,7 +29,9 @@ def trim(core: DiskCore, offset: int, length: int, fua: bool) -> Operation[None]
         raise NotSupported(f"{core.info.name}: the LUN cannot unmap; zero the range instead")
     for lba, blocks in core.geometry.unmap_ranges(offset, length):
         parameters = memoryview(lba_data.unmap_parameters([(lba, blocks)]))
-        yield from _exclusive(core, lba, blocks, cdb.unmap(len(parameters)), parameters, deadline)
+        block = cdb.unmap(len(parameters))
+        # tgtd does it, and says that it took no parameters. It is only advice: no reason to fail.
+        yield from _exclusive(core, lba, blocks, block, parameters, deadline, short_ok=True)
     if fua:
         yield from core.flush(deadline)
 
@@ -75,11 +77,15 @@ def _write_same(
             yield from _exclusive(core, lba, blocks, block, None, deadline)
             return
         except ScsiError as error:
-            if not isinstance(error.sense, Sense) or not error.sense.is_invalid_field:
+            sense = error.sense
+            # tgtd does not look at the bit, and ends with MEDIUM ERROR for want of data.
+            if not isinstance(sense, Sense) or not (
+                sense.is_invalid_field or sense.key == MEDIUM_ERROR
+            ):
                 raise
-            core.geometry.ndob = False
     block = cdb.write_same16(lba, blocks, unmap, False)
     yield from _exclusive(core, lba, blocks, block, _ZEROES[: core.block], deadline)
+    core.geometry.ndob = False  # it takes the data
 
 
 def _exclusive(
@@ -89,6 +95,7 @@ def _exclusive(
     command_block: bytes,
     data_out: memoryview | None,
     deadline: float,
+    short_ok: bool = False,
 ) -> Operation[None]:
     """A command that changes a range without being a write: under the range lock whole."""
     waiter = core.session.new_waiter()
@@ -112,6 +119,7 @@ def _exclusive(
             command_block,
             core.info.name,
             data_out=data_out,
+            short_ok=short_ok,
             changes=(lba, last),
             on_submit=keep,
             on_end=end,

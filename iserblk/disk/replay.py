@@ -98,7 +98,7 @@ def _send(
         try:
             while slot is not None:
                 entry, attempt = todo.pop(0)
-                _fill(slot, lun, entry, info.block_size, session, pack_write)
+                _fill(slot, lun, entry, info.block_size, pack_write)
                 slot.waiter = waiter
                 slot.deadline = deadline
                 running.append((slot, entry, attempt))
@@ -124,13 +124,11 @@ def _send(
             yield pause
 
 
-def _fill(
-    slot: TaskSlot, lun: bytes, entry: Entry, block: int, session: Session, pack_write: PackWrite
-) -> None:
+def _fill(slot: TaskSlot, lun: bytes, entry: Entry, block: int, pack_write: PackWrite) -> None:
     if entry.data is None:
         fill_no_data(slot, lun)
     else:
-        fill_write(slot, lun, entry.data, session.immediate_limit)
+        fill_write(slot, lun, entry.data)
     if entry.command_block:
         slot.cdb[:] = entry.command_block.ljust(16, b"\0")
     else:

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 TYPE = pr.EXCLUSIVE_ACCESS_REGISTRANTS
 
+_GENERATIONS = 1 << 32  # PRGENERATION starts over there
 _ALLOCATION = 4096  # of READ KEYS: 511 registrations
 _MACHINE_ID = Path("/etc/machine-id")
 # Unit attentions after which the reservation may be another's.
@@ -108,7 +109,9 @@ class Reservation:
         self._lock: HostLock | None = None
         self._registered = False
         self._persists = False  # registrations outlive a loss of power
-        self._generation = 0  # PRGENERATION when we last knew that it was ours
+        # PRGENERATION when we last knew that it was ours, and what our own commands made of it
+        # whose answers may be lost.
+        self._generations: set[int] = set()
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class Reservation:
             )
         # Registered where we were, and nobody has changed anything; or the target lost everybody's
         # reservations together with its power, and counts from 0 again.
-        intact = self.key in present.keys and present.generation == self._generation
+        intact = self.key in present.keys and present.generation in self._generations
         begun_anew = not (present.keys or present.generation or present.held)
         if begun_anew:
             log.warning("%s: the target has lost our reservation; it is taken again", self.name)
@@ -226,8 +229,8 @@ class Reservation:
             if before is not None:
                 before(slot)
             sense = sense_data.decode(slot.sense)
-            if not sense.is_unit_attention:
-                return
+            if not sense.is_unit_attention or session.suspended is not None:
+                return  # on the connection to come ``resume`` looks in any case
             if sense.code in _TAKEN or (sense.code in _POWER_LOST and not self._persists):
                 log.error(
                     "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
@@ -243,24 +246,30 @@ class Reservation:
     ) -> Operation[None]:
         """Register, reserve, and drive out whatever has our key on other nexuses, tasks and all.
         Raises Busy when another initiator was faster; then we are registered no more."""
+        self._expect_after(present)
         yield from self._register(session, lun)
         try:
             if present.held is None:
                 yield from self._out(session, lun, pr.RESERVE)
-            keys = (yield from self._look(session, lun)).keys
-            if left_behind or keys.count(self.key) > 1:
+            present = yield from self._look(session, lun)
+            if left_behind or present.keys.count(self.key) > 1:
+                self._expect_after(present)
                 yield from self._preempt(session, lun)
         except ReservationConflict as error:
             log.info("%s", error)
         after = yield from self._look(session, lun)
         if self.key in after.keys and after.held == (self.key, TYPE, 0):
-            self._generation = after.generation
+            self._generations = {after.generation}
             return
         if self.key in after.keys:
             yield from self._unregister(session, lun)
         if after.held is not None and after.held.key != self.key:
             yield from self._refuse(session, lun, after.held)
         raise Busy(f"{self.name}: another initiator changes the LUN's reservations; try again")
+
+    def _expect_after(self, present: _Present) -> None:
+        """A command of ours is about to change what is registered."""
+        self._generations |= {present.generation, (present.generation + 1) % _GENERATIONS}
 
     def _preempt(self, session: Session, lun: bytes) -> Operation[None]:
         """Our own key on all other nexuses. tgtd has no PREEMPT AND ABORT: what it has in hand of
@@ -300,7 +309,7 @@ class Reservation:
         """Give the LUN back, at a clean end. Raises nothing: what cannot be done is logged, and
         the next attach of this machine takes over."""
         try:
-            if self._registered and session.error is None:
+            if self._registered and session.error is None and session.suspended is None:
                 yield from self._out(session, lun, pr.RELEASE)
                 yield from self._unregister(session, lun)
         except ReservationConflict:

@@ -7,8 +7,9 @@ Offsets and lengths are bytes, of any alignment: what does not fall on block bou
 modified and written back under a range lock (which cannot protect against other hosts). A length
 of 0 does nothing. A range that leaves the disk raises OutOfRange and transfers nothing.
 Writes to a read-only LUN raise WriteProtected. All other failures are those of
-``iserblk.errors``: CommandError leaves the session usable, TransportError ends it. After an error
-of a write, trim or zero the range holds old data, new data, or a mix of both by block.
+``iserblk.errors``: CommandError leaves the session usable, TransportError ends it (a connection
+that is lost does not: it is made again, and requests wait for it until their time is over). After
+an error of a write, trim or zero the range holds old data, new data, or a mix of both by block.
 
 Buffers belong to the disk from the call to its return (also by exception), not longer.
 """
@@ -62,7 +63,11 @@ class BlockingDisk(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes; the present one."""
+        """Bytes, as far as is known: a change is known when the next command after it ends."""
+        ...
+
+    def refresh(self) -> int:
+        """Ask the target for the size; returns it."""
         ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -116,6 +121,8 @@ class AsyncDisk(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    async def refresh(self) -> int: ...
 
     async def read_into(self, buffer: memoryview, offset: int) -> None: ...
 

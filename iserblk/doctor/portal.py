@@ -1,5 +1,7 @@
 """What a portal answers: its name, TCP, MPA, rdma_cm, and a login. Runs in trio.
 
+Of Traditional iSCSI (an ``iscsi://`` URL) MPA and rdma_cm are no question.
+
 Every question has a time limit, and nothing of a session is left behind.
 """
 
@@ -34,6 +36,7 @@ from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.url import Options, Url, initiator_name
 
+TCP = "tcp"  # the choice that is Traditional iSCSI
 MAXIMUM_ADDRESSES = 8  # that are looked at
 _NOT_ISER = (
     "is this the port of an iSER target? A Traditional iSCSI portal needs iSER switched on"
@@ -76,6 +79,7 @@ class _Ways:
 
     address: Address
     answers: list[_Answer] = field(default_factory=list)
+    tcp: bool = False
     iwarp: bool = False
     verbs: bool = False
     device: str = ""
@@ -83,8 +87,8 @@ class _Ways:
 
 @dataclass(slots=True, frozen=True)
 class PortalReport:
-    """``choice``: the provider that would be taken, or None. ``error``: None when iSER works
-    towards the portal, else what stands in its way."""
+    """``choice``: the provider that would be taken, or None; ``tcp``: Traditional iSCSI.
+    ``error``: None when that works towards the portal, else what stands in its way."""
 
     portal: str
     findings: list[Finding]
@@ -102,14 +106,15 @@ async def check_portal(url: Url, options: Options, limits: Limits) -> PortalRepo
     ways = [_Ways(address) for address in addresses[:MAXIMUM_ADDRESSES]]
     async with trio.open_nursery() as nursery:
         for way in ways:
-            nursery.start_soon(_ask, way, options, limits)
-    choice = _choice(ways, options)
+            nursery.start_soon(_ask, way, url, options, limits)
+    choice = _choice(ways, url, options)
     login = _Answer("login")
     if choice.error is None:
         await _log_in(url, options, limits, portal, login)
     else:
         login.skipped = True
-        login.text = "not tried: nobody there speaks iSER"
+        what = "speaks iSER" if url.scheme == "iser" else "takes connections"
+        login.text = f"not tried: nobody there {what}"
     error = choice.error or login.error
     failed = WARNING if error is None else ERROR
     answers = [answer for way in ways for answer in way.answers]
@@ -139,11 +144,18 @@ async def _resolve(url: Url, limits: Limits, answer: _Answer) -> list[Address]:
     return addresses
 
 
-async def _ask(way: _Ways, options: Options, limits: Limits) -> None:
+async def _ask(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
     """All about one address."""
     portal = name_portal(*way.address.sockaddr[:2])
     tcp, mpa, cm = (_Answer(f"{what} {portal}") for what in ("TCP", "MPA", "rdma_cm"))
     way.answers = [tcp, mpa, cm]
+    if url.scheme == "iscsi":
+        mpa.skipped = cm.skipped = True
+        mpa.text = cm.text = "not needed for Traditional iSCSI"
+        sock = await _connect(way, limits, portal)
+        if sock is not None:
+            sock.close()
+        return
     if options.rcap == "verbs":
         tcp.skipped = mpa.skipped = True
         tcp.text = mpa.text = "not looked at: rcap=verbs"
@@ -155,17 +167,27 @@ async def _ask(way: _Ways, options: Options, limits: Limits) -> None:
         await _ask_rdma_cm(way, options, limits, portal)
 
 
-async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
-    """TCP, and MPA start-up behind it; the connection is closed again."""
-    tcp, mpa, _ = way.answers
+async def _connect(way: _Ways, limits: Limits, portal: str) -> trio.socket.SocketType | None:
+    """A TCP connection; None when there is none to be had."""
+    tcp = way.answers[0]
     try:
         sock = await connect_tcp([way.address], portal, limits.tcp)
     except IserblkError as error:
         tcp.error, tcp.text = error, str(error)
         tcp.remedy = "start the target, or correct the port; look at firewalls on both sides"
+        return None
+    tcp.text = "takes connections"
+    way.tcp = True
+    return sock
+
+
+async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
+    """TCP, and MPA start-up behind it; the connection is closed again."""
+    mpa = way.answers[1]
+    sock = await _connect(way, limits, portal)
+    if sock is None:
         mpa.skipped, mpa.text = True, "not asked: no TCP connection"
         return
-    tcp.text = "takes connections"
     with sock:
         initiator = MpaInitiator(
             private_data=connection_flags(True), crc=options.mpa_crc, ird=READ_DEPTH
@@ -226,9 +248,13 @@ async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str
     )
 
 
-def _choice(ways: list[_Ways], options: Options) -> _Answer:
+def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
     """What rcap takes; where it finds nothing, the failure that came closest to success."""
     answer = _Answer("choice")
+    connects = any(way.tcp for way in ways)
+    if url.scheme == "iscsi" and connects:
+        answer.text = f"{TCP}: Traditional iSCSI, asked for by the URL's scheme"
+        return answer
     for way in ways:
         if way.verbs:
             answer.text = f"verbs: {way.device} leads there, and somebody listens"
@@ -236,6 +262,9 @@ def _choice(ways: list[_Ways], options: Options) -> _Answer:
     if any(way.iwarp for way in ways):
         reasons = [way.answers[2].text for way in ways if way.iwarp]
         answer.text = f"iwarp: {reasons[0]}"
+        return answer
+    if options.fallback == "iscsi" and connects:
+        answer.text = f"{TCP}: Traditional iSCSI, by fallback=iscsi: nobody there speaks iSER"
         return answer
     errors = [
         each.error
@@ -245,7 +274,8 @@ def _choice(ways: list[_Ways], options: Options) -> _Answer:
     ]
     errors = [error for error in errors if error is not None]
     answer.error = errors[0] if errors else ConnectFailed("no address to connect to")
-    answer.text = f"rcap={options.rcap} finds no way to the target"
+    finder = f"rcap={options.rcap}" if url.scheme == "iser" else TCP
+    answer.text = f"{finder} finds no way to the target"
     return answer
 
 
@@ -264,7 +294,7 @@ async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answe
         answer.remedy = f"correct the target's name; {who} must be admitted to it, too"
     except AuthenticationError as error:
         answer.error = error
-        answer.remedy = f"let the target admit {who} without CHAP, which is not supported yet"
+        answer.remedy = f"check USER@ and its secret, and what the target expects of {who}"
     except LoginError as error:
         answer.error = error
         answer.remedy = f"let the target admit {who}, or give another initiator-name"

@@ -70,13 +70,19 @@ class Reached(Generic[T]):
     result: T
 
 
-async def connect(url: Url, options: Options) -> Session:
-    """A session with the target of ``url``. Its driver is the caller's to start.
+async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
+    """A session with the target of ``url``. Its driver is the caller's to start. ``isid``: of the
+    session that it reinstates, if any.
 
     Raises TransportError, LoginError and their kin, BadArgument for credentials that cannot be
     used; then nothing is left open.
     """
-    reached = await reach(url, options, Login, Login.run)
+
+    async def log_in(login: Login) -> Session:
+        login.isid = isid
+        return await login.run()
+
+    reached = await reach(url, options, Login, log_in)
     session = reached.result
     session.provider_reason = reached.reason
     return session

@@ -7,6 +7,7 @@ which end the connection.
 from __future__ import annotations
 
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 # After its Logout Response the target closes the connection, and is given this long for it (tgtd
 # never does): when both ends close at the same time, LIO on siw warns of a failed QP.
 PARTING_S = 0.25
+DRAIN_S = 30.0  # commands in flight may delay a logout by this much, if the target is as patient
+ANSWER_S = 3.0  # for the Logout Response
+MOST_WAIT_S = 20.0  # of Time2Wait: commands have deadlines
 
 
 def fill_logout(slot: TaskSlot) -> None:
@@ -44,13 +48,59 @@ def answer_ping(session: Session, lun: bytes, ttt: int) -> None:
 
 
 def async_message(session: Session, message: pdu.AsyncMessage) -> None:
-    """RFC 7143 section 11.9. An announced drop is the end, at once."""
+    """RFC 7143 section 11.9. An announced drop is the end of the connection, at once."""
     words = reasons.async_event(message.event)
     log.warning("%s: asynchronous message: %s", session.portal, words)
-    if message.event == pdu.ASYNC_LOGOUT_REQUEST and session.on_logout_request is not None:
-        session.on_logout_request()
+    if message.event in (pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE):
+        if session.on_loss is not None and session.parting is None:
+            session.parting = Parting(session, monotonic() + min(message.parameter3, DRAIN_S))
+            session.hold()
     elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
+        _stay_away(session, message.parameter2)
         raise ConnectionLost(f"{session.portal}: the target announced: {words}")
+
+
+def _stay_away(session: Session, time2wait: int) -> None:
+    """The target wants to be left alone for ``time2wait`` seconds."""
+    session.reconnect_at = monotonic() + min(time2wait, MOST_WAIT_S)
+
+
+class Parting:
+    """A logout that the target has asked for: commands in flight may end, new ones wait for the
+    next connection. Implements Waiter for the Logout Response."""
+
+    def __init__(self, session: Session, by: float) -> None:
+        """``by``: when the Logout Request must have been sent."""
+        self._session = session
+        self._by = by
+        self.pending = 0
+
+    def tick(self, now: float) -> None:
+        session = self._session
+        if self.pending:
+            if now >= self._by:
+                session.disconnect()  # no answer
+            return
+        if session.sent and now < self._by:
+            return
+        control = session.take_control()
+        if control is None:
+            if now >= self._by:
+                session.disconnect()
+            return
+        fill_logout(control)
+        self.pending = 1
+        self._by = now + ANSWER_S
+        session.send_immediate(control, self)
+
+    def task_done(self) -> None:
+        """The answer (``parted`` tells what it means), or the connection is lost."""
+
+
+def parted(session: Session, message: pdu.LogoutResponse) -> None:
+    """The end of a connection that the target wanted to be rid of."""
+    _stay_away(session, message.time2wait)
+    raise ConnectionLost(f"{session.portal}: logged out, as the target had asked")
 
 
 def rejected(session: Session, message: memoryview, at: int) -> None:

@@ -1,7 +1,11 @@
 """Deadlines: what is done, step by step, about a command that does not end (design section 7).
 
-ABORT TASK, then LOGICAL UNIT RESET, then the connection. A session that is idle is asked for a
-sign of life with a NOP-Out; any PDU counts as one.
+ABORT TASK, then LOGICAL UNIT RESET, then the connection: the login that follows ends at the target
+what was left of the old one. The command itself ends with CommandTimeout, and is not sent again;
+others that were in flight are.
+
+A target that says nothing for a while is asked for a sign of life with a NOP-Out, so that commands
+which are lost in a black hole need not wait for their deadline; any PDU counts as one.
 
 All of it runs in ``tick``, called about once a second by the runner of ``Session.progress``.
 """
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from time import monotonic
 
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import CommandTimeout, ScsiError
@@ -22,7 +27,7 @@ from iserblk.scsi import status as sam
 log = logging.getLogger(__name__)
 
 STEP_S = 5.0  # how long the target may take over one task management function
-IDLE_S = 10.0  # silence after which an idle session is asked for a sign of life
+IDLE_S = 10.0  # silence after which the target is asked for a sign of life
 SPARE_CONTROLS = 4  # control slots that aborts leave free, for pings, resets and logout
 _NO_TAG = 0xFFFFFFFF
 
@@ -91,7 +96,10 @@ class Ladder:
             if now >= step.until:
                 self._climb(step, now)
         self._abort_waiting(now)
-        self._keep_alive(now)
+        if session.parting is not None:
+            session.parting.tick(now)
+        if session.suspended is None:
+            self._keep_alive(now)
 
     def cancel(self, task: TaskSlot, now: float) -> None:
         """Nobody wants the outcome of ``task`` any more: end it as soon as can be."""
@@ -162,8 +170,8 @@ class Ladder:
     def answered(self, step: _Step) -> None:
         if self._steps.get(step.task) is not step:
             return  # too late: the next rung is under way
-        if self._session.error is not None:
-            del self._steps[step.task]
+        if self._session.error is not None or self._session.suspended is not None:
+            del self._steps[step.task]  # the task has ended with the connection
             return
         if step.control.response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
             del self._steps[step.task]
@@ -202,6 +210,13 @@ class Ladder:
                 )
 
     def _timeout(self, task: TaskSlot) -> CommandTimeout:
+        session = self._session
+        if session.suspended is not None:
+            return CommandTimeout(
+                f"{session.portal}: command {task.cdb[0]:#04x} did not end within "
+                f"{session.io_timeout:g} s: not connected for "
+                f"{monotonic() - session.suspended_at:.0f} s: {session.suspended}"
+            )
         return CommandTimeout(
             f"{self._session.portal}: command {task.cdb[0]:#04x} did not end within "
             f"{self._session.io_timeout:g} s and was aborted; is the target slow? raise io-timeout"
@@ -209,8 +224,8 @@ class Ladder:
 
     def _keep_alive(self, now: float) -> None:
         session = self._session
-        if now - session.last_heard < IDLE_S or session.in_flight:
-            self._ping = None  # a sign of life came, or commands have deadlines of their own
+        if now - session.last_heard < IDLE_S or self._steps:
+            self._ping = None  # a sign of life came, or another answer is waited for
             return
         if self._ping is not None and self._ping.pending:
             if now >= self._ping.until:

@@ -46,9 +46,11 @@ def receives(options: Options) -> int:
 
 class Login:
     """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without
-    a target name makes it a discovery session. ``credentials`` are set before ``run``, if any."""
+    a target name makes it a discovery session. ``credentials`` and ``isid`` are set before ``run``,
+    if any."""
 
     credentials: Credentials | None = None
+    isid = b""  # of the session that this login reinstates; else one is made up
 
     def __init__(self, qp: QueuePair, url: Url, options: Options, portal: str) -> None:
         self._url = url
@@ -91,6 +93,7 @@ class Login:
         slots = [TaskSlot(index) for index in range(count)]
         login = await self._negotiate(slots)
         session = Session(self._dm, slots, login.parameters, self._portal, self._options.io_timeout)
+        session.isid = self.isid
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
         return session
 
@@ -98,13 +101,15 @@ class Login:
         """The login phase to its end; the last slot carries its PDUs."""
         options = self._options
         self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
+        if not self.isid:
+            # Random, and of this session alone: two processes must not reinstate each other.
+            self.isid = bytes((0x80, *secrets.token_bytes(5)))
         login = LoginInitiator(
             LoginInitiatorConfig(
                 initiator_name=initiator_name(options),
                 target_name=self._url.iqn,
                 discovery=not self._url.iqn,
-                # Random, and of this session alone: two processes must not reinstate each other.
-                isid=bytes((0x80, *secrets.token_bytes(5))),
+                isid=self.isid,
                 immediate_data=options.immediate_data,
                 receive_data_segment_length=RECEIVE_DATA if self._rdma else TCP_RECEIVE_DATA,
                 send_data_segment_length=INLINE_SIZE,

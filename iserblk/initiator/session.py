@@ -1,4 +1,4 @@
-"""The full feature phase of a session with one connection (RFC 7143 sections 4.2, 11).
+"""The full feature phase of a session with one connection at a time (RFC 7143 sections 4.2, 11).
 
 Threads and who may do what:
 
@@ -8,118 +8,47 @@ Threads and who may do what:
   at the moment (a driver sees to that it is one at a time) changes a slot that was submitted. So
   completion takes no lock at all.
 - A failed send is not an error of ``submit``: the connection is over, and the next ``progress``
-  finds out and ends every task, in one place.
+  finds out, in one place.
+
+A connection that is lost **suspends** a session that somebody keeps (``on_loss``): no buffer is
+touched any more, what was in flight waits in the queue, in CmdSN order, and later commands behind
+it. Whoever keeps it logs in again and **offers** what he has, a fresh session; the next
+``progress`` **adopts** its connection, and sends what waits. A session that nobody keeps has failed
+instead.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable
 from time import monotonic
 
-from iserblk.datamover.seam import INLINE, NO_DATA, InitiatorDatamover
-from iserblk.errors import (
-    Busy,
-    ConnectionLost,
-    IserblkError,
-    RemoteProtocolError,
-    TransportError,
-)
+from iserblk.datamover.seam import INLINE, WRITE
+from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, RemoteProtocolError
 from iserblk.initiator import controls
-from iserblk.initiator.task import (
-    ABORTING,
-    FREE,
-    INDEX_BITS,
-    INDEX_MASK,
-    ITT_MASK,
-    QUEUED,
-    SENT,
-    TAKEN,
-    Operation,
-    TaskSlot,
-    Waiter,
-)
+from iserblk.initiator.submitting import CONTROL_SLOTS as CONTROL_SLOTS  # noqa: PLC0414
+from iserblk.initiator.submitting import NO_ANSWER, Submitting
+from iserblk.initiator.submitting import ignore_closing as ignore_closing  # noqa: PLC0414
+from iserblk.initiator.task import INDEX_MASK, QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
-from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import serial_lt
 
 log = logging.getLogger(__name__)
 
-CONTROL_SLOTS = 16  # for NOP, task management and logout: enough for a ladder on several tasks
 UNEXPECTED = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
-_STEP = 1 << INDEX_BITS
 _NO_TAG = 0xFFFFFFFF
 
 
-def _nothing() -> None:
-    pass
-
-
-def ignore_closing(_fd: int) -> None:
-    """For drivers whose waits end by themselves when their descriptor is closed."""
-
-
-class Session:
+class Session(Submitting):
     """One logged-in session. Implements InitiatorUser.
 
     ``corked``: a driver sets it while more submissions are about to come, and calls ``flush``
     itself. ``last_heard``: when anything was received, for the keep-alive.
     """
 
-    def __init__(
-        self,
-        datamover: InitiatorDatamover,
-        slots: list[TaskSlot],
-        parameters: SessionParameters,
-        portal: str,
-        io_timeout: float,
-    ) -> None:
-        """``slots``: allocated by the datamover; the last CONTROL_SLOTS are for control PDUs."""
-        self._dm = datamover
-        self._table = slots
-        self.tasks = slots[:-CONTROL_SLOTS]
-        self._free = list(reversed(self.tasks))
-        self._free_controls = slots[-CONTROL_SLOTS:]
-        self.parameters = parameters
-        self.portal = portal
-        self.io_timeout = io_timeout
-        self.provider_reason = ""  # why the connection is by the provider that it has
-        self.corked = False
-        self.error: IserblkError | None = None
-        self.last_heard = monotonic()
-        self.new_waiter: Callable[[], Waiter]  # set by the driver
-        # What a write may carry in its command; 0 where immediate data was not negotiated.
-        self.immediate_limit = (
-            min(
-                parameters.first_burst_length,
-                parameters.target_recv_data_segment_length,
-                len(slots[0].inline),
-            )
-            if parameters.immediate_data
-            else 0
-        )
-        self._lock = threading.Lock()
-        self._flush_lock = threading.Lock()
-        self._queued: deque[TaskSlot] = deque()  # submitted, behind a closed window
-        self._takers: deque[Waiter] = deque()
-        self.unsent_pongs = 0  # answers to pings since the wire was last seen free
-        self._cmd_sn = 0
-        self._exp_cmd_sn = 0
-        self._open = 0  # commands that the target's window still takes
-        self._exp_stat_sn = 0
-        # What ``submit`` calls when its command is to leave; a driver may gather a few.
-        self.flush_soon: Callable[[], None] = self.flush
-        self.on_blocked: Callable[[], None] = _nothing  # the socket is full: wait for it, driver
-        self.on_closing: Callable[[int], None] = (
-            ignore_closing  # the descriptor is about to be closed
-        )
-        self.on_logout_request: Callable[[], None] | None = None
-        # By LUN field: who hears of each command that brings sense data, before its waiter does.
-        self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
-        # What is to be run before the logout, by whoever logs out. They raise nothing.
-        self.farewells: list[Callable[[], Operation[None]]] = []
+    parting: controls.Parting | None = None  # the target has asked us to log out
+    offered: Session | IserblkError | None = None  # a connection to go on with, or why never
+    _settled = True  # what a lost connection leaves behind is in order
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
         """Full feature phase begins with these numbers, from the final Login Response."""
@@ -128,185 +57,31 @@ class Session:
         self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
         self._max_cmd_sn = max_cmd_sn
         self._exp_stat_sn = exp_stat_sn
-        for slot in self._table:
-            slot.cdb = slot.bhs[bhs.CDB_OFFSET : bhs.CDB_OFFSET + 16]
         self._dm.user = self
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()
-
-    # -- submitting: any thread -------------------------------------------------------------------
-
-    def take(self, waiter: Waiter) -> TaskSlot | None:
-        """A free slot, or None: then ``waiter.pending`` was raised by one; wait and try again.
-
-        Raises the session's error once it has failed.
-        """
-        if self.error is not None:
-            raise self._ended()
-        try:
-            slot = self._free.pop()
-        except IndexError:
-            with self._lock:
-                if self.error is not None:
-                    raise self._ended() from None
-                # Known as waiting before looking again: who gives a slot back meanwhile sees it.
-                waiter.pending += 1
-                self._takers.append(waiter)
-                try:
-                    slot = self._free.pop()
-                except IndexError:
-                    return None
-                self._takers.pop()
-                waiter.pending -= 1
-        slot.state = TAKEN
-        return slot
-
-    def take_now(self) -> TaskSlot | None:
-        """A free slot if there is one and the session lives, without waiting."""
-        if self.error is not None:
-            return None
-        try:
-            slot = self._free.pop()
-        except IndexError:
-            return None
-        slot.state = TAKEN
-        return slot
-
-    def forget(self, waiter: Waiter) -> None:
-        """``waiter`` no longer waits for a free slot."""
-        with self._lock:
-            if waiter in self._takers:
-                self._takers.remove(waiter)
-                waiter.pending -= 1
-
-    def release(self, slot: TaskSlot) -> None:
-        """Give back a slot that was taken and is not in flight."""
-        slot.state = FREE
-        slot.data = None
-        slot.error = None  # with its traceback, and the buffers that are named there
-        slot.last = -1
-        slot.deadline = 0.0
-        self._free.append(slot)
-        if self._takers:
-            with self._lock:
-                taker = self._takers.popleft() if self._takers else None
-            if taker is not None:
-                taker.task_done()
-
-    def submit(self, slot: TaskSlot) -> None:
-        """Send the command of ``slot``, or queue it in order while the window is closed.
-
-        ``slot.waiter.pending`` already counts it. Never raises: a failed session ends the slot
-        with its error at once. Its deadline is ``slot.deadline``; 0: the time for one request, from
-        now.
-        """
-        if not slot.deadline:
-            slot.deadline = monotonic() + self.io_timeout
-        with self._lock:
-            failed = self.error is not None
-            if not failed and (self._open <= 0 or self._queued or not self._send(slot)):
-                slot.state = QUEUED
-                self._queued.append(slot)
-                return
-        if failed:
-            self._end(slot, self._ended())
-        elif not self.corked:
-            # If the session fails from here on, ``fail`` ends the slot: it is in flight.
-            self.flush_soon()
-
-    def _send(self, slot: TaskSlot) -> bool:
-        """Number the command and hand it down. False, and nothing has changed: there is nothing to
-        advertise its data from until another task ends. Under the lock."""
-        slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
-        bhs.SCSI_COMMAND_HOT.pack_into(
-            slot.bhs,
-            0,
-            bhs.SCSI_COMMAND,
-            slot.flags,
-            slot.inline_length if slot.direction == INLINE else 0,
-            slot.lun,
-            itt,
-            slot.length,
-            self._cmd_sn,
-            self._exp_stat_sn,
-        )
-        slot.cmd_sn = self._cmd_sn
-        before, slot.state = slot.state, SENT
-        try:
-            self._dm.send_control(slot)
-        except Busy:
-            slot.state = before
-            return False
-        self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
-        self._open -= 1
-        return True
-
-    def flush(self) -> None:
-        """Send what is queued. Whoever is at it takes along what others queued meanwhile."""
-        dm = self._dm
-        while dm.queued:
-            if not self._flush_lock.acquire(blocking=False):
-                return
-            try:
-                dm.flush()
-            except TransportError as error:
-                log.debug("%s: send failed: %s", self.portal, error)
-                return
-            finally:
-                self._flush_lock.release()
-            if dm.wants_write():
-                self.on_blocked()
-
-    # -- control PDUs: the runner of progress and tick --------------------------------------------
-
-    @property
-    def free_controls(self) -> int:
-        return len(self._free_controls)
-
-    def take_control(self) -> TaskSlot | None:
-        """A slot for an immediate PDU of ours; None when all are in flight."""
-        if self.error is not None or not self._free_controls:
-            return None
-        slot = self._free_controls.pop()
-        slot.state = TAKEN
-        slot.direction = NO_DATA
-        slot.inline_length = 0
-        slot.error = None
-        return slot
-
-    def send_immediate(self, slot: TaskSlot, waiter: Waiter) -> None:
-        """Send the PDU whose BHS is in ``slot.bhs``, as an immediate one: it uses up no CmdSN and
-        passes the window. ITT, CmdSN and ExpStatSN are filled in here; ``slot.waiter`` hears of
-        the answer, and the slot goes back by itself."""
-        slot.waiter = waiter
-        with self._lock:
-            slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
-            bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
-            bhs.CMD_SN_EXP_STAT_SN.pack_into(
-                slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self._exp_stat_sn
-            )
-            slot.state = SENT
-            self._dm.send_control(slot)
-        self.flush()
 
     # -- completing: the runner of progress and tick ----------------------------------------------
 
     def progress(self, now: float) -> int:
         """Take in what has come and end the tasks that it ends; returns how many PDUs came.
 
-        Never raises: an error ends the session, its tasks and its waiters (``error``).
+        Never raises: an error ends the connection, and suspends the session or ends it, its tasks
+        and its waiters (``error``).
         """
-        if self.error is not None:
+        if not self._live and not self._revived(now):
             return 0
         try:
             count = self._dm.progress(now)
         except IserblkError as error:
-            self.fail(error)
+            self._lose(error)
             return 0
         if count:
             self.last_heard = now
         elif self._queued:
             self._send_queued()  # no answer, but perhaps memory that is free again
+        if self.parting is not None:
+            self.parting.tick(now)
         return count
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
@@ -355,20 +130,13 @@ class Session:
                 return
             if serial_lt(self._max_cmd_sn, max_cmd_sn):
                 self._max_cmd_sn = max_cmd_sn
-                self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
+                if self.parting is None:
+                    self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
             if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
                 self._exp_cmd_sn = exp_cmd_sn
             if not self._queued or self._open <= 0:
                 return
         self._send_queued()
-
-    def _send_queued(self) -> None:
-        """Commands that waited, as far as the window and the memory allow."""
-        with self._lock:
-            while self._queued and self._open > 0 and self._send(self._queued[0]):
-                self._queued.popleft()
-        if not self.corked:
-            self.flush()
 
     def _control_response(
         self, message: memoryview, at: int, opcode: int, invalidated: int
@@ -398,6 +166,8 @@ class Session:
                 )
             slot.response = head.response
             self._end_control(slot)
+            if opcode == bhs.LOGOUT_RESPONSE and self.parting is not None:
+                controls.parted(self, pdu.LogoutResponse.unpack_from(message, at))
 
     def find(self, itt: int) -> TaskSlot | None:
         """The slot in flight that has this tag."""
@@ -408,73 +178,161 @@ class Session:
                 return slot
         return None
 
-    def _end_control(self, slot: TaskSlot) -> None:
-        slot.state = FREE
-        self._free_controls.append(slot)
-        slot.waiter.task_done()
-
-    def send_pong(self, slot: TaskSlot, lun: bytes, ttt: int) -> None:
-        """Send a NOP-Out that nothing answers. The slot goes back at once, to the far end."""
-        with self._lock:
-            pdu.NopOut(
-                lun=lun, itt=_NO_TAG, ttt=ttt, cmd_sn=self._cmd_sn, exp_stat_sn=self._exp_stat_sn
-            ).pack_into(slot.bhs)
-            self._dm.send_control(slot)
-        self.flush()
-        slot.state = FREE
-        self._free_controls.insert(0, slot)
-
     def end_rejected(self, slot: TaskSlot, error: Exception) -> None:
         """The target has rejected the PDU of ``slot``, which is in flight."""
         if slot in self.tasks:
             self._dm.deallocate_task_resources(slot, 0)
             self._end(slot, error)
         else:
-            slot.response = 0xFF
+            slot.response = NO_ANSWER
             self._end_control(slot)
 
-    def _end(self, slot: TaskSlot, error: Exception) -> None:
-        slot.error = error
-        slot.state = TAKEN
-        slot.waiter.task_done()
+    # -- losing a connection, and going on with another: the runner of progress -------------------
 
-    def end_aborted(self, slot: TaskSlot, error: Exception) -> None:
-        """End a task that the target has given up, or that never went out. For the ladder."""
-        if slot.state == QUEUED:
-            with self._lock:
-                if slot not in self._queued:  # it went out a moment ago
-                    return
-                self._queued.remove(slot)
-        elif slot.state in (SENT, ABORTING):
-            self._dm.deallocate_task_resources(slot, 0)
-        else:
+    def _lose(self, error: IserblkError) -> None:
+        """The connection is over."""
+        if self.on_loss is None:
+            self.fail(error)
             return
-        self._end(slot, error)
+        text = str(error).removeprefix(f"{self.portal}: ").removeprefix("connection lost: ")
+        log.warning("%s: connection lost: %s; reconnecting", self.portal, text)
+        with self._lock:
+            if self.error is not None:
+                return
+            self._settled = False
+            self._live = False
+            self._open = 0  # from here on nothing is sent
+            self.suspended_at = monotonic()
+            self.suspended = error.with_traceback(None)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Nobody touches a buffer any more, and what was in flight waits to be sent again. When
+        this is interrupted, the next ``progress`` begins anew."""
+        self._terminate()
+        tasks = self.tasks
+        with self._lock:
+            sent = [slot for slot in tasks if slot.state == SENT]
+            sent.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)  # oldest first
+            self._again.update(sent)
+            moved = set(sent)  # some may be there: of a turn that was interrupted
+            self._queued = deque([*sent, *(slot for slot in self._queued if slot not in moved)])
+            for slot in sent:
+                slot.stag = 0  # went with the connection
+                if slot.direction == INLINE:
+                    slot.direction = WRITE  # the next connection may take less
+                slot.state = QUEUED
+            self.parting = None
+        for slot in self._table:
+            if slot.state >= SENT:
+                slot.stag = 0
+                slot.data = None
+                if slot.index < len(tasks):
+                    self._end(slot, self._unwanted(slot))
+                else:
+                    slot.response = NO_ANSWER
+                    self._end_control(slot)
+        self._settled = True
+        lost = self.on_loss
+        if lost is not None:
+            lost()
+
+    def _unwanted(self, slot: TaskSlot) -> CommandTimeout:
+        """The error of a command that was being aborted when the connection was lost."""
+        return CommandTimeout(
+            f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.io_timeout:g} s, "
+            "nor was its abort answered; is the target slow? raise io-timeout"
+        )
+
+    def offer(self, outcome: Session | IserblkError) -> None:
+        """From any thread, while the session is suspended: a fresh session, idle, whose driver has
+        ended and whose connection is taken over; or why there will never be one. It comes into
+        effect with the next ``progress``."""
+        if isinstance(outcome, Session):
+            outcome.on_closing = ignore_closing
+        with self._lock:
+            if self.error is None and self.suspended is not None:
+                self.offered = outcome
+                return
+        if isinstance(outcome, Session):
+            outcome.fail(ConnectionLost(f"{self.portal}: not wanted any more"))
+
+    def _revived(self, now: float) -> bool:
+        """Of a session without a connection: it has one again."""
+        if self.error is not None:
+            return False
+        if not self._settled:
+            self._settle()
+        offered = self.offered
+        if isinstance(offered, Session):
+            self._adopt(offered, now)
+            return True
+        if offered is not None:
+            self.fail(offered)
+        return False
+
+    def _adopt(self, fresh: Session, now: float) -> None:
+        """Go on with the connection of ``fresh``. When this is interrupted, the next ``progress``
+        begins anew."""
+        with self._lock:
+            for slot, other in zip(self._table, fresh._table, strict=True):
+                slot.take_memory(other)
+            self._free_controls = [self._table[other.index] for other in fresh._free_controls]
+            self._dm = fresh._dm
+            self.parameters = fresh.parameters
+            self.immediate_limit = fresh.immediate_limit
+            self.portal = fresh.portal
+            self.provider_reason = fresh.provider_reason
+            self._cmd_sn = fresh._cmd_sn
+            self._exp_cmd_sn = fresh._exp_cmd_sn
+            self._max_cmd_sn = fresh._max_cmd_sn
+            self._exp_stat_sn = fresh._exp_stat_sn
+            self.unsent_pongs = 0
+            self.last_heard = now
+        self._dm.user = self
+        self.on_change()
+        with self._lock:
+            again = len(self._again)
+            self._again.clear()
+            self.offered = None
+            self.suspended = None
+            self._open = fresh._open
+            self._live = True
+        self.reconnects += 1
+        self.replayed += again
+        log.warning(
+            "%s: connected again after %.1f s, %d commands sent again",
+            self.portal,
+            max(0.0, now - self.suspended_at),
+            again,
+        )
+        self._send_queued()
 
     # -- ending -----------------------------------------------------------------------------------
 
-    def _ended(self) -> IserblkError:
-        """The session's error, fresh: one exception object must not be raised in many threads."""
-        error = self.error
-        assert error is not None  # callers have looked
-        if isinstance(error, RemoteProtocolError):
-            return RemoteProtocolError(
-                error.layer, str(error).removeprefix(f"{error.layer}: "), error.terminate
-            )
-        return type(error)(str(error))
+    def _terminate(self) -> None:
+        fd = self._dm.fileno()
+        if fd >= 0:
+            self.on_closing(fd)
+        self._dm.connection_terminate()
 
     def fail(self, error: IserblkError) -> None:
-        """The connection is over: end every task with ``error``. No buffer is touched any more."""
+        """The session is over: end every task with ``error``. No buffer is touched any more."""
         with self._lock:
             if self.error is not None:
                 return
             # Without its traceback: that names the buffers of whoever ran ``progress``.
             self.error = error.with_traceback(None)
+            self._live = False
+            self._open = 0
             self._queued.clear()
+            self._again.clear()
             takers = list(self._takers)
             self._takers.clear()
-        self.on_closing(self._dm.fileno())
-        self._dm.connection_terminate()
+            offered, self.offered = self.offered, None
+        self._terminate()
+        if isinstance(offered, Session):
+            offered.fail(self._ended())
         for slot in self._table:
             if slot.state >= QUEUED:
                 slot.stag = 0  # went with the connection
@@ -482,33 +340,7 @@ class Session:
                 self._end(slot, self._ended())
         for taker in takers:
             taker.task_done()
+        self.on_change()
 
     def connection_terminate_notify(self, error: Exception) -> None:
-        self.fail(error if isinstance(error, IserblkError) else ConnectionLost(str(error)))
-
-    def disconnect(self) -> None:
-        """Ask for the end from any thread: the next ``progress`` finds the connection lost."""
-        self._dm.disconnect()
-
-    @property
-    def unsent(self) -> int:
-        """PDUs that wait for ``flush``."""
-        return len(self._dm.queued)
-
-    @property
-    def busy(self) -> int:
-        """Slots that are taken, in flight or not: cheap, for heuristics."""
-        return len(self.tasks) - len(self._free)
-
-    @property
-    def in_flight(self) -> int:
-        return sum(slot.state >= QUEUED for slot in self.tasks)
-
-    def describe(self) -> dict[str, object]:
-        return {**self._dm.describe(), "provider_reason": self.provider_reason}
-
-    def fileno(self) -> int:
-        return self._dm.fileno()
-
-    def wants_write(self) -> bool:
-        return self._dm.wants_write()
+        self._lose(error if isinstance(error, IserblkError) else ConnectionLost(str(error)))

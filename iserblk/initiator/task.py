@@ -53,8 +53,9 @@ _NOBODY = _Nobody()
 class TaskSlot(PduSlot):
     """One SCSI command: the PDU slot, what it asks, and after its end what came of it.
 
-    Asked: ``cdb`` (16 writable bytes inside the BHS), ``lun`` (8-byte LUN field), ``length``
-    (Expected Data Transfer Length), ``flags`` (F, R, W, ATTR of the BHS), ``data``/``direction``.
+    Asked: ``cdb`` (16 bytes), ``lun`` (8-byte LUN field), ``length`` (Expected Data Transfer
+    Length), ``flags`` (F, R, W, ATTR of the BHS), ``data`` and ``direction`` (READ or WRITE; the
+    session makes it INLINE when it goes along with its command).
     ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
     last < first. ``deadline``: when it is aborted (monotonic seconds); 0 until ``submit`` where the
     caller has none of its own.
@@ -83,7 +84,7 @@ class TaskSlot(PduSlot):
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self.cdb: memoryview
+        self.cdb = bytearray(16)
         self.itt = index
         self.cmd_sn = 0
         self.lun = bytes(8)

@@ -66,10 +66,12 @@ class TrioDriver:
         self._lately = 0.0
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer: trio.lowlevel.Task | None = None  # parked
+        self._changed = trio.Event()
         session.new_waiter = TrioWaiter
         session.flush_soon = self._flush_soon
         session.on_blocked = self._writes.wake
         session.on_closing = trio.lowlevel.notify_closing
+        session.on_change = self._change
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pump until the session has failed or the task is cancelled. Cancel it only when no
@@ -88,15 +90,20 @@ class TrioDriver:
         session = self.session
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
-            nursery.start_soon(self._writes.run)
+            nursery.start_soon(self._watch_writes)
             nursery.start_soon(self._gather)
             task_status.started()
             fd = session.fileno()
             while session.error is None:
+                if session.suspended is not None:
+                    await self._changed.wait()
+                    fd = session.fileno()
+                    continue
                 try:
                     await trio.lowlevel.wait_readable(fd)
                 except trio.ClosedResourceError:
-                    break  # the session failed while this task slept
+                    fd = session.fileno()
+                    continue  # the session failed, or was suspended, while this task slept
                 session.corked = True
                 count = session.progress(monotonic())
                 if count > 1:
@@ -108,6 +115,18 @@ class TrioDriver:
                     self._writes.wake()
             self._ended.set()
             nursery.cancel_scope.cancel()
+
+    async def _watch_writes(self) -> None:
+        while True:
+            await self._writes.run()  # until its connection is closed
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def kick(self) -> None:
+        """See ``iserblk.initiator.keeper``."""
+        self._progress()
 
     def _flush_soon(self) -> None:
         # How many have lately been under way: a front-end that hands over one request a turn would

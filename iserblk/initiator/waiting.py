@@ -82,7 +82,26 @@ class BlockingDriver:
         session.new_waiter = self.waiter
         session.flush_soon = session.flush
         session.on_blocked = self._ring
-        session.on_closing = self._poll.unregister
+        session.on_closing = self._close
+        session.on_change = self._change
+
+    def _close(self, _fd: int) -> None:
+        """The descriptor goes; until there is another one, the bell alone is polled."""
+        if self._fd >= 0:
+            self._poll.unregister(self._fd)
+            self._fd = -1
+
+    def _change(self) -> None:
+        """By the one who runs ``progress``: there is another descriptor, or none any more."""
+        fd = self.session.fileno()
+        if fd >= 0 and self.session.error is None:
+            self._fd = fd
+            self._events = select.POLLIN
+            self._poll.register(fd, self._events)
+
+    @property
+    def ladder(self) -> Ladder:
+        return self._ladder
 
     def waiter(self) -> ThreadWaiter:
         """This thread's waiter; a thread waits for one thing at a time, so it has just one."""
@@ -190,7 +209,7 @@ class BlockingDriver:
                     os.eventfd_read(self._bell)
                     self._rung = False
             events = select.POLLIN | select.POLLOUT if session.wants_write() else select.POLLIN
-            if events != self._events and session.error is None:
+            if events != self._events and self._fd >= 0:
                 self._events = events
                 self._poll.modify(self._fd, events)
 
@@ -231,6 +250,11 @@ class BlockingDriver:
             self._ladder.tick(now)
         finally:
             self._hand_on()
+
+    def kick(self) -> None:
+        """See ``iserblk.initiator.keeper``: a leader that sleeps is woken for it."""
+        self._ring()
+        self.idle()
 
     def log_out(self) -> None:
         """Say goodbye if the target still listens, and end the session either way. No operation

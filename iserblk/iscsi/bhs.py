@@ -65,9 +65,8 @@ CMD_SN_EXP_STAT_SN = struct.Struct(">II")
 LENGTHS = struct.Struct(">I")
 LENGTHS_OFFSET = 4
 
-# The hot path. A SCSI Command without its CDB: opcode, flags, DataSegmentLength (an AHS would be
-# in its top byte), LUN, ITT, EDTL, CmdSN, ExpStatSN. With the CDB, for the target.
-SCSI_COMMAND_HOT = struct.Struct(">BBxxI8sIIII")
+# The hot path. A SCSI Command: opcode, flags, DataSegmentLength (an AHS would be in its top byte),
+# LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB.
 SCSI_COMMAND_FIELDS = struct.Struct(">BBxxI8sIIII16s")
 # A SCSI Response: opcode, flags, response, status, lengths, ITT, StatSN, ExpCmdSN, MaxCmdSN,
 # residual count.

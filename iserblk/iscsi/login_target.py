@@ -40,7 +40,7 @@ class LoginTargetConfig:
     that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
     ``queue_depth``: commands that an initiator may have outstanding. ``sessions``: the TSIHs that
     are in use. ``accounts`` None: nobody has to authenticate.
-    ``rdma`` False: the connection is Traditional iSCSI."""
+    ``rdma`` False: the connection is Traditional iSCSI. ``portal_group``: its tag."""
 
     target_name: str
     tsih: int
@@ -50,6 +50,7 @@ class LoginTargetConfig:
     sessions: Container[int] = ()
     rdma: bool = True
     accounts: Accounts | None = None
+    portal_group: int = 1
 
 
 class _Refusal(Exception):
@@ -100,7 +101,7 @@ class LoginTarget:
             default_time2retain=0,
             target_recv_data_segment_length=config.receive_data_segment_length,
             initiator_recv_data_segment_length=262144,
-            target_portal_group_tag=1,
+            target_portal_group_tag=config.portal_group,
         )
 
     @property

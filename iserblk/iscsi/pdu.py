@@ -4,7 +4,7 @@ A class's fields are exactly those of its ``LAYOUT``. Lengths are bytes: ``data_
 DataSegmentLength (an AHS, were there one, would show in its top byte). Reserved bytes are sent as
 zero and not looked at. ``unpack_from`` takes whole headers only: RemoteProtocolError otherwise.
 
-The hot path uses ``SCSI_COMMAND_HOT`` and its like of ``bhs`` instead.
+The hot path uses ``SCSI_COMMAND_FIELDS`` and its like of ``bhs`` instead.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iserblk.credentials import handed_on
 from iserblk.errors import IserblkError
+from iserblk.metrics.address import default_option
 from iserblk.nbdattach.programs import (
     PLUGIN,
     last_line,
@@ -31,9 +32,11 @@ def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
     """Returns when nbdkit takes connections at ``home.socket``. It logs to syslog.
 
     It ends with its last client; so the first must be the one that stays. Secrets get to it
-    through descriptors that it inherits. Raises IserblkError.
+    through descriptors that it inherits. Metrics are served unless ``options`` say otherwise.
+    Raises IserblkError.
     """
-    with handed_on(urls, options) as handed:
+    metrics = default_option(str(home.device.path), home.device.places.run)
+    with handed_on(urls, {**metrics, **options}) as handed:
         words = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.nbdkit_pid)]
         words += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
         words += [f"uri={url}" for url in handed.urls]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from iserblk.errors import Busy, IserblkError
+from iserblk.metrics.address import socket_of
 from iserblk.nbdattach.device import Device
 
 
@@ -34,6 +35,7 @@ class Home:
         self.socket = self.directory / "socket"
         self.nbdkit_pid = self.directory / "nbdkit.pid"
         self.client_pid = self.directory / "client.pid"
+        self.metrics = socket_of(str(device.path), device.places.run)
         self._state = self.directory / "state.json"
 
     def exists(self) -> bool:
@@ -50,6 +52,8 @@ class Home:
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.metrics.unlink()  # a killed nbdkit leaves it
 
     def state(self) -> State:
         """As it was made; something harmless where an attach was killed before that."""

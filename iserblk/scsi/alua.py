@@ -20,8 +20,6 @@ from iserblk.scsi import inquiry, opcodes
 from iserblk.scsi.inquiry import Designator
 from iserblk.scsi.sense import ILLEGAL_REQUEST, NOT_READY, UNIT_ATTENTION, Sense
 
-SA_REPORT_TARGET_PORT_GROUPS = 0x0A
-
 # Asymmetric access states.
 ACTIVE_OPTIMIZED = 0x0
 ACTIVE_NON_OPTIMIZED = 0x1
@@ -99,7 +97,9 @@ class PortGroup(NamedTuple):
 
 def report_target_port_groups(allocation: int) -> bytes:
     """The CDB; the answer is in the length only format of SPC-3 and SPC-4."""
-    return struct.pack(">BB4xIxx", opcodes.MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, allocation)
+    return struct.pack(
+        ">BB4xIxx", opcodes.MAINTENANCE_IN, opcodes.SA_REPORT_TARGET_PORT_GROUPS, allocation
+    )
 
 
 def encode_report(groups: Iterable[PortGroup]) -> bytes:

@@ -107,6 +107,7 @@ _LIST = (
         "9e 12 ff ff ff ff ff ff ff ff ff ff ff ff 00 00", provisioning.begin_get_lba_status, READS
     ),
     _command("a0 00 ff 00 00 00 ff ff ff ff 00 00", None, FREE),
+    _command("a3 0a 00 00 00 00 ff ff ff ff 00 00", primary.begin_report_port_groups, FREE),
     _command("a3 0c 87 ff ff ff ff ff ff ff 00 00", _report_supported, READS),
     _command("a8 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_read12, READS),
     _command("aa 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_write12, CHANGES),

@@ -22,6 +22,7 @@ from iserblk.scsi import luns
 from iserblk.scsi import status as sam
 from iserblk.target.buffers import BufferPool
 from iserblk.target.control import ControlAnswers
+from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
 from iserblk.target.slot import (
     DEFERRED,
@@ -64,6 +65,7 @@ class TargetConnection:
         on_login: Callable[[TargetConnection], None],
         on_reset: Callable[[int, TargetConnection], None],
         portal: str,
+        port: TargetPort = ONLY_PORT,
     ) -> None:
         self._dm = datamover
         self._device = device
@@ -72,7 +74,7 @@ class TargetConnection:
         self.on_output: Callable[[], None] = lambda: None  # by the owner: something may be unsent
         self._on_login = on_login
         self._on_reset = on_reset
-        self._portal = portal
+        self._portal, self.port = portal, port
         self.parameters: SessionParameters | None = None
         self.done = False
         self.nexus: Nexus  # since login
@@ -151,8 +153,8 @@ class TargetConnection:
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
-            targets = {self.login.target_name: [f"{self._portal},1"]}
-            self._answers.text(message, at, targets, self._data_limit)
+            addresses = self.port.ports.target_addresses(self._portal, self.port)
+            self._answers.text(message, at, {self.login.target_name: addresses}, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
             self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))
             self.done = True
@@ -224,7 +226,7 @@ class TargetConnection:
             # Twice the depth: a slot is free again only when its response is known to have left.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
             self._dm.allocate_connection_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
-            self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks)
+            self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks, self.port)
             self._device.attach(self.nexus)
             self._attached = True
         controls = [TargetTask(i, True) for i in range(CONTROL_SLOTS)]

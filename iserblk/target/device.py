@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
-from iserblk.scsi import inquiry, opcodes, sense
+from iserblk.scsi import alua, inquiry, opcodes, sense
 from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.block import fit
 from iserblk.target.commands import COMMANDS, check_fields, find, unknown_command
+from iserblk.target.ports import ONLY_PORT, TargetPorts
 from iserblk.target.seam import DATA_IN, NO_DATA, Nexus, ScsiTask
 from iserblk.target.store import is_full, is_read_only
 from iserblk.target.task import (
@@ -37,15 +38,33 @@ LOOK_S = 1.0  # between two looks at the sizes of the files; only while commands
 _EMPTY = memoryview(b"")
 _SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 all, 1 the well-known ones only
 _SELECT_WELL_KNOWN = 1
+# What a port in standby, or unavailable, carries out besides (SPC-4, target port group states).
+_IN_ANY_STATE = frozenset(
+    (
+        opcodes.MODE_SENSE_6,
+        opcodes.MODE_SENSE_10,
+        opcodes.MAINTENANCE_IN,
+        opcodes.PERSISTENT_RESERVE_IN,
+        opcodes.PERSISTENT_RESERVE_OUT,
+    )
+)
 
 
 class DeviceServer:
     """The LUNs of one target. ``attach``, ``detach``, ``begin`` and ``reset_lun`` are called by
     one thread; ``run`` by any."""
 
-    def __init__(self, luns: Mapping[int, LogicalUnit], iqn: str) -> None:
+    def __init__(
+        self, luns: Mapping[int, LogicalUnit], iqn: str, ports: TargetPorts | None = None
+    ) -> None:
         self._units = dict(luns)
-        self._pages = {lun: unit.vpd_pages(iqn) for lun, unit in luns.items()}
+        self.ports = ports or ONLY_PORT.ports
+        self._tpgs = alua.TPGS_IMPLICIT if self.ports.several else alua.TPGS_NONE
+        self._pages = {
+            (tag, lun): unit.vpd_pages(iqn, port)
+            for tag, port in self.ports.by_tag.items()
+            for lun, unit in luns.items()
+        }
         self._report = lun_fields.encode_report_luns(luns)
         self._nexuses: set[Nexus] = set()
         self._next_look = 0.0  # monotonic
@@ -74,6 +93,14 @@ class DeviceServer:
             if sense.POWER_ON_OR_RESET not in self._attentions.get((nexus, lun), ()):
                 self._attend(nexus, lun, sense.LUN_RESET)
         return True
+
+    def set_access_states(self, states: Mapping[int, int]) -> None:
+        """ALUA states by portal group; initiators are told by a unit attention. Raises BadArgument
+        for a group that there is not."""
+        if self.ports.set_states(states):
+            for nexus in self._nexuses:
+                for lun in self._units:
+                    self._attend(nexus, lun, alua.STATE_CHANGED)
 
     def _look_at_files(self) -> None:
         """A file that was made larger makes its LUN larger."""
@@ -153,6 +180,8 @@ class DeviceServer:
             if command is None or begin is None:
                 raise unknown_command(cdb)
             check_fields(command, cdb)
+            if nexus.port.refusal and cdb[0] not in _IN_ANY_STATE:
+                raise CheckCondition(sense.NOT_READY, nexus.port.refusal)
             if unit.reservations.type and unit.reservations.conflicts(
                 nexus.name, command.access, cdb
             ):
@@ -188,13 +217,13 @@ class DeviceServer:
     def _answer(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
         opcode = task.cdb[0]
         if opcode == opcodes.INQUIRY:
-            self._inquiry(task, lun)
+            self._inquiry(task, nexus, lun)
         elif opcode == opcodes.REPORT_LUNS:
             self._report_luns(task, lun)
         else:
             self._request_sense(task, nexus, lun)
 
-    def _inquiry(self, task: DeviceTask, lun: int) -> None:
+    def _inquiry(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
         _, flags, page = task.cdb[:3]
         allocation = int.from_bytes(task.cdb[3:5], "big")
         exists = lun in self._units
@@ -202,13 +231,13 @@ class DeviceServer:
             if page:
                 raise invalid_field(2)
             peripheral = inquiry.DISK if exists else inquiry.NO_DEVICE
-            answer = inquiry.encode_standard(peripheral, VENDOR, PRODUCT, REVISION)
+            answer = inquiry.encode_standard(peripheral, VENDOR, PRODUCT, REVISION, self._tpgs)
         elif not exists:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
-        elif page not in self._pages[lun]:
+        elif page not in (pages := self._pages[nexus.port.tag, lun]):
             raise invalid_field(2)
         else:
-            answer = self._pages[lun][page]
+            answer = pages[page]
         task.respond(answer, allocation)
 
     def _report_luns(self, task: DeviceTask, lun: int) -> None:

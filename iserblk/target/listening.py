@@ -27,6 +27,12 @@ def name_of(address: object) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_any_address(address: object) -> bool:
+    """It stands for all addresses of the machine, and so for none that a client could be told."""
+    assert isinstance(address, tuple)
+    return address[0] in ("0.0.0.0", "::")
+
+
 async def listen_tcp(listen: str) -> list[trio.SocketListener]:
     """Raises BadArgument, PermissionDenied or Busy, in the words of ``--listen``."""
     host, separator, port_text = listen.rpartition(":")

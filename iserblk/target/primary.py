@@ -28,6 +28,11 @@ def begin_nothing(task: DeviceTask, unit: LogicalUnit) -> None:
     """TEST UNIT READY; PREVENT ALLOW MEDIUM REMOVAL, of a medium that cannot be removed."""
 
 
+def begin_report_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
+    """REPORT TARGET PORT GROUPS."""
+    task.respond(task.nexus.port.ports.report(), int.from_bytes(task.cdb[6:10], "big"))
+
+
 def begin_start_stop(task: DeviceTask, unit: LogicalUnit) -> None:
     """A file has no motor, and other initiators may use it: a stop is a flush."""
     if not task.cdb[4] & (_START | _NO_FLUSH):

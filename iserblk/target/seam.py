@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from iserblk.scsi.reservations import TransportId
+from iserblk.target.ports import ONLY_PORT, TargetPort
 
 NO_DATA = 0
 DATA_IN = 1  # device to initiator
@@ -50,14 +51,20 @@ class Nexus:
 
     ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by somebody else.
     Those that a thread is running cannot be: they complete, and for each ``ended`` is called then.
-    Returns how many those are. Called by the one thread that begins commands.
+    Returns how many those are. Called by the one thread that begins commands. ``port``: the
+    target port that the session came to.
     """
 
-    __slots__ = ("end_tasks", "name")
+    __slots__ = ("end_tasks", "name", "port")
 
     def __init__(
-        self, initiator: str, isid: bytes, end_tasks: EndTasks = lambda _lun, _ended: 0
+        self,
+        initiator: str,
+        isid: bytes,
+        end_tasks: EndTasks = lambda _lun, _ended: 0,
+        port: TargetPort = ONLY_PORT,
     ) -> None:
+        self.port = port
         self.name = TransportId(initiator.lower(), isid)
         self.end_tasks = end_tasks
 

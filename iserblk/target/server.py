@@ -10,9 +10,11 @@ that task's nursery.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 import trio
@@ -20,7 +22,7 @@ import trio
 from iserblk.datamover.iser import ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.tcp_target import TcpTarget
-from iserblk.errors import IserblkError, TransportError
+from iserblk.errors import BadArgument, IserblkError, TransportError
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
@@ -29,7 +31,14 @@ from iserblk.target.accepting import RECEIVE_DATA, TCP_RECEIVE_DATA, accept
 from iserblk.target.busypoll import BusyPoll, Pace
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.listening import RdmaListener, listen_rdma, listen_tcp, name_of
+from iserblk.target.listening import (
+    RdmaListener,
+    is_any_address,
+    listen_rdma,
+    listen_tcp,
+    name_of,
+)
+from iserblk.target.ports import ONLY_PORT, TargetPort, TargetPorts, parse_listen, read_states
 from iserblk.target.slot import TargetTask
 from iserblk.trio_io import WriteWatch
 
@@ -47,6 +56,7 @@ class _SessionName:
 
     initiator: str
     isid: bytes
+    portal_group: int
 
 
 class TargetServer:
@@ -58,11 +68,12 @@ class TargetServer:
         luns: Mapping[int, LogicalUnit],
         busy_poll: BusyPoll | None = None,
         accounts: Accounts | None = None,
+        ports: TargetPorts | None = None,
     ) -> None:
         self.iqn = iqn
         self._accounts = accounts
         self._busy_poll = busy_poll or BusyPoll(0)
-        self.device = DeviceServer(luns, iqn)
+        self.device = DeviceServer(luns, iqn, ports)
         self._connections: dict[TargetConnection, WriteWatch] = {}
         self._sessions: dict[_SessionName, TargetConnection] = {}
         self._successors: dict[TargetConnection, TargetConnection] = {}
@@ -70,7 +81,7 @@ class TargetServer:
         self._tsihs: set[int] = set()  # in use by a connection
         self._limiter = trio.CapacityLimiter(16)  # disk threads
 
-    async def serve_tcp(self, sock: trio.socket.SocketType) -> None:
+    async def serve_tcp(self, sock: trio.socket.SocketType, port: TargetPort = ONLY_PORT) -> None:
         """One TCP connection from accept to end; raises nothing but Cancelled."""
         with sock:
             try:
@@ -86,31 +97,40 @@ class TargetServer:
                     log.info("%s: went away before it had said what it speaks", peer)
                     return
         if isinstance(accepted, SocketStream):
-            await self._serve_stream(accepted, portal, peer)
+            await self._serve_stream(accepted, portal, peer, port)
         elif accepted is not None:
-            await self.serve_queue_pair(accepted, portal, peer)
+            await self.serve_queue_pair(accepted, portal, peer, port)
 
-    async def _serve_stream(self, stream: SocketStream, portal: str, peer: str) -> None:
+    async def _serve_stream(
+        self, stream: SocketStream, portal: str, peer: str, port: TargetPort
+    ) -> None:
         """One connection of Traditional iSCSI, as serve_queue_pair."""
         with _contained(peer):
             try:
                 datamover = TcpTarget(stream, TCP_RECEIVE_DATA)
-                await self._serve(datamover, TCP_RECEIVE_DATA, portal, peer)
+                await self._serve(datamover, TCP_RECEIVE_DATA, portal, peer, port)
             finally:
                 stream.close()
 
-    async def serve_queue_pair(self, qp: QueuePair, portal: str, peer: str) -> None:
+    async def serve_queue_pair(
+        self, qp: QueuePair, portal: str, peer: str, port: TargetPort = ONLY_PORT
+    ) -> None:
         """One connection on any provider, until its end; raises nothing but Cancelled."""
         with _contained(peer):
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
                 datamover = IserTarget(qp, flags.send_invalidate)
-                await self._serve(datamover, RECEIVE_DATA, portal, peer)
+                await self._serve(datamover, RECEIVE_DATA, portal, peer, port)
             finally:
                 qp.close()
 
     async def _serve(
-        self, datamover: IserTarget | TcpTarget, receive_data: int, portal: str, peer: str
+        self,
+        datamover: IserTarget | TcpTarget,
+        receive_data: int,
+        portal: str,
+        peer: str,
+        port: TargetPort,
     ) -> None:
         tsih = self._take_tsih()
         login = LoginTarget(
@@ -121,6 +141,7 @@ class TargetServer:
                 sessions=self._tsihs,
                 rdma=isinstance(datamover, IserTarget),
                 accounts=self._accounts,
+                portal_group=port.tag,
             )
         )
         connection = TargetConnection(
@@ -130,6 +151,7 @@ class TargetServer:
             on_login=self._logged_in,
             on_reset=self._reset,
             portal=portal,
+            port=port,
         )
         writes = WriteWatch(connection, lambda: _progress_quietly(connection))
         connection.on_output = writes.wake
@@ -211,11 +233,11 @@ class TargetServer:
 
     def _logged_in(self, connection: TargetConnection) -> None:
         """A login with the name of a living session reinstates it: the old one ends first, with
-        all its tasks (RFC 7143 section 6.3.5)."""
+        all its tasks (RFC 7143 section 6.3.5). Through another portal group it is another one."""
         login = connection.login
         if login.discovery:
             return
-        name = _SessionName(login.initiator_name, login.isid)
+        name = _SessionName(login.initiator_name, login.isid, connection.port.tag)
         old = self._sessions.get(name)
         if old is not None:
             log.info("%s: session reinstated", login.initiator_name)
@@ -283,21 +305,29 @@ def _contained(peer: str) -> Iterator[None]:
 
 
 async def serve(
-    listen: str,
+    listen: str | Sequence[str],
     iqn: str,
     luns: Mapping[int, LogicalUnit],
     ready: Callable[[str], None],
     busy_poll_us: int = 0,
     rdma: bool = False,
     accounts: Accounts | None = None,
+    states: Path | None = None,
 ) -> None:
-    """Serve until cancelled. ``ready(url)`` is called once connections are taken; the URL has the
-    port that was bound. ``busy_poll_us``: see BusyPoll. ``rdma``: by rdma_cm, too.
-    ``accounts``: who may log in; None: everybody. Raises BadArgument, NotSupported,
-    PermissionDenied or Busy when it cannot listen."""
+    """Serve until cancelled. ``listen``: each ``HOST:PORT[,GROUP]``. ``ready(url)`` is called once
+    connections are taken; the URL has the port that was bound, of the first place.
+    ``busy_poll_us``: see BusyPoll. ``rdma``: by rdma_cm, too. ``accounts``: who may log in; None:
+    everybody. ``states``: a file of ALUA states (``ports.parse_states``), read now and after each
+    SIGHUP. Raises BadArgument, NotSupported, PermissionDenied or Busy when it cannot listen."""
     busy_poll = BusyPoll(busy_poll_us)
-    server = TargetServer(iqn, luns, busy_poll, accounts)
-    listeners = await listen_tcp(listen)
+    places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
+    ports = TargetPorts([tag for _, tag in places])
+    server = TargetServer(iqn, luns, busy_poll, accounts, ports)
+    if states is not None:
+        server.device.set_access_states(read_states(states))
+    listeners: list[trio.SocketListener] = []
+    # Which port each listener belongs to.
+    port_of: dict[trio.SocketListener, TargetPort] = {}
     rdma_listeners: list[RdmaListener] = []
     limiter = trio.Semaphore(MAX_CONNECTIONS)
 
@@ -311,9 +341,11 @@ async def serve(
                 limiter.release()
                 await trio.sleep(0.1)
                 continue
-            nursery.start_soon(limited, server.serve_tcp, stream.socket)
+            nursery.start_soon(limited, server.serve_tcp, stream.socket, port_of[listener])
 
-    async def accept_rdma(listener: RdmaListener, portal: str, nursery: trio.Nursery) -> None:
+    async def accept_rdma(
+        listener: RdmaListener, portal: str, port: TargetPort, nursery: trio.Nursery
+    ) -> None:
         while True:
             # Connections that are half made may have to be given up without an event.
             with trio.move_on_after(RDMA_TICK_S):
@@ -331,7 +363,7 @@ async def serve(
                     log.warning("%s: refused, there are %d connections", peer, MAX_CONNECTIONS)
                     qp.close()
                     continue
-                nursery.start_soon(limited, server.serve_queue_pair, qp, portal, peer)
+                nursery.start_soon(limited, server.serve_queue_pair, qp, portal, peer, port)
 
     async def limited(serve_one: Callable[..., Awaitable[None]], *arguments: object) -> None:
         try:
@@ -340,6 +372,12 @@ async def serve(
             limiter.release()
 
     try:
+        for place, tag in places:
+            for each in await listen_tcp(place):
+                listeners.append(each)
+                port_of[each] = ports.by_tag[tag]
+                if not is_any_address(each.socket.getsockname()):
+                    port_of[each].addresses.append(name_of(each.socket.getsockname()))
         if rdma:
             rdma_listeners = listen_rdma(listeners)
         async with trio.open_nursery() as nursery:
@@ -347,11 +385,28 @@ async def serve(
                 nursery.start_soon(accept, listener, nursery)
             for rdma_listener, beside in zip(rdma_listeners, listeners, strict=False):
                 portal = name_of(beside.socket.getsockname())
-                nursery.start_soon(accept_rdma, rdma_listener, portal, nursery)
+                nursery.start_soon(accept_rdma, rdma_listener, portal, port_of[beside], nursery)
             nursery.start_soon(busy_poll.run)
+            if states is not None:
+                await nursery.start(_watch_states, states, server.device)
             ready(f"iser://{name_of(listeners[0].socket.getsockname())}/{iqn}")
     finally:
         for rdma_listener in rdma_listeners:
             rdma_listener.close()
         for listener in listeners:
             listener.socket.close()
+
+
+async def _watch_states(
+    path: Path, device: DeviceServer, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Read the file again after each SIGHUP; one that is wrong changes nothing."""
+    with trio.open_signal_receiver(signal.SIGHUP) as hangups:
+        task_status.started()
+        async for _ in hangups:
+            try:
+                device.set_access_states(read_states(path))
+            except BadArgument as error:
+                log.error("access states are left as they are: %s", error)
+            else:
+                log.info("access states were read again")

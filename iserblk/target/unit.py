@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from iserblk.errors import BadArgument
-from iserblk.scsi import inquiry
+from iserblk.scsi import alua, inquiry
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.guard import RangeGuard
-from iserblk.target.reservations import RELATIVE_PORT, Reservations
+from iserblk.target.ports import ONLY_PORT, TargetPort
+from iserblk.target.reservations import Reservations
 from iserblk.target.store import Store
 
 VENDOR = "ISERBLK"
@@ -103,8 +104,8 @@ class LogicalUnit:
         if not self.write_cache:
             self.store.flush()
 
-    def vpd_pages(self, iqn: str) -> dict[int, bytes]:
-        """Page code → page, for a unit of target ``iqn``."""
+    def vpd_pages(self, iqn: str, port: TargetPort = ONLY_PORT) -> dict[int, bytes]:
+        """Page code → page, for a unit of target ``iqn``, read through ``port``."""
         identifiers = (
             Designator(
                 inquiry.ASSOCIATION_LUN,
@@ -118,12 +119,7 @@ class LogicalUnit:
                 inquiry.ASCII,
                 VENDOR.ljust(8).encode() + self.serial.encode(),
             ),
-            Designator(
-                inquiry.ASSOCIATION_PORT,
-                inquiry.TYPE_RELATIVE_PORT,
-                inquiry.BINARY,
-                RELATIVE_PORT.to_bytes(4, "big"),
-            ),
+            *alua.port_designators(port.relative, port.tag),
             Designator(
                 inquiry.ASSOCIATION_TARGET,
                 inquiry.TYPE_NAME,

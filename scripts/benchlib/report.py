@@ -67,8 +67,10 @@ def section_table(section: str, rows: Sequence[Row]) -> Table:
 
 def goals_table(outcomes: Sequence[Outcome]) -> Table:
     """The last table: each goal, what was reached, with and without CRC, and the verdict."""
-    table = Table(title="goals (decided with MPA CRC on, the default)", title_justify="left")
-    for heading in ("section", "job", "goal"):
+    table = Table(
+        title="goals (over iSER decided with MPA CRC on, the default)", title_justify="left"
+    )
+    for heading in ("section", "job", "subject", "goal"):
         table.add_column(heading, no_wrap=True)
     for heading in ("reached", "without CRC"):
         table.add_column(heading, justify="right")
@@ -90,7 +92,7 @@ def goals_table(outcomes: Sequence[Outcome]) -> Table:
             )
         verdict = outcome.verdict
         table.add_row(
-            goal.section, goal.job, wanted, reached, no_crc,
+            goal.section, goal.job, goal.subject, wanted, reached, no_crc,
             f"[{colour[verdict]}]{verdict.value}[/]",
         )  # fmt: skip
     return table
@@ -121,8 +123,12 @@ def print_report(console: Console, rows: Sequence[Row], outcomes: Sequence[Outco
         console.print("Rows that are absent, and why:")
         for line in missing:
             console.print(f"  {line}", markup=False, highlight=False)
-    asked_for = {(row.section, row.job.name) for row in rows}
-    shown = [each for each in outcomes if (each.goal.section, each.goal.job) in asked_for]
+    asked_for = {(row.section, row.job.name, row.subject) for row in rows}
+    shown = [
+        each
+        for each in outcomes
+        if (each.goal.section, each.goal.job, each.goal.subject) in asked_for
+    ]
     if shown:
         console.print(goals_table(shown))
 
@@ -139,6 +145,7 @@ def as_json(
             {
                 "section": outcome.goal.section,
                 "job": outcome.goal.job,
+                "subject": outcome.goal.subject,
                 "other": outcome.goal.other,
                 "kind": "peak_rss_bytes" if outcome.goal.memory else "ratio",
                 "wanted": outcome.goal.wanted,

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchlib import proc, subjects
-from benchlib.goals import CEILINGS, OURS, OURS_NO_CRC, OURS_NO_POLL, PEERS
+from benchlib.goals import CEILINGS, OURS, OURS_NO_CRC, OURS_NO_POLL, OURS_TCP, PEERS
 from benchlib.load import JOBS, MEMORY_JOBS, Job, JobFailed
 from benchlib.results import Row, Sample
 from benchlib.servers import Absent
@@ -46,6 +46,7 @@ SECTIONS = (
             OURS: partial(subjects.nbd_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.nbd_ours, mpa_crc="no"),
             OURS_NO_POLL: partial(subjects.nbd_ours, mpa_crc="yes", busy_poll=False),
+            OURS_TCP: subjects.nbd_tcp,
             PEERS["nbd"]: subjects.nbd_qemu,
             "memory": subjects.nbd_memory,
             "python-null": partial(subjects.nbd_null, sleep_us=0),
@@ -60,6 +61,7 @@ SECTIONS = (
             OURS: partial(subjects.fuse_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.fuse_ours, mpa_crc="no"),
             OURS_NO_POLL: partial(subjects.fuse_ours, mpa_crc="yes", busy_poll=False),
+            OURS_TCP: subjects.fuse_tcp,
             PEERS["fuse"]: subjects.fuse_qemu,
             CEILINGS["fuse"]: subjects.fuse_null,
         },
@@ -71,6 +73,7 @@ SECTIONS = (
             OURS: partial(subjects.api_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.api_ours, mpa_crc="no"),
             OURS_NO_POLL: partial(subjects.api_ours, mpa_crc="yes", busy_poll=False),
+            OURS_TCP: subjects.api_tcp,
             PEERS["api"]: subjects.api_iscsi_perf,
         },
     ),

@@ -155,12 +155,21 @@ class Bench:
 
 def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
     target, url = bench.our_target(busy_poll)
-    name = f"{mpa_crc}-{busy_poll}"
+    return _nbd(bench, f"{mpa_crc}-{busy_poll}", f"{url}?mpa-crc={mpa_crc}", {"target": target})
+
+
+def nbd_tcp(bench: Bench) -> Endpoint:
+    """Ours over Traditional iSCSI, on the peers' target."""
+    tgtd, url = bench.tgtd()
+    return _nbd(bench, "tcp", url, {"tgtd": tgtd})
+
+
+def _nbd(bench: Bench, name: str, url: str, target: dict[str, Server]) -> Endpoint:
     socket = bench.path(f"ours-{name}.sock")
-    command = iserblk("nbd", f"{url}?mpa-crc={mpa_crc}", "--socket", str(socket))
-    server = bench.start(f"nbd-{name}", [*command, "--threads", str(THREADS)])
+    command = iserblk("nbd", url, "--socket", str(socket), "--threads", str(THREADS))
+    server = bench.start(f"nbd-{name}", command)
     server.wait_until(lambda: ready_url(server))
-    return _through_nbd(socket, {"nbdkit": server, "target": target})
+    return _through_nbd(socket, {"nbdkit": server, **target})
 
 
 def nbd_qemu(bench: Bench) -> Endpoint:
@@ -201,16 +210,24 @@ def _through_nbd(socket: Path, servers: dict[str, Server]) -> Endpoint:
 
 
 def fuse_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
-    _need_fuse()
     target, url = bench.our_target(busy_poll)
-    name = f"{mpa_crc}-{busy_poll}"
+    return _fuse(bench, f"{mpa_crc}-{busy_poll}", f"{url}?mpa-crc={mpa_crc}", {"target": target})
+
+
+def fuse_tcp(bench: Bench) -> Endpoint:
+    """Ours over Traditional iSCSI, on the peers' target."""
+    tgtd, url = bench.tgtd()
+    return _fuse(bench, "tcp", url, {"tgtd": tgtd})
+
+
+def _fuse(bench: Bench, name: str, url: str, target: dict[str, Server]) -> Endpoint:
+    _need_fuse()
     mount_point = bench.mount_point(f"mount-{name}")
-    server = bench.start(
-        f"fuse-{name}", iserblk("mount", "-f", f"{url}?mpa-crc={mpa_crc}", str(mount_point))
-    )
-    file = mount_point / "lun0"
+    server = bench.start(f"fuse-{name}", iserblk("mount", "-f", url, str(mount_point)))
+    lun = url.partition("?")[0].rpartition("/")[2]
+    file = mount_point / f"lun{lun}"
     server.wait_until(lambda: mounted_size(mount_point, file))
-    return _fio(load.fio_file(str(file)), {"mount": server, "target": target})
+    return _fio(load.fio_file(str(file)), {"mount": server, **target})
 
 
 def fuse_qemu(bench: Bench) -> Endpoint:
@@ -245,15 +262,23 @@ def fuse_null(bench: Bench) -> Endpoint:
 
 def api_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
     target, url = bench.our_target(busy_poll)
-    url = f"{url}?mpa-crc={mpa_crc}"
+    return _api(f"{url}?mpa-crc={mpa_crc}", {"target": target})
 
+
+def api_tcp(bench: Bench) -> Endpoint:
+    """Ours over Traditional iSCSI, on the peers' target."""
+    tgtd, url = bench.tgtd()
+    return _api(url, {"tgtd": tgtd})
+
+
+def _api(url: str, target: dict[str, Server]) -> Endpoint:
     def command(job: Job, seconds: float) -> list[str]:
         return iserblk(*load.iserblk_bench_arguments(job, url, seconds))
 
     def parse(output: str, _job: Job, _seconds: float) -> Measurement:
         return load.parse_iserblk_bench(output)
 
-    return Endpoint("iserblk bench", command, parse, {"target": target})
+    return Endpoint("iserblk bench", command, parse, target)
 
 
 def api_iscsi_perf(bench: Bench) -> Endpoint:

@@ -29,6 +29,9 @@ SETUPS = {
     setup.name: setup
     for setup in (
         Setup("none", "the kernel, nbd, nothing else"),
+        Setup(
+            "tcp", "no RDMA: LIO's target over TCP, the kernel's iscsi_tcp, iscsid", ("open-iscsi",)
+        ),
         Setup("rxe", "a Soft-RoCE device, rxe0"),
         Setup("siw", "a software iWARP device, siw0", ("siw",)),
         Setup("rxe-lio", "rxe0, and LIO's iSER target on it"),

@@ -23,7 +23,7 @@ def test_bad_arguments_are_refused_before_anything_starts(arguments: list[str]) 
 def test_list_prints_the_names_that_rows_takes() -> None:
     result = CliRunner().invoke(bench, ["--list", "--rows", "api/*"], standalone_mode=False)
     assert result.return_value == 0
-    assert len(result.output.split()) == 12
+    assert len(result.output.split()) == 15
     assert "api/4k-randread-d32/iscsi-perf" in result.output.split()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from benchlib import goals, results
-from benchlib.goals import OURS, Verdict
+from benchlib.goals import OURS, OURS_TCP, Verdict
 from benchlib.load import JOBS, MEMORY_JOBS, Job, Measurement
 from benchlib.results import Row, Sample, Spread
 
@@ -66,40 +66,46 @@ def test_a_row_says_why_it_is_missing() -> None:
     assert measured.name == f"nbd/{SMALL.name}/{OURS}"
 
 
-def verdicts(*rows: Row) -> dict[tuple[str, str, bool], Verdict]:
+def verdicts(*rows: Row) -> dict[tuple[str, str, str, bool], Verdict]:
     return {
-        (outcome.goal.section, outcome.goal.job, outcome.goal.memory): outcome.verdict
+        (goal.section, goal.job, goal.subject, goal.memory): outcome.verdict
         for outcome in goals.judge(rows)
+        if (goal := outcome.goal)
     }
 
 
 @pytest.mark.parametrize(
-    ("section", "job", "other", "factor"),
+    ("section", "job", "subject", "other", "factor"),
     [
-        ("nbd", "4k-randread-d1", "qemu-nbd", 0.7),
-        ("nbd", "4k-randwrite-d32", "python-150us", 0.6),
-        ("nbd", "1m-write-d8", "qemu-nbd", 1.0),
-        ("fuse", "4k-randwrite-d1", "qemu-fuse", 0.7),
-        ("fuse", "4k-randread-d32", "pyfuse3-null", 0.6),
-        ("fuse", "1m-read-d8", "qemu-fuse", 1.0),
-        ("api", "4k-randread-d32", "iscsi-perf", 0.6),
+        ("nbd", "4k-randread-d1", OURS, "qemu-nbd", 0.7),
+        ("nbd", "4k-randwrite-d32", OURS, "python-150us", 0.6),
+        ("nbd", "1m-write-d8", OURS, "qemu-nbd", 1.0),
+        ("fuse", "4k-randwrite-d1", OURS, "qemu-fuse", 0.7),
+        ("fuse", "4k-randread-d32", OURS, "pyfuse3-null", 0.6),
+        ("fuse", "1m-read-d8", OURS, "qemu-fuse", 1.0),
+        ("api", "4k-randread-d32", OURS, "iscsi-perf", 0.6),
+        ("nbd", "4k-randread-d1", OURS_TCP, "qemu-nbd", 0.8),
+        ("nbd", "4k-randwrite-d32", OURS_TCP, "python-150us", 0.6),
+        ("fuse", "1m-write-d8", OURS_TCP, "qemu-fuse", 1.0),
+        ("api", "4k-randread-d1", OURS_TCP, "iscsi-perf", 0.8),
+        ("api", "1m-read-d8", OURS_TCP, "iscsi-perf", 1.0),
     ],
 )
 def test_goals_compare_with_the_right_row(
-    section: str, job: str, other: str, factor: float
+    section: str, job: str, subject: str, other: str, factor: float
 ) -> None:
     the_job = next(found for found in JOBS if found.name == job)
     theirs = row(section, the_job, other, 10000.0)
-    key = (section, job, False)
-    assert verdicts(row(section, the_job, OURS, factor * 10000), theirs)[key] is Verdict.MET
-    assert verdicts(row(section, the_job, OURS, factor * 9990), theirs)[key] is Verdict.MISSED
-    assert verdicts(row(section, the_job, OURS, 10000.0))[key] is Verdict.UNKNOWN
+    key = (section, job, subject, False)
+    assert verdicts(row(section, the_job, subject, factor * 10000), theirs)[key] is Verdict.MET
+    assert verdicts(row(section, the_job, subject, factor * 9990), theirs)[key] is Verdict.MISSED
+    assert verdicts(row(section, the_job, subject, 10000.0))[key] is Verdict.UNKNOWN
     assert verdicts(theirs)[key] is Verdict.UNKNOWN
 
 
 def test_memory_stays_below_its_limit() -> None:
     job = MEMORY_JOBS[0]
-    key = ("nbd", job.name, True)
+    key = ("nbd", job.name, OURS, True)
     limit = 150 << 20
     assert verdicts(row("nbd", job, OURS, 10.0, rss=limit - 1))[key] is Verdict.MET
     assert verdicts(row("nbd", job, OURS, 10.0, rss=limit))[key] is Verdict.MISSED

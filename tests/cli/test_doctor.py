@@ -74,6 +74,21 @@ def test_a_good_target(kind: str, target: TargetProcess) -> None:
     assert re.search(r"ok +login +accepted", text)
 
 
+@pytest.mark.parametrize("iqn", [f"/{IQN}", ""])
+def test_traditional_iscsi(iqn: str, target: TargetProcess) -> None:
+    text = good("doctor", f"iscsi://{target.listen}{iqn}")
+    assert text.endswith(f"Traditional iSCSI works towards {target.listen}\n")
+    report = good_json("doctor", f"iscsi://{target.listen}{iqn}")
+    assert (report["portal"]["provider"], report["portal"]["works"]) == ("tcp", True)
+
+
+def test_traditional_iscsi_without_a_target() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        text = sick(4, f"iscsi://127.0.0.1:{reserved.getsockname()[1]}")
+    assert "Traditional iSCSI does not work towards" in text
+
+
 def test_it_leaves_no_session_behind(target: TargetProcess) -> None:
     good("doctor", target.url)  # what is made once, is made
     before = target.census()
@@ -131,7 +146,8 @@ def test_a_web_server() -> None:
         (("ho st",), 7, "host"),
         (("host/lun",), 7, "HOST[:PORT]"),
         (("user%hush@host",), 7, "HOST[:PORT]"),
-        (("iser://host",), 7, "names no target"),
+        (("isns://host",), 7, "discover asks an iSNS server"),
+        (("iscsi://host", "--rcap", "iwarp"), 27, "means TCP"),
         (("host", "--rcap", "tcp"), 7, "auto, verbs or iwarp"),
         (("host", "--queue-depth", "0"), 7, "queue-depth"),
         (("a", "b"), 7, "unexpected extra argument"),

@@ -162,7 +162,7 @@ def test_a_target_that_dies_under_nbd(tmp_path: Path) -> None:
     need("nbdkit")
     with (
         running_target([f"{tmp_path}/lun:size=1M:wce=0"], tmp_path / "target.log") as target,
-        running_nbdkit([f"{target.url}/0"], tmp_path) as uri,
+        running_nbdkit([f"{target.url}/0?io-timeout=1"], tmp_path) as uri,
     ):
         client = nbd.NBD()
         client.connect_uri(uri)

@@ -40,6 +40,7 @@ class FakeSession:
         self._free = list(self.tasks)
         self.flight: list[TaskSlot] = []
         self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
+        self.on_retry: dict[bytes, Callable[[], None]] = {}
         self.disconnected = False
         self.suspended = False
 

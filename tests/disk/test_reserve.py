@@ -12,12 +12,15 @@ import trio
 from iserblk.disk.reserve import TYPE, HostLock, Reservation, host_key
 from iserblk.errors import (
     Busy,
+    ConnectionLost,
     IserblkError,
     NotSupported,
     ReservationConflict,
     ReservationLost,
     TransportError,
 )
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation
 from iserblk.scsi import reservations as pr
 from iserblk.target import reservations as target_reservations
 from iserblk.target.commands import COMMANDS
@@ -289,6 +292,34 @@ async def test_resume_on_another_path(scheme: str, store: FakeStore) -> None:
         await again.write(NEW)
         with pytest.raises(ReservationConflict):
             await a.write(OLD)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("back", [True, False], ids=["back", "on to a third"])
+async def test_a_path_that_fails_on_the_way(
+    scheme: str, store: FakeStore, step: int, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What we changed ourselves, unheard, is not taken for somebody else's doing."""
+    async with hosts(scheme, store, "a", "a", "a") as (a, second, third):
+        taken = await acquire(a)
+        looked = 0
+        look = taken._look
+
+        def failing(session: Session, lun: bytes) -> Operation[object]:
+            nonlocal looked
+            looked += 1
+            if looked == step:
+                raise ConnectionLost("on the way")
+            return (yield from look(session, lun))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(taken, "_look", failing)
+            with pytest.raises(ConnectionLost):
+                await resume(second, taken)
+        after = a if back else third
+        await resume(after, taken)
+        assert await after.keys() == [A]
+        await after.write(NEW)
 
 
 async def test_resume_beside_a_late_registration(

@@ -22,6 +22,7 @@ from iserblk.target.device import LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, Url
 from tests.support.fabric import Fabric
+from tests.support.portal import Portal, portals
 from tests.target.fake_store import FakeStore
 
 IQN = "iqn.2026-11.example:disk"
@@ -88,9 +89,14 @@ def refusing() -> Iterator[int]:
 
 
 async def look(
-    port: int, iqn: str = "", limits: Limits = SHORT, host: str = "127.0.0.1", **options: object
+    port: int,
+    iqn: str = "",
+    limits: Limits = SHORT,
+    host: str = "127.0.0.1",
+    scheme: str = "iser",
+    **options: object,
 ) -> PortalReport:
-    url = Url("iser", host, port, iqn, None)
+    url = Url(scheme, host, port, iqn, None)
     return await check_portal(url, Options(**options), limits)  # type: ignore[arg-type]
 
 
@@ -270,3 +276,46 @@ async def test_many_addresses_are_asked_at_once(monkeypatch: pytest.MonkeyPatch)
     assert names == [f"TCP 127.0.0.{i}:{port}" for i in range(1, 9)]
     assert "the first 8 are looked at" in report.findings[0].text
     assert report.error is not None and report.error.exit_status == 8
+
+
+# -- Traditional iSCSI -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iqn", [IQN, ""], ids=["url", "portal"])
+async def test_traditional(iqn: str) -> None:
+    """MPA and rdma_cm are no question then."""
+    async with target() as port:
+        report = await look(port, iqn, Limits(), scheme="iscsi")
+    assert (report.error, report.choice) == (None, "tcp")
+    assert at(report, "TCP").status == OK
+    for what in ("MPA", "rdma_cm"):
+        assert at(report, what).status == SKIPPED
+        assert at(report, what).text == "not needed for Traditional iSCSI"
+    assert ", over tcp, as " in at(report, "login").text
+
+
+async def test_traditional_and_nobody_there() -> None:
+    with refusing() as port:
+        report = await look(port, scheme="iscsi")
+    assert report.error is not None and report.error.exit_status == 4
+    assert at(report, "TCP").status == ERROR
+    assert at(report, "choice").text == "tcp finds no way to the target"
+    assert at(report, "login").text == "not tried: nobody there takes connections"
+
+
+async def test_traditional_and_something_else() -> None:
+    async with stranger(HTTP, close=True) as port:
+        report = await look(port, IQN, scheme="iscsi")
+    assert report.error is not None and report.error.exit_status == 4
+    assert at(report, "TCP").status == OK
+    assert at(report, "login").status == ERROR
+
+
+async def test_fallback() -> None:
+    """Nobody speaks iSER, and that is a warning only."""
+    with portals(1, lambda: Portal(slam=True, digests=True)) as (portal,):
+        report = await look(portal.port, IQN, Limits(), fallback="iscsi")
+    assert (report.error, report.choice) == (None, "tcp")
+    assert at(report, "MPA").status == WARNING
+    assert "by fallback=iscsi" in at(report, "choice").text
+    assert ", over tcp, as " in at(report, "login").text

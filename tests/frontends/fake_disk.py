@@ -179,6 +179,9 @@ class BlockingFake:
     def size(self) -> int:
         return self.info.size
 
+    def refresh(self) -> int:
+        return self.size
+
 
 class BlockingSet:
     """Has a thread, as the real one does: it must not be made before nbdkit has forked."""
@@ -212,6 +215,10 @@ class AsyncFake:
     @property
     def size(self) -> int:
         return self.info.size
+
+    async def refresh(self) -> int:
+        self.info = self.fake.info
+        return self.size
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         await trio.lowlevel.checkpoint()

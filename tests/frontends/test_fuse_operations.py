@@ -6,6 +6,8 @@ import errno
 import os
 import stat
 from collections.abc import Awaitable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,7 +163,7 @@ async def test_errors_are_errnos_and_bugs_are_eio(
 ) -> None:
     fs = files()
     for error, number in (
-        (CommandTimeout("late"), errno.ETIMEDOUT),
+        (CommandTimeout("late"), errno.EIO),
         (ScsiError("medium"), errno.EIO),
         (ZeroDivisionError("a bug"), errno.EIO),
     ):
@@ -191,3 +193,27 @@ async def test_statfs_is_full() -> None:
     assert answer.f_blocks * answer.f_frsize == 2 * SIZE
     assert answer.f_bfree == answer.f_bavail == 0
     assert answer.f_files == 2
+
+
+# -- a LUN that grows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["getattr", "read", "write", "truncate"])
+async def test_a_grown_lun_is_larger_at_once(how: str) -> None:
+    disk = AsyncFake(FakeDisk(lun_info(0)))
+    fs = LunFiles({"lun0": disk}, MountOptions())  # type: ignore[dict-item]
+    disk.fake.info = replace(disk.info, size=SIZE + MIB)
+    disk.fake.data += bytes(MIB)
+    if how == "read":
+        assert len(await fs.read(0, SIZE, 4096)) == 4096
+    elif how == "write":
+        assert await fs.write(0, SIZE, bytes(4096)) == 4096
+    elif how == "truncate":
+        entry = pyfuse3.EntryAttributes()
+        entry.st_size = SIZE + MIB
+        fields = SimpleNamespace(
+            update_size=True, update_mode=False, update_uid=False, update_gid=False,
+            update_mtime=False,
+        )  # fmt: skip
+        await fs.setattr(LUN0, entry, fields, None, None)
+    assert (await fs.getattr(LUN0, None)).st_size == SIZE + MIB

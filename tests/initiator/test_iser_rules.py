@@ -93,7 +93,7 @@ class Link:
 
     def write(self, data: bytes) -> TaskSlot:
         slot = self.take(CountingWaiter())
-        fill_write(slot, LUN, memoryview(data), self.session.immediate_limit)
+        fill_write(slot, LUN, memoryview(data))
         self.session.submit(slot)
         return slot
 
@@ -385,6 +385,7 @@ def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
     link.respond(slots[0].itt)
     link._stat_sn += 5
     link.respond(slots[1].itt)
+    link.session.last_heard = slots[2].deadline - 2
     Ladder(link.session).tick(slots[2].deadline - 1)
     assert {each.bhs[0] & bhs.OPCODE_MASK for each in link.pdus} == {bhs.SCSI_COMMAND}
 

@@ -27,6 +27,7 @@ def late() -> tuple[Ladder, FakeDatamover, CountingWaiter, float]:
     waiter = CountingWaiter()
     slot = command(made, waiter)
     ladder = Ladder(made)
+    made.last_heard = slot.deadline + 1  # of other commands
     ladder.tick(slot.deadline - 0.1)
     assert len(dm.sent) == 1
     ladder.tick(slot.deadline)
@@ -150,9 +151,39 @@ def test_no_sign_of_life() -> None:
 
 
 def test_busy_session_is_not_pinged() -> None:
-    """Commands in flight have deadlines of their own; a ping would only add load."""
+    """A ping would only add load to what is known to live."""
     made, dm = session()
     slot = command(made, CountingWaiter())
     slot.deadline = made.last_heard + 10 * IDLE_S
-    Ladder(made).tick(made.last_heard + 2 * IDLE_S)
+    ladder = Ladder(made)
+    for _ in range(3):
+        now = made.last_heard + IDLE_S - 1
+        ladder.tick(now)
+        made.last_heard = now
     assert len(dm.sent) == 1 and slot.state == SENT
+
+
+def test_black_hole_is_found_before_the_deadline() -> None:
+    """Commands in flight, and not a word for a while: the ping decides, not their deadline."""
+    made, dm = session()
+    slot = command(made, CountingWaiter())
+    slot.deadline = made.last_heard + 10 * IDLE_S
+    ladder = Ladder(made)
+    ladder.tick(made.last_heard + IDLE_S)
+    assert dm.sent[1][1][0] & bhs.OPCODE_MASK == bhs.NOP_OUT and slot.state == SENT
+    ladder.tick(made.last_heard + IDLE_S + STEP_S)
+    assert dm.disconnected
+
+
+def test_slow_command_on_a_target_that_lives() -> None:
+    made, dm = session()
+    slot = command(made, CountingWaiter())
+    slot.deadline = made.last_heard + 10 * IDLE_S
+    ladder = Ladder(made)
+    now = made.last_heard + IDLE_S
+    ladder.tick(now)
+    ping = pdu.NopOut.unpack_from(dm.sent[1][1])
+    dm.inbox.append(pdu.NopIn(itt=ping.itt, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack())
+    made.progress(now + 1)
+    ladder.tick(now + STEP_S)
+    assert not dm.disconnected and slot.state == SENT and made.error is None

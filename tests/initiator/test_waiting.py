@@ -204,3 +204,70 @@ def test_wait_for_a_lock_after_the_connection_has_ended_is_idle() -> None:
     os.close(other)
     assert driver._poll.poll(0) == []
     os.close(readable)
+
+
+def test_interrupt_while_there_is_no_connection() -> None:
+    """Nothing is at the target: the buffer comes back at once, and the session goes on waiting."""
+    session, peer = linked()
+    lost = threading.Event()
+    session.on_loss = lost.set
+    driver = BlockingDriver(session)
+    disk = Disk(disk_of(session), driver)
+    buffer = bytearray(1 << 19)
+
+    def interrupt() -> None:
+        assert lost.wait(20)
+        while session.in_flight < 2:
+            os.sched_yield()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    peer.close()
+    with pytest.raises(KeyboardInterrupt):
+        disk.read_into(memoryview(buffer), 0)
+    thread.join(60)
+    assert session.error is None and session.suspended is not None
+    assert session.in_flight == session.busy == 0
+    buffer.clear()
+    session.on_loss = None
+    driver.log_out()
+    assert session.error is not None
+
+
+def test_all_threads_go_on_with_another_connection() -> None:
+    """The leader sleeps at the bell, followers behind it."""
+    session, peer = linked(depth=8)
+    lost = threading.Event()
+    session.on_loss = lost.set
+    driver = BlockingDriver(session)
+    disk = Disk(disk_of(session), driver)
+    errors: list[BaseException] = []
+
+    def client(number: int) -> None:
+        try:
+            disk.write(memoryview(bytes([number]) * 4096), number * 4096)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    while session.in_flight < 8:
+        os.sched_yield()
+    peer.close()
+    assert lost.wait(20)
+    fresh, other = linked(depth=8)
+    descriptor = fresh.fileno()
+    session.offer(fresh)
+    driver.kick()
+    listener = _answering(other, other.respond)
+    for thread in threads:
+        thread.join(60)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+    assert session.replayed == 8 and session.reconnects == 1 and session.fileno() == descriptor
+    assert sorted(heard.operation for heard in other.heard) == [0x8A] * 8
+    session.on_loss = None
+    session.fail(ConnectionLost("end of test"))
+    listener.join(60)
+    other.close()

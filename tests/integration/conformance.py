@@ -30,7 +30,6 @@ SKIPS = {
     r"iSCSIResiduals\.WriteVerify(10|12|16)Residuals": f"WRITE AND VERIFY: {_OPTIONAL}",
     r"ReadOnly\.": f"only its ORWRITE and WRITE AND VERIFY: {_OPTIONAL}",
     r"Reserve6\.": "RESERVE(6): obsolete, and the target does not have it",
-    r"(Prin|Prout)\w+\.": "PERSISTENT RESERVE IN and OUT: the target does not have them",
     r"PreventAllow\.": "for removable media; a LUN is none",
     r"StartStopUnit\.NoLoej|StartStopUnit\.Simple": "for removable media; a LUN is none",
     r"Sanitize\.": f"SANITIZE: {_OPTIONAL}",
@@ -70,6 +69,15 @@ FAILS = {
         "its second part expects an error and sends a good command: connected anew it uses "
         "immediate data, which has no DataSN; the other three parts pass",
     ),
+    **{
+        f"ProutReserve.Access{kind}": Defect(
+            frozenset({77, 91}),
+            (4096,),
+            "reads and writes 512 bytes as one block, whatever the LUN's block size is; passes on "
+            "the LUN with 512-byte blocks",
+        )
+        for kind in ("EA", "WE", "EARO", "WERO", "EAAR", "WEAR")
+    },
 }
 
 

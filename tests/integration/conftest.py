@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.target import TargetProcess, running_target
+from tests.support.target import IQN, TargetProcess, running_target
 
 StartTarget = Callable[..., TargetProcess]
 
@@ -18,8 +18,8 @@ def start_target(tmp_path: Path) -> Iterator[StartTarget]:
     """``start_target("FILE:option…", …)``: file names are relative to ``tmp_path``."""
     with ExitStack() as stack:
 
-        def start(*specs: str, listen: str = "127.0.0.1:0") -> TargetProcess:
+        def start(*specs: str, listen: str = "127.0.0.1:0", iqn: str = IQN) -> TargetProcess:
             paths = [str(tmp_path / spec) for spec in specs]
-            return stack.enter_context(running_target(paths, tmp_path / "target.log", listen))
+            return stack.enter_context(running_target(paths, tmp_path / "target.log", listen, iqn))
 
         yield start

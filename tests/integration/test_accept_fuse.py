@@ -126,7 +126,7 @@ def test_a_killed_target_is_an_error_for_the_reader(
     mountpoint = tmp_path / "luns"
     with (
         pytest.raises(AssertionError, match="data may be lost"),  # of the server's exit status
-        running_mount([running.url], mountpoint, "direct_io") as mounted,
+        running_mount([f"{running.url}?io-timeout=1"], mountpoint, "direct_io") as mounted,
         (mounted / "lun0").open("r+b", buffering=0) as file,
     ):
         assert file.write(b"x" * 4096) == 4096

@@ -185,7 +185,7 @@ def test_a_killed_target_is_an_error_for_the_client(
     need("nbdkit")
     nbd = pytest.importorskip("nbd", reason="not installed: python3-libnbd")
     running = start_target("lun:size=16M")
-    with running_nbdkit([running.url], tmp_path) as uri:
+    with running_nbdkit([f"{running.url}?io-timeout=1"], tmp_path) as uri:
         client = connect(uri)
         client.pwrite(b"x" * 4096, 0)
         running.kill()

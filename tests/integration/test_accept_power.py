@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from iserblk.disk.seam import AsyncDisk
-from iserblk.errors import TransportError
+from iserblk.errors import CommandTimeout
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, read, write
 
@@ -25,7 +25,7 @@ face = pytest.mark.parametrize("face", FACES)
 
 
 class _Writers:
-    """Eight tasks that write chunks at 32 MiB and up until the connection ends.
+    """Eight tasks that write chunks at 32 MiB and up until one finds no target in time.
 
     ``written``: what was acknowledged. ``busy``: set when a good part of that is there.
     """
@@ -36,7 +36,7 @@ class _Writers:
         self.busy = trio.Event()
 
     async def run(self, number: int) -> None:
-        with pytest.raises(TransportError):
+        with pytest.raises(CommandTimeout):
             while True:
                 for at in range(number, 256, 8):
                     await write(self.disk, UNFLUSHED, 32 * MIB + at * CHUNK)
@@ -48,7 +48,7 @@ class _Writers:
 @face
 async def test_killed_in_mid_write(start_target: StartTarget, face: str) -> None:
     running = start_target(SPEC)
-    async with one_disk(face, f"{running.url}/0") as disk:
+    async with one_disk(face, f"{running.url}/0", {"io-timeout": "2"}) as disk:
         assert disk.info.write_cache
         for at in range(4):
             await write(disk, OLD, at * CHUNK)
@@ -69,9 +69,9 @@ async def test_killed_in_mid_write(start_target: StartTarget, face: str) -> None
                 nursery.start_soon(writers.run, number)
             await writers.busy.wait()
             running.kill()
-        with pytest.raises(TransportError):
+        with pytest.raises(CommandTimeout):
             await disk.flush()
-        with pytest.raises(TransportError):
+        with pytest.raises(CommandTimeout):
             await read(disk, 0, 512)
 
     again = start_target(SPEC)

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk, BlockingDisk
-from iserblk.errors import TransportError
+from iserblk.errors import CommandTimeout, ConnectionLost, TransportError
 from iserblk.initiator import ladder
 from tests.integration.conftest import StartTarget
 from tests.support.census import census
@@ -220,10 +220,10 @@ async def test_after_cancellation_the_session_goes_on(start_target: StartTarget)
 
 @face
 async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, face: str) -> None:
-    """Those in flight, and those that come later."""
+    """Those in flight, and those that come later, when their time is over."""
     # proves: ISER-5.2.3.2-1
     running = start_target("lun:size=32M")
-    errors: list[TransportError] = []
+    errors: list[CommandTimeout] = []
 
     async def client(disk: AsyncDisk, number: int) -> None:
         try:
@@ -231,10 +231,10 @@ async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, 
                 await read(disk, number * MIB, MIB)
             else:
                 await write(disk, bytes(MIB + 1), number * MIB + 1)
-        except TransportError as error:
+        except CommandTimeout as error:
             errors.append(error)
 
-    async with one_disk(face, f"{running.url}/0") as disk:
+    async with one_disk(face, f"{running.url}/0", {"io-timeout": "1"}) as disk:
         running.pause()
         async with trio.open_nursery() as nursery:
             for number in range(16):
@@ -251,7 +251,7 @@ async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, 
             lambda: disk.trim(0, MIB),
             lambda: disk.extents(0, MIB),
         ):
-            with pytest.raises(TransportError):
+            with pytest.raises(CommandTimeout, match="not connected for"):
                 await call()
 
 
@@ -264,9 +264,10 @@ async def test_a_target_that_stands_still_is_given_up(
     running = start_target("lun:size=1M")
     async with one_disk(face, f"{running.url}/0", {"io-timeout": "1"}) as disk:
         running.pause()
-        with pytest.raises(TransportError):
+        with pytest.raises(CommandTimeout):
             await read(disk, 0, 4096)
         running.resume()
+        assert await read(disk, 0, 4096) == bytes(4096)  # on a connection of its own
 
 
 # --- what is left ------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ async def test_connections_cut_in_mid_flight_leave_nothing_at_the_target(
                 nursery.start_soon(lost, read(disk, number * MIB, MIB))
                 nursery.start_soon(lost, write(disk, bytes(MIB), (16 + number) * MIB))
             await trio.lowlevel.checkpoint()
-            disk._core.session.disconnect()  # type: ignore[attr-defined]
+            disk._core.session.fail(ConnectionLost("cut"))  # type: ignore[attr-defined]
     assert await _settled(running, before) == before
     async with one_disk("async", f"{running.url}/0") as disk:
         assert len(await read(disk, 0, MIB)) == MIB

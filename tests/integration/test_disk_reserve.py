@@ -1,37 +1,57 @@
-"""reserve=exclusive through both faces and the command line; libiscsi's tests of reservations."""
+"""reserve=exclusive through both faces and the command line."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import trio
 
-from iserblk.errors import Busy, ReservationConflict
+from iserblk.errors import Busy, ReservationConflict, ReservationLost
+from iserblk.initiator.connect import connect
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.scsi import reservations as pr
+from iserblk.url import Options, parse_url
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, opened, read, write
+from tests.support.sessions import Host
 from tests.support.target import ROOT, TargetProcess
 
 SIZE = 1 << 20
 EXCLUSIVE = {"reserve": "exclusive", "initiator-name": "iqn.2026-11.example:a"}
 OTHER = {**EXCLUSIVE, "initiator-name": "iqn.2026-11.example:b"}
 NO_RESERVATION = {"initiator-name": "iqn.2026-11.example:c"}
+THIEF = "iqn.2026-11.example:thief"
 DATA = b"d" * 4096
+LUNS = (f"lun0:size={SIZE}", f"lun1:size={SIZE}")
 
 
 @pytest.fixture
 def target(start_target: StartTarget) -> TargetProcess:
-    return start_target(f"lun0:size={SIZE}", f"lun1:size={SIZE}")
+    return start_target(*LUNS)
 
 
 @pytest.fixture(params=["iser", "iscsi"])
 def url(request: pytest.FixtureRequest, target: TargetProcess) -> str:
     return target.url.replace("iser://", f"{request.param}://")
+
+
+@asynccontextmanager
+async def session_of(url: str) -> AsyncIterator[Host]:
+    """Raw commands to LUN 0."""
+    driver = TrioDriver(await connect(parse_url(url), Options(initiator_name=THIEF)))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        try:
+            yield Host(driver)
+        finally:
+            with trio.CancelScope(shield=True):
+                await driver.log_out()
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -128,21 +148,43 @@ async def test_on_the_command_line(url: str) -> None:
     assert b"lun0: reserved by iqn.2026-11.example:a (key 0x" in done.stderr
 
 
-@pytest.mark.parametrize("tests", ["SCSI.Prin*", "SCSI.Prout*"])
-def test_iscsi_test_cu(target: TargetProcess, tests: str, tmp_path: Path) -> None:
-    """libiscsi's own tests of PERSISTENT RESERVE IN and OUT."""
-    program = shutil.which("iscsi-test-cu")
-    if program is None:
-        pytest.skip("iscsi-test-cu is not installed: run scripts/setup --tests")
-    url = target.url.replace("iser://", "iscsi://")
-    done = subprocess.run(
-        [program, "--dataloss", "--fail", "--test", tests, f"{url}/0"],
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "...passed" in done.stdout.replace("\n", "")
-    assert "FAILED" not in done.stdout and "[SKIPPED]" not in done.stdout, done.stdout
+@pytest.mark.parametrize("face", FACES)
+async def test_the_target_is_killed(
+    target: TargetProcess, start_target: StartTarget, url: str, face: str
+) -> None:
+    """It forgets every reservation with its process: ours is there again before anything else."""
+    async with one_disk(face, f"{url}/0", EXCLUSIVE) as disk:
+        await write(disk, DATA, 0)
+        await disk.flush()
+        for _ in range(2):
+            target.kill()
+            target = start_target(*LUNS, listen=target.listen)
+            assert await read(disk, 0, len(DATA)) == DATA
+            async with one_disk(face, f"{url}/0", NO_RESERVATION) as beside:
+                with pytest.raises(ReservationConflict):
+                    await write(beside, b"x" * 512, 0)
+    async with one_disk(face, f"{url}/0", OTHER) as disk:
+        assert await read(disk, 0, len(DATA)) == DATA
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("left", [False, True], ids=["holds it", "has left"])
+async def test_taken_by_force(url: str, face: str, left: bool) -> None:
+    """Whoever has lost the LUN never writes to it again."""
+    async with one_disk(face, f"{url}/0", {**EXCLUSIVE, "reserve-key": "0xa"}) as disk:
+        await write(disk, DATA, 0)
+        async with session_of(url) as thief:
+            await thief.out(pr.REGISTER, 0, 0xB)
+            await thief.out(pr.PREEMPT, 0xB, 0xA)
+            await thief.write(b"n" * 512)
+            if left:
+                await thief.out(pr.REGISTER, 0xB, 0)
+            for _ in range(2):
+                with pytest.raises(ReservationLost, match="nothing more is written"):
+                    await write(disk, DATA, 0)
+    async with one_disk(face, f"{url}/0", NO_RESERVATION) as disk:
+        if left:
+            assert await read(disk, 0, 512) == b"n" * 512
+        else:
+            with pytest.raises(ReservationConflict):
+                await read(disk, 0, 512)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from iserblk.errors import (
     ReservationLost,
 )
 from iserblk.initiator.connect import connect
+from iserblk.initiator.discovery import send_targets
 from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.iscsi.send_targets import Portal
 from iserblk.scsi import luns
 from iserblk.url import Options, parse_url
 from tests.support.blockwork import everything
@@ -79,7 +82,9 @@ class Tgtd:
             file.truncate(SIZE)
         target = ("--tid", str(tid), "--mode")
         self.admin("--op", "new", *target, "target", "-T", iqn)
-        self.admin("--op", "new", *target, "logicalunit", "--lun", "1", "-b", str(disk))
+        unit = (*target, "logicalunit", "--lun", "1")
+        self.admin("--op", "new", *unit, "-b", str(disk))
+        self.admin("--op", "update", *unit, "--params", "thin_provisioning=1")
         for (user, _), way in zip(accounts, ((), ("--outgoing",)), strict=False):
             self.admin("--op", "bind", *target, "account", "--user", user, *way)
         self.admin("--op", "bind", *target, "target", "-I", "ALL")
@@ -278,3 +283,28 @@ async def test_no_credentials(tgtd: Tgtd) -> None:
     with pytest.raises(LoginError):
         async with one_disk("async", tgtd.urls["one-way"]):
             pass
+
+
+async def test_discovery(tgtd: Tgtd, record: Record) -> None:
+    """Several targets, and then so many that the answer does not fit into one PDU."""
+    url = replace(parse_url(tgtd.url), iqn="", lun=None)
+    answer = await send_targets(url, Options())
+    assert [each.name for each in answer.targets] == [f"{PEER}-{asks}" for asks in ASKS]
+    assert {each.portals for each in answer.targets} == {(Portal("127.0.0.1", url.port, 1),)}
+    extra = [f"{PEER}-{number:03}-{'x' * 60}" for number in range(100)]
+    for tid, name in enumerate(extra, 100):
+        tgtd.admin("--op", "new", "--mode", "target", "--tid", str(tid), "-T", name)
+        tgtd.admin("--op", "bind", "--mode", "target", "--tid", str(tid), "-I", "ALL")
+    try:
+        answer = await send_targets(url, Options())
+    finally:
+        for tid, _ in enumerate(extra, 100):
+            tgtd.admin("--op", "delete", "--mode", "target", "--tid", str(tid))
+    assert sorted(each.name for each in answer.targets)[:100] == extra
+    record(
+        ours="initiator",
+        peer="tgtd",
+        version=tgtd.version,
+        transport="TCP",
+        ran="SendTargets=All with 103 targets",
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from iserblk.errors import TargetNotFound, TransportError
+from iserblk.errors import CommandTimeout, TargetNotFound, TransportError
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.target import IQN, TargetProcess, running_target
@@ -69,9 +69,9 @@ async def test_rubbish_is_cut_off(target: TargetProcess) -> None:
 
 async def test_the_target_goes_away(start_target: StartTarget) -> None:
     target = start_target(f"lun:size={SIZE}")
-    async with one_disk("async", f"{iscsi(target)}/0") as disk:
+    async with one_disk("async", f"{iscsi(target)}/0", {"io-timeout": "1"}) as disk:
         target.kill()
-        with pytest.raises(TransportError):
+        with pytest.raises(CommandTimeout, match=r"not connected for .* s: cannot connect"):
             await read(disk, 0, 512)
 
 

@@ -51,7 +51,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
         ports = [
             int(each.url.split("/")[2].rpartition(":")[2]) for each in (for_everybody, with_chap)
         ]
-        yield Setting(*ports, folder)
+        yield Setting(ports[0], ports[1], folder)
         for each in (for_everybody, with_chap):
             assert each.end(signal.SIGTERM) == 143
 

@@ -148,8 +148,10 @@ def test_hot_command_is_the_command(
 ) -> None:
     """What the hot path writes is what the codec reads, and what the target's hot path reads."""
     raw = bytearray(bhs.BHS_LENGTH)
-    raw[bhs.CDB_OFFSET :] = bytes(range(16))
-    bhs.SCSI_COMMAND_HOT.pack_into(raw, 0, opcode, flags, 512, lun, itt, edtl, cmd_sn, exp_stat_sn)
+    cdb = bytearray(range(16))
+    bhs.SCSI_COMMAND_FIELDS.pack_into(
+        raw, 0, opcode, flags, 512, lun, itt, edtl, cmd_sn, exp_stat_sn, cdb
+    )
     command = pdu.ScsiCommand.unpack_from(raw)
     assert command == pdu.ScsiCommand(
         opcode=opcode,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.metrics.scraping import scrape
 from tests.cli.commands import environment, serving
 from tests.nbdattach.fake_kernel import COMMAND, FakeKernel
 from tests.support.nbdkit import need
@@ -90,7 +91,7 @@ class Attacher:
     def assert_nothing_left(self) -> None:
         assert self.kernel.connected() == []
         assert self.servers() == []
-        assert [path for path in self.run.glob("*") if path.is_dir()] == []
+        assert [path for path in self.run.glob("*") if path.suffix != ".lock"] == []
 
 
 @pytest.fixture
@@ -115,6 +116,8 @@ def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetPro
     assert kernel.size("nbd0") == SIZE * 2
     assert len(tool.servers()) == 1
     assert (tool.run / "nbd0").stat().st_mode & 0o777 == 0o700
+    (metrics,) = tool.run.glob("*.metrics")
+    assert [lun.size for lun in scrape(metrics).luns] == [SIZE * 2]
     assert tool.good("detach", "nbd0") == ""
     tool.assert_nothing_left()
     assert "nothing is attached" in tool.refused(7, "detach", "nbd0")

@@ -28,6 +28,10 @@ class InThreads:
     def size(self) -> int:
         return self._disk.size
 
+    async def refresh(self) -> int:
+        size: int = await self._run(self._disk.refresh)
+        return size
+
     async def _run(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         return await trio.to_thread.run_sync(partial(call, *args, **kwargs), limiter=self._limiter)
 

@@ -1,4 +1,4 @@
-"""``python -m tests.support.serve LISTEN IQN SPEC…``: the real target, and what it holds.
+"""``python -m tests.support.serve "LISTEN…" IQN SPEC…``: the real target, and what it holds.
 
 LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login.
 
@@ -26,7 +26,7 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch, nursery.cancel_scope)
-            await server.serve(listen, iqn, dict(enumerate(units)), _ready)
+            await server.serve(listen.split(), iqn, dict(enumerate(units)), _ready)
     finally:
         for unit in units:
             unit.close()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from iserblk.scsi import sense
 from iserblk.scsi import status as sam
 from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.seam import DATA_IN, DATA_OUT, Nexus
 from iserblk.target.store import FileStore
 
@@ -43,10 +44,11 @@ class Client:
         ready: bool = True,
         name: str = INITIATOR,
         isid: bytes = b"\x80abcde",
+        port: TargetPort = ONLY_PORT,
     ) -> None:
         self.server = server
         self.lun = lun
-        self.nexus = Nexus(name, isid, self.end_tasks)
+        self.nexus = Nexus(name, isid, self.end_tasks, port)
         self.running = 0  # tasks that threads are said to be in
         self.ended_tasks: list[int] = []  # of these LUNs, by somebody else
         self.tell_ended: Callable[[], None]

@@ -116,6 +116,28 @@ async def test_reinstatement_reaches_across(
         second.fail(TransportError("end of test"))
 
 
+@pytest.mark.parametrize("windows", [True, False])
+async def test_session_goes_from_device_to_device_and_back(windows: bool, fabric: Fabric) -> None:
+    """Its slots' memory is each connection's own: here a device's, software iWARP's, a device's."""
+    fabric.windows = windows
+    async with serving() as url, aio.open_disks([url], {}) as disks:
+        disk = disks.disks["lun0"]
+        session = disk._core.session
+        content = bytearray(65536)
+        for turn, error in enumerate([None, ConnectFailed("the device is gone"), None]):
+            fabric.error = error
+            session.disconnect()
+            for size in (BLOCK, 65536):  # with its command, and read by the target
+                await disk.write(memoryview(bytes([turn + 1]) * size), turn * 65536)
+            await disk.read_into(memoryview(content), turn * 65536)
+            assert content == bytes([turn + 1]) * 65536
+            provider = session.describe()["provider"]
+            assert provider == ("iwarp" if error else "verbs") and session.reconnects == turn + 1
+            if error:
+                assert "the device is gone" in session.provider_reason
+        assert len(fabric.pairs) == 3 and fabric.open == 0
+
+
 async def test_a_peer_that_breaks_the_rules_ends_its_own_connection(fabric: Fabric) -> None:
     async with serving() as url:
         session = await connect(parse_url(url), Options(rcap="verbs"))

@@ -81,7 +81,7 @@ set -a # what a set-up says of itself is the command's to know
 set +a
 while read -r variable; do
   printf '%s=%s\n' "$variable" "${!variable}"
-done < <(compgen -v | grep -E '^LAB_(URL|URL2|LISTEN|NETNS|PORT|DEVICE|ADDRESS|INITIATOR)$') | tell ready
+done < <(compgen -v | grep -E '^LAB_(URL|URL2|LISTEN|NETNS|PORT|DEVICE|ADDRESS|INITIATOR|TPG)$') | tell ready
 printf 'lab: %s ready %s s after boot\n' "$LAB_SETUP" "$(cut -d ' ' -f 1 /proc/uptime)" >/dev/kmsg
 
 mapfile -d '' -t command <"$LAB_RUN/command"

@@ -71,11 +71,11 @@ lun() {
   step ln -s "$store" "$tpg/lun/lun_$1/disk$1"
 }
 
-# lio ADDRESS: LIO's iSER target on it, with two LUNs.
-lio() {
-  load target_core_mod target_core_file iscsi_target_mod ib_isert
+# LIO's target with two LUNs, without a portal; sets `tpg`, which the caller has made local.
+lio_target() {
+  load target_core_mod target_core_file iscsi_target_mod
   mountpoint -q /sys/kernel/config || step mount -t configfs configfs /sys/kernel/config
-  local tpg=$configfs/iscsi/$iqn/tpgt_1
+  tpg=$configfs/iscsi/$iqn/tpgt_1
   step mkdir -p "$tpg"
   lun 0 256
   lun 1 64
@@ -94,6 +94,13 @@ lio() {
     step ln -s "$tpg/lun/lun_$number" "$known/lun_$number/disk$number"
     put 0 "$known/lun_$number/write_protect"
   done
+}
+
+# lio ADDRESS: LIO's iSER target on it, with two LUNs.
+lio() {
+  local tpg
+  load ib_isert
+  lio_target
   # The portal listens on plain TCP first, and siw shares the port space with TCP: that listener is
   # made in another network namespace, out of the way.
   step ip netns add lio
@@ -105,6 +112,18 @@ lio() {
   LAB_PORT=3260
   LAB_URL=iser://$1:3260/$iqn/0
   LAB_URL2=iser://$1:3260/$iqn/1
+}
+
+# lio_tcp ADDRESS: the same over Traditional iSCSI. LAB_TPG is where it is configured.
+lio_tcp() {
+  local tpg
+  lio_target
+  step mkdir "$tpg/np/$1:3260"
+  put 1 "$tpg/enable"
+  LAB_PORT=3260
+  LAB_URL=iscsi://$1:3260/$iqn/0
+  LAB_URL2=iscsi://$1:3260/$iqn/1
+  LAB_TPG=$tpg
 }
 
 # tgtd's iSER module binds to port 3260 of all addresses.
@@ -134,9 +153,9 @@ tgt() {
   LAB_URL="iser://$LAB_ADDRESS:3260/$iqn/1?initiator-name=$LAB_INITIATOR"
 }
 
-# ib_iser and open-iscsi, as if it had been installed.
+# initiator TRANSPORT: that module and open-iscsi, as if it had been installed.
 initiator() {
-  load ib_iser sd_mod
+  load "$1" sd_mod
   # Directory by directory: / itself cannot be written.
   (cd "$LAB_OPEN_ISCSI" && tar -c -- *) | tar -C / -x --keep-directory-symlink ||
     fail "open-iscsi could not be put in place"
@@ -181,12 +200,12 @@ setup_rxe_tgt() {
 setup_rxe_initiator() {
   setup_rxe
   LAB_LISTEN=$LAB_ADDRESS
-  initiator
+  initiator ib_iser
 }
 
 setup_rxe_lio_initiator() {
   setup_rxe_lio
-  initiator
+  initiator ib_iser
 }
 
 # A target of ours that has no RDMA device has to be somewhere else: in a network namespace at the
@@ -205,5 +224,14 @@ setup_siw_initiator() {
   step ip -n $LAB_NETNS link set lo up
   step ip -n $LAB_NETNS link set veth1 up
   siw veth0
-  initiator
+  initiator ib_iser
+}
+
+# LIO on one address, and another one for a target that the command starts.
+setup_tcp() {
+  dummy
+  LAB_LISTEN=10.9.9.2
+  step ip address add $LAB_LISTEN/24 dev dummy0
+  lio_tcp $LAB_ADDRESS
+  initiator iscsi_tcp
 }

@@ -1,4 +1,4 @@
-"""The kernel's iSER initiator: log in to a target of ours, and use the disk that it makes."""
+"""The kernel's initiator, iSER or TCP: logs in to a target of ours, and uses the disk it makes."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def iscsiadm(*words: str) -> str:
 
 
 @contextmanager
-def logged_in(listen: str, settings: dict[str, str]) -> Iterator[Path]:
-    """A session by ib_iser; its block device. ``settings``: of the node record."""
+def logged_in(listen: str, settings: dict[str, str], interface: str = "iser") -> Iterator[Path]:
+    """A session; its block device. ``settings``: of the node record. ``interface``: of iscsiadm,
+    `iser` for ib_iser, `default` for iscsi_tcp."""
     node = ("-m", "node", "-T", IQN, "-p", f"{listen}:3260")
-    iscsiadm(*node, "-o", "new", "-I", "iser")
+    iscsiadm(*node, "-o", "new", "-I", interface)
     for name, value in settings.items():
         iscsiadm(*node, "-o", "update", "-n", name, "-v", value)
-    iscsiadm(*node, "-I", "iser", "--login")
+    iscsiadm(*node, "-I", interface, "--login")
     try:
         yield block_device()
     finally:

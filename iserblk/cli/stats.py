@@ -1,0 +1,213 @@
+"""``iserblk stats``: what the LUNs that are in use here are doing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from iserblk.cli.options import json_option
+from iserblk.cli.output import print_json, print_table, size_words
+from iserblk.errors import BadArgument, IserblkError
+from iserblk.metrics.address import (
+    Address,
+    directory,
+    parse_address,
+    place_of,
+    served,
+    socket_of,
+    words,
+)
+from iserblk.metrics.reading import LunReading, OperationReading, together
+from iserblk.metrics.scraping import scrape
+
+log = logging.getLogger(__name__)
+
+_NOTHING = "no LUN is in use here by attach, mount or nbd"
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """One LUN of one process. ``where``: what stats calls that process; ``at``: the clock."""
+
+    where: str
+    address: str
+    pid: int
+    version: str
+    at: float
+    lun: LunReading
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.address, self.pid, self.lun.target, self.lun.lun
+
+
+@click.command("stats")
+@click.argument("what", metavar="[WHAT]", required=False)
+@json_option
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=None,
+    metavar="S",
+    help="Seconds from one look to the next, on a terminal. Default 1.",
+)
+def command(what: str | None, as_json: bool, interval: float | None) -> None:
+    """Show the LUNs that attach, mount and nbd have in use, or those of WHAT.
+
+    WHAT is a device (/dev/nbd0), a mount point, an NBD socket or address, or what was said with
+    metrics=. On a terminal it is a table of what happens at the moment, until ^C; otherwise one
+    report since the LUNs were opened.
+    """
+    if as_json:
+        if interval is not None:
+            raise click.UsageError("--interval is for the table; --json is one look.")
+        print_json({"luns": [_json(row) for row in _look(what)]})
+    elif sys.stdout.isatty():
+        from iserblk.cli.stats_table import watch  # noqa: PLC0415 - rich takes a while
+
+        watch(lambda: _look(what), interval or 1.0, _NOTHING)
+    else:
+        _report(_look(what))
+
+
+# --- asking --------------------------------------------------------------------------------------
+
+
+def _look(what: str | None) -> list[Row]:
+    """Raises what ``scrape`` raises, if WHAT was said. Of all that run some may just be ending."""
+    if what is not None:
+        name, address = _find(what)
+        return _rows(name, address)
+    rows = []
+    for path in served():
+        try:
+            rows += _rows(place_of(path), path)
+        except IserblkError as error:
+            log.info("%s", error)
+    return rows
+
+
+def _rows(where: str, address: Address) -> list[Row]:
+    process = scrape(address)
+    now = time.monotonic()
+    return [
+        Row(where, words(address), process.pid, process.version, now, lun) for lun in process.luns
+    ]
+
+
+def _find(what: str) -> tuple[str, Address]:
+    """A place that is served is meant before a socket of that name: an NBD socket is both."""
+    path = os.path.abspath(what)
+    where = directory()
+    for place in (what, path, f"/dev/{what}"):
+        if where is not None and (there := socket_of(place, where)).exists():
+            return place, there
+    if "/" in what:
+        if Path(path).is_socket():
+            return path, Path(path)
+    elif ":" in what:
+        return what, parse_address(what, "stats")
+    raise BadArgument(
+        f"{what}: no metrics are served for that; `iserblk stats` lists what is in use here, and "
+        "metrics=PATH makes any command serve them"
+    )
+
+
+# --- showing -------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Without what a terminal would act on."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def time_words(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    for limit, divisor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms"), (float("inf"), 1e6, "s")):
+        if microseconds < limit:
+            value = microseconds / divisor
+            return f"{value:.0f} {unit}" if value >= 100 or divisor == 1 else f"{value:.1f} {unit}"
+    raise AssertionError
+
+
+def path_words(lun: LunReading) -> str:
+    return plain(f"{lun.portal} ({lun.provider}){'' if lun.connected else ', not connected'}")
+
+
+def _report(rows: Sequence[Row]) -> None:
+    if not rows:
+        click.echo(_NOTHING)
+    for row in rows:
+        lun = row.lun
+        lines = [
+            ("process", str(row.pid)),
+            ("path", path_words(lun)),
+            ("commands in flight", str(lun.in_flight)),
+            ("commands sent again", str(lun.retries)),
+            ("reconnects", str(lun.reconnects)),
+            ("commands past deadline", f"{lun.aborted}, LUN resets {lun.resets}"),
+            ("unflushed", size_words(lun.unflushed)),
+        ]
+        every = together(list(lun.operations.values()))
+        for name, operation in [*lun.operations.items(), ("all", every)]:
+            lines.append((name, _operation_words(operation)))
+        print_table(f"{plain(row.where)}: {plain(lun.name)}, {plain(lun.url)}", lines)
+
+
+def _operation_words(operation: OperationReading) -> str:
+    if not operation.requests:
+        return "none"
+    errors = f", {operation.errors} failed" if operation.errors else ""
+    return (
+        f"{operation.requests} requests, {size_words(operation.bytes)}, "
+        f"mean {time_words(operation.mean_us)}, p99 {time_words(operation.percentile_us(99))}"
+        f"{errors}"
+    )
+
+
+def _json(row: Row) -> dict[str, object]:
+    lun = row.lun
+    return {
+        "where": row.where,
+        "address": row.address,
+        "pid": row.pid,
+        "version": row.version,
+        "name": lun.name,
+        "url": lun.url,
+        "target": lun.target,
+        "lun": lun.lun,
+        "size": lun.size,
+        "connected": lun.connected,
+        "portal": lun.portal,
+        "provider": lun.provider,
+        "in_flight": lun.in_flight,
+        "retries": lun.retries,
+        "reconnects": lun.reconnects,
+        "replayed": lun.replayed,
+        "aborted": lun.aborted,
+        "resets": lun.resets,
+        "unflushed_bytes": lun.unflushed,
+        "operations": {
+            name: {
+                "requests": operation.requests,
+                "bytes": operation.bytes,
+                "errors": operation.errors,
+                "seconds": operation.seconds,
+                "latency_us": {
+                    "mean": operation.mean_us,
+                    "p50": operation.percentile_us(50),
+                    "p99": operation.percentile_us(99),
+                },
+                "histogram_us": operation.histogram(),
+            }
+            for name, operation in lun.operations.items()
+        },
+    }

@@ -1,0 +1,290 @@
+"""What ``metrics=`` does to disks: they are wrapped by some that count, and the numbers are served.
+
+Without it none of this is in the way. A request is what the front-end asked for, however many
+commands it took, and its latency what the front-end saw.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from time import perf_counter_ns as clock
+
+import trio
+
+from iserblk import __version__
+from iserblk.disk.core import DiskCore
+from iserblk.disk.opening import Address
+from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent
+from iserblk.initiator.ladder import Ladder
+from iserblk.initiator.task import QUEUED
+from iserblk.metrics.address import parse_address
+from iserblk.metrics.counting import (
+    BYTES,
+    ERRORS,
+    FLUSH,
+    NANOSECONDS,
+    OPERATIONS,
+    READ,
+    TRIM,
+    WRITE,
+    ZERO,
+    LunMetrics,
+    index_of,
+)
+from iserblk.metrics.reading import LunReading, ProcessReading, of_row
+from iserblk.metrics.serving import Listener, Look, serve
+
+
+class _Timed:
+    """One request that is not worth saving a call: ``with`` it."""
+
+    __slots__ = ("_length", "_metrics", "_operation", "_start")
+
+    def __init__(self, metrics: LunMetrics, operation: int, length: int = 0) -> None:
+        self._metrics = metrics
+        self._operation = operation
+        self._length = length
+
+    def __enter__(self) -> None:
+        self._start = clock()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        count(self._metrics, self._operation, self._start, self._length, error is not None)
+
+
+def count(metrics: LunMetrics, operation: int, start: int, length: int, failed: bool) -> None:
+    """A request that began at ``start`` has ended."""
+    took = clock() - start
+    row = metrics.of_this_thread.rows[operation]
+    row[index_of(took)] += 1
+    row[NANOSECONDS] += took
+    if failed:
+        row[ERRORS] += 1
+    else:
+        row[BYTES] += length
+
+
+class MeteredBlocking:
+    """Implements BlockingDisk over another."""
+
+    def __init__(self, disk: BlockingDisk, metrics: LunMetrics) -> None:
+        self._disk = disk
+        self._read = disk.read_into
+        self._write = disk.write
+        self._metrics = metrics
+        self._here = metrics.of_this_thread
+        self.info = disk.info
+
+    @property
+    def size(self) -> int:
+        return self._disk.size
+
+    def refresh(self) -> int:
+        return self._disk.refresh()
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        start = clock()
+        try:
+            self._read(buffer, offset)
+        except BaseException:
+            count(self._metrics, READ, start, 0, True)
+            raise
+        took = clock() - start
+        row = self._here.rows[READ]
+        row[((took - 1) // 1000).bit_length()] += 1
+        row[BYTES] += len(buffer)
+        row[NANOSECONDS] += took
+
+    def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        start = clock()
+        try:
+            self._write(buffer, offset, fua)
+        except BaseException:
+            count(self._metrics, WRITE, start, 0, True)
+            raise
+        took = clock() - start
+        row = self._here.rows[WRITE]
+        row[((took - 1) // 1000).bit_length()] += 1
+        row[BYTES] += len(buffer)
+        row[NANOSECONDS] += took
+
+    def flush(self) -> None:
+        with _Timed(self._metrics, FLUSH):
+            self._disk.flush()
+
+    def trim(self, offset: int, length: int, fua: bool = False) -> None:
+        with _Timed(self._metrics, TRIM, length):
+            self._disk.trim(offset, length, fua)
+
+    def zero(
+        self,
+        offset: int,
+        length: int,
+        *,
+        may_trim: bool = False,
+        fast: bool = False,
+        fua: bool = False,
+    ) -> None:
+        with _Timed(self._metrics, ZERO, length):
+            self._disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua)
+
+    def extents(self, offset: int, length: int) -> list[Extent]:
+        return self._disk.extents(offset, length)
+
+    def cache(self, offset: int, length: int) -> None:
+        self._disk.cache(offset, length)
+
+
+class MeteredAsync:
+    """Implements AsyncDisk over another."""
+
+    def __init__(self, disk: AsyncDisk, metrics: LunMetrics) -> None:
+        self._disk = disk
+        self._read = disk.read_into
+        self._write = disk.write
+        self._metrics = metrics
+        self._rows = metrics.of_this_thread.rows  # the loop's, which is the only one here
+        self.info = disk.info
+
+    @property
+    def size(self) -> int:
+        return self._disk.size
+
+    async def refresh(self) -> int:
+        return await self._disk.refresh()
+
+    async def read_into(self, buffer: memoryview, offset: int) -> None:
+        start = clock()
+        try:
+            await self._read(buffer, offset)
+        except BaseException:
+            count(self._metrics, READ, start, 0, True)
+            raise
+        took = clock() - start
+        row = self._rows[READ]
+        row[((took - 1) // 1000).bit_length()] += 1
+        row[BYTES] += len(buffer)
+        row[NANOSECONDS] += took
+
+    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+        start = clock()
+        try:
+            await self._write(buffer, offset, fua)
+        except BaseException:
+            count(self._metrics, WRITE, start, 0, True)
+            raise
+        took = clock() - start
+        row = self._rows[WRITE]
+        row[((took - 1) // 1000).bit_length()] += 1
+        row[BYTES] += len(buffer)
+        row[NANOSECONDS] += took
+
+    async def flush(self) -> None:
+        with _Timed(self._metrics, FLUSH):
+            await self._disk.flush()
+
+    async def trim(self, offset: int, length: int, fua: bool = False) -> None:
+        with _Timed(self._metrics, TRIM, length):
+            await self._disk.trim(offset, length, fua)
+
+    async def zero(
+        self,
+        offset: int,
+        length: int,
+        *,
+        may_trim: bool = False,
+        fast: bool = False,
+        fua: bool = False,
+    ) -> None:
+        with _Timed(self._metrics, ZERO, length):
+            await self._disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua)
+
+    async def extents(self, offset: int, length: int) -> list[Extent]:
+        return await self._disk.extents(offset, length)
+
+    async def cache(self, offset: int, length: int) -> None:
+        await self._disk.cache(offset, length)
+
+
+def metered_blocking(disk: BlockingDisk, core: DiskCore) -> BlockingDisk:
+    """``disk``, or where its metrics are served one that counts."""
+    return MeteredBlocking(disk, core.metrics) if core.metrics.served_at else disk
+
+
+def metered_async(disk: AsyncDisk, core: DiskCore) -> AsyncDisk:
+    return MeteredAsync(disk, core.metrics) if core.metrics.served_at else disk
+
+
+# --- serving them --------------------------------------------------------------------------------
+
+
+class MetricsPorts:
+    """Where the metrics of some URLs are served: one place each, or the same for several."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        """Listens, and answers nobody yet. Raises Busy, PermissionDenied or BadArgument, with
+        nothing left open."""
+        self._idle: dict[str, Listener] = {}
+        self._scopes: list[trio.CancelScope] = []
+        try:
+            for address in addresses:
+                place = address.options.metrics
+                if place and place not in self._idle:
+                    self._idle[place] = Listener(parse_address(place, "metrics"))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, nursery: trio.Nursery, disks: Iterable[tuple[DiskCore, Ladder]]) -> None:
+        """Answer, until ``close``; to be called before ``nursery`` ends."""
+        disks = list(disks)
+        while self._idle:
+            place, listener = self._idle.popitem()
+            here = [(core, ladder) for core, ladder in disks if core.metrics.served_at == place]
+            self._scopes.append(trio.CancelScope())
+            nursery.start_soon(_serve, self._scopes[-1], listener, partial(look, here))
+
+    def close(self) -> None:
+        """Idempotent."""
+        while self._idle:
+            self._idle.popitem()[1].close()
+        for scope in self._scopes:
+            scope.cancel()
+
+
+async def _serve(scope: trio.CancelScope, listener: Listener, seen: Look) -> None:
+    with scope:
+        await serve(listener, seen)
+
+
+def look(disks: Sequence[tuple[DiskCore, Ladder]]) -> ProcessReading:
+    """Any thread. What changes meanwhile may show in one number and not yet in another."""
+    luns = tuple(_reading(core, ladder) for core, ladder in disks)
+    return ProcessReading(os.getpid(), __version__, luns)
+
+
+def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
+    session = core.session
+    info = core.info
+    rows = core.metrics.total()
+    journal = core.durability.keeper
+    return LunReading(
+        target=info.target,
+        lun=info.lun,
+        name=info.name,
+        url=info.url,
+        size=core.size,
+        portal=session.portal,
+        provider=str(session.describe().get("provider", "")),
+        connected=session.error is None and session.suspended is None,
+        in_flight=sum(task.state >= QUEUED and task.lun == core.lun for task in session.tasks),
+        retries=core.metrics.retries,
+        reconnects=session.reconnects,
+        replayed=session.replayed,
+        aborted=ladder.aborted,
+        resets=ladder.resets,
+        unflushed=journal.size if journal is not None else 0,
+        operations={name: of_row(row) for name, row in zip(OPERATIONS, rows, strict=True)},
+    )

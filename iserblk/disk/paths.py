@@ -1,0 +1,172 @@
+"""Several portals to one LUN, for whoever connects its session again: active/passive.
+
+``Paths.connect`` tries the portals in the order of ``initiator.portals.Ways``. ``Paths.steps`` come
+first on a fresh session: the ALUA state of the port is looked at (a port that would carry out
+nothing is given up, and the next try takes another), and where the port is in another target portal
+group than the one before, a LOGICAL UNIT RESET ends what the lost session may have left at the
+target. Through the same group session reinstatement has done that (RFC 7143 section 6.3.5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from iserblk.disk.commands import command
+from iserblk.errors import (
+    AuthenticationError,
+    BadArgument,
+    ConnectFailed,
+    ConnectionLost,
+    IserblkError,
+    ScsiError,
+)
+from iserblk.initiator.connect import connect
+from iserblk.initiator.portals import Way, Ways
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation
+from iserblk.iscsi import pdu, reasons
+from iserblk.scsi import alua, cdb, inquiry, luns
+from iserblk.url import Options, Url, name_portal
+
+log = logging.getLogger(__name__)
+
+_ALLOCATION = 512
+_MOST_REPORT = 65536
+# One of them says no of its own: the others will, too.
+_NOT_WORTH_ANOTHER = (AuthenticationError, BadArgument)
+
+Address = tuple[Url, Options]
+
+
+class Paths:
+    """The ways to the LUNs of one session. Belongs to the task that connects. ``clock``: monotonic
+    seconds."""
+
+    def __init__(self, addresses: Sequence[Address], clock: Callable[[], float]) -> None:
+        """``addresses``: the preferred one first, all of one target and LUN."""
+        self._clock = clock
+        self.ways = Ways(
+            [
+                (each, f"{each[0].scheme}://{name_portal(each[0].host, each[0].port)}")
+                for each in addresses
+            ]
+        )
+        self._trying: Way[Address] | None = None
+        self._group: int | None = None  # of the session that was in use last
+
+    async def connect(self, isid: bytes = b"") -> Session:
+        """A session by the first way that takes a login; ``settled`` must be told that it is in
+        use. Raises the error of the preferred way that failed, with what the others said."""
+        now = self._clock()
+        lost = self.ways.current or self._trying
+        if lost is not None:
+            # Asked for another connection: the one that there was has ended.
+            if lost is self.ways.current:
+                self.ways.failed(lost, "the connection was lost", now)
+            self._trying = None
+        errors: list[IserblkError] = []
+        for way in self.ways.order(now):
+            try:
+                session = await connect(*way.address, isid)
+            except _NOT_WORTH_ANOTHER:
+                raise
+            except IserblkError as error:
+                self.ways.failed(way, str(error), self._clock())
+                errors.append(error)
+                continue
+            self._trying = way
+            if errors:
+                log.warning("%s is used: %s", way.name, "; ".join(map(str, errors)))
+            return session
+        first, *others = errors
+        if others:
+            first.args = ("; ".join(map(str, errors)),)
+        raise first
+
+    def settled(self, session: Session) -> None:
+        """``session``, of the last ``connect``, is in use from now on."""
+        way = self._trying
+        assert way is not None  # ``connect`` came before
+        self._trying = None
+        self._group = session.parameters.target_portal_group_tag
+        self.ways.connected(way, self._clock(), way.state)
+
+    def steps(self, lun: int, fresh: Session) -> Operation[None]:
+        """What comes first on a fresh session. Raises ConnectFailed when its port would not carry
+        out commands: ``connect`` then begins with another way."""
+        way = self._trying
+        assert way is not None  # ``connect`` came before
+        state = yield from access_state(fresh, lun, way.name)
+        if state is not None and state not in alua.USABLE:
+            words = f"{way.name}: its port is in the state {alua.state_words(state)}"
+            self.ways.refused(way, state, words, self._clock())
+            self._trying = None
+            raise ConnectFailed(words)
+        way.state = state
+        group = fresh.parameters.target_portal_group_tag
+        if self._group is not None and group != self._group:
+            log.info("%s: portal group %d, it was %d", way.name, group, self._group)
+            yield from reset_lun(fresh, lun)
+
+
+def access_state(session: Session, lun: int, name: str) -> Operation[int | None]:
+    """The ALUA state of the port that ``session`` came to; None where the LUN knows no ALUA."""
+    field = luns.encode(lun)
+    standard = inquiry.decode_standard((yield from _ask(session, field, cdb.inquiry(96), 96, name)))
+    if not standard.tpgs:
+        return None
+    try:
+        page = yield from _ask(
+            session,
+            field,
+            cdb.inquiry(_ALLOCATION, inquiry.DEVICE_IDENTIFICATION),
+            _ALLOCATION,
+            name,
+        )
+        length, answer = _ALLOCATION, memoryview(b"")
+        while True:
+            request = alua.report_target_port_groups(length)
+            answer = yield from _ask(session, field, request, length, name)
+            whole = alua.length_of_report(answer)
+            if whole <= length or length >= _MOST_REPORT:
+                break
+            length = min(whole, _MOST_REPORT)
+    except ScsiError as error:
+        # A LUN that says it has ALUA and answers no question about it: nothing is known.
+        log.info("%s: ALUA states are not known: %s", name, error)
+        return None
+    here = alua.state_here(alua.decode_report(answer), alua.decode_port_identity(page))
+    return None if here is None else here.state
+
+
+def _ask(
+    session: Session, field: bytes, command_block: bytes, length: int, name: str
+) -> Operation[memoryview]:
+    answer = memoryview(bytearray(length))
+    moved = yield from command(session, field, command_block, name, data_in=answer, short_ok=True)
+    return answer[:moved]
+
+
+def reset_lun(session: Session, lun: int) -> Operation[None]:
+    """LOGICAL UNIT RESET: no task of any session is carried out any more when it is answered.
+    Raises ConnectionLost when that did not succeed."""
+    control = session.take_control()
+    if control is None:
+        raise ConnectionLost(f"{session.portal}: no room for a LOGICAL UNIT RESET")
+    pdu.TaskManagementRequest(
+        function=pdu.TMF_LOGICAL_UNIT_RESET,
+        lun=luns.encode(lun),
+        itt=0,
+        cmd_sn=0,
+        exp_stat_sn=0,
+    ).pack_into(control.bhs)
+    waiter = session.new_waiter()
+    waiter.pending += 1
+    session.send_immediate(control, waiter)
+    yield waiter
+    if session.error is not None:
+        raise ConnectionLost(str(session.error))
+    if control.response != pdu.TMF_COMPLETE:
+        words = reasons.task_management_response(control.response)
+        raise ConnectionLost(f"{session.portal}: LOGICAL UNIT RESET: {words}")

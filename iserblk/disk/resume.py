@@ -1,0 +1,75 @@
+"""What has to be done on a fresh connection before anything is sent again, LUN by LUN.
+
+``STEPS`` run in their order, each for one LUN, on a fresh session whose connection the long-lived
+one is about to take over. A step that raises makes the keeper try again later; LunChanged and
+ReservationLost end the session for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from iserblk.disk.core import DiskCore
+from iserblk.disk.identify import identify
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import LunChanged, NotSupported
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation
+
+Step = Callable[[DiskCore, Session], Operation[None]]
+
+
+def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
+    """The LUN there is the one that was in use. Raises LunChanged when it is not."""
+    known = core.info
+    try:
+        info, _ = yield from identify(fresh, known.lun, known.name, known.url, known.target)
+    except NotSupported as error:
+        raise LunChanged(f"{known.url}: {error}; {_NEVER}") from None
+    names = [_words(known), _words(info)]
+    if names[0] != names[1]:
+        raise LunChanged(
+            f"{known.url}: another LUN is there now: it was {names[0]}, it is {names[1]}; {_NEVER}"
+        )
+    if known.block_size != info.block_size:
+        raise LunChanged(
+            f"{known.url}: {names[0]} had blocks of {known.block_size} bytes, "
+            f"it has blocks of {info.block_size} bytes now; {_NEVER}"
+        )
+    core.take_info(info)
+
+
+def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
+    """Raises ReservationLost when the LUN is another's now, or was."""
+    if core.reservation is not None:
+        yield from core.reservation.resume(fresh, core.lun)
+
+
+def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
+    """What the target has lost with its cache."""
+    yield from core.replay(fresh)
+
+
+_NEVER = "nothing is sent to it; put the LUN in order, and connect anew"
+
+
+def _words(info: LunInfo) -> str:
+    """All that tells one LUN from another."""
+    identifiers = ", ".join(sorted(info.identifiers)) or "no identifiers"
+    return f"{info.vendor} {info.product}, serial {info.serial or 'none'}, {identifiers}"
+
+
+STEPS: list[Step] = [check_identity, check_reservation, replay_journal]
+
+
+def resume(core: DiskCore, fresh: Session) -> Operation[None]:
+    """All steps for one LUN."""
+    fresh.on_sense[core.lun] = core.hear_resuming
+    for step in STEPS:
+        yield from step(core, fresh)
+
+
+def resume_all(cores: Sequence[DiskCore], fresh: Session) -> Operation[None]:
+    """Of every LUN of a session."""
+    for core in cores:
+        yield from resume(core, fresh)

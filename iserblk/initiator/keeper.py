@@ -1,0 +1,205 @@
+"""Gives a session its connection back: connects, logs in, has its LUNs looked at, hands over.
+
+A ``Keeper`` runs in trio, beside the driver of its session or in another thread than that. One
+attempt is a login with the session's ISID and no TSIH: session reinstatement, which ends at the
+target whatever the lost connection left there (RFC 7143 section 6.3.5). So nothing of it can land
+behind what is sent on the new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol
+
+import trio
+
+from iserblk.errors import ConnectionLost, IserblkError, LunChanged, ReservationLost
+from iserblk.initiator.session import CONTROL_SLOTS, Session
+from iserblk.initiator.task import Operation
+from iserblk.initiator.trio_driver import TrioDriver
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.1  # between two attempts; doubles
+MOST_PAUSE_S = 5.0
+WAITING_PAUSE_S = 1.0  # the most while commands wait
+DEMAND_S = 0.2  # a new command cuts a pause short to this
+SILENCE_S = 30.0  # of the target, that is borne between login and the hand-over
+ADOPTED_S = 0.02  # how often is looked whether the driver has gone on
+
+
+class Driver(Protocol):
+    """Whoever runs ``Session.progress``."""
+
+    session: Session
+
+    def kick(self) -> None:
+        """In the keeper's thread: see to that ``progress`` is run, by whoever runs it now."""
+        ...
+
+
+class Keeper:
+    """Of one session. ``run`` is the body of a task; ``stop`` ends it, and must be called."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        connect: Callable[[], Awaitable[Session]],
+        resume: Callable[[Session], Operation[None]],
+    ) -> None:
+        """In trio. ``connect``: a fresh session with the ISID of the old one, each time that it is
+        called. ``resume``: what has to be done on it before anything is sent again; raises
+        LunChanged or ReservationLost when nothing may be."""
+        self._driver = driver
+        self._session = driver.session
+        self._connect = connect
+        self._resume = resume
+        self._token = trio.lowlevel.current_trio_token()
+        self._heard = trio.Event()
+        self._connecting = trio.CancelScope()
+        self._sleeping = trio.CancelScope()
+        self._fresh: Session | None = None
+        self._stopped = False
+        self._pause = FIRST_PAUSE_S
+        self._regained_at = 0.0
+        self._session.on_loss = self._call
+
+    def _call(self) -> None:
+        """From any thread: the connection is lost, or a command wants it."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._notice, idempotent=True)
+
+    def _notice(self) -> None:
+        self._heard.set()
+
+    def stop(self) -> None:
+        """In trio. From now on a lost connection is the session's end, and a suspended session is
+        its owner's to end."""
+        self._session.on_loss = None
+        self._stopped = True
+        self._heard.set()
+        self._connecting.cancel()
+        self._sleeping.cancel()
+        if self._fresh is not None:
+            self._fresh.fail(ConnectionLost(f"{self._session.portal}: closing"))
+
+    @property
+    def _wanted(self) -> bool:
+        session = self._session
+        return not self._stopped and session.suspended is not None and session.error is None
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Until ``stop``. Out of reach of cancelling: an operation that is cancelled needs its
+        driver to the end."""
+        with trio.CancelScope(shield=True):
+            while not self._stopped:
+                if self._wanted:
+                    await self._regain()
+                else:
+                    self._heard = trio.Event()
+                    await self._heard.wait()
+
+    async def _sleep(self, seconds: float, shortest: float) -> None:
+        """For ``seconds``, or until a command is submitted, but for ``shortest`` then."""
+        end = trio.current_time() + shortest
+        with trio.move_on_after(seconds) as self._sleeping:
+            self._heard = trio.Event()
+            await self._heard.wait()
+            await trio.sleep_until(end)
+
+    async def _regain(self) -> None:
+        """Attempts, until the session goes on or ends."""
+        session = self._session
+        pause = 0.0
+        if session.suspended_at - self._regained_at < self._pause:
+            pause = self._next_pause()  # the connection did not last: not at once again
+        else:
+            self._pause = FIRST_PAUSE_S
+        told = ""
+        while self._wanted:
+            if pause:
+                pause *= random.uniform(0.5, 1.0)
+                await self._sleep(pause, min(pause, DEMAND_S))
+            forbidden = session.reconnect_at - monotonic()
+            if forbidden > 0:
+                await self._sleep(forbidden, forbidden)
+            if not self._wanted:
+                return
+            outcome = await self._attempt()
+            if isinstance(outcome, Session | LunChanged | ReservationLost):
+                await self._hand_over(outcome)
+                return
+            if not self._wanted:
+                return
+            session.suspended = outcome  # what a command that cannot wait longer tells of
+            if str(outcome) != told:
+                told = str(outcome)
+                log.warning("%s: not connected: %s; trying again", session.portal, told)
+            pause = self._next_pause()
+
+    def _next_pause(self) -> float:
+        pause = self._pause
+        self._pause = min(2 * pause, MOST_PAUSE_S)
+        return min(pause, WAITING_PAUSE_S) if self._session.in_flight else pause
+
+    async def _hand_over(self, outcome: Session | LunChanged | ReservationLost) -> None:
+        self._session.offer(outcome)
+        self._driver.kick()
+        while self._session.offered is not None and self._wanted:
+            await trio.sleep(ADOPTED_S)
+            self._driver.kick()
+        self._regained_at = monotonic()
+
+    async def _attempt(self) -> Session | IserblkError:
+        """A fresh session that is ready to be adopted, or what is in the way."""
+        try:
+            with trio.CancelScope() as self._connecting:
+                self._fresh = await self._connect()
+            if self._fresh is None or self._stopped:
+                raise ConnectionLost("closing")
+            await self._look(self._fresh)
+            return self._fresh
+        except IserblkError as error:
+            problem = error.with_traceback(None)
+        except OSError as error:
+            problem = ConnectionLost(str(error))
+        except Exception as error:
+            log.exception("%s: cannot reconnect", self._session.portal)
+            problem = ConnectionLost(repr(error))
+        finally:
+            fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            fresh.fail(ConnectionLost("given up"))
+        return problem
+
+    async def _look(self, fresh: Session) -> None:
+        """Do on ``fresh`` what has to come first. Afterwards nothing of it is in flight."""
+        driver = TrioDriver(fresh)
+        problem: Exception | None = None
+
+        async def limit() -> None:
+            # A journal that is sent again may take long, but not without a word.
+            while (left := fresh.last_heard + SILENCE_S - monotonic()) > 0:  # noqa: ASYNC110
+                await trio.sleep(left)
+            words = f"{fresh.portal}: the LUNs did not answer within {SILENCE_S:g} s"
+            fresh.fail(ConnectionLost(words))
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            nursery.start_soon(limit)
+            try:
+                await driver.run_operation(self._resume(fresh))
+            except Exception as error:
+                problem = error  # raised below, not as a group of the pump's
+            nursery.cancel_scope.cancel()
+        if problem is not None:
+            raise problem
+        if fresh.error is not None:
+            raise ConnectionLost(str(fresh.error))
+        if fresh.in_flight or fresh.free_controls < CONTROL_SLOTS:
+            raise ConnectionLost(f"{fresh.portal}: no answer to a request during the login")

@@ -1,0 +1,202 @@
+"""Readings as Prometheus text, and back. The names below are a contract (docs/cli.md).
+
+prometheus_client is loaded here, and nowhere else: whoever imports this module pays for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.metrics.counting import OPERATIONS
+from iserblk.metrics.reading import BOUNDS_US, LunReading, OperationReading, ProcessReading
+
+# What ``generate_latest`` makes, whatever it could be asked for besides.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LUN = ("target", "lun")
+_DURATION = "iserblk_request_duration_seconds"
+_BYTES = "iserblk_request_bytes"
+_ERRORS = "iserblk_request_errors"
+_LUN_INFO = "iserblk_lun_info"
+_PATH_INFO = "iserblk_path_info"
+_PROCESS_INFO = "iserblk_process_info"
+
+
+@dataclass(slots=True, frozen=True)
+class _Number:
+    """A metric with one value per LUN: the reading's attribute ``field``."""
+
+    field: str
+    name: str
+    words: str
+    counter: bool = False
+
+
+_NUMBERS = (
+    _Number("size", "iserblk_size_bytes", "Size of the LUN."),
+    _Number("connected", "iserblk_connected", "1 while there is a connection to the target."),
+    _Number("in_flight", "iserblk_commands_in_flight", "SCSI commands sent, or waiting for that."),
+    _Number("unflushed", "iserblk_unflushed_bytes", "Acknowledged, and kept until a flush."),
+    _Number("retries", "iserblk_command_retries", "SCSI commands sent again.", counter=True),
+    _Number("reconnects", "iserblk_reconnects", "New connections of the session.", counter=True),
+    _Number(
+        "replayed", "iserblk_replayed", "Commands sent again on a new connection.", counter=True
+    ),
+    _Number(
+        "aborted", "iserblk_aborted", "Commands of the session past their deadline.", counter=True
+    ),
+    _Number("resets", "iserblk_resets", "LUN resets of the session.", counter=True),
+)
+
+
+class LunCollector(Collector):
+    """What ``look`` sees, as metrics. One for a scrape."""
+
+    def __init__(self, look: Callable[[], ProcessReading]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        process = self._look()
+        info = GaugeMetricFamily(
+            _PROCESS_INFO, "The process that serves this.", labels=("pid", "version")
+        )
+        info.add_metric((str(process.pid), process.version), 1)
+        yield info
+        yield _information(_LUN_INFO, "What the LUN is called here.", ("disk", "url"), process.luns)
+        yield _information(_PATH_INFO, "The path in use.", ("portal", "provider"), process.luns)
+        for number in _NUMBERS:
+            kind = CounterMetricFamily if number.counter else GaugeMetricFamily
+            family = kind(number.name, number.words, labels=_LUN)
+            for lun in process.luns:
+                family.add_metric(_labels(lun), getattr(lun, number.field))
+            yield family
+        yield from _operations(process.luns)
+
+
+def _labels(lun: LunReading) -> tuple[str, str]:
+    return lun.target, str(lun.lun)
+
+
+def _information(
+    name: str, text: str, fields: tuple[str, str], luns: Iterable[LunReading]
+) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=(*_LUN, *fields))
+    for lun in luns:
+        values = [getattr(lun, "name" if each == "disk" else each) for each in fields]
+        family.add_metric((*_labels(lun), *values), 1)
+    return family
+
+
+def _operations(luns: Iterable[LunReading]) -> Iterator[Metric]:
+    labels = (*_LUN, "operation")
+    durations = HistogramMetricFamily(
+        _DURATION, "Requests, by the time until they were answered.", labels=labels
+    )
+    moved = CounterMetricFamily(_BYTES, "Bytes of requests that went well.", labels=labels)
+    errors = CounterMetricFamily(_ERRORS, "Requests that ended with an error.", labels=labels)
+    for lun in luns:
+        for name, operation in lun.operations.items():
+            values = (*_labels(lun), name)
+            count = 0
+            buckets = []
+            for bound, more in zip((*_LE, "+Inf"), operation.buckets, strict=True):
+                count += more
+                buckets.append((bound, float(count)))
+            durations.add_metric(values, buckets, operation.seconds)
+            moved.add_metric(values, operation.bytes)
+            errors.add_metric(values, operation.errors)
+    yield from (durations, moved, errors)
+
+
+_LE = tuple(f"{bound / 1e6:.6f}".rstrip("0").rstrip(".") for bound in BOUNDS_US)
+_INDEX = {float(bound): index for index, bound in enumerate(_LE)} | {float("inf"): len(_LE)}
+
+
+def expose(look: Callable[[], ProcessReading]) -> bytes:
+    """The whole text. Knows no registry, and nothing of other metrics in this process."""
+    return generate_latest(LunCollector(look))
+
+
+# --- back ----------------------------------------------------------------------------------------
+
+
+class _Parts:
+    """What the samples of one LUN say, as they come."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.text = {"name": "", "url": "", "portal": "", "provider": ""}
+        self.rising = {name: [0] * (len(_LE) + 1) for name in OPERATIONS}
+        self.sums = {name: {"bytes": 0.0, "errors": 0.0, "seconds": 0.0} for name in OPERATIONS}
+
+    def reading(self, target: str, lun: int) -> LunReading:
+        operations = {}
+        for name, rising in self.rising.items():
+            buckets = [high - low for low, high in zip([0, *rising], rising, strict=False)]
+            if min(buckets) < 0:
+                raise ValueError("a histogram that falls")
+            sums = self.sums[name]
+            operations[name] = OperationReading(
+                tuple(buckets), int(sums["bytes"]), int(sums["errors"]), sums["seconds"]
+            )
+        fields: dict[str, Any] = {name: int(value) for name, value in self.values.items()}
+        fields |= self.text | {"connected": bool(fields.get("connected"))}
+        return LunReading(target, lun, **{"size": 0} | fields, operations=operations)
+
+
+_BY_SAMPLE = {f"{each.name}_total" if each.counter else each.name: each.field for each in _NUMBERS}
+_SUMS = {
+    f"{_BYTES}_total": "bytes",
+    f"{_ERRORS}_total": "errors",
+    f"{_DURATION}_sum": "seconds",
+}
+
+
+def parse_untrusted(text: str) -> ProcessReading:
+    """What ``expose`` made; what else there is, is left out. Raises RemoteProtocolError."""
+    found: dict[tuple[str, int], _Parts] = {}
+    pid, version = 0, ""
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == _PROCESS_INFO:
+                    pid, version = int(sample.labels["pid"]), sample.labels["version"]
+                elif sample.name.startswith("iserblk_") and "lun" in sample.labels:
+                    key = sample.labels["target"], int(sample.labels["lun"])
+                    _take(found.setdefault(key, _Parts()), sample)
+        luns = tuple(parts.reading(*key) for key, parts in found.items())
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+        raise RemoteProtocolError("Prometheus", f"text of no metrics: {error}") from None
+    if not version:
+        raise RemoteProtocolError("Prometheus", "these are not the metrics of iserblk")
+    return ProcessReading(pid, version, luns)
+
+
+def _take(parts: _Parts, sample: Sample) -> None:
+    labels = sample.labels
+    if sample.name in _BY_SAMPLE:
+        parts.values[_BY_SAMPLE[sample.name]] = sample.value
+    elif sample.name == _LUN_INFO:
+        parts.text |= {"name": labels["disk"], "url": labels["url"]}
+    elif sample.name == _PATH_INFO:
+        parts.text |= {"portal": labels["portal"], "provider": labels["provider"]}
+    elif labels.get("operation") in OPERATIONS:
+        if sample.name == f"{_DURATION}_bucket":
+            index = _INDEX[float(labels["le"])]
+            parts.rising[labels["operation"]][index] = int(sample.value)
+        elif sample.name in _SUMS:
+            parts.sums[labels["operation"]][_SUMS[sample.name]] = sample.value

@@ -1,0 +1,274 @@
+"""``iserblk stats`` of disks in use: for people, for scripts, on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import socket
+import struct
+import subprocess
+import termios
+from collections.abc import Iterator
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from iserblk.cli.stats import Row, plain, time_words
+from iserblk.cli.stats_table import table
+from iserblk.disk.blocking import open_disks
+from iserblk.disk.seam import BlockingDisk
+from iserblk.errors import IserblkError
+from iserblk.metrics.reading import LunReading, OperationReading
+from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserblk, serving
+from tests.cli.test_commands import JSON_DOCUMENT, documented
+from tests.support.fuse import need_fuse
+from tests.support.nbdkit import need, run
+from tests.support.target import END_S, IQN, TargetProcess, running_target
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    files = tmp_path_factory.mktemp("target")
+    specs = [str(files / spec) for spec in ("one:size=8M", "two:size=4M")]
+    with running_target(specs, files / "log") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics") / "socket"
+
+
+@pytest.fixture(scope="module")
+def disk(target: TargetProcess, place: Path) -> Iterator[BlockingDisk]:
+    """In use by this process."""
+    with open_disks([target.url], {"metrics": str(place)}) as disks:
+        disk = disks.disks["lun0"]
+        buffer = memoryview(bytearray(4096))
+        for number in range(10):
+            disk.write(buffer, number * 4096)
+            disk.read_into(buffer, number * 4096)
+        disk.flush()
+        disk.trim(0, 8192)
+        disk.zero(8192, 4096)
+        with pytest.raises(IserblkError):
+            disk.read_into(buffer, 8 * MIB)
+        yield disk
+
+
+def test_for_people(disk: BlockingDisk, place: Path) -> None:
+    lines = [" ".join(line.split()) for line in good("stats", place).splitlines()]
+    assert lines[0] == f"{place}: lun0, {disk.info.url}"
+    assert f"process {os.getpid()}" in lines
+    assert f"path {disk.info.url.split('/')[2]} (iwarp)" in lines
+    assert any(re.match(r"read 11 requests, 40.0 KiB, mean .*s, p99 .*s, 1 failed", each)
+               for each in lines)  # fmt: skip
+    assert any(re.match(r"all 24 requests, 92.0 KiB, mean", each) for each in lines)
+    assert lines.count("write none") == 1  # of LUN 1
+
+
+def test_json_is_as_documented(disk: BlockingDisk, place: Path) -> None:
+    found = good_json("stats", place)
+    assert list(found) == ["luns"]
+    lun = found["luns"][0]
+    read = lun["operations"]["read"]
+    assert {*lun, *read} == documented("stats")
+    for name in ("luns", *lun["operations"], *read["latency_us"]):
+        assert f"`{name}`" in JSON_DOCUMENT
+    assert (lun["where"], lun["pid"], lun["target"]) == (str(place), os.getpid(), IQN)
+    assert (lun["connected"], lun["in_flight"]) == (True, 0)
+    assert lun["unflushed_bytes"] < 1024  # a trim and a zero, without data
+    assert (read["requests"], read["bytes"], read["errors"]) == (11, 40960, 1)
+    assert lun["operations"]["write"]["bytes"] == 40960
+    assert lun["operations"]["flush"]["requests"] == 1
+    assert lun["operations"]["trim"]["bytes"] == 8192
+    assert lun["operations"]["zero"]["bytes"] == 4096
+    assert sum(count for _, count in read["histogram_us"]) == 11
+    assert 0 < read["latency_us"]["mean"] < 60e6
+    assert 0 < read["latency_us"]["p50"] <= read["latency_us"]["p99"]
+    assert found["luns"][1]["operations"]["read"]["latency_us"]["mean"] is None
+
+
+def test_on_a_terminal(disk: BlockingDisk, place: Path) -> None:
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    process = subprocess.Popen(
+        [*COMMAND, "stats", str(place), "--interval", "0.2"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environment(TERM="xterm", COLUMNS="200"),
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        shown = b""
+        buffer = memoryview(bytearray(4096))
+        while not re.search(rb"lun0 +[1-9][0-9]* +[0-9]+\.[0-9] +[0-9.]+ .s", shown):
+            for _ in range(10):
+                disk.read_into(buffer, 0)
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        process.stderr.close()
+    for word in ("IOPS", "MiB/s", "p99", "in flight", "retries", "reconnects", "unflushed"):
+        assert word.encode() in shown
+
+
+def test_what_was_done_since_the_last_look() -> None:
+    def row(at: float, reads: int) -> Row:
+        buckets = [0] * len(OperationReading().buckets)
+        buckets[3] = reads  # up to 64 µs
+        lun = LunReading(
+            "iqn", 0, "lun\x1b0", "iser://host/iqn/0", MIB, "host:3260", "iwarp", connected=False
+        )
+        lun.operations["read"] = OperationReading(tuple(buckets), reads * MIB, 0, reads * 50e-6)
+        return Row("/dev/nbd0", "/run/socket", 7, "1", at, lun)
+
+    def cells(before: dict[tuple[object, ...], Row]) -> list[str]:
+        found = table([row(12.0, 300)], before)
+        return [str(next(iter(column.cells))) for column in found.columns]  # type: ignore
+
+    old = row(10.0, 100)
+    rest = ["0", "0", "0", "0 bytes", "host:3260 (iwarp), not connected"]
+    names = ["/dev/nbd0", "lun?0"]
+    assert cells({}) == [*names, "", "", "", "", *rest]
+    assert cells({old.key: old}) == [*names, "100", "100.0", "50 µs", "64 µs", *rest]
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "words"),
+    [
+        (None, "-"),
+        (0.4, "0 µs"),
+        (999.0, "999 µs"),
+        (1234.0, "1.2 ms"),
+        (123_456.0, "123 ms"),
+        (67_108_864.0, "67.1 s"),
+    ],
+)
+def test_times(microseconds: float | None, words: str) -> None:
+    assert time_words(microseconds) == words
+
+
+def test_nothing_a_terminal_would_act_on() -> None:
+    assert plain("a\x1b[2Jb\nc\u202ed é") == "a?[2Jb?c?d é"
+
+
+# --- what is served by default -------------------------------------------------------------------
+
+
+def runtime(tmp_path: Path) -> dict[str, str]:
+    """Users other than root have their own directory, which need not be there in a test."""
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+def places(tmp_path: Path) -> list[str]:
+    done = iserblk("stats", "--json", **runtime(tmp_path))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return re.findall('"where": "(.*?)"', done.stdout)
+
+
+def test_nbd_and_mount_are_listed(target: TargetProcess, tmp_path: Path) -> None:
+    need("nbdkit", "nbdinfo")
+    need_fuse()
+    nbd, files = tmp_path / "a socket", tmp_path / "files"
+    files.mkdir()
+    user = runtime(tmp_path)
+    with (
+        serving("nbd", target.url, "--socket", nbd, log=tmp_path / "log", **user) as by_path,
+        serving("nbd", target.url, "--listen", "127.0.0.1:0", log=tmp_path / "log", **user) as tcp,
+        serving("mount", "-f", target.url, files, log=tmp_path / "log", **user) as mounted,
+    ):
+        listen = tcp.url.removeprefix("nbd://")
+        for place in (str(nbd), listen, str(files)):
+            assert places(tmp_path).count(place) == 2  # LUNs
+        run("nbdinfo", "--size", by_path.url)
+        (files / "lun0").read_bytes()
+        for place in (nbd, listen, files):
+            done = iserblk("stats", place, **user)
+            assert (done.returncode, done.stderr) == (0, ""), done
+            assert done.stdout.startswith(f"{place}: lun0, iser://")
+            assert ("requests, 8.0 MiB" in done.stdout) == (place == files)
+        for server in (by_path, tcp, mounted):
+            server.end(signal.SIGTERM)
+    assert not {str(nbd), listen, str(files)} & set(places(tmp_path))
+    assert not list(tmp_path.glob("iserblk/*"))
+
+
+def test_told_where_and_told_not_to(target: TargetProcess, tmp_path: Path) -> None:
+    need_fuse()
+    files, place = tmp_path / "files", tmp_path / "here"
+    files.mkdir()
+    user = runtime(tmp_path)
+    words = ("mount", "-f", target.url, files)
+    with serving(*words, "--metrics", place, log=tmp_path / "log", **user) as server:
+        assert len(good_json("stats", place)["luns"]) == 2
+        assert str(files) not in places(tmp_path)
+        server.end(signal.SIGTERM)
+    assert not place.exists()
+    with serving(*words, "-o", "metrics=off", log=tmp_path / "log", **user) as server:
+        assert str(files) not in places(tmp_path)
+        server.end(signal.SIGTERM)
+
+
+def test_one_that_was_killed_is_not_listed(target: TargetProcess, tmp_path: Path) -> None:
+    need("nbdkit")
+    path = tmp_path / "socket"
+    user = runtime(tmp_path)
+    words = ("nbd", target.url, "--socket", path)
+    with serving(*words, log=tmp_path / "log", **user) as server:
+        assert str(path) in places(tmp_path)
+        children = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(server.process.pid)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        (child,) = children.stdout.split()
+        os.kill(int(child), signal.SIGKILL)
+        server.process.wait(END_S)
+        assert str(path) not in places(tmp_path)
+    with serving(*words, log=tmp_path / "log", **user) as server:
+        assert str(path) in places(tmp_path)
+        server.end(signal.SIGTERM)
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+def test_wrong_arguments(disk: BlockingDisk, place: Path, tmp_path: Path) -> None:
+    assert "no metrics are served for that" in bad(7, "stats", "/dev/nbd99")
+    assert "no metrics are served for that" in bad(7, "stats", tmp_path)
+    assert "loopback interface only" in bad(7, "stats", "192.0.2.1:9100")
+    assert "--interval" in bad(7, "stats", place, "--json", "--interval", "2")
+    assert "--interval" in bad(7, "stats", place, "--interval", "0")
+    assert "metrics" in bad(
+        7, "info", "iser://127.0.0.1/iqn.2026-11.example:disk", "--metrics", "x"
+    )
+
+
+def test_nobody_serves(tmp_path: Path) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        assert "nobody serves metrics there" in bad(4, "stats", f"127.0.0.1:{port}")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "left"))
+        assert "nobody serves metrics there" in bad(4, "stats", tmp_path / "left")
+
+
+def test_a_place_that_is_taken(disk: BlockingDisk, target: TargetProcess, place: Path) -> None:
+    words = bad(28, "info", target.url, "--metrics", place)
+    assert "somebody serves there already" in words

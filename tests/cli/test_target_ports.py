@@ -1,0 +1,67 @@
+"""``iserblk target`` with several portals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from tests.cli.commands import bad, good, good_json, iserblk, serving
+from tests.support.target import IQN
+
+
+def test_portal_groups_and_their_states(tmp_path: Path) -> None:
+    """One LUN through two portals; SendTargets tells of both; a state changes while it runs.
+
+    proves: ISER-B.2-1
+    """
+    states, log = tmp_path / "states", tmp_path / "log"
+    states.write_text("2 standby\n")
+    arguments = ["target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]
+    for listen in ("127.0.0.1:0", "127.0.0.1:0,2", "0.0.0.0:0,3"):
+        arguments += ["--listen", listen]
+    with serving(*arguments, "--access-states", states, log=log) as server:
+        listen = server.url.removeprefix("iser://").partition("/")[0]
+        (target,) = good_json("discover", f"iscsi://{listen}")["targets"]
+        first, second = target["portals"]  # the third has no address of its own
+        assert [each["group"] for each in target["portals"]] == [1, 2]
+        assert f"{first['host']}:{first['port']}" == listen
+        (disk,) = good_json("info", f"{first['url']}/0")["disks"]
+        done = iserblk("info", f"{second['url']}/0")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "this path is in the standby state" in done.stderr
+        # A file that is wrong changes nothing.
+        states.write_text("2 asleep\n")
+        hang_up(server.process.pid, log, "access states are left as they are: .*'asleep'")
+        assert iserblk("info", f"{second['url']}/0").returncode == 1
+        states.write_text("1 unavailable\n2 non-optimized\n")
+        server.process.send_signal(signal.SIGHUP)
+        while iserblk("info", f"{second['url']}/0").returncode:
+            assert server.process.poll() is None
+        (other,) = good_json("info", f"{second['url']}/0")["disks"]
+        assert other["identifiers"] == disk["identifiers"]
+        assert "this path is unavailable" in iserblk("info", f"{first['url']}/0").stderr
+
+
+def hang_up(pid: int, log: Path, words: str) -> None:
+    os.kill(pid, signal.SIGHUP)
+    while not re.search(words, log.read_text()):
+        time.sleep(0.01)
+
+
+def test_wrong_words(tmp_path: Path) -> None:
+    def start(*more: object) -> str:
+        return bad(7, "target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M", *more)
+
+    assert "a portal group is a number" in start("--listen", "127.0.0.1:0,x")
+    assert "No such file" in start("--listen", "127.0.0.1:0", "--access-states", tmp_path / "no")
+    states = tmp_path / "states"
+    states.write_text("5 standby\n")
+    text = start("--listen", "127.0.0.1:0,4", "--access-states", states)
+    assert "there is no portal group 5; there are: 4" in text
+
+
+def test_help_says_so() -> None:
+    assert "HOST:PORT[,GROUP]" in good("target", "--help")

@@ -1,0 +1,329 @@
+"""Who gives a session its connection back: when he tries, what he tells, and when he gives up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from iserblk.errors import ConnectFailed, ConnectionLost, LoginError, LunChanged
+from iserblk.initiator import keeper as module
+from iserblk.initiator.keeper import DEMAND_S, MOST_PAUSE_S, Keeper
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation
+from tests.initiator import fake
+
+REFUSED = ConnectFailed("connection refused")
+
+
+class Driver:
+    """Takes what it is offered, at the ``patience``-th time."""
+
+    def __init__(self, session: Session, patience: int = 1) -> None:
+        self.session = session
+        self.patience = patience
+
+    def kick(self) -> None:
+        self.patience -= 1
+        if self.patience <= 0:
+            self.session.progress(0.0)
+
+
+class Bench:
+    """``outcomes``: of each attempt to connect, the last one for ever; None: a fresh session.
+    ``attempts``: when each was, on trio's clock."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.session, self.dm = fake.session()
+        self.driver = Driver(self.session)
+        self.outcomes = list(outcomes)
+        self.attempts: list[float] = []
+        self.fresh: list[fake.FakeDatamover] = []
+        self.looked = 0
+        self.look: Callable[[Session], None] | None = None
+        self.regained = trio.Event()
+        self.session.on_change = self._regain
+        self.keeper = Keeper(self.driver, self._connect, self._resume)
+
+    async def _connect(self) -> Session:
+        self.attempts.append(trio.current_time())
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if outcome is not None:
+            raise outcome
+        fresh, dm = fake.session()
+        self.fresh.append(dm)
+        return fresh
+
+    def _resume(self, fresh: Session) -> Operation[None]:
+        self.looked += 1
+        if self.look is not None:
+            self.look(fresh)
+        return
+        yield
+
+    def _regain(self) -> None:
+        self.regained.set()
+
+    def lose(self) -> None:
+        self.regained = trio.Event()
+        dm = self.fresh[-1] if self.fresh else self.dm
+        dm.inbox.append(ConnectionLost("cut"))
+        self.session.progress(0.0)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.keeper.run)
+            try:
+                yield
+            finally:
+                self.keeper.stop()
+
+
+@pytest.fixture(autouse=True)
+def never_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake's descriptor is none."""
+
+    async def never(_fd: int) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", never)
+    monkeypatch.setattr(trio.lowlevel, "notify_closing", lambda _fd: None)
+    monkeypatch.setattr(module.random, "uniform", lambda _low, high: high)
+
+
+def _gaps(times: list[float]) -> list[float]:
+    return [round(b - a, 1) for a, b in pairwise(times)]
+
+
+async def test_first_attempt_is_at_once(autojump_clock: MockClock) -> None:
+    bench = Bench(None)
+    async with bench.running():
+        await trio.sleep(100)
+        start = trio.current_time()
+        bench.lose()
+        await bench.regained.wait()
+        assert bench.attempts == [start] and bench.looked == 1
+        assert bench.session.suspended is None and bench.session.reconnects == 1
+
+
+async def test_pauses_double_up_to_a_bound(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason is told once, and again when it is another one."""
+    refusal = LoginError("login refused: the service is unavailable", 0x0301)
+    bench = Bench(*[REFUSED] * 6, *[refusal] * 6, REFUSED, None)
+    async with bench.running():
+        bench.lose()
+        await bench.regained.wait()
+    assert _gaps(bench.attempts) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[MOST_PAUSE_S] * 7]
+    texts = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.endswith("keeper") and record.levelno == logging.WARNING
+    ]
+    assert [text.split(": ")[2] for text in texts] == [
+        "connection refused; trying again",
+        "login refused",
+        "connection refused; trying again",
+    ]
+
+
+async def test_waiting_commands_make_it_impatient(autojump_clock: MockClock) -> None:
+    bench = Bench(*[REFUSED] * 8, None)
+    async with bench.running():
+        waiter = fake.CountingWaiter()
+        fake.command(bench.session, waiter)
+        bench.lose()
+        await bench.regained.wait()
+    assert max(_gaps(bench.attempts)) == module.WAITING_PAUSE_S
+    assert len(bench.fresh[0].sent) == 1
+
+
+async def test_new_command_cuts_a_pause_short(autojump_clock: MockClock) -> None:
+    bench = Bench(*[REFUSED] * 8, None)
+    async with bench.running():
+        bench.lose()
+        while len(bench.attempts) < 6:  # noqa: ASYNC110 (on a clock of its own)
+            await trio.sleep(0.01)
+        await trio.sleep(0.5)
+        before = trio.current_time()
+        fake.command(bench.session, fake.CountingWaiter())
+        await trio.sleep(0.1)
+        assert len(bench.attempts) == 7
+        assert bench.attempts[6] - before <= DEMAND_S
+
+
+async def test_target_that_asked_for_time(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(None)
+    monkeypatch.setattr(module, "monotonic", trio.current_time)
+    async with bench.running():
+        start = trio.current_time()
+        bench.session.reconnect_at = start + 7
+        bench.lose()
+        await bench.regained.wait()
+    assert bench.attempts[0] - start == pytest.approx(7, abs=0.1)
+
+
+async def test_connection_that_does_not_last(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that drops us whatever we send is not logged in to as fast as can be."""
+    monkeypatch.setattr(module, "monotonic", trio.current_time)
+    bench = Bench(None)
+    async with bench.running():
+        await trio.sleep(50)
+        for _ in range(6):
+            bench.lose()
+            bench.session.suspended_at = trio.current_time()
+            await bench.regained.wait()
+            await trio.lowlevel.checkpoint()
+        assert _gaps(bench.attempts) == [0.1, 0.2, 0.4, 0.8, 1.6]
+        await trio.sleep(60)
+        start = trio.current_time()
+        bench.lose()
+        bench.session.suspended_at = start
+        await bench.regained.wait()
+        assert bench.attempts[-1] == start
+
+
+async def test_other_lun_is_the_end(autojump_clock: MockClock) -> None:
+    bench = Bench(None)
+
+    def look(_fresh: Session) -> None:
+        raise LunChanged("another LUN is there now")
+
+    bench.look = look
+    waiter = fake.CountingWaiter()
+    async with bench.running():
+        slot = fake.command(bench.session, waiter)
+        bench.lose()
+        await trio.sleep(60)
+    assert isinstance(bench.session.error, LunChanged) and isinstance(slot.error, LunChanged)
+    assert len(bench.attempts) == 1 and bench.fresh[0].terminated
+
+
+async def test_lun_that_is_not_ready_is_tried_again(autojump_clock: MockClock) -> None:
+    """And a bug of ours does not leave anybody waiting for what never comes."""
+    bench = Bench(None)
+    problems: list[Exception] = [ConnectionLost("cut in between"), KeyError("bug"), OSError("full")]
+
+    def look(_fresh: Session) -> None:
+        if problems:
+            raise problems.pop()
+
+    bench.look = look
+    async with bench.running():
+        bench.lose()
+        await bench.regained.wait()
+    assert bench.looked == 4 and bench.session.error is None
+    assert [dm.terminated for dm in bench.fresh] == [True] * 3 + [False]
+
+
+async def test_connection_lost_again_before_it_is_used(autojump_clock: MockClock) -> None:
+    bench = Bench(None)
+
+    def look(fresh: Session) -> None:
+        if bench.looked == 1:
+            fresh.fail(ConnectionLost("cut"))
+
+    bench.look = look
+    async with bench.running():
+        bench.lose()
+        await bench.regained.wait()
+    assert bench.looked == 2 and bench.session.reconnects == 1
+
+
+async def test_leader_that_takes_its_time(autojump_clock: MockClock) -> None:
+    """What is offered is not offered twice."""
+    bench = Bench(None)
+    bench.driver.patience = 5
+    async with bench.running():
+        bench.lose()
+        await bench.regained.wait()
+        await trio.sleep(10)
+    assert len(bench.attempts) == 1 and bench.session.reconnects == 1
+
+
+async def test_stopped_while_it_connects(autojump_clock: MockClock) -> None:
+    bench = Bench(None)
+    cancelled = trio.Event()
+
+    async def connect() -> Session:
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    bench.keeper._connect = connect
+    with trio.fail_after(5):
+        async with bench.running():
+            bench.lose()
+            await trio.sleep(1)
+    assert cancelled.is_set() and bench.session.on_loss is None
+
+
+async def test_stopped_while_it_looks(autojump_clock: MockClock) -> None:
+    """The operation ends with an error of the fresh session's, its driver lives until then."""
+    bench = Bench(None)
+
+    def resume(fresh: Session) -> Operation[None]:
+        waiter = fresh.new_waiter()
+        fake.command(fresh, waiter)  # type: ignore[arg-type]
+        while waiter.pending:
+            yield waiter
+
+    bench.keeper._resume = resume
+    with trio.fail_after(5):
+        async with bench.running():
+            bench.lose()
+            await trio.sleep(1)
+            assert len(bench.fresh[0].sent) == 1
+    assert bench.fresh[0].terminated
+
+
+async def test_stopped_in_a_pause(autojump_clock: MockClock) -> None:
+    bench = Bench(REFUSED)
+    with trio.fail_after(25):
+        async with bench.running():
+            bench.lose()
+            await trio.sleep(20)
+    assert len(bench.attempts) > 3
+
+
+async def test_outer_cancelling_waits_for_stop(autojump_clock: MockClock) -> None:
+    """Operations that are cancelled may still need the connection."""
+    bench = Bench(REFUSED, REFUSED, None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.keeper.run)
+        bench.lose()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await bench.regained.wait()
+        bench.keeper.stop()
+
+
+def test_loss_is_told_from_another_thread() -> None:
+    bench_done = []
+
+    async def main() -> None:
+        bench = Bench(None)
+        async with bench.running():
+            await trio.to_thread.run_sync(bench.lose)
+            with trio.fail_after(20):
+                await bench.regained.wait()
+            bench_done.append(bench)
+
+    trio.run(main)
+    (bench,) = bench_done
+    bench.session.on_loss = bench.keeper._call
+    bench.lose()  # trio's loop has ended: nobody can be told
+    assert bench.session.suspended is not None

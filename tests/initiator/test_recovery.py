@@ -1,0 +1,440 @@
+"""A session outlives its connection: what waits, what ends, what is sent again, in which order."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from time import monotonic
+
+import pytest
+
+from iserblk.datamover.seam import INLINE, WRITE
+from iserblk.disk.commands import fill_write
+from iserblk.errors import CommandTimeout, ConnectionLost, LunChanged, RemoteProtocolError
+from iserblk.initiator.ladder import STEP_S, Ladder
+from iserblk.initiator.session import CONTROL_SLOTS, Session
+from iserblk.initiator.task import QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.iscsi import bhs, pdu
+from tests.initiator.fake import (
+    CountingWaiter,
+    FakeDatamover,
+    cmd_sn_of,
+    command,
+    itt_of,
+    response,
+    session,
+)
+
+LOST = ConnectionLost("the wire was cut")
+
+
+class Kept:
+    """A session that somebody keeps. ``called``: how often he was."""
+
+    def __init__(self, depth: int = 8, window: int = 32, **more: object) -> None:
+        self.session, self.dm = session(depth=depth, window=window, **more)  # type: ignore[arg-type]
+        self.depth = depth
+        self.called = 0
+        self.closed: list[int] = []
+        self.session.on_loss = self._call
+        self.session.on_closing = self.closed.append
+
+    def _call(self) -> None:
+        self.called += 1
+
+    def lose(self, error: ConnectionLost | RemoteProtocolError = LOST) -> None:
+        self.dm.inbox.append(error)
+        self.session.progress(1.0)
+
+    def regain(self, window: int = 32, cmd_sn: int = 1, **more: object) -> FakeDatamover:
+        """Another connection, which is adopted."""
+        fresh, self.dm = session(self.depth, window, cmd_sn, **more)
+        self.session.offer(fresh)
+        self.session.progress(2.0)
+        return self.dm
+
+
+def _write(made: Session, waiter: CountingWaiter, data: bytes) -> TaskSlot:
+    slot = made.take_now()
+    assert slot is not None
+    fill_write(slot, bytes(8), memoryview(data))
+    slot.cdb[:] = bytes(range(16))
+    slot.waiter = waiter
+    waiter.pending += 1
+    made.submit(slot)
+    return slot
+
+
+@pytest.mark.parametrize("first", [1, 0xFFFFFFFE])
+def test_what_was_in_flight_is_sent_again_in_order(
+    first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By CmdSN, whatever their slots, and in front of what was never sent."""
+    kept = Kept(window=4, cmd_sn=first)
+    made = kept.session
+    waiter = CountingWaiter()
+    early = command(made, waiter)
+    slots = [command(made, waiter) for _ in range(3)]
+    kept.dm.inbox.append(response(early.itt, max_cmd_sn=(first + 4) & 0xFFFFFFFF))
+    made.progress(0.5)
+    made.release(early)
+    slots.append(command(made, waiter))  # an old slot, a new number
+    slots += [command(made, waiter) for _ in range(2)]
+    assert [slot.state for slot in slots] == [SENT] * 4 + [QUEUED] * 2
+    kept.lose()
+    assert made.suspended is not None and made.error is None and kept.called == 1
+    assert kept.dm.terminated and kept.closed == [0]
+    assert all(slot.state == QUEUED for slot in slots) and waiter.pending == 6
+    dm = kept.regain(window=5)
+    assert made.suspended is None
+    assert [sent[0] for sent in dm.sent] == slots[:5] and slots[5].state == QUEUED
+    assert [cmd_sn_of(sent) for sent in dm.sent] == [1, 2, 3, 4, 5]
+    for sent in list(dm.sent):
+        dm.inbox.append(response(itt_of(sent), max_cmd_sn=6))
+    made.progress(3.0)
+    dm.inbox.append(response(itt_of(dm.sent[-1]), max_cmd_sn=7))
+    made.progress(4.0)
+    assert waiter.pending == 0 and all(slot.error is None for slot in slots)
+    assert (made.reconnects, made.replayed) == (1, 4)
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts[0] == "portal:3260: connection lost: the wire was cut; reconnecting"
+    assert texts[1].startswith("portal:3260: connected again after ")
+    assert texts[1].endswith(" s, 4 commands sent again")
+
+
+def test_immediate_data_is_what_the_present_connection_takes() -> None:
+    kept = Kept(immediate_data=True)
+    waiter = CountingWaiter()
+    slot = _write(kept.session, waiter, b"w" * 512)
+    assert slot.direction == INLINE and bytes(slot.inline[:512]) == b"w" * 512
+    kept.lose()
+    dm = kept.regain(immediate_data=False)
+    assert slot.direction == WRITE and slot.data is not None and bytes(slot.data) == b"w" * 512
+    header = pdu.ScsiCommand.unpack_from(dm.sent[0][1])
+    assert (header.data_length, header.edtl, header.cdb) == (0, 512, bytes(range(16)))
+    kept.lose()
+    dm = kept.regain(immediate_data=True)
+    assert slot.direction == INLINE and slot.bhs[4:8] == b"\0\0\2\0"
+    assert bytes(slot.inline[:512]) == b"w" * 512
+    dm.inbox.append(response(itt_of(dm.sent[0])))
+    kept.session.progress(5.0)
+    assert waiter.woken == 1 and slot.data is None
+    assert kept.session.replayed == 2
+
+
+def test_commands_of_the_outage_follow_in_order() -> None:
+    kept = Kept()
+    waiter = CountingWaiter()
+    slots = [command(kept.session, waiter) for _ in range(2)]
+    kept.lose()
+    slots += [command(kept.session, waiter) for _ in range(3)]
+    assert kept.called == 4  # each is a reason not to wait
+    assert all(slot.state == QUEUED for slot in slots) and not kept.dm.queued
+    dm = kept.regain()
+    assert [sent[0] for sent in dm.sent] == slots
+    assert kept.session.replayed == 2
+
+
+def test_deadline_while_there_is_no_connection() -> None:
+    """One CommandTimeout, which says why; others go on waiting."""
+    kept = Kept()
+    made = kept.session
+    late, other = CountingWaiter(), CountingWaiter()
+    ladder = Ladder(made)
+    slot, patient = command(made, late), command(made, other)
+    kept.lose()
+    slot.deadline = monotonic() - 1
+    patient.deadline = slot.deadline + 100
+    made.suspended = ConnectionLost("connection refused")
+    ladder.tick(monotonic())
+    assert late.woken == 1 and isinstance(slot.error, CommandTimeout)
+    assert "not connected for" in str(slot.error) and "connection refused" in str(slot.error)
+    dm = kept.regain()
+    assert [sent[0] for sent in dm.sent] == [patient]
+    assert other.pending == 1 and made.replayed == 1
+
+
+def test_cancelled_while_there_is_no_connection() -> None:
+    kept = Kept()
+    made = kept.session
+    sent, queued = CountingWaiter(), CountingWaiter()
+    slots = [command(made, sent)]
+    kept.lose()
+    slots.append(command(made, queued))
+    ladder = Ladder(made)
+    for slot in slots:
+        ladder.cancel(slot, 1.0)
+    assert sent.woken == queued.woken == 1
+    assert not kept.regain().sent
+
+
+def test_one_that_was_being_aborted_is_not_sent_again() -> None:
+    """Its deadline has passed: it ends, once. What was asked of the target ends quietly."""
+    kept = Kept()
+    made = kept.session
+    late, other = CountingWaiter(), CountingWaiter()
+    slot, patient = command(made, late), command(made, other)
+    patient.deadline = slot.deadline + 100
+    made.last_heard = slot.deadline
+    ladder = Ladder(made)
+    ladder.tick(slot.deadline)
+    ladder.tick(slot.deadline + STEP_S)
+    ladder.tick(slot.deadline + 2 * STEP_S)
+    assert kept.dm.disconnected
+    kept.lose()
+    assert late.woken == 1 and isinstance(slot.error, CommandTimeout)
+    assert made.free_controls == CONTROL_SLOTS
+    ladder.tick(slot.deadline + 3 * STEP_S)
+    dm = kept.regain()
+    made.last_heard = slot.deadline + 4 * STEP_S
+    ladder.tick(slot.deadline + 4 * STEP_S)
+    assert [sent[0] for sent in dm.sent] == [patient] and other.pending == 1
+    assert not dm.disconnected
+
+
+def test_nothing_is_asked_of_a_target_that_is_away() -> None:
+    """No ping, no abort; and what asks for a control slot gets none."""
+    kept = Kept()
+    kept.lose()
+    Ladder(kept.session).tick(kept.session.last_heard + 1000)
+    assert kept.session.take_control() is None
+    assert not kept.dm.queued and not kept.dm.sent
+    assert kept.session.progress(5.0) == 0
+
+
+def test_slots_run_out_while_there_is_no_connection() -> None:
+    kept = Kept(depth=1)
+    made = kept.session
+    waiter, taker = CountingWaiter(), CountingWaiter()
+    slot = command(made, waiter)
+    kept.lose()
+    assert made.take(taker) is None and taker.pending == 1
+    made.forget(taker)
+    assert taker.pending == 0 and made.take(taker) is None
+    kept.regain().inbox.append(response(itt_of(kept.dm.sent[0])))
+    made.progress(3.0)
+    made.release(slot)
+    assert taker.woken == 1 and made.take(taker) is slot
+
+
+def test_closed_while_there_is_no_connection() -> None:
+    kept = Kept()
+    made = kept.session
+    waiter = CountingWaiter()
+    slots = [command(made, waiter) for _ in range(3)]
+    kept.lose()
+    changes: list[object] = []
+    made.on_change = lambda: changes.append(made.error)
+    made.fail(ConnectionLost("logged out"))
+    assert waiter.woken == 1 and all(str(slot.error) == "logged out" for slot in slots)
+    assert len(changes) == 1
+    fresh, dm = session(kept.depth)
+    made.offer(fresh)  # too late: it is closed
+    assert dm.terminated and fresh.error is not None
+    assert made.progress(9.0) == 0
+
+
+def test_closed_with_an_offer_on_the_table() -> None:
+    kept = Kept()
+    kept.lose()
+    fresh, dm = session(kept.depth)
+    kept.session.offer(fresh)
+    kept.session.fail(ConnectionLost("logged out"))
+    assert dm.terminated and fresh.error is not None
+
+
+def test_what_never_gets_better_ends_everything() -> None:
+    kept = Kept()
+    waiter = CountingWaiter()
+    slot = command(kept.session, waiter)
+    kept.lose()
+    kept.session.offer(LunChanged("another LUN"))
+    assert waiter.pending == 1  # it is for the one who runs progress
+    kept.session.progress(3.0)
+    assert waiter.woken == 1 and isinstance(slot.error, LunChanged)
+    with pytest.raises(LunChanged, match="another LUN"):
+        kept.session.take(CountingWaiter())
+
+
+def test_a_session_that_nobody_keeps_fails() -> None:
+    kept = Kept()
+    kept.session.on_loss = None
+    waiter = CountingWaiter()
+    command(kept.session, waiter)
+    kept.lose()
+    assert isinstance(kept.session.error, ConnectionLost) and waiter.woken == 1
+
+
+def test_a_target_that_breaks_the_rules_is_given_another_chance() -> None:
+    kept = Kept()
+    waiter = CountingWaiter()
+    command(kept.session, waiter)
+    kept.lose(RemoteProtocolError("iSCSI", "nonsense"))
+    assert kept.session.error is None and waiter.pending == 1
+    assert len(kept.regain().sent) == 1
+
+
+def test_an_answer_of_the_old_connection_is_none_on_the_new_one() -> None:
+    """Tags go on counting."""
+    kept = Kept()
+    slot = command(kept.session, CountingWaiter())
+    old = slot.itt
+    kept.lose()
+    dm = kept.regain()
+    assert itt_of(dm.sent[0]) != old
+    dm.inbox.append(response(old))
+    kept.session.progress(3.0)
+    assert isinstance(kept.session.suspended, RemoteProtocolError)
+    assert slot.state == QUEUED
+
+
+@pytest.mark.parametrize("at", ["closing", "terminate", "called"])
+def test_interrupted_while_it_is_suspended(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """^C in the middle of it: the next turn does the rest."""
+    kept = Kept()
+    made = kept.session
+    waiter = CountingWaiter()
+    slots = [command(made, waiter) for _ in range(3)]
+    todo = [KeyboardInterrupt]
+
+    def interrupted(*_args: object) -> None:
+        if todo:
+            raise todo.pop()
+
+    with monkeypatch.context() as patch:
+        if at == "closing":
+            patch.setattr(made, "on_closing", interrupted)
+        elif at == "terminate":
+            patch.setattr(kept.dm, "connection_terminate", interrupted)
+        else:
+            patch.setattr(made, "on_loss", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kept.lose()
+        made.progress(1.5)
+    assert [sent[0] for sent in kept.regain().sent] == slots
+    assert waiter.pending == 3
+
+
+def test_interrupted_while_it_goes_on() -> None:
+    kept = Kept()
+    made = kept.session
+    slots = [command(made, CountingWaiter()) for _ in range(3)]
+    kept.lose()
+    todo = [KeyboardInterrupt]
+
+    def interrupted() -> None:
+        if todo:
+            raise todo.pop()
+
+    made.on_change = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        kept.regain()
+    made.progress(3.0)
+    assert made.suspended is None and [sent[0] for sent in kept.dm.sent] == slots
+    assert made.reconnects == 1
+
+
+# -- what the target announces -------------------------------------------------------------------
+
+
+def _event(dm: FakeDatamover, event: int, **fields: int) -> None:
+    dm.inbox.append(
+        pdu.AsyncMessage(event=event, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32, **fields).pack()
+    )
+
+
+def _logouts(dm: FakeDatamover) -> list[bytes]:
+    return [each for _, each in dm.sent if each[0] & bhs.OPCODE_MASK == bhs.LOGOUT_REQUEST]
+
+
+@pytest.mark.parametrize("event", [pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE])
+def test_target_asks_for_a_logout(event: int) -> None:
+    """What is in flight may end; what comes is for the next connection."""
+    kept = Kept()
+    made = kept.session
+    waiter = CountingWaiter()
+    slot = command(made, waiter)
+    _event(kept.dm, event, parameter3=20)
+    now = monotonic()
+    made.progress(now)
+    assert command(made, waiter).state == QUEUED and not _logouts(kept.dm)
+    kept.dm.inbox.append(response(slot.itt, max_cmd_sn=40))
+    made.progress(now + 1)
+    (logout,) = _logouts(kept.dm)
+    assert logout[1] == 0x80 | pdu.LOGOUT_CLOSE_SESSION and slot.error is None
+    made.progress(now + 1.5)
+    assert len(_logouts(kept.dm)) == 1
+    itt = int.from_bytes(logout[16:20], "big")
+    kept.dm.inbox.append(
+        pdu.LogoutResponse(
+            response=0, itt=itt, stat_sn=101, exp_cmd_sn=2, max_cmd_sn=40, time2wait=7
+        ).pack()
+    )
+    made.progress(now + 2)
+    assert made.error is None and "as the target had asked" in str(made.suspended)
+    assert made.reconnect_at == pytest.approx(monotonic() + 7, abs=5)
+    dm = kept.regain()
+    assert len(dm.sent) == 1 and not _logouts(dm)
+    assert command(made, waiter).state == SENT
+
+
+def test_logout_that_cannot_wait_longer() -> None:
+    kept = Kept()
+    made = kept.session
+    slot = command(made, CountingWaiter())
+    _event(kept.dm, pdu.ASYNC_LOGOUT_REQUEST, parameter3=3)
+    now = monotonic()
+    made.progress(now)
+    ladder = Ladder(made)
+    made.last_heard = now + 10
+    ladder.tick(now + 2)
+    assert not _logouts(kept.dm)
+    ladder.tick(now + 4)
+    assert len(_logouts(kept.dm)) == 1 and not kept.dm.disconnected
+    ladder.tick(now + 10)  # nor is that answered
+    assert kept.dm.disconnected
+    kept.lose()
+    assert [sent[0] for sent in kept.regain().sent] == [slot]
+
+
+@pytest.mark.parametrize("event", [pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP])
+def test_target_announces_a_drop(event: int) -> None:
+    """Time2Wait is kept, within reason."""
+    kept = Kept()
+    slot = command(kept.session, CountingWaiter())
+    _event(kept.dm, event, parameter2=60000)
+    kept.session.progress(monotonic())
+    assert slot.state == QUEUED and "drop" in str(kept.session.suspended)
+    assert 1 < kept.session.reconnect_at - monotonic() <= 20
+
+
+def test_scsi_event_is_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept()
+    with caplog.at_level(logging.WARNING):
+        _event(kept.dm, pdu.ASYNC_SCSI)
+        kept.session.progress(1.0)
+    assert kept.session.suspended is None and "SCSI asynchronous event" in caplog.text
+    assert command(kept.session, CountingWaiter()).state == SENT
+
+
+def test_many_losses() -> None:
+    """Every waiter is woken exactly once in the end, and every slot comes back."""
+    kept = Kept(depth=8, window=3)
+    made = kept.session
+    waiters = [CountingWaiter() for _ in range(8)]
+    slots = [command(made, waiter) for waiter in waiters]
+    for turn in range(20):
+        dm = kept.regain(window=1 + turn % 5, cmd_sn=turn) if turn else kept.dm
+        numbers = [cmd_sn_of(sent) for sent in dm.sent]
+        assert all(b - a == 1 for a, b in pairwise(numbers))
+        kept.lose()
+    dm = kept.regain(window=32)
+    assert [sent[0] for sent in dm.sent] == slots
+    for sent in dm.sent:
+        dm.inbox.append(response(itt_of(sent)))
+    made.progress(9.0)
+    assert all(slot.state == TAKEN and slot.error is None for slot in slots)
+    assert [waiter.woken for waiter in waiters] == [1] * 8
+    for slot in slots:
+        made.release(slot)
+    assert made.busy == 0 and made.free_controls == CONTROL_SLOTS

@@ -1,0 +1,167 @@
+"""Several portals to one LUN: which one is taken, with a target that has two portal groups."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from iserblk.disk.commands import command
+from iserblk.disk.paths import Paths, access_state, reset_lun
+from iserblk.errors import ConnectFailed, TransportError
+from iserblk.initiator.session import Session
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.scsi import alua, cdb, luns
+from iserblk.url import Options, parse_url
+from tests.cli.commands import Server, good_json, serving
+from tests.support.target import IQN
+
+
+class Ported:
+    """A target with two portals, in groups 1 and 2. ``urls``: of LUN 0 through them."""
+
+    def __init__(self, server: Server, states: Path, scheme: str) -> None:
+        self._server = server
+        self._states = states
+        listen = server.url.removeprefix("iser://").partition("/")[0]
+        (target,) = good_json("discover", f"iscsi://{listen}")["targets"]
+        self.urls = [
+            f"{scheme}://{each['host']}:{each['port']}/{IQN}/0" for each in target["portals"]
+        ]
+
+    def set(self, *states: str) -> None:
+        """Of the groups; returns when the target has them."""
+        text = "".join(f"{tag} {state}\n" for tag, state in enumerate(states, 1))
+        self._states.write_text(text)
+        before = self._server.log.read_text().count("read again")
+        self._server.process.send_signal(signal.SIGHUP)
+        while self._server.log.read_text().count("read again") == before:
+            time.sleep(0.01)
+
+    def paths(self) -> Paths:
+        addresses = [(parse_url(url), Options()) for url in self.urls]
+        return Paths(addresses, time.monotonic)
+
+
+@pytest.fixture(params=["iscsi", "iser"])
+def ported(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ported]:
+    states = tmp_path / "states"
+    states.write_text("")
+    arguments = ["-v", "target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]
+    for group in (1, 2):
+        arguments += ["--listen", f"127.0.0.1:0,{group}"]
+    arguments += ["--access-states", str(states)]
+    with serving(*arguments, log=tmp_path / "log") as server:
+        yield Ported(server, states, request.param)
+
+
+@asynccontextmanager
+async def driven(session: Session) -> AsyncIterator[TrioDriver]:
+    driver = TrioDriver(session)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        try:
+            yield driver
+        finally:
+            with trio.CancelScope(shield=True):
+                await driver.log_out()
+            nursery.cancel_scope.cancel()
+
+
+def group_of(session: Session) -> int:
+    return session.parameters.target_portal_group_tag
+
+
+async def test_the_first_one_is_taken(ported: Ported) -> None:
+    paths = ported.paths()
+    session = await paths.connect()
+    async with driven(session) as driver:
+        await driver.run_operation(paths.steps(0, session))
+        paths.settled(session)
+        assert group_of(session) == 1
+        assert paths.ways.current is paths.ways.all[0]
+        assert paths.ways.current.state == alua.ACTIVE_OPTIMIZED
+
+
+async def test_a_portal_that_is_down(ported: Ported) -> None:
+    paths = ported.paths()
+    url, options = paths.ways.all[0].address
+    paths.ways.all[0].address = (parse_url(url.redacted().replace(f":{url.port}/", ":1/")), options)
+    session = await paths.connect()
+    async with driven(session):
+        assert group_of(session) == 2
+    assert "refused" in paths.ways.all[0].error
+
+
+async def test_all_are_down() -> None:
+    """One line tells of both."""
+    addresses = [(parse_url(f"iscsi://127.0.0.{i}:1/{IQN}/0"), Options()) for i in (1, 2)]
+    with pytest.raises(TransportError, match=r"127\.0\.0\.1:1: .*127\.0\.0\.2:1: "):
+        await Paths(addresses, time.monotonic).connect()
+
+
+async def test_a_port_in_standby(ported: Ported) -> None:
+    """It takes logins, and no commands: the next try takes the other."""
+    ported.set("standby", "non-optimized")
+    paths = ported.paths()
+    session = await paths.connect()
+    async with driven(session) as driver:
+        assert group_of(session) == 1
+        with pytest.raises(ConnectFailed, match="in the state standby"):
+            await driver.run_operation(paths.steps(0, session))
+    session = await paths.connect()
+    async with driven(session) as driver:
+        assert group_of(session) == 2
+        await driver.run_operation(paths.steps(0, session))
+        paths.settled(session)
+        assert paths.ways.current is paths.ways.all[1]
+        assert paths.ways.current.state == alua.ACTIVE_NON_OPTIMIZED
+
+
+@pytest.mark.parametrize("moves", [(1, 1), (1, 2), (2, 1)])
+async def test_another_group_gets_a_reset(ported: Ported, moves: tuple[int, int]) -> None:
+    """What was left behind in the other one is over then; in the same group reinstatement does it.
+
+    The unit attention of a reset tells a witness that there was one."""
+    paths = ported.paths()
+    witness = await ported.paths().connect()
+    seen: list[int] = []
+    witness.on_sense[luns.encode(0)] = lambda slot: seen.append(
+        slot.sense[12] << 8 | slot.sense[13]
+    )
+    async with driven(witness) as watching:
+        await look(watching, witness)
+        for group in moves:
+            seen.clear()
+            for way in paths.ways.all:
+                way.state = None if way.index == group - 1 else alua.STANDBY
+                way.failed_at = None
+            paths.ways.current = None
+            fresh = await paths.connect()
+            async with driven(fresh) as driver:
+                assert group_of(fresh) == group
+                await driver.run_operation(paths.steps(0, fresh))
+                paths.settled(fresh)
+            await look(watching, witness)
+        assert seen.count(0x2903) == (moves[0] != moves[1])
+
+
+async def look(driver: TrioDriver, session: Session) -> None:
+    """A TEST UNIT READY, which takes unit attentions along."""
+    await driver.run_operation(command(session, luns.encode(0), cdb.test_unit_ready(), "LUN"))
+
+
+async def test_states_and_resets_by_hand(ported: Ported) -> None:
+    ported.set("unavailable", "optimized")
+    session = await ported.paths().connect()
+    async with driven(session) as driver:
+        state = await driver.run_operation(access_state(session, 0, "LUN"))
+        assert state == alua.UNAVAILABLE
+        await driver.run_operation(reset_lun(session, 0))
+        with pytest.raises(TransportError, match="LUN does not exist"):
+            await driver.run_operation(reset_lun(session, 9))

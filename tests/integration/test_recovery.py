@@ -1,0 +1,339 @@
+"""The target dies and comes back, connections are cut: whoever reads and writes sees a pause."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from iserblk.disk import aio, blocking
+from iserblk.disk.seam import AsyncDisk
+from iserblk.errors import CommandTimeout, LunChanged, OutOfRange, RemoteProtocolError
+from iserblk.initiator import keeper
+from iserblk.initiator.session import Session
+from tests.integration.conftest import StartTarget
+from tests.support.census import census
+from tests.support.faces import FACES, InThreads, read, write
+from tests.support.target import TargetProcess
+
+KIB = 1024
+MIB = 1 << 20
+PATIENCE_S = 60.0
+SPEC = "lun:size=32M:wce=0"  # what was acknowledged is there, whatever happens to the target
+
+face = pytest.mark.parametrize("face", FACES)
+transport = pytest.mark.parametrize("transport", ["iser", "iscsi"])
+
+
+def _url(target: TargetProcess, transport: str) -> str:
+    return target.url.replace("iser://", f"{transport}://") + "/0"
+
+
+@asynccontextmanager
+async def _opened(
+    face: str, target: TargetProcess, transport: str = "iser", io_timeout: str = "60"
+) -> AsyncIterator[tuple[AsyncDisk, Session]]:
+    """A disk, and its session."""
+    urls, options = [_url(target, transport)], {"io-timeout": io_timeout}
+    if face == "async":
+        async with aio.open_disks(urls, options) as disks:
+            disk = disks.disks[disks.default]
+            yield disk, disk._core.session
+    else:
+        with blocking.open_disks(urls, options) as found:
+            inner = found.disks[found.default]
+            yield InThreads(inner), inner._core.session
+
+
+async def _back(session: Session, reconnects: int) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while session.reconnects < reconnects:  # noqa: ASYNC110 (another thread, perhaps)
+            await trio.sleep(0.01)
+
+
+@transport
+@face
+async def test_killed_and_started_again(
+    start_target: StartTarget, face: str, transport: str
+) -> None:
+    """Sixteen clients verify what they wrote, while the target is killed again and again."""
+    running = start_target(SPEC)
+    stop = False
+
+    async def client(disk: AsyncDisk, number: int) -> None:
+        chance = random.Random(number)
+        base, size = number * MIB, MIB
+        model = bytearray(size)
+        await write(disk, bytes(size), base)
+        while not stop:
+            length = chance.choice((512, 4096, 5000, 65_536, 400_001))
+            offset = chance.randrange(size - length)
+            model[offset : offset + length] = data = chance.randbytes(length)
+            await write(disk, data, base + offset)
+            assert await read(disk, base + offset, length) == data
+        assert await read(disk, base, size) == model
+
+    async with _opened(face, running, transport) as (disk, session):
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                nursery.start_soon(client, disk, number)
+            for turn in range(3):
+                await trio.sleep(0.4)
+                listen = running.listen
+                running.kill()
+                await trio.sleep(0.2)
+                running = start_target(SPEC, listen=listen)
+                await _back(session, turn + 1)
+            await trio.sleep(0.3)
+            stop = True
+        assert session.reconnects >= 3 and session.replayed > 0 and session.error is None
+        assert session.busy == 0
+
+
+@transport
+@face
+async def test_commands_in_flight_are_sent_again(
+    start_target: StartTarget, face: str, transport: str
+) -> None:
+    """The target has them, and never answers: its successor does."""
+    running = start_target(SPEC)
+    async with _opened(face, running, transport) as (disk, session):
+        await write(disk, b"old" * 4096, 0)
+        running.pause()
+        done: list[bytes] = []
+
+        async def reading() -> None:
+            done.append(await read(disk, 0, 12_288))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reading)
+            for number in range(8):
+                nursery.start_soon(write, disk, bytes([number + 1]) * MIB, (number + 1) * MIB)
+                nursery.start_soon(write, disk, bytes([number + 1]) * 512, 64 * KIB + number * 512)
+            await trio.sleep(0.3)
+            listen = running.listen
+            running.kill()
+            start_target(SPEC, listen=listen)
+        assert done == [b"old" * 4096] and session.reconnects >= 1
+        for number in range(8):
+            assert await read(disk, (number + 1) * MIB, MIB) == bytes([number + 1]) * MIB
+        small = await read(disk, 64 * KIB, 4096)
+        assert small == b"".join(bytes([number + 1]) * 512 for number in range(8))
+
+
+@transport
+@face
+async def test_deadline_and_what_follows(
+    start_target: StartTarget, face: str, transport: str
+) -> None:
+    """One error for each request that had no time left; then all is well again."""
+    running = start_target(SPEC)
+    async with _opened(face, running, transport, "1") as (disk, session):
+        listen = running.listen
+        running.kill()
+        with pytest.raises(CommandTimeout, match="not connected for"):
+            await read(disk, 0, 4096)
+        with pytest.raises(CommandTimeout, match="target listening there"):
+            await write(disk, b"lost" * 1024, 0)
+        start_target(SPEC, listen=listen)
+        await _back(session, 1)
+        assert await read(disk, 0, 4096) == bytes(4096)
+        await write(disk, b"kept" * 1024, 0)
+        assert await read(disk, 0, 4096) == b"kept" * 1024
+        assert session.replayed == 0
+
+
+async def test_cancelled_while_the_target_is_away(start_target: StartTarget) -> None:
+    """At once, and the buffer is the caller's."""
+    running = start_target(SPEC)
+    buffer = bytearray(3 * MIB + 1)
+
+    async def reading(disk: AsyncDisk) -> bool:
+        with trio.move_on_after(0.2) as scope:
+            await disk.read_into(memoryview(buffer), 0)
+        return scope.cancelled_caught
+
+    async with _opened("async", running) as (disk, session):
+        running.kill()
+        with trio.fail_after(PATIENCE_S / 2):
+            while session.suspended is None:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            assert await reading(disk)
+        assert session.busy == 0
+        await trio.lowlevel.checkpoint()  # trio's loop lets go of what it raised
+        buffer.clear()  # BufferError while anybody has a view of it
+
+
+@transport
+@face
+async def test_closed_while_the_target_is_away(
+    start_target: StartTarget, face: str, transport: str
+) -> None:
+    """Nobody waits for it, and nothing is left."""
+    running = start_target(SPEC)
+    listen = running.listen
+    async with _opened(face, running, transport):
+        pass
+    before = census()
+    for _ in range(3):
+        with trio.fail_after(PATIENCE_S / 2):
+            async with _opened(face, running, transport) as (_, session):
+                running.kill()
+                while session.suspended is None:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+        del _, session
+        running = start_target(SPEC, listen=listen)
+    after = census()
+    assert after["threads"] == before["threads"]
+    assert after["queue pairs"] == after["open regions"] == 0
+    assert after["descriptors"] <= before["descriptors"] + 3  # pipes of the targets
+
+
+@face
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("other:size=32M:wce=0:serial=OTHER", "another LUN is there now: .* serial OTHER"),
+        ("lun:size=32M:wce=0:block=4096", "blocks of 512 bytes, it has blocks of 4096"),
+    ],
+)
+async def test_another_lun(start_target: StartTarget, face: str, spec: str, words: str) -> None:
+    """Nothing is written to it; whoever waits is told, and so is whoever comes later."""
+    running = start_target(SPEC)
+    async with _opened(face, running) as (disk, session):
+        await write(disk, b"mine" * 128, 0)
+        running.pause()
+
+        async def writing() -> None:
+            with pytest.raises(LunChanged, match=words):
+                await write(disk, b"more" * 128, 512)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writing)
+            await trio.sleep(0.2)
+            listen = running.listen
+            running.kill()
+            again = start_target(spec, listen=listen)
+        with pytest.raises(LunChanged, match=words):
+            await read(disk, 0, 512)
+        assert isinstance(session.error, LunChanged)
+    async with _opened(face, again) as (disk, _):
+        assert await read(disk, 4096, 4096) == bytes(4096)
+        if not spec.startswith("lun:"):
+            assert await read(disk, 0, 4096) == bytes(4096)
+
+
+@face
+async def test_a_lun_that_has_shrunk(start_target: StartTarget, tmp_path: Path, face: str) -> None:
+    """What is left goes on; what lies behind the end is refused in words."""
+    running = start_target(SPEC)
+    async with _opened(face, running) as (disk, _):
+        await write(disk, b"mine" * 128, 0)
+        listen = running.listen
+        running.kill()
+        os.truncate(tmp_path / "lun", 16 << 20)
+        start_target("lun:wce=0", listen=listen)
+        assert await read(disk, 0, 512) == b"mine" * 128
+        with pytest.raises(OutOfRange, match=r"16777216 bytes .it had 33554432 before it shrank"):
+            await read(disk, 20 << 20, 512)
+        assert disk.size == 16 << 20
+
+
+@face
+async def test_lun_that_has_grown(start_target: StartTarget, face: str) -> None:
+    running = start_target(SPEC)
+    async with _opened(face, running) as (disk, session):
+        listen = running.listen
+        running.kill()
+        start_target("lun:size=48M:wce=0", listen=listen)
+        await _back(session, 1)
+        assert disk.size == 48 * MIB
+        await write(disk, b"new" * 512, 40 * MIB)
+        assert await read(disk, 40 * MIB, 1536) == b"new" * 512
+
+
+@transport
+@face
+async def test_connections_cut_in_login(
+    start_target: StartTarget, face: str, transport: str
+) -> None:
+    """Whoever took the port closes every connection: each is one attempt, and no more."""
+    running = start_target(SPEC)
+    async with _opened(face, running, transport) as (disk, session):
+        host, _, port = running.listen.rpartition(":")
+        listen = running.listen
+        running.kill()
+        with socket.create_server((host, int(port))) as impostor:
+            impostor.settimeout(PATIENCE_S)
+            for turn in range(4):
+                sock, _ = await trio.to_thread.run_sync(impostor.accept)
+                with sock:
+                    sock.settimeout(PATIENCE_S)
+                    if turn % 2:
+                        with contextlib.suppress(ConnectionError):
+                            await trio.to_thread.run_sync(sock.recv, 16)
+                    if turn > 1:
+                        with contextlib.suppress(ConnectionError):
+                            sock.sendall(b"HTTP/1.0 200 OK\r\n\r\n" * 10)
+        start_target(SPEC, listen=listen)
+        await write(disk, b"here" * 128, 0)
+        assert await read(disk, 0, 512) == b"here" * 128
+        assert session.reconnects == 1
+
+
+@transport
+@face
+async def test_50_reconnects_leave_nothing(
+    start_target: StartTarget, face: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Descriptors, threads and memory, at both ends; with data under way each time."""
+    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(keeper, "MOST_PAUSE_S", 0.01)
+    running = start_target(SPEC)
+    async with _opened(face, running, transport) as (disk, session):
+        samples: list[dict[str, int]] = []
+        theirs: list[dict[str, int]] = []
+        data = random.Random(1).randbytes(300_000)
+        for turn in range(50):
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(write, disk, data, number * MIB)
+                await trio.sleep(0.002 * (turn % 4))
+                session.disconnect()
+                await _back(session, turn + 1)
+            if turn % 10 == 9:
+                assert await read(disk, (turn % 4) * MIB, len(data)) == data
+                samples.append(census())
+                theirs.append(running.census())
+        assert samples[1:] == samples[:1] * 4
+        assert theirs[-1]["queue pairs"] == theirs[0]["queue pairs"]
+        assert theirs[-1]["open regions"] == theirs[0]["open regions"]
+        assert session.reconnects == 50 and session.busy == 0
+
+
+@face
+async def test_bytes_that_are_wrong(start_target: StartTarget, face: str) -> None:
+    """A peer that breaks the rules costs a connection, not the session."""
+    running = start_target(SPEC)
+    async with _opened(face, running) as (disk, session):
+        dm = session._dm
+        inner = dm.progress
+
+        def progress(now: float) -> int:
+            count = inner(now)
+            if count:
+                raise RemoteProtocolError("iSCSI", "nonsense")
+            return count
+
+        dm.progress = progress  # type: ignore[method-assign]
+        with contextlib.suppress(CommandTimeout):
+            assert await read(disk, 0, 4096) == bytes(4096)
+        await _back(session, 1)
+        assert await read(disk, 0, 4096) == bytes(4096)

@@ -1,0 +1,136 @@
+"""Portal groups of the target, and their ALUA states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iserblk.errors import BadArgument
+from iserblk.scsi import alua, cdb, inquiry, sense
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.ports import (
+    ONLY_PORT,
+    STATES,
+    TargetPorts,
+    parse_listen,
+    parse_states,
+    read_states,
+)
+from tests.target.fake_store import FakeStore
+from tests.target.scsi_client import GOOD, INVALID_FIELD, IQN, Client
+
+REPORT = alua.report_target_port_groups(1024)
+READ = bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0))
+
+
+def server(*tags: int) -> DeviceServer:
+    unit = LogicalUnit(FakeStore(1 << 20), serial="S", block=512)
+    return DeviceServer({0: unit}, IQN, TargetPorts(tags))
+
+
+def clients(device: DeviceServer) -> list[Client]:
+    return [Client(device, port=port) for port in device.ports.by_tag.values()]
+
+
+def test_one_port_has_no_alua() -> None:
+    """But answers when it is asked."""
+    client = Client(DeviceServer({0: LogicalUnit(FakeStore(1 << 20), serial="S")}, IQN))
+    assert inquiry.decode_standard(client.data(cdb.inquiry(96))).tpgs == alua.TPGS_NONE
+    (group,) = alua.decode_report(client.data(REPORT))
+    assert (group.group, group.state, group.ports) == (1, alua.ACTIVE_OPTIMIZED, (1,))
+
+
+def test_every_port_knows_its_group() -> None:
+    device = server(7, 3)
+    for client, tag, relative in zip(clients(device), (7, 3), (1, 2), strict=True):
+        assert inquiry.decode_standard(client.data(cdb.inquiry(96))).tpgs == alua.TPGS_IMPLICIT
+        page = client.data(cdb.inquiry(255, inquiry.DEVICE_IDENTIFICATION))
+        identity = alua.decode_port_identity(page)
+        assert identity == (relative, tag)
+        groups = alua.decode_report(client.data(REPORT))
+        assert [each.group for each in groups] == [7, 3]
+        here = alua.state_here(groups, identity)
+        assert here is not None and here.group == tag
+
+
+def test_the_lun_is_the_same_through_all_ports() -> None:
+    one, two = clients(server(1, 2))
+    pages = [each.data(cdb.inquiry(255, inquiry.DEVICE_IDENTIFICATION)) for each in (one, two)]
+    assert pages[0] != pages[1]
+    assert inquiry.decode_identifiers(pages[0]) == inquiry.decode_identifiers(pages[1])
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [("standby", 0x040B), ("unavailable", 0x040C), ("offline", 0x0412), ("transitioning", 0x040A)],
+)
+def test_a_port_that_carries_out_nothing(word: str, code: int) -> None:
+    """Unit attention first, everywhere; then the other port goes on, and this one answers what
+    tells an initiator why."""
+    device = server(1, 2)
+    one, two = clients(device)
+    device.set_access_states({1: STATES[word]})
+    for each in (one, two):
+        assert each.code(READ) == (sense.UNIT_ATTENTION, alua.STATE_CHANGED)
+    assert two.code(READ) == GOOD
+    for refused in (READ, bytes(6), cdb.read_capacity16(32)):
+        answer = one.run(refused)
+        assert answer.code == (sense.NOT_READY, code)
+        assert alua.state_of_sense(answer.sense) == STATES[word]
+    for answered in (cdb.inquiry(96), cdb.report_luns(64), cdb.mode_sense6(8, 192)):
+        assert one.code(answered) == GOOD
+    assert [each.state for each in alua.decode_report(one.data(REPORT))] == [STATES[word], 0]
+    device.set_access_states({1: alua.ACTIVE_NON_OPTIMIZED})
+    assert one.code(READ) == (sense.UNIT_ATTENTION, alua.STATE_CHANGED)
+    assert one.code(READ) == GOOD
+
+
+def test_no_change_is_not_told() -> None:
+    device = server(1, 2)
+    one, _ = clients(device)
+    device.set_access_states({1: alua.ACTIVE_OPTIMIZED})
+    assert one.code(READ) == GOOD
+
+
+def test_the_extended_format_is_refused() -> None:
+    """Initiators ask again in the other one."""
+    one, _ = clients(server(1, 2))
+    assert one.code(bytes((0xA3, 0x2A, *REPORT[2:]))) == INVALID_FIELD
+
+
+def test_addresses() -> None:
+    """All portals of all groups, that of the connection first, each once."""
+    ports = TargetPorts([1, 2, 1])
+    assert list(ports.by_tag) == [1, 2]
+    ports.by_tag[1].addresses += ["10.0.0.1:3260", "10.0.0.2:3260"]
+    ports.by_tag[2].addresses += ["[::1]:3260"]
+    assert ports.target_addresses("10.0.0.2:3260", ports.by_tag[1]) == [
+        "10.0.0.2:3260,1",
+        "10.0.0.1:3260,1",
+        "[::1]:3260,2",
+    ]
+    assert ONLY_PORT.ports.target_addresses("10.0.0.9:1", ONLY_PORT) == ["10.0.0.9:1,1"]
+
+
+def test_where_to_listen() -> None:
+    assert parse_listen("127.0.0.1:0") == ("127.0.0.1:0", 1)
+    assert parse_listen("[::1]:3260,65535") == ("[::1]:3260", 65535)
+    for wrong in ("h:1,", "h:1,x", "h:1,65536", "h:1,1,2", "h:1,99999999999"):
+        with pytest.raises(BadArgument, match="a portal group is a number"):
+            parse_listen(wrong)
+
+
+def test_states_of_a_file(tmp_path: Path) -> None:
+    assert parse_states("# groups\n\n1 standby\n 20\toptimized \n") == {1: 2, 20: 0}
+    for wrong, words in (
+        ("1", "line 1: write GROUP STATE"),
+        ("\nx standby", "line 2"),
+        ("1 asleep", "'asleep' is no state; say one of: optimized"),
+    ):
+        with pytest.raises(BadArgument, match=words):
+            parse_states(wrong)
+    with pytest.raises(BadArgument, match="No such file"):
+        read_states(tmp_path / "missing")
+    with pytest.raises(BadArgument, match="there is no portal group 9; there are: 1, 2"):
+        server(1, 2).set_access_states({1: 2, 9: 0})
