@@ -19,6 +19,7 @@ from iserblk.disk.metered import MetricsPorts, metered_blocking
 from iserblk.disk.opening import (
     Address,
     find_disks,
+    give_up,
     keeper,
     name_disks,
     open_session,
@@ -210,6 +211,7 @@ class DiskSet:
             self._token.run_sync_soon(self._stop.set)
             self._thread.join()
             for driver in self._drivers:
+                give_up(driver.session)
                 for farewell in driver.session.farewells:
                     driver.run(farewell(), driver.session.release)
                 driver.log_out()

@@ -14,7 +14,7 @@ from iserblk.disk.identify import identify, report_luns
 from iserblk.disk.reserve import Reservation, host_key
 from iserblk.disk.resume import resume_all
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import BadArgument, NoSuchLun, NotSupported
+from iserblk.errors import BadArgument, ConnectionLost, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
 from iserblk.initiator.keeper import Driver, Keeper
 from iserblk.initiator.session import Session
@@ -125,8 +125,15 @@ def _core(
     return core
 
 
+def give_up(session: Session) -> None:
+    """Nobody keeps the session any more: without a connection it has ended."""
+    if session.suspended is not None:
+        session.fail(ConnectionLost(f"{session.portal}: closed while there was no connection"))
+
+
 async def part(driver: TrioDriver) -> None:
     """Give back what was reserved, log out, and end the session."""
+    give_up(driver.session)
     for farewell in driver.session.farewells:
         await driver.run_operation(farewell())
     await driver.log_out()

@@ -36,13 +36,18 @@ def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
             f"{known.url}: {names[0]} had blocks of {known.block_size} bytes, "
             f"it has blocks of {info.block_size} bytes now; {_NEVER}"
         )
-    core.take_info(info)
+    if core.reservation is None:
+        core.take_info(info)
 
 
 def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
     """Raises ReservationLost when the LUN is another's now, or was."""
-    if core.reservation is not None:
-        yield from core.reservation.resume(fresh, core.lun)
+    if core.reservation is None:
+        return
+    yield from core.reservation.resume(fresh, core.lun)
+    known = core.info  # now with what it hides from a nexus that is not registered
+    info, _ = yield from identify(fresh, known.lun, known.name, known.url, known.target)
+    core.take_info(info)
 
 
 def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:

@@ -22,6 +22,7 @@ from iserblk.datamover.iser import (
 )
 from iserblk.errors import (
     ConnectTimeout,
+    HostNotFound,
     IserblkError,
     IserRefused,
     NotSupported,
@@ -112,14 +113,13 @@ async def _iser(
     portal = name_portal(url.host, url.port)
     credentials = find_credentials(url, options)
     may_fall_back = options.fallback == "iscsi"
-    addresses = await resolve(url.host, url.port)
     no_iser: IserblkError
     try:
         if options.rcap == "verbs":
             connect_verbs.check_available()
-        qp, reason = await choose(addresses, options, portal)
+        qp, reason = await choose(await resolve(url.host, url.port), options, portal)
     except IserblkError as error:
-        if not may_fall_back:
+        if not may_fall_back or isinstance(error, HostNotFound):
             raise
         no_iser = error
     else:

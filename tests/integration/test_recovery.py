@@ -38,10 +38,14 @@ def _url(target: TargetProcess, transport: str) -> str:
 
 @asynccontextmanager
 async def _opened(
-    face: str, target: TargetProcess, transport: str = "iser", io_timeout: str = "60"
+    face: str,
+    target: TargetProcess,
+    transport: str = "iser",
+    io_timeout: str = "60",
+    **more: str,
 ) -> AsyncIterator[tuple[AsyncDisk, Session]]:
     """A disk, and its session."""
-    urls, options = [_url(target, transport)], {"io-timeout": io_timeout}
+    urls, options = [_url(target, transport)], {"io-timeout": io_timeout, **more}
     if face == "async":
         async with aio.open_disks(urls, options) as disks:
             disk = disks.disks[disks.default]
@@ -337,3 +341,31 @@ async def test_bytes_that_are_wrong(start_target: StartTarget, face: str) -> Non
             assert await read(disk, 0, 4096) == bytes(4096)
         await _back(session, 1)
         assert await read(disk, 0, 4096) == bytes(4096)
+
+
+@face
+async def test_reservation_on_every_connection(start_target: StartTarget, face: str) -> None:
+    """What it hides from a nexus that is not registered yet is known all the same."""
+    running = start_target("lun:size=8M")
+    async with _opened(face, running, reserve="exclusive") as (disk, session):
+        before = disk.info.write_cache, disk.info.fua
+        for turn in range(3):
+            session.disconnect()
+            await write(disk, bytes([turn]) * 4096, turn * 4096)
+            assert session.reconnects == turn + 1
+            core = getattr(disk, "_core", None) or disk._disk._core  # type: ignore[attr-defined]
+            assert (core.info.write_cache, core.info.fua) == before
+            await disk.flush()
+
+
+@face
+async def test_reserved_and_closed_while_the_target_is_away(
+    start_target: StartTarget, face: str
+) -> None:
+    """Nobody waits for the chance to give the reservation back."""
+    running = start_target("lun:size=8M")
+    with trio.fail_after(PATIENCE_S / 2):
+        async with _opened(face, running, reserve="exclusive") as (_, session):
+            running.kill()
+            while session.suspended is None:  # noqa: ASYNC110
+                await trio.sleep(0.01)
