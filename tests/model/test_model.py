@@ -17,6 +17,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from iserblk.initiator import keeper
 from tests.model.blocks import GRANULE, Wrong
 from tests.model.machine import AnyMachine, Machine, machine
 from tests.model.runner import Runner, Tally
@@ -80,7 +81,7 @@ def _scripts(faults: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[
 
 
 QUICK = settings(
-    max_examples=12,
+    max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     deadline=None,
 )
@@ -163,8 +164,7 @@ def test_many_operations_without_faults(transport: str) -> None:
 
 @pytest.fixture
 def recovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sessions outlive their connections, and need not wait long before they try again."""
-    keeper = pytest.importorskip("iserblk.initiator.keeper", reason="no recovery here yet")
+    """Sessions that have lost their connection need not wait long before they try again."""
     for name, seconds in (("FIRST_PAUSE_S", 0.005), ("MOST_PAUSE_S", 0.1), ("ADOPTED_S", 0.002)):
         monkeypatch.setattr(keeper, name, seconds)
     logging.disable(logging.CRITICAL)
@@ -178,13 +178,13 @@ _FAULTS = st.none() | st.builds(
     st.integers(0, 30_000),
 )
 # What the disk is: a write cache that a crash loses, or none.
-CACHED = (False,)
+CACHED = (False, True)
 
 
 @pytest.mark.parametrize("cached", CACHED)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("face", FACES)
-@settings(QUICK, max_examples=6)
+@settings(QUICK, max_examples=5)
 @given(steps=_scripts(_FAULTS), seed=st.integers(0, 1 << 16))
 def test_disasters(
     recovers: None, face: str, transport: str, cached: bool, steps: list[Step], seed: int
@@ -200,6 +200,19 @@ def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bo
         steps = random_script(seed, 300, 0.2)
         tally = replayable(seed, steps, face, transport, cached=cached)
         assert not tally.errors
+
+
+def test_without_the_journal_a_loss_is_noticed(recovers: None) -> None:
+    """What a power failure took is not given back: the model sees it, or the flush fails."""
+    lost: list[Step] = [
+        Group((Op(WRITE, 0, 64),)),
+        Group((Op(READ, 100, 1),), Fault("power")),
+        Group((Op(READ, 0, 64),)),
+        Flush(),
+    ]
+    play(lost, 6, "async", "iser")
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        play(lost, 6, "async", "iser", "?journal=off")
 
 
 @pytest.mark.parametrize("cached", CACHED)
@@ -220,7 +233,7 @@ def test_a_process_that_is_killed(recovers: None, tmp_path: Path, cached: bool) 
 def test_outages_beyond_io_timeout(recovers: None) -> None:
     """Requests fail; what failed may have happened or not, and everything else is as always."""
     for seed in _seeds(1):
-        steps = random_script(seed, 60, 0.15, TOO_LONG)
+        steps = random_script(seed, 40, 0.15, TOO_LONG)
         replayable(seed, steps, "async", "iscsi", "?io-timeout=1", may_fail=True, cached=False)
 
 
