@@ -53,7 +53,10 @@ class Wrong(AssertionError):
 
 
 class Model:
-    def __init__(self, granules: int) -> None:
+    """``durable``: the disk has no write cache, so that what is acknowledged is on the media."""
+
+    def __init__(self, granules: int, durable: bool = False) -> None:
+        self._durable = durable
         self.granules = [_Granule() for _ in range(granules)]
         self._touched: set[int] = set()
         self._next = 1
@@ -117,7 +120,7 @@ class Model:
             each.media |= everything
             if acknowledged:
                 each.visible = everything
-                if each.fua and len(everything) == 1 and not each.keeps:
+                if self._durable or (each.fua and len(everything) == 1 and not each.keeps):
                     each.media = set(everything)
             else:
                 each.visible |= everything

@@ -1,4 +1,4 @@
-"""A target in a thread of this process that can crash: with its cache, or without."""
+"""Targets that can crash, with their cache or without: in a thread of this process, or real."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import trio
 
@@ -13,6 +14,7 @@ from iserblk.target.device import LogicalUnit
 from iserblk.target.server import serve
 from iserblk.target.volatile import VolatileStore
 from tests.support.faults.proxy import FaultProxy
+from tests.support.target import TargetProcess
 from tests.target.fake_store import FakeStore
 
 IQN = "iqn.2026-11.example:disk"
@@ -29,11 +31,15 @@ class Media(FakeStore):
 class Machine:
     """``url``: of LUN 0, by way of ``proxy``. ``crash``, ``start``: from any thread."""
 
-    def __init__(self, size: int, block: int, scheme: str, seed: object) -> None:
+    def __init__(
+        self, size: int, block: int, scheme: str, seed: object, cached: bool = True
+    ) -> None:
+        """``cached``: it has a volatile write cache."""
         self.media = Media(size)
         self.block = block
+        self.cached = cached
         self._chance = random.Random(f"machine {seed}")
-        self._cache = VolatileStore(self.media, CACHE)
+        self._cache = VolatileStore(self.media, CACHE) if cached else None
         self._port = 0
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -48,7 +54,12 @@ class Machine:
         failure: list[BaseException] = []
 
         async def main() -> None:
-            unit = LogicalUnit(self._cache, serial="MODEL", block=self.block)
+            unit = LogicalUnit(
+                self._cache or self.media,
+                serial="MODEL",
+                block=self.block,
+                write_cache=self.cached,
+            )
             self._token = trio.lowlevel.current_trio_token()
             with trio.CancelScope() as self._scope:
                 await serve(f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready)
@@ -75,7 +86,7 @@ class Machine:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         self.crashes += 1
-        if loses_cache:
+        if loses_cache and self._cache is not None:
             # Some of it had been written back: nobody has promised the opposite.
             for start in list(self._cache._starts):
                 if self._chance.random() < 0.3:
@@ -87,9 +98,53 @@ class Machine:
         self.proxy.close()
 
 
+class ProcessMachine:
+    """The same as a process of its own, which is killed. With ``cached`` a crash that loses
+    nothing is an orderly end; without, nothing is ever lost."""
+
+    def __init__(self, place: Path, size: int, block: int, scheme: str, cached: bool) -> None:
+        cache = f":volatile-cache={CACHE}" if cached else ":wce=0"
+        self._spec = f"{place}/lun:size={size}:block={block}{cache}"
+        self._log = place / "target.log"
+        self.cached = cached
+        self.crashes = 0
+        self._target = TargetProcess([self._spec], self._log)
+        self.proxy = FaultProxy(("127.0.0.1", self._target.port))
+        self.url = self.proxy.through(f"{self._target.url}/0").replace("iser:", f"{scheme}:")
+
+    def start(self) -> None:
+        self._target = TargetProcess([self._spec], self._log, self._target.listen)
+
+    def crash(self, loses_cache: bool) -> None:
+        self.crashes += 1
+        if self.cached and not loses_cache:
+            self._target.stop()
+        else:
+            self._target.kill()
+
+    def close(self) -> None:
+        self._target.stop()
+        self.proxy.close()
+
+
+AnyMachine = Machine | ProcessMachine
+
+
 @contextmanager
-def machine(size: int, block: int, scheme: str, seed: object) -> Iterator[Machine]:
-    made = Machine(size, block, scheme, seed)
+def machine(
+    size: int,
+    block: int,
+    scheme: str,
+    seed: object,
+    cached: bool = True,
+    place: Path | None = None,
+) -> Iterator[AnyMachine]:
+    """``place``: a directory, for a target that is a process."""
+    made: AnyMachine
+    if place is None:
+        made = Machine(size, block, scheme, seed, cached)
+    else:
+        made = ProcessMachine(place, size, block, scheme, cached)
     try:
         yield made
     finally:

@@ -9,7 +9,7 @@ import trio
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError, LocalProtocolError
 from tests.model.blocks import GRANULE, Model, content
-from tests.model.machine import Machine
+from tests.model.machine import AnyMachine
 from tests.model.script import (
     GRANULES,
     READ,
@@ -26,7 +26,7 @@ from tests.model.script import (
 from tests.support.faces import one_disk
 from tests.support.faults.behaviours import FIN, RST
 
-PATIENCE_S = 100.0  # of one step; only a test that fails ever waits that long
+PATIENCE_S = 60.0  # of one step; only a test that fails ever waits that long
 
 
 @dataclass
@@ -47,12 +47,12 @@ class Tally:
 class Runner:
     """``may_fail``: operations may end with an error (outages outlast io-timeout)."""
 
-    def __init__(self, machine: Machine, face: str, options: str, may_fail: bool) -> None:
+    def __init__(self, machine: AnyMachine, face: str, options: str, may_fail: bool) -> None:
         self._machine = machine
         self._face = face
         self._url = machine.url + options
         self._may_fail = may_fail
-        self.model = Model(GRANULES)
+        self.model = Model(GRANULES, durable=not machine.cached)
         self.tally = Tally()
         self._disk: AsyncDisk
 
@@ -110,7 +110,7 @@ class Runner:
             nonlocal done
             await self._one(op)
             done += 1
-            if done >= group.after:
+            if done >= min(group.after, len(group.ops)):
                 struck.set()
 
         async def strike(fault: Fault) -> None:
@@ -186,7 +186,7 @@ class Runner:
             proxy.cut({"rst": RST, "fin": FIN, "hole": "black hole"}[fault.kind])
         elif fault.kind.startswith("after "):
             proxy.arm(up=fault.kind == "after up", after=fault.amount, how=RST)
-        elif fault.kind == "refuse":
+        elif fault.kind in ("refuse", "outage"):
             proxy.refuse()
             proxy.cut(RST)
             await trio.sleep(fault.amount / 1000)

@@ -20,8 +20,8 @@ class Op(NamedTuple):
 
 class Fault(NamedTuple):
     """``kind``: "rst", "fin", "after up", "after down" (cut ``amount`` bytes from now), "hole",
-    "refuse" (for ``amount`` ms), "crash" (the target comes back with its cache), "power" (without,
-    but for what has happened to be written back)."""
+    "refuse" and "outage" (nobody listens for ``amount`` ms), "crash" (the target comes back with
+    its cache), "power" (without, but for what has happened to be written back)."""
 
     kind: str
     amount: int = 0
@@ -55,19 +55,23 @@ def random_op(chance: random.Random) -> Op:
     return Op(kind, granule, count, chance.random() < 0.05)
 
 
-_KINDS = (("rst", 4), ("fin", 4), ("after up", 5), ("after down", 5), ("refuse", 2), ("crash", 3),
-          ("power", 4))  # fmt: skip
+Weights = dict[str, int]
+SHORT: Weights = {"rst": 4, "fin": 4, "after up": 5, "after down": 5, "refuse": 2, "crash": 3,
+                  "power": 4}  # fmt: skip
+# Also what takes longer than an io-timeout of a second.
+TOO_LONG: Weights = {**SHORT, "outage": 4, "hole": 3}
 
 
-def random_fault(chance: random.Random) -> Fault:
-    kind = chance.choices([name for name, _ in _KINDS], [weight for _, weight in _KINDS])[0]
-    amount = {"refuse": 30, "after up": 60_000, "after down": 60_000}.get(kind, 0)
+def random_fault(chance: random.Random, weights: Weights) -> Fault:
+    kind = chance.choices(list(weights), list(weights.values()))[0]
+    most = {"refuse": 30, "after up": 60_000, "after down": 60_000, "outage": 2500}
+    amount = most.get(kind, 0)
     return Fault(kind, chance.randint(0, amount))
 
 
-def random_step(chance: random.Random, faults: float) -> Step:
+def random_step(chance: random.Random, faults: float, weights: Weights) -> Step:
     kind = chance.random()
-    fault = random_fault(chance) if chance.random() < faults else None
+    fault = random_fault(chance, weights) if chance.random() < faults else None
     if kind < 0.08:
         return Flush(fault)
     if kind < 0.085:
@@ -76,13 +80,15 @@ def random_step(chance: random.Random, faults: float) -> Step:
     return Group(ops, fault, chance.randint(0, len(ops)))
 
 
-def random_script(seed: object, operations: int, faults: float) -> list[Step]:
-    """At least so many operations; ``faults``: of one step."""
+def random_script(
+    seed: object, operations: int, faults: float, weights: Weights | None = None
+) -> list[Step]:
+    """At least so many operations; ``faults``: the chance of one in each step."""
     chance = random.Random(str(seed))
     steps: list[Step] = []
     count = 0
     while count < operations:
-        step = random_step(chance, faults)
+        step = random_step(chance, faults, weights or SHORT)
         steps.append(step)
         count += len(step.ops) if isinstance(step, Group) else 1
     return steps

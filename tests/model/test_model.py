@@ -6,19 +6,26 @@ that is smaller than the disk. A failure prints the seed; ISERBLK_MODEL=SEED run
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from iserblk.initiator import keeper
 from tests.model.blocks import GRANULE, Wrong
-from tests.model.machine import Machine, machine
+from tests.model.machine import AnyMachine, Machine, machine
 from tests.model.runner import Runner, Tally
 from tests.model.script import (
     GRANULES,
     READ,
+    SHORT,
+    TOO_LONG,
     TRIM,
     WRITE,
     ZERO,
@@ -45,11 +52,13 @@ def play(
     options: str = "",
     may_fail: bool = False,
     block: int = 4096,
+    cached: bool = True,
+    place: Path | None = None,
 ) -> Tally:
-    async def main(made: Machine) -> Tally:
+    async def main(made: AnyMachine) -> Tally:
         return await Runner(made, face, options, may_fail).run(steps)
 
-    with machine(SIZE, block, transport, seed) as made:
+    with machine(SIZE, block, transport, seed, cached, place) as made:
         return trio.run(main, made)
 
 
@@ -72,7 +81,7 @@ def _scripts(faults: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[
 
 
 QUICK = settings(
-    max_examples=12,
+    max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     deadline=None,
 )
@@ -117,6 +126,7 @@ def test_a_write_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     real = Machine.start
 
     def start(self: Machine) -> None:
+        assert self._cache is not None
         write, count = self._cache.write, iter(range(1000))
         self._cache.write = (  # type: ignore[method-assign]
             lambda *words: True if next(count) == 1 else write(*words)
@@ -136,10 +146,127 @@ def _seeds(count: int) -> list[int]:
     return [int.from_bytes(os.urandom(4), "big") for _ in range(count)]
 
 
+def replayable(seed: int, steps: list[Step], *words: Any, **more: Any) -> Tally:
+    try:
+        return play(steps, seed, *words, **more)
+    except Exception as error:
+        raise AssertionError(f"again with {REPLAY}={seed}") from error
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_many_operations_without_faults(transport: str) -> None:
     for seed in _seeds(1):
-        try:
-            play(random_script(seed, 1000, 0.0), seed, "async", transport)
-        except Exception as error:
-            raise AssertionError(f"again with {REPLAY}={seed}") from error
+        replayable(seed, random_script(seed, 1000, 0.0), "async", transport)
+
+
+# -- with faults, which recovery hides ----------------------------------------------------------
+
+
+@pytest.fixture
+def recovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sessions that have lost their connection need not wait long before they try again."""
+    for name, seconds in (("FIRST_PAUSE_S", 0.005), ("MOST_PAUSE_S", 0.1), ("ADOPTED_S", 0.002)):
+        monkeypatch.setattr(keeper, name, seconds)
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+_FAULTS = st.none() | st.builds(
+    Fault,
+    st.sampled_from(["rst", "fin", "after up", "after down", "crash", "power"]),
+    st.integers(0, 30_000),
+)
+# What the disk is: a write cache that a crash loses, or none.
+CACHED = (False, True)
+
+
+@pytest.mark.parametrize("cached", CACHED)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("face", FACES)
+@settings(QUICK, max_examples=5)
+@given(steps=_scripts(_FAULTS), seed=st.integers(0, 1 << 16))
+def test_disasters(
+    recovers: None, face: str, transport: str, cached: bool, steps: list[Step], seed: int
+) -> None:
+    """io-timeout is far above every outage: nothing fails, and nothing is lost."""
+    play(steps, seed, face, transport, cached=cached)
+
+
+@pytest.mark.parametrize("cached", CACHED)
+@pytest.mark.parametrize(("face", "transport"), [("async", "iser"), ("blocking", "iscsi")])
+def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bool) -> None:
+    for seed in _seeds(1):
+        steps = random_script(seed, 300, 0.2)
+        tally = replayable(seed, steps, face, transport, cached=cached)
+        assert not tally.errors
+
+
+def test_without_the_journal_a_loss_is_noticed(recovers: None) -> None:
+    """What a power failure took is not given back: the model sees it, or the flush fails."""
+    lost: list[Step] = [
+        Group((Op(WRITE, 0, 64),)),
+        Group((Op(READ, 100, 1),), Fault("power")),
+        Group((Op(READ, 0, 64),)),
+        Flush(),
+    ]
+    play(lost, 6, "async", "iser")
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        play(lost, 6, "async", "iser", "?journal=off")
+
+
+@pytest.mark.parametrize("cached", CACHED)
+def test_disasters_with_digests(recovers: None, cached: bool) -> None:
+    for seed in _seeds(1):
+        steps = random_script(seed, 200, 0.2)
+        digests = "?header_digest=crc32c&data_digest=crc32c"
+        replayable(seed, steps, "async", "iscsi", digests, cached=cached)
+
+
+@pytest.mark.parametrize("cached", CACHED)
+def test_a_process_that_is_killed(recovers: None, tmp_path: Path, cached: bool) -> None:
+    for seed in _seeds(1):
+        steps = random_script(seed, 100, 0.1)
+        replayable(seed, steps, "async", "iser", cached=cached, place=tmp_path)
+
+
+def test_outages_beyond_io_timeout(recovers: None) -> None:
+    """Requests fail; what failed may have happened or not, and everything else is as always."""
+    for seed in _seeds(1):
+        steps = random_script(seed, 40, 0.15, TOO_LONG)
+        replayable(seed, steps, "async", "iscsi", "?io-timeout=1", may_fail=True, cached=False)
+
+
+OPERATIONS, FAULTS = 200_000, 2_000
+PER_RUN = 2_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+def test_two_hundred_thousand_operations(
+    recovers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both faces, both transports, with cache and without, every tenth run against a process."""
+    total, number = Tally(), 0
+    while total.operations < OPERATIONS or sum(total.faults.values()) < FAULTS:
+        (seed,) = _seeds(1)
+        number += 1
+        place = None
+        if number % 10 == 0:
+            place = tmp_path / str(number)
+            place.mkdir()
+        late = number % 8 == 1
+        total.add(
+            replayable(
+                seed,
+                random_script(seed, PER_RUN, 0.13, TOO_LONG if late else SHORT),
+                FACES[number % 2],
+                TRANSPORTS[number // 2 % 2],
+                "?io-timeout=1" if late else "",
+                may_fail=late,
+                cached=CACHED[number // 4 % len(CACHED)],
+                place=place,
+            )
+        )
+    with capsys.disabled():
+        print(f"\n{total.operations} operations, {total.errors} errors, faults: {total.faults}")
