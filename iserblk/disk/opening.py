@@ -6,13 +6,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 
 from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.identify import identify, report_luns
+from iserblk.disk.paths import Paths
+from iserblk.disk.paths_opening import open_path
 from iserblk.disk.reserve import Reservation, host_key
-from iserblk.disk.resume import resume_all
+from iserblk.disk.resume import check_identity, resume_all
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, ConnectionLost, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
@@ -28,15 +31,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """One URL with its options settled."""
+    """One URL with its options settled. ``paths``: where other URLs name the same LUN through other
+    portals, all of them."""
 
     url: Url
     options: Options
+    paths: Paths | None = None
 
 
 def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
-    """Parse all URLs; ``options`` hold for each, its own keys override them. Raises BadArgument
-    or NotSupported before anything is connected."""
+    """Parse all URLs; ``options`` hold for each, its own keys override them. Several that name the
+    same LUN through different portals become one. Raises BadArgument or NotSupported before
+    anything is connected."""
     if not urls:
         raise BadArgument("no URL: give at least one, e.g. iser://HOST/iqn.2026-11.example:disk/0")
     common = dict(options)
@@ -47,11 +53,42 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
         check_scheme(url, settled)
         find_credentials(url, settled)  # what is wrong with them is said now
         addresses.append(Address(url, settled))
-    return addresses
+    return _join(addresses)
+
+
+def _join(addresses: Sequence[Address]) -> list[Address]:
+    """One for each LUN of a target, with all the portals that it was given with."""
+    groups: dict[tuple[str, int | None], list[Address]] = {}
+    for each in addresses:
+        same = groups.setdefault((each.url.iqn.lower(), each.url.lun), [])
+        portal = (each.url.scheme, each.url.host, each.url.port)
+        if portal in [(known.url.scheme, known.url.host, known.url.port) for known in same]:
+            raise BadArgument(
+                f"{each.url.redacted()}: given twice; give another portal, or leave it"
+            )
+        same.append(each)
+    return [same[0] if len(same) == 1 else _with_paths(same) for same in groups.values()]
+
+
+def _with_paths(ways: Sequence[Address]) -> Address:
+    first = ways[0]
+    options = [
+        # What the session has from its beginning to its end is the first one's.
+        replace(
+            each.options,
+            queue_depth=first.options.queue_depth,
+            io_timeout=first.options.io_timeout,
+        )
+        for each in ways
+    ]
+    urls = [each.url for each in ways]
+    return replace(first, paths=Paths(list(zip(urls, options, strict=True)), monotonic))
 
 
 async def open_session(address: Address) -> TrioDriver:
     """Connect and log in. The driver's ``run`` is the caller's to start."""
+    if address.paths is not None:
+        return await open_path(address.paths, address.url.lun)
     return TrioDriver(await connect(address.url, address.options))
 
 
@@ -59,11 +96,27 @@ def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keepe
     """Whoever connects the driver's session again when its connection is lost. Its ``run`` is the
     caller's to start, and its ``stop`` to call before he logs out."""
     session = driver.session
+    paths = address.paths
+    if paths is not None:
+        return Keeper(
+            driver,
+            partial(paths.connect, session.isid),
+            partial(_resume_by, paths, cores),
+        )
     return Keeper(
         driver,
         partial(connect, address.url, address.options, session.isid),
         partial(resume_all, cores),
     )
+
+
+def _resume_by(paths: Paths, cores: Sequence[DiskCore], fresh: Session) -> Operation[None]:
+    for core in cores:
+        yield from paths.look(core.info.lun, fresh)
+        yield from check_identity(core, fresh)
+        yield from paths.reset(core.info.lun, fresh)
+    yield from resume_all(cores, fresh)
+    paths.settled(fresh)
 
 
 async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
@@ -149,7 +202,7 @@ def name_disks(cores: Sequence[DiskCore]) -> dict[str, DiskCore]:
             name = f"{core.info.target}:{name}"
         if name in named:
             raise BadArgument(
-                f"{core.info.url}: given twice; several paths to one LUN are not supported yet"
+                f"{core.info.url}: given twice; several ways to a LUN need URLs that name it alike"
             )
         core.rename(name)
         named[name] = core

@@ -1,10 +1,11 @@
 """Several portals to one LUN, for whoever connects its session again: active/passive.
 
-``Paths.connect`` tries the portals in the order of ``initiator.portals.Ways``. ``Paths.steps`` come
-first on a fresh session: the ALUA state of the port is looked at (a port that would carry out
-nothing is given up, and the next try takes another), and where the port is in another target portal
-group than the one before, a LOGICAL UNIT RESET ends what the lost session may have left at the
-target. Through the same group session reinstatement has done that (RFC 7143 section 6.3.5).
+``Paths.connect`` tries the portals in the order of ``initiator.portals.Ways``. ``Paths.look`` comes
+first on a fresh session: the ALUA state of the port is looked at, and a port that would carry out
+nothing is given up, so that the next try takes another. ``Paths.reset`` comes later: where the port
+is in another target portal group than the one before, a LOGICAL UNIT RESET ends what the lost
+session may have left at the target. Through the same group session reinstatement has done that
+(RFC 7143 section 6.3.5).
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ class Paths:
         """A session by the first way that takes a login; ``settled`` must be told that it is in
         use. Raises the error of the preferred way that failed, with what the others said."""
         now = self._clock()
-        lost = self.ways.current or self._trying
-        if lost is not None:
-            # Asked for another connection: the one that there was has ended.
-            if lost is self.ways.current:
-                self.ways.failed(lost, "the connection was lost", now)
-            self._trying = None
+        for lost, words in (
+            (self.ways.current, "the connection was lost"),
+            (self._trying, "given up"),
+        ):
+            if lost is not None:  # asked for another connection: that one is no more
+                self.ways.failed(lost, words, now)
+        self._trying = None
         errors: list[IserblkError] = []
         for way in self.ways.order(now):
             try:
@@ -92,9 +94,9 @@ class Paths:
         self._group = session.parameters.target_portal_group_tag
         self.ways.connected(way, self._clock(), way.state)
 
-    def steps(self, lun: int, fresh: Session) -> Operation[None]:
-        """What comes first on a fresh session. Raises ConnectFailed when its port would not carry
-        out commands: ``connect`` then begins with another way."""
+    def look(self, lun: int, fresh: Session) -> Operation[None]:
+        """The first step on a fresh session. Raises ConnectFailed when its port would not carry out
+        commands: ``connect`` then begins with another way."""
         way = self._trying
         assert way is not None  # ``connect`` came before
         state = yield from access_state(fresh, lun, way.name)
@@ -104,9 +106,12 @@ class Paths:
             self._trying = None
             raise ConnectFailed(words)
         way.state = state
+
+    def reset(self, lun: int, fresh: Session) -> Operation[None]:
+        """The step behind the check of the LUN's identity, and before anything is written."""
         group = fresh.parameters.target_portal_group_tag
         if self._group is not None and group != self._group:
-            log.info("%s: portal group %d, it was %d", way.name, group, self._group)
+            log.info("%s: portal group %d, it was %d", fresh.portal, group, self._group)
             yield from reset_lun(fresh, lun)
 
 

@@ -112,7 +112,7 @@ def fit(task: DeviceTask, length: int) -> None:
     whole blocks; the response tells what is missing (RFC 7143 section 11.4.5.1)."""
     if task.status:
         return
-    if length < task.length and task.execute is _write:
+    if length < task.length and task.execute in (_write, _write_and_verify):
         if length % task.unit.block:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_COMMAND_IU)
         task.length = length
@@ -212,6 +212,11 @@ def begin_verify10(task: DeviceTask, unit: LogicalUnit) -> None:
     _begin_verify(task, unit, flags, lba, blocks)
 
 
+def begin_verify12(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = RW12.unpack_from(task.cdb)
+    _begin_verify(task, unit, flags, lba, blocks)
+
+
 def begin_verify16(task: DeviceTask, unit: LogicalUnit) -> None:
     _, flags, lba, blocks, _, _ = RW16.unpack_from(task.cdb)
     _begin_verify(task, unit, flags, lba, blocks)
@@ -233,6 +238,42 @@ def _verify_compare(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     if at >= 0:
         raise _miscompare(at)
     return True
+
+
+def _begin_write_and_verify(
+    task: DeviceTask, unit: LogicalUnit, flags: int, lba: int, blocks: int
+) -> None:
+    if flags & _BYTCHK_FIELD not in (0, BYTCHK):
+        raise invalid_field(1, 2)
+    _begin_write(task, unit, 0, lba, blocks)
+    if blocks:
+        # Verified is what has reached the medium.
+        task.durable = task.may_block = True
+        task.execute = _write_and_verify
+
+
+def begin_write_and_verify10(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, _, blocks, _ = RW10.unpack_from(task.cdb)
+    _begin_write_and_verify(task, unit, flags, lba, blocks)
+
+
+def begin_write_and_verify12(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = RW12.unpack_from(task.cdb)
+    _begin_write_and_verify(task, unit, flags, lba, blocks)
+
+
+def begin_write_and_verify16(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, blocks, _, _ = RW16.unpack_from(task.cdb)
+    _begin_write_and_verify(task, unit, flags, lba, blocks)
+
+
+def _write_and_verify(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """With BYTCHK compared with what was sent; a write by someone else meanwhile may differ."""
+    _write(task, buffer, False)
+    task.extent = task.length
+    if task.cdb[1] & BYTCHK:
+        return _verify_compare(task, buffer, False)
+    return _verify_medium(task, buffer, False)
 
 
 def begin_compare_and_write(task: DeviceTask, unit: LogicalUnit) -> None:

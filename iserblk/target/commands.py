@@ -74,6 +74,7 @@ _LIST = (
     _command("25 00 00 00 00 00 00 00 00 00", block.begin_read_capacity10, FREE),
     _command("28 18 ff ff ff ff 3f ff ff 00", block.begin_read10, READS),
     _command("2a 18 ff ff ff ff 3f ff ff 00", block.begin_write10, CHANGES),
+    _command("2e 16 ff ff ff ff 3f ff ff 00", block.begin_write_and_verify10, CHANGES),
     _command("2f 16 ff ff ff ff 3f ff ff 00", block.begin_verify10, READS),
     _command("34 02 ff ff ff ff 3f ff ff 00", block.begin_pre_fetch10, READS),
     _command("35 06 ff ff ff ff 3f ff ff 00", block.begin_synchronize_cache10, CHANGES),
@@ -94,6 +95,9 @@ _LIST = (
         "89 18 ff ff ff ff ff ff ff ff 00 00 00 ff 3f 00", block.begin_compare_and_write, CHANGES
     ),
     _command("8a 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_write16, CHANGES),
+    _command(
+        "8e 16 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_write_and_verify16, CHANGES
+    ),
     _command("8f 16 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_verify16, READS),
     _command("90 02 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_pre_fetch16, READS),
     _command(
@@ -111,6 +115,8 @@ _LIST = (
     _command("a3 0c 87 ff ff ff ff ff ff ff 00 00", _report_supported, READS),
     _command("a8 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_read12, READS),
     _command("aa 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_write12, CHANGES),
+    _command("ae 16 ff ff ff ff ff ff ff ff 3f 00", block.begin_write_and_verify12, CHANGES),
+    _command("af 16 ff ff ff ff ff ff ff ff 3f 00", block.begin_verify12, READS),
 )
 
 # Opcode → command; opcode << 8 | service action → command, for the opcodes that have those.

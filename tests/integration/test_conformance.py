@@ -42,6 +42,7 @@ def urls(target: TargetProcess, group: str, block: int) -> list[str]:
     return [url, url] if group == "MultipathIO" else [url]
 
 
+@pytest.mark.timeout(400)  # some run each of their cases again, and a machine may be busy
 @pytest.mark.parametrize("block", LUNS)
 @pytest.mark.parametrize("group", GROUPS or ["none"])
 def test_group(

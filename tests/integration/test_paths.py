@@ -15,6 +15,7 @@ from iserblk.disk.commands import command
 from iserblk.disk.paths import Paths, access_state, reset_lun
 from iserblk.errors import ConnectFailed, TransportError
 from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import alua, cdb, luns
 from iserblk.url import Options, parse_url
@@ -73,6 +74,11 @@ async def driven(session: Session) -> AsyncIterator[TrioDriver]:
             nursery.cancel_scope.cancel()
 
 
+def steps(paths: Paths, fresh: Session) -> Operation[None]:
+    yield from paths.look(0, fresh)
+    yield from paths.reset(0, fresh)
+
+
 def group_of(session: Session) -> int:
     return session.parameters.target_portal_group_tag
 
@@ -81,7 +87,7 @@ async def test_the_first_one_is_taken(ported: Ported) -> None:
     paths = ported.paths()
     session = await paths.connect()
     async with driven(session) as driver:
-        await driver.run_operation(paths.steps(0, session))
+        await driver.run_operation(steps(paths, session))
         paths.settled(session)
         assert group_of(session) == 1
         assert paths.ways.current is paths.ways.all[0]
@@ -113,11 +119,11 @@ async def test_a_port_in_standby(ported: Ported) -> None:
     async with driven(session) as driver:
         assert group_of(session) == 1
         with pytest.raises(ConnectFailed, match="in the state standby"):
-            await driver.run_operation(paths.steps(0, session))
+            await driver.run_operation(steps(paths, session))
     session = await paths.connect()
     async with driven(session) as driver:
         assert group_of(session) == 2
-        await driver.run_operation(paths.steps(0, session))
+        await driver.run_operation(steps(paths, session))
         paths.settled(session)
         assert paths.ways.current is paths.ways.all[1]
         assert paths.ways.current.state == alua.ACTIVE_NON_OPTIMIZED
@@ -145,7 +151,7 @@ async def test_another_group_gets_a_reset(ported: Ported, moves: tuple[int, int]
             fresh = await paths.connect()
             async with driven(fresh) as driver:
                 assert group_of(fresh) == group
-                await driver.run_operation(paths.steps(0, fresh))
+                await driver.run_operation(steps(paths, fresh))
                 paths.settled(fresh)
             await look(watching, witness)
         assert seen.count(0x2903) == (moves[0] != moves[1])

@@ -241,6 +241,44 @@ def test_verify(client: Client, store: FakeStore, block: int, build: object) -> 
     assert client.code(build(1, 3))[0] == sense.MEDIUM_ERROR
 
 
+def changed_opcode(command: bytes, opcode: int) -> bytes:
+    return bytes((opcode,)) + command[1:]
+
+
+def test_verify_with_12_bytes(client: Client, store: FakeStore, block: int) -> None:
+    data = bytes(store.content[block : 4 * block])
+    command = rw(opcodes.READ_12, 1, 3)
+    assert client.code(changed_opcode(command, opcodes.VERIFY_12)) == GOOD
+    command = changed_opcode(rw(opcodes.READ_12, 1, 3, cdb.BYTCHK), opcodes.VERIFY_12)
+    assert client.code(command, data) == GOOD
+    assert client.code(command, data[1:] + data[:1]) == MISCOMPARE
+
+
+@pytest.mark.parametrize("flags", [0, cdb.BYTCHK])
+@pytest.mark.parametrize(
+    ("write", "opcode"),
+    [
+        (opcodes.WRITE_10, opcodes.WRITE_AND_VERIFY_10),
+        (opcodes.WRITE_12, opcodes.WRITE_AND_VERIFY_12),
+        (opcodes.WRITE_16, opcodes.WRITE_AND_VERIFY_16),
+    ],
+)
+def test_write_and_verify(
+    client: Client, store: FakeStore, block: int, write: int, opcode: int, flags: int
+) -> None:
+    """It is durable before it is read back."""
+    data = os.urandom(3 * block)
+    command = changed_opcode(rw(write, 1, 3, flags), opcode)
+    assert client.server.begin(client.nexus, 0, command).may_block
+    assert client.code(command, data) == GOOD
+    assert store.content[block : 4 * block] == data
+    assert store.calls == [("write", block, 3 * block, True)]
+    assert client.code(changed_opcode(rw(write, 1, 0, flags), opcode)) == GOOD
+    assert client.code(changed_opcode(rw(write, BLOCKS, 1), opcode)) == LBA_OUT_OF_RANGE
+    assert client.run(changed_opcode(rw(write, 0, 1, 0x06), opcode)).sense.field == 1
+    assert len(store.calls) == 1
+
+
 def test_compare_and_write(client: Client, store: FakeStore, block: int) -> None:
     old, new = bytes(store.content[block : 3 * block]), os.urandom(2 * block)
     command = cdb.compare_and_write(1, 2)
