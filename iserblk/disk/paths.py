@@ -55,6 +55,8 @@ class Paths:
         )
         self._trying: Way[Address] | None = None
         self._group: int | None = None  # of the session that was in use last
+        # By LUN: the groups through which something may have been left at the target.
+        self._used: dict[int, set[int]] = {}
 
     async def connect(self, isid: bytes = b"") -> Session:
         """A session by the first way that takes a login; ``settled`` must be told that it is in
@@ -110,9 +112,13 @@ class Paths:
     def reset(self, lun: int, fresh: Session) -> Operation[None]:
         """The step behind the check of the LUN's identity, and before anything is written."""
         group = fresh.parameters.target_portal_group_tag
-        if self._group is not None and group != self._group:
-            log.info("%s: portal group %d, it was %d", fresh.portal, group, self._group)
+        used = self._used.setdefault(lun, set() if self._group is None else {self._group})
+        # Also by a connection that was lost again before it was in use: it may have written.
+        if others := used - {group}:
+            log.info("%s: portal group %d, it was %s", fresh.portal, group, sorted(others))
             yield from reset_lun(fresh, lun)
+            used.clear()
+        used.add(group)
 
 
 def access_state(session: Session, lun: int, name: str) -> Operation[int | None]:
