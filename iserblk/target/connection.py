@@ -411,10 +411,10 @@ class TargetConnection:
         lun = luns.decode(request.lun)
         if request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
-            if slot is None:
+            if slot is None and not self._numbers.give_up(request.ref_cmd_sn, request.cmd_sn):
                 self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
-                self._abort([slot], request)
+                self._abort([slot] if slot else [], request)
         elif request.function in (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET):
             self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
         elif request.function == pdu.TMF_LOGICAL_UNIT_RESET:
