@@ -60,6 +60,7 @@ TRIO_ALLOWED = {
     "discovery.isns_client",
     "disk.aio",
     "disk.blocking",
+    "disk.failback",
     "disk.paths_opening",
     "disk.metered",
     "doctor.portal",

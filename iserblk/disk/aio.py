@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.core import DiskCore
+from iserblk.disk.failback import PathsKeeper
 from iserblk.disk.metered import MetricsPorts, metered_async
 from iserblk.disk.opening import find_disks, keeper, name_disks, open_session, part, settle
 from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
@@ -112,7 +113,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
     addresses = settle(urls, options)
     metrics = MetricsPorts(addresses)
     drivers: list[TrioDriver] = []
-    keepers: list[Keeper] = []
+    keepers: list[Keeper | PathsKeeper] = []
     disks: dict[DiskCore, TrioDriver] = {}
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:

@@ -23,6 +23,7 @@ from iserblk.errors import (
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
+from iserblk.scsi import alua
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi import status as sam
 from iserblk.scsi.sense import Sense
@@ -35,6 +36,12 @@ FLAGS_WRITE = FLAGS_NO_DATA | bhs.FLAG_WRITE
 
 ATTEMPTS = 10  # for unit attentions, BUSY, TASK SET FULL and their like, per command
 BACK_OFF_S = 0.02  # first pause after BUSY; doubles
+MOST_BACK_OFF_S = 1.0  # while a port changes its state, which ends by itself
+
+
+class PortRefused(ScsiError):
+    """The port does not carry out commands in its access state, and the session is about to go on
+    through another one: the command is sent again there."""
 
 
 def fill_read(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
@@ -97,7 +104,11 @@ def _from_sense(text: str, sense: Sense) -> ScsiError:
 
 def retry_delay(error: IserblkError, attempt: int) -> float | None:
     """Seconds to wait before the command may be sent again; None: do not."""
-    if not isinstance(error, ScsiError) or attempt >= ATTEMPTS:
+    if not isinstance(error, ScsiError):
+        return None
+    if isinstance(error, PortRefused) or _in_transition(error):
+        return min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
+    if attempt >= ATTEMPTS:
         return None
     if error.status in (sam.BUSY, sam.TASK_SET_FULL, sam.TASK_ABORTED):
         return BACK_OFF_S * (1 << attempt)
@@ -108,6 +119,11 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
         if sense.key == sense_data.ABORTED_COMMAND or sense.is_becoming_ready:
             return BACK_OFF_S * (1 << attempt)
     return None
+
+
+def _in_transition(error: ScsiError) -> bool:
+    sense = error.sense
+    return isinstance(sense, Sense) and alua.state_of_sense(sense) == alua.TRANSITIONING
 
 
 def check_time(session: Session, deadline: float, name: str) -> None:

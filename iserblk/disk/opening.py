@@ -10,6 +10,7 @@ from time import monotonic
 
 from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
+from iserblk.disk.failback import FailBack, PathsKeeper
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.identify import identify, report_luns
 from iserblk.disk.paths import Paths
@@ -92,16 +93,21 @@ async def open_session(address: Address) -> TrioDriver:
     return TrioDriver(await connect(address.url, address.options))
 
 
-def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keeper:
+def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keeper | PathsKeeper:
     """Whoever connects the driver's session again when its connection is lost. Its ``run`` is the
     caller's to start, and its ``stop`` to call before he logs out."""
     session = driver.session
     paths = address.paths
     if paths is not None:
-        return Keeper(
-            driver,
-            partial(paths.connect, session.isid),
-            partial(_resume_by, paths, cores),
+        for core in cores:
+            paths.watch(session, core.lun)
+        return PathsKeeper(
+            Keeper(
+                driver,
+                partial(paths.connect, session.isid),
+                partial(_resume_by, paths, session, cores),
+            ),
+            FailBack(driver, paths, cores),
         )
     return Keeper(
         driver,
@@ -110,7 +116,12 @@ def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keepe
     )
 
 
-def _resume_by(paths: Paths, cores: Sequence[DiskCore], fresh: Session) -> Operation[None]:
+def _resume_by(
+    paths: Paths, session: Session, cores: Sequence[DiskCore], fresh: Session
+) -> Operation[None]:
+    if session.left_nothing:
+        session.left_nothing = False  # the next attempt may find what this one leaves
+        paths.left_nothing()
     listen(cores, fresh)
     for core in cores:
         yield from paths.look(core.info.lun, fresh)

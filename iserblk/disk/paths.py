@@ -5,7 +5,8 @@ first on a fresh session: the ALUA state of the port is looked at, and a port th
 nothing is given up, so that the next try takes another. ``Paths.reset`` comes later: where the port
 is in another target portal group than the one before, a LOGICAL UNIT RESET ends what the lost
 session may have left at the target. Through the same group session reinstatement has done that
-(RFC 7143 section 6.3.5).
+(RFC 7143 section 6.3.5). A port that refuses a command for its state while it is in use is left
+(``watch``). ``disk/failback.py`` goes back to a better one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from iserblk.disk.commands import command
+from iserblk.disk.commands import PortRefused, command
 from iserblk.errors import (
     AuthenticationError,
     BadArgument,
@@ -25,9 +26,10 @@ from iserblk.errors import (
 from iserblk.initiator.connect import connect
 from iserblk.initiator.portals import Way, Ways
 from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
+from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.iscsi import pdu, reasons
 from iserblk.scsi import alua, cdb, inquiry, luns
+from iserblk.scsi import sense as sense_data
 from iserblk.url import Options, Url, name_portal
 
 log = logging.getLogger(__name__)
@@ -53,24 +55,27 @@ class Paths:
                 for each in addresses
             ]
         )
+        self.states_changed = False  # the target says so: look at the ports again
         self._trying: Way[Address] | None = None
+        self._before: Way[Address] | None = None  # was in use last
+        self._wanted: Way[Address] | None = None  # to be tried first, once
+        self._refusal: int | None = None  # the state for which the port in use refused a command
         self._group: int | None = None  # of the session that was in use last
         # By LUN: the groups through which something may have been left at the target.
         self._used: dict[int, set[int]] = {}
+        self._first: int | None = None  # the group that all LUNs were used through to begin with
 
     async def connect(self, isid: bytes = b"") -> Session:
         """A session by the first way that takes a login; ``settled`` must be told that it is in
         use. Raises the error of the preferred way that failed, with what the others said."""
         now = self._clock()
-        for lost, words in (
-            (self.ways.current, "the connection was lost"),
-            (self._trying, "given up"),
-        ):
-            if lost is not None:  # asked for another connection: that one is no more
-                self.ways.failed(lost, words, now)
-        self._trying = None
+        wanted, self._wanted = self._wanted, None
+        self._lost(now, wanted is not None)
         errors: list[IserblkError] = []
-        for way in self.ways.order(now):
+        order = self.ways.order(now)
+        if wanted is not None:
+            order.sort(key=lambda way: way is not wanted)
+        for way in order:
             try:
                 session = await connect(*way.address, isid)
             except _NOT_WORTH_ANOTHER:
@@ -80,7 +85,7 @@ class Paths:
                 errors.append(error)
                 continue
             self._trying = way
-            if errors:
+            if errors and self._before is None:
                 log.warning("%s is used: %s", way.name, "; ".join(map(str, errors)))
             return session
         first, *others = errors
@@ -88,12 +93,42 @@ class Paths:
             first.args = ("; ".join(map(str, errors)),)
         raise first
 
+    def _lost(self, now: float, on_purpose: bool) -> None:
+        """Somebody asks for another connection: the one that there was is no more."""
+        current, refusal = self.ways.current, self._refusal
+        self._refusal = None
+        if current is not None and on_purpose:
+            self.ways.left()
+        elif current is not None and refusal is not None:
+            self.ways.refused(current, refusal, _state_words(current, refusal), now)
+        elif current is not None:
+            self.ways.failed(current, "the connection was lost", now)
+        if self._trying is not None:
+            self.ways.failed(self._trying, "given up", now)
+        self._trying = None
+
+    def go_over(self, session: Session, way: Way[Address], patience: float) -> bool:
+        """Have ``session``, the one in use, log out in order and go on by ``way``: from the next
+        ``progress`` on. False: not now."""
+        self._wanted = way
+        if session.leave(f"to go on by {way.name}", patience):
+            return True
+        self._wanted = None
+        return False
+
     def settled(self, session: Session) -> None:
         """``session``, of the last ``connect``, is in use from now on."""
         way = self._trying
         assert way is not None  # ``connect`` came before
         self._trying = None
+        self._refusal = None
         self._group = session.parameters.target_portal_group_tag
+        before, self._before = self._before, way
+        if before is None:
+            self._first = self._group
+        if before is not None and before is not way:
+            why = f": {before.error}" if before.error else ""
+            log.warning("%s is used, not %s any more%s", way.name, before.name, why)
         self.ways.connected(way, self._clock(), way.state)
 
     def look(self, lun: int, fresh: Session) -> Operation[None]:
@@ -103,7 +138,7 @@ class Paths:
         assert way is not None  # ``connect`` came before
         state = yield from access_state(fresh, lun, way.name)
         if state is not None and state not in alua.USABLE:
-            words = f"{way.name}: its port is in the state {alua.state_words(state)}"
+            words = _state_words(way, state)
             self.ways.refused(way, state, words, self._clock())
             self._trying = None
             raise ConnectFailed(words)
@@ -112,13 +147,49 @@ class Paths:
     def reset(self, lun: int, fresh: Session) -> Operation[None]:
         """The step behind the check of the LUN's identity, and before anything is written."""
         group = fresh.parameters.target_portal_group_tag
-        used = self._used.setdefault(lun, set() if self._group is None else {self._group})
+        used = self._used.setdefault(lun, set() if self._first is None else {self._first})
         # Also by a connection that was lost again before it was in use: it may have written.
         if others := used - {group}:
             log.info("%s: portal group %d, it was %s", fresh.portal, group, sorted(others))
             yield from reset_lun(fresh, lun)
             used.clear()
         used.add(group)
+
+    def left_nothing(self) -> None:
+        """The session that was in use ended by a logout, with no task at the target."""
+        if self._group is None:
+            return
+        if self._first == self._group:
+            self._first = None
+        for used in self._used.values():
+            used.discard(self._group)
+
+    def watch(self, session: Session, lun: bytes) -> None:
+        """From now on ``session``, the one in use, is cut where its port refuses a command for its
+        state; the command is sent again on the next connection."""
+        before = session.on_sense.get(lun)
+
+        def hear(slot: TaskSlot) -> None:
+            if before is not None:
+                before(slot)
+            sense = sense_data.decode(slot.sense)
+            if alua.is_state_change(sense):
+                self.states_changed = True
+            state = alua.state_of_sense(sense)
+            if state is None:
+                return
+            slot.error = PortRefused(f"{session.portal}: {sense}", slot.status, sense)
+            if session.suspended is None:
+                if self._refusal is None:
+                    log.warning("%s: %s; another portal is tried", session.portal, sense)
+                self._refusal = state
+                session.disconnect()
+
+        session.on_sense[lun] = hear
+
+
+def _state_words(way: Way[Address], state: int) -> str:
+    return f"{way.name}: its port is in the state {alua.state_words(state)}"
 
 
 def access_state(session: Session, lun: int, name: str) -> Operation[int | None]:

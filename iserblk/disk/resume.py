@@ -21,6 +21,13 @@ Step = Callable[[DiskCore, Session], Operation[None]]
 
 def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
     """The LUN there is the one that was in use. Raises LunChanged when it is not."""
+    info = yield from same_lun(core, fresh)
+    if core.reservation is None:
+        core.take_info(info)
+
+
+def same_lun(core: DiskCore, fresh: Session) -> Operation[LunInfo]:
+    """What the LUN there says of itself, if it is the one that is in use. Raises LunChanged."""
     known = core.info
     try:
         info, _ = yield from identify(fresh, known.lun, known.name, known.url, known.target)
@@ -36,8 +43,7 @@ def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
             f"{known.url}: {names[0]} had blocks of {known.block_size} bytes, "
             f"it has blocks of {info.block_size} bytes now; {_NEVER}"
         )
-    if core.reservation is None:
-        core.take_info(info)
+    return info
 
 
 def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:

@@ -66,13 +66,14 @@ def _stay_away(session: Session, time2wait: int) -> None:
 
 
 class Parting:
-    """A logout that the target has asked for: commands in flight may end, new ones wait for the
-    next connection. Implements Waiter for the Logout Response."""
+    """A logout from a session that goes on: commands in flight may end, new ones wait for the next
+    connection. Implements Waiter for the Logout Response."""
 
-    def __init__(self, session: Session, by: float) -> None:
-        """``by``: when the Logout Request must have been sent."""
+    def __init__(self, session: Session, by: float, why: str = "as the target had asked") -> None:
+        """``by``: when the Logout Request must have been sent. ``why``: for messages."""
         self._session = session
         self._by = by
+        self.why = why
         self.pending = 0
 
     def tick(self, now: float) -> None:
@@ -97,10 +98,11 @@ class Parting:
         """The answer (``parted`` tells what it means), or the connection is lost."""
 
 
-def parted(session: Session, message: pdu.LogoutResponse) -> None:
-    """The end of a connection that the target wanted to be rid of."""
+def parted(session: Session, message: pdu.LogoutResponse, parting: Parting) -> None:
+    """The end of a connection that the target wanted to be rid of, or we."""
     _stay_away(session, message.time2wait)
-    raise ConnectionLost(f"{session.portal}: logged out, as the target had asked")
+    session.left_nothing = not message.response and not session.sent
+    raise ConnectionLost(f"{session.portal}: logged out, {parting.why}")
 
 
 def rejected(session: Session, message: memoryview, at: int) -> None:

@@ -21,13 +21,15 @@ FAILED_LATELY_S = 10.0  # a way that failed within this time is tried after the 
 # Between tries to fail back; doubled with each that does not succeed.
 FIRST_FAIL_BACK_S = 30.0
 LAST_FAIL_BACK_S = 600.0
+LASTED_S = 300.0  # a way that carried the session for this long has made up for its setbacks
 
 
 @dataclass(slots=True)
 class Way(Generic[T]):
     """One address of the LUN. ``index``: its place in the order of preference. ``state``: the ALUA
     state of its port when it was last seen, None: not known. ``failures``: since it last carried
-    the session. ``again_at``: not before then is it worth failing back to."""
+    the session. ``again_at``: not before then is it worth failing back to; ``setbacks`` make that
+    later each time, and are not forgotten by carrying the session for a moment."""
 
     index: int
     address: T
@@ -37,15 +39,19 @@ class Way(Generic[T]):
     failed_at: float | None = None
     error: str = ""
     again_at: float = 0.0
+    setbacks: int = 0
+    since: float = 0.0  # when it began to carry the session
 
     @property
     def usable(self) -> bool:
         """As far as is known its port carries out commands."""
         return self.state is None or self.state in USABLE
 
-    def _rank(self, now: float) -> tuple[bool, bool, bool, int]:
+    def _rank(self, now: float) -> tuple[bool, float, bool, bool, int]:
+        if not self.usable:  # in turn, as any of them may have become usable
+            return (True, self.failed_at or 0.0, False, False, self.index)
         lately = self.failed_at is not None and now - self.failed_at < FAILED_LATELY_S
-        return (not self.usable, lately, self.state == ACTIVE_NON_OPTIMIZED, self.index)
+        return (False, 0.0, lately, self.state == ACTIVE_NON_OPTIMIZED, self.index)
 
 
 class Ways(Generic[T]):
@@ -74,6 +80,7 @@ class Ways(Generic[T]):
         way.state = state
         way.failures = 0
         way.failed_at = None
+        way.since = now
         way.error = ""
         for each in self.all:
             # What is better than this one has just failed, or was not tried: not at once again.
@@ -83,7 +90,6 @@ class Ways(Generic[T]):
         """No connection by ``way``, or the one that there was is lost."""
         self._put_off(way, error, now)
         way.state = None  # whatever it was: the next answer may be another
-        way.failed_at = now
 
     def refused(self, way: Way[T], state: int, error: str, now: float) -> None:
         """There is a connection, and its port is in a ``state`` in which it carries out nothing."""
@@ -91,12 +97,20 @@ class Ways(Generic[T]):
         way.state = state
 
     def _put_off(self, way: Way[T], error: str, now: float) -> None:
-        way.failures += 1
-        way.error = error
-        pause = min(LAST_FAIL_BACK_S, FIRST_FAIL_BACK_S * 2.0 ** min(way.failures - 1, 16))
-        way.again_at = now + pause
         if self.current is way:
             self.current = None
+            if now - way.since >= LASTED_S:
+                way.setbacks = 0
+        way.failures += 1
+        way.setbacks += 1
+        way.error = error
+        way.failed_at = now
+        pause = min(LAST_FAIL_BACK_S, FIRST_FAIL_BACK_S * 2.0 ** min(way.setbacks - 1, 16))
+        way.again_at = now + pause
+
+    def left(self) -> None:
+        """The way in use was given up for a better one; nothing is wrong with it."""
+        self.current = None
 
     def state_seen(self, way: Way[T], state: int) -> None:
         """The ALUA state of its port, however that was learned. Does not change what is in use:

@@ -46,7 +46,8 @@ class Session(Submitting):
     itself. ``last_heard``: when anything was received, for the keep-alive.
     """
 
-    parting: controls.Parting | None = None  # the target has asked us to log out
+    parting: controls.Parting | None = None  # we are about to log out, and go on elsewhere
+    left_nothing = False  # the connection that is lost ended in order, without tasks
     offered: Session | IserblkError | None = None  # a connection to go on with, or why never
     _settled = True  # what a lost connection leaves behind is in order
 
@@ -167,7 +168,7 @@ class Session(Submitting):
             slot.response = head.response
             self._end_control(slot)
             if opcode == bhs.LOGOUT_RESPONSE and self.parting is not None:
-                controls.parted(self, pdu.LogoutResponse.unpack_from(message, at))
+                controls.parted(self, pdu.LogoutResponse.unpack_from(message, at), self.parting)
 
     def find(self, itt: int) -> TaskSlot | None:
         """The slot in flight that has this tag."""
@@ -249,6 +250,17 @@ class Session(Submitting):
             "nor was its abort answered; is the target slow? raise io-timeout"
         )
 
+    def leave(self, why: str, patience: float) -> bool:
+        """From any thread: log out when what is in flight has ended, or after ``patience`` seconds;
+        whoever keeps the session then connects anew. False: there is no connection to leave, or
+        that is under way already. It begins with the next ``progress``."""
+        with self._lock:
+            if not self._live or self.on_loss is None or self.parting is not None:
+                return False
+            self.parting = controls.Parting(self, monotonic() + patience, why)
+            self._open = 0
+        return True
+
     def offer(self, outcome: Session | IserblkError) -> None:
         """From any thread, while the session is suspended: a fresh session, idle, whose driver has
         ended and whose connection is taken over; or why there will never be one. It comes into
@@ -301,6 +313,7 @@ class Session(Submitting):
             self._again.clear()
             self.offered = None
             self.suspended = None
+            self.left_nothing = False
             self._open = fresh._open
             self._live = True
         self.reconnects += 1

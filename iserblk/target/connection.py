@@ -414,10 +414,10 @@ class TargetConnection:
         lun = luns.decode(request.lun)
         if request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
-            if slot is None:
+            if slot is None and not self._numbers.give_up(request.ref_cmd_sn, request.cmd_sn):
                 self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
-                self._abort([slot], request)
+                self._abort([slot] if slot else [], request)
         elif request.function not in _OF_A_LUN:
             self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
         elif request.function == pdu.TMF_LOGICAL_UNIT_RESET and not self._device.reset_lun(lun):

@@ -85,7 +85,7 @@ def goals_table(outcomes: Sequence[Outcome]) -> Table:
                 for value in (outcome.value, outcome.value_no_crc)
             )
         else:
-            wanted = f"≥ {goal.wanted:.1f} {goal.text}"
+            wanted = f"≥ {goal.wanted:g} {goal.text}"
             reached, no_crc = (
                 "–" if value is None else f"{value:.2f}"
                 for value in (outcome.value, outcome.value_no_crc)

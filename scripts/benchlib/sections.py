@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from benchlib import proc, subjects
-from benchlib.goals import CEILINGS, OURS, OURS_NO_CRC, OURS_NO_POLL, OURS_TCP, PEERS
+from benchlib.goals import (
+    CEILINGS,
+    OURS,
+    OURS_NO_CRC,
+    OURS_NO_JOURNAL,
+    OURS_NO_POLL,
+    OURS_TCP,
+    PEERS,
+)
 from benchlib.load import JOBS, MEMORY_JOBS, Job, JobFailed
 from benchlib.results import Row, Sample
 from benchlib.servers import Absent
@@ -46,6 +54,7 @@ SECTIONS = (
             OURS: partial(subjects.nbd_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.nbd_ours, mpa_crc="no"),
             OURS_NO_POLL: partial(subjects.nbd_ours, mpa_crc="yes", busy_poll=False),
+            OURS_NO_JOURNAL: partial(subjects.nbd_ours, mpa_crc="yes", journal="off"),
             OURS_TCP: subjects.nbd_tcp,
             PEERS["nbd"]: subjects.nbd_qemu,
             "memory": subjects.nbd_memory,

@@ -153,9 +153,10 @@ class Bench:
 # --- NBD ---------------------------------------------------------------------------------------
 
 
-def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
+def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, journal: str = "") -> Endpoint:
     target, url = bench.our_target(busy_poll)
-    return _nbd(bench, f"{mpa_crc}-{busy_poll}", f"{url}?mpa-crc={mpa_crc}", {"target": target})
+    url += f"?mpa-crc={mpa_crc}" + (f"&journal={journal}" if journal else "")
+    return _nbd(bench, f"{mpa_crc}-{busy_poll}-{journal}", url, {"target": target})
 
 
 def nbd_tcp(bench: Bench) -> Endpoint:

@@ -66,9 +66,9 @@ def test_a_row_says_why_it_is_missing() -> None:
     assert measured.name == f"nbd/{SMALL.name}/{OURS}"
 
 
-def verdicts(*rows: Row) -> dict[tuple[str, str, str, bool], Verdict]:
+def verdicts(*rows: Row) -> dict[tuple[str, str, str, str], Verdict]:
     return {
-        (goal.section, goal.job, goal.subject, goal.memory): outcome.verdict
+        (goal.section, goal.job, goal.subject, goal.other): outcome.verdict
         for outcome in goals.judge(rows)
         if (goal := outcome.goal)
     }
@@ -84,6 +84,8 @@ def verdicts(*rows: Row) -> dict[tuple[str, str, str, bool], Verdict]:
         ("fuse", "4k-randread-d32", OURS, "pyfuse3-null", 0.6),
         ("fuse", "1m-read-d8", OURS, "qemu-fuse", 1.0),
         ("api", "4k-randread-d32", OURS, "iscsi-perf", 0.6),
+        ("nbd", "4k-randwrite-d32", OURS, "iserblk-nojournal", 0.95),
+        ("nbd", "1m-read-d8", OURS, "iserblk-nojournal", 0.95),
         ("nbd", "4k-randread-d1", OURS_TCP, "qemu-nbd", 0.8),
         ("nbd", "4k-randwrite-d32", OURS_TCP, "python-150us", 0.6),
         ("fuse", "1m-write-d8", OURS_TCP, "qemu-fuse", 1.0),
@@ -96,7 +98,7 @@ def test_goals_compare_with_the_right_row(
 ) -> None:
     the_job = next(found for found in JOBS if found.name == job)
     theirs = row(section, the_job, other, 10000.0)
-    key = (section, job, subject, False)
+    key = (section, job, subject, other)
     assert verdicts(row(section, the_job, subject, factor * 10000), theirs)[key] is Verdict.MET
     assert verdicts(row(section, the_job, subject, factor * 9990), theirs)[key] is Verdict.MISSED
     assert verdicts(row(section, the_job, subject, 10000.0))[key] is Verdict.UNKNOWN
@@ -105,7 +107,7 @@ def test_goals_compare_with_the_right_row(
 
 def test_memory_stays_below_its_limit() -> None:
     job = MEMORY_JOBS[0]
-    key = ("nbd", job.name, OURS, True)
+    key = ("nbd", job.name, OURS, goals.MEMORY_PROCESS)
     limit = 150 << 20
     assert verdicts(row("nbd", job, OURS, 10.0, rss=limit - 1))[key] is Verdict.MET
     assert verdicts(row("nbd", job, OURS, 10.0, rss=limit))[key] is Verdict.MISSED

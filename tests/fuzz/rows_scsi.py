@@ -7,7 +7,7 @@ from iserblk.scsi import alua, capacity, cdb, inquiry, lba, luns, mode, reservat
 from iserblk.scsi.status import CHECK_CONDITION, GOOD
 from iserblk.target.commands import COMMANDS
 from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.seam import DATA_OUT, NO_DATA
+from iserblk.target.seam import DATA_OUT, NO_DATA, Nexus
 from tests.fuzz.engine import Case, Row, decoder
 from tests.target.fake_store import FakeStore
 
@@ -57,7 +57,7 @@ _UNITS = {
     1: LogicalUnit(FakeStore(32 * 4096), serial="B", block=4096, read_only=True),
 }
 _SERVER = DeviceServer(_UNITS, "iqn.2026-11.example:disk")
-_NEXUS = object()
+_NEXUS = Nexus("iqn.2026-11.example:host", b"\x80abcde")
 _MOST_DATA = 1 << 16
 
 

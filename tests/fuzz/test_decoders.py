@@ -14,10 +14,11 @@ from types import FrameType
 
 import pytest
 
-from tests.fuzz import engine, rows_iscsi, rows_scsi, rows_stack
+from tests.fuzz import engine, rows_iscsi, rows_scsi, rows_services, rows_stack
 from tests.fuzz.engine import Row
 
-ROWS = {row.name: row for row in (*rows_scsi.ROWS, *rows_iscsi.ROWS, *rows_stack.ROWS)}
+ALL = (*rows_scsi.ROWS, *rows_iscsi.ROWS, *rows_stack.ROWS, *rows_services.ROWS)
+ROWS = {row.name: row for row in ALL}
 FEW = 4000
 MILLION = 1_000_000
 PACKAGE = Path(__file__).resolve().parents[2] / "iserblk"
@@ -29,6 +30,9 @@ ELSEWHERE = {
         "tests/initiator/test_hostile.py",
     "initiator/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
     "initiator/login.py:at_portal": "tests/faults/test_hostile_target.py",
+    "discovery/isns_client.py:ask_isns": "tests/integration/test_isns.py",
+    "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
+    "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
     "target/accepting.py:_is_iwarp": "tests/faults/test_hostile_initiator.py",
 }  # fmt: skip
 
@@ -42,7 +46,7 @@ def _quiet() -> Iterator[None]:
 
 
 def test_names_are_unique() -> None:
-    assert len(ROWS) == len(rows_scsi.ROWS) + len(rows_iscsi.ROWS) + len(rows_stack.ROWS)
+    assert len(ROWS) == len(ALL)
 
 
 @pytest.mark.parametrize("name", ROWS)

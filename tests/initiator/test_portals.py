@@ -10,6 +10,7 @@ from iserblk.initiator.portals import (
     FAILED_LATELY_S,
     FIRST_FAIL_BACK_S,
     LAST_FAIL_BACK_S,
+    LASTED_S,
     Ways,
 )
 from iserblk.scsi import alua
@@ -97,6 +98,40 @@ def test_failing_back() -> None:
     assert (one.current, a.failures, a.error) == (a, 0, "")
     assert one.fail_back(due + 1e6) is None
     assert one.next_fail_back() is None
+
+
+def test_no_flapping() -> None:
+    """A way that is good for a moment only is gone back to ever later, until it has lasted."""
+    one = ways("ab")
+    a, b = one.all
+    now = 0.0
+    pauses = []
+    for _ in range(4):
+        one.connected(a, now)
+        one.failed(a, "reset", now + 1)
+        one.connected(b, now + 1)
+        due = one.next_fail_back()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+        one.left()
+        assert one.current is None
+        assert b.failures == 0
+    assert pauses == sorted(set(pauses))
+    one.connected(a, now)
+    one.failed(a, "reset", now + LASTED_S)
+    one.connected(b, now + LASTED_S)
+    assert one.next_fail_back() == now + LASTED_S + FIRST_FAIL_BACK_S
+
+
+def test_unusable_ways_take_turns() -> None:
+    one = ways("ab")
+    tried = ""
+    for now in range(4):
+        way = one.order(now)[0]
+        tried += way.name
+        one.refused(way, alua.STANDBY, "standby", float(now))
+    assert tried == "abab"
 
 
 def test_nobody_fails_forward() -> None:

@@ -20,7 +20,7 @@ from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.url import Options, parse_url
 from tests.initiator.peer import disk_of
 from tests.integration.conftest import StartTarget
-from tests.support.faces import read, write
+from tests.support.faces import FACES, one_disk, read, write
 from tests.support.faults.behaviours import Hold
 from tests.support.faults.framing import Unit
 from tests.support.faults.proxy import FaultProxy
@@ -98,3 +98,40 @@ async def test_a_delayed_write(
         assert found == new
     elif part != "command, data asked for":  # nobody is there to be asked for it
         assert found != new
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("transport", ["iser", "iscsi"])
+@pytest.mark.parametrize("part", PARTS)
+async def test_recovery_is_not_overtaken(
+    start_target: StartTarget, face: str, transport: str, part: str
+) -> None:
+    """The whole of it: the connection is lost while a write is under way, the disk gets another
+    one and sends the write again, something newer is written there; then the old one arrives."""
+    when, size = PARTS[part]
+    old, new = b"o" * size, b"n" * size
+    hold = Hold(lambda unit: ready and when(unit))
+    ready = False
+    target = start_target("lun:size=16M")
+    with FaultProxy(
+        ("127.0.0.1", target.port), lambda number: ([hold] if number == 0 else [], [])
+    ) as proxy:
+        url = proxy.through(f"{target.url}/0").replace("iser:", f"{transport}:")
+        with trio.fail_after(PATIENCE_S):
+            async with one_disk(face, url) as disk:
+                await write(disk, b"x" * size, 0)
+                ready = True
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(write, disk, old, 0)
+                    while not hold.holding:  # noqa: ASYNC110 (a test's condition)
+                        await trio.sleep(0.01)
+                    assert proxy.abandon() == 1
+                assert await read(disk, 0, size) == old  # it was sent again
+                await write(disk, new, 0)
+                assert proxy.release(hold) >= 48
+                await trio.sleep(SETTLE_S)
+                assert await read(disk, 0, size) == new
+                await disk.flush()
+                assert len(proxy.links) == 2
+    async with one_disk(face, f"{target.url}/0") as disk:
+        assert await read(disk, 0, size) == new

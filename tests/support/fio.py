@@ -12,10 +12,11 @@ KIB = 1024
 MIB = 1 << 20
 
 
-def verify(*engine: str, region: int) -> None:
+def verify(*engine: str, region: int) -> float:
     """JOBS jobs at DEPTH, blocks of 512 bytes to 1 MiB, each in its own ``region`` bytes.
 
     ``engine``: what fio needs to know of the device. Every job must have written and verified.
+    Returns how long the slowest request took, seconds.
     """
     output = run(
         "fio",
@@ -39,3 +40,4 @@ def verify(*engine: str, region: int) -> None:
         assert job["error"] == 0
         assert job["write"]["io_bytes"] == region
         assert job["read"]["io_bytes"] == region  # the verification
+    return max(job[way]["clat_ns"]["max"] for job in jobs for way in ("read", "write")) / 1e9

@@ -1,0 +1,179 @@
+"""Back to a better portal, while a worse one is in use. Runs in trio, beside the keeper.
+
+A way that is due (``initiator.portals.Ways.fail_back``) is tried by a session of its own, with
+another ISID, so that the one in use notices nothing. Only when its port would carry out commands,
+the LUN there is the same, and both are so for a while, the session in use ends its commands, logs
+out, and is connected by that way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+
+import trio
+
+from iserblk.disk.core import DiskCore
+from iserblk.disk.paths import Address, Paths, access_state
+from iserblk.disk.resume import same_lun
+from iserblk.errors import ConnectFailed, ConnectionLost, IserblkError
+from iserblk.initiator.connect import connect
+from iserblk.initiator.keeper import Driver, Keeper
+from iserblk.initiator.portals import Way
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.scsi import alua
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # how often is looked whether a way is due
+PROVEN_S = 5.0  # a way must have been good for this long before it is gone back to
+DRAIN_S = 5.0  # what is in flight when the session goes over may take so long
+
+
+class FailBack:
+    """Of one session with several ways. ``run`` is the body of a task; ``stop`` ends it."""
+
+    def __init__(self, driver: Driver, paths: Paths, cores: Sequence[DiskCore]) -> None:
+        """``cores``: every disk of the driver's session."""
+        self._driver = driver
+        self._session = driver.session
+        self._paths = paths
+        self._cores = cores
+        self._trial: Session | None = None
+        self._scope = trio.CancelScope()
+
+    def stop(self) -> None:
+        """In trio. Nothing is tried any more, and the session does not go over any more."""
+        self._scope.cancel()
+        self._forget_trial()
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Until ``stop``."""
+        with self._scope:
+            while True:
+                await trio.sleep(LOOK_S)
+                if self._session.parting is not None:
+                    self._driver.kick()  # it has a time limit, and perhaps nothing comes any more
+                if not self._connected:
+                    continue
+                if self._paths.states_changed:
+                    self._paths.states_changed = False
+                    await self._look_around()
+                way = self._paths.ways.fail_back(monotonic())
+                if way is not None and self._connected:
+                    await self._try(way)
+
+    @property
+    def _connected(self) -> bool:
+        session = self._session
+        return session.suspended is None and session.error is None and session.parting is None
+
+    async def _try(self, way: Way[Address]) -> None:
+        ways = self._paths.ways
+        current = ways.current
+        try:
+            state = await self._probe(way, PROVEN_S)
+        except Exception as error:
+            if not isinstance(error, IserblkError | OSError):
+                log.exception("%s: cannot be tried", way.name)
+            elif str(error) != way.error:
+                log.info("%s is not used yet: %s", way.name, error)
+            if way is not ways.current:
+                ways.failed(way, str(error), monotonic())
+            return
+        if not self._connected or ways.current is not current or current is None:
+            return  # the keeper was at it meanwhile
+        if state is not None and state not in alua.USABLE:
+            words = f"{way.name}: its port is in the state {alua.state_words(state)}"
+            ways.refused(way, state, words, monotonic())
+        elif alua.ACTIVE_NON_OPTIMIZED == state != current.state:
+            ways.state_seen(way, state)  # then it is not better
+        else:
+            if state is not None:
+                ways.state_seen(way, state)
+            self._go_over(way)
+
+    def _go_over(self, way: Way[Address]) -> None:
+        if self._paths.go_over(self._session, way, DRAIN_S):
+            log.warning("%s: going over to %s", self._session.portal, way.name)
+            self._driver.kick()
+
+    async def _look_around(self) -> None:
+        """States have changed: learn all of them, and leave a port that carries out nothing before
+        a command has to find out."""
+        ways = self._paths.ways
+        for way in ways.all:
+            with suppress(IserblkError, OSError):  # a way that is down is ``order``'s to avoid
+                state = await self._probe(way, 0.0)
+                if state is not None:
+                    ways.state_seen(way, state)
+        if self._connected and ways.must_leave:
+            best = ways.order(monotonic())[0]
+            if best.usable and best is not ways.current:
+                self._go_over(best)
+
+    async def _probe(self, way: Way[Address], seconds: float) -> int | None:
+        """The ALUA state of its port, with the right LUNs behind it, now and after ``seconds``.
+        Raises whatever is wrong with the way."""
+        self._trial = await connect(*way.address)
+        problem: Exception | None = None
+        state: int | None = None
+        try:
+            driver = TrioDriver(self._trial)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(driver.run)
+                try:
+                    state = await driver.run_operation(self._look(way, self._trial))
+                    if seconds and (state is None or state in alua.USABLE):
+                        await trio.sleep(seconds)
+                        state = await driver.run_operation(self._look(way, self._trial))
+                    await driver.log_out()
+                except Exception as error:
+                    problem = error  # not as a group of the pump's
+                nursery.cancel_scope.cancel()
+        finally:
+            self._forget_trial()
+        if problem is not None:
+            raise problem
+        return state
+
+    def _look(self, way: Way[Address], trial: Session) -> Operation[int | None]:
+        found: int | None = None
+        for core in self._cores:
+            state = yield from access_state(trial, core.info.lun, way.name)
+            if state is not None and state not in alua.USABLE:
+                return state
+            yield from same_lun(core, trial)
+            found = state if found is None else found
+        if trial.error is not None:
+            raise ConnectFailed(str(trial.error))
+        return found
+
+    def _forget_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.fail(ConnectionLost(f"{trial.portal}: no longer tried"))
+
+
+class PathsKeeper:
+    """A keeper and, beside it, who goes back to better ways. As ``Keeper``."""
+
+    def __init__(self, keeper: Keeper, fail_back: FailBack) -> None:
+        self._keeper = keeper
+        self._fail_back = fail_back
+
+    async def run(self) -> None:
+        """Until ``stop``."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keeper.run)
+            nursery.start_soon(self._fail_back.run)
+
+    def stop(self) -> None:
+        """As ``Keeper.stop``."""
+        self._fail_back.stop()
+        self._keeper.stop()
