@@ -267,10 +267,11 @@ class LunFiles(pyfuse3.Operations):
             await self.fsync(FileHandleT(number), datasync)
 
     async def flush_all(self) -> Sequence[str]:
-        """Flush every LUN that keeps writes in a cache; returns what failed, one line each."""
+        """Flush every LUN that may keep writes in a cache; returns what failed, one line each."""
         failed = []
         for name, disk in zip(self._names, self._disks, strict=True):
-            if disk.info.write_cache and not disk.info.read_only:
+            # (One without a write cache is sent nothing; the LUN may have got one since.)
+            if not disk.info.read_only:
                 try:
                     await disk.flush()
                 except IserblkError as error:

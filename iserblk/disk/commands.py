@@ -129,20 +129,30 @@ def _in_transition(error: ScsiError) -> bool:
 def check_time(session: Session, deadline: float, name: str) -> None:
     """Raises CommandTimeout when the operation has no time left to send another command."""
     if monotonic() >= deadline:
+        if session.suspended:
+            raise CommandTimeout(
+                f"{name}: not done within {session.io_timeout:g} s: not connected: "
+                f"{session.suspended}"
+            )
         raise CommandTimeout(
             f"{name}: not done within {session.io_timeout:g} s, waiting included; "
             "is the target slow? raise io-timeout"
         )
 
 
-def take(session: Session, waiter: Waiter) -> Operation[TaskSlot]:
-    """A free slot, waiting for one if need be."""
+def take(
+    session: Session, waiter: Waiter, deadline: float = 0.0, name: str = ""
+) -> Operation[TaskSlot]:
+    """A free slot, waiting for one if need be. ``deadline``: raises CommandTimeout when that has
+    passed (0: never)."""
     while True:
         slot = session.take(waiter)
         if slot is not None:
             return slot
         while waiter.pending:
             yield waiter
+        if deadline and not session.error:
+            check_time(session, deadline, name)
 
 
 def end(session: Session, waiter: Waiter) -> Operation[None]:
@@ -183,7 +193,7 @@ def command(
     waiter = session.new_waiter()
     attempt = 0
     while True:
-        slot = yield from take(session, waiter)
+        slot = yield from take(session, waiter, deadline, name)
         try:
             slot.cdb[:] = cdb.ljust(16, b"\0")
             if data_in is not None:

@@ -296,7 +296,7 @@ class DiskCore:
         error: IserblkError | None = None
         while todo and error is None:
             running: list[tuple[TaskSlot, tuple[int, memoryview, int]]] = []
-            taken: TaskSlot | None = yield from take(session, waiter)
+            taken: TaskSlot | None = yield from take(session, waiter, deadline, self.info.name)
             pause = 0.0
             try:
                 while taken is not None:

@@ -24,7 +24,8 @@ def flush(core: DiskCore, deadline: float) -> Operation[None]:
         token = core.durability.begin_flush()
         done = False
         try:
-            if core.durability.volatile and not core.info.read_only:
+            # (Where nothing can be written there may be something that was, before.)
+            if core.durability.volatile and (token.needed or not core.info.read_only):
                 yield from command(
                     core.session, core.lun, pack(0, 0), core.info.name, deadline=deadline
                 )

@@ -131,7 +131,8 @@ def _exclusive(
 
 def extents(core: DiskCore, offset: int, length: int) -> Operation[list[Extent]]:
     """GET LBA STATUS, as far as one answer goes."""
-    yield from core.know_size(core.deadline())
+    deadline = core.deadline()
+    yield from core.know_size(deadline)
     core.check(offset, length)
     whole: list[Extent] = [(offset, length, EXTENT_DATA)]
     if not core.info.can_extents or not length:
@@ -144,13 +145,15 @@ def extents(core: DiskCore, offset: int, length: int) -> Operation[list[Extent]]
         core.info.name,
         data_in=answer,
         short_ok=True,
+        deadline=deadline,
     )
     return core.geometry.extents_untrusted(answer[:moved], offset, length) or whole
 
 
 def cache(core: DiskCore, offset: int, length: int) -> Operation[None]:
     """PRE-FETCH with IMMED; a target that cannot is no error."""
-    yield from core.know_size(core.deadline())
+    deadline = core.deadline()
+    yield from core.know_size(deadline)
     core.check(offset, length)
     if not length or not core.geometry.prefetch:
         return
@@ -158,7 +161,11 @@ def cache(core: DiskCore, offset: int, length: int) -> Operation[None]:
     blocks = -(-(offset + length) // core.block) - first
     try:
         yield from command(
-            core.session, core.lun, cdb.pre_fetch16(first, min(blocks, 0xFFFFFFFF)), core.info.name
+            core.session,
+            core.lun,
+            cdb.pre_fetch16(first, min(blocks, 0xFFFFFFFF)),
+            core.info.name,
+            deadline=deadline,
         )
     except ScsiError as error:
         log.debug("%s: no read-ahead: %s", core.info.name, error)

@@ -95,6 +95,7 @@ class Ladder:
         for step in list(self._steps.values()):
             if now >= step.until:
                 self._climb(step, now)
+        session.wake_takers()
         self._abort_waiting(now)
         if session.parting is not None:
             session.parting.tick(now)

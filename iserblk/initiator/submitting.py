@@ -164,6 +164,15 @@ class Submitting:
                 self._takers.remove(waiter)
                 waiter.pending -= 1
 
+    def wake_takers(self) -> None:
+        """Have all who wait for a slot look again: at the clock, too, as a slot that was given back
+        may be taken by one who has come just now."""
+        with self._lock:
+            takers = list(self._takers)
+            self._takers.clear()
+        for taker in takers:
+            taker.task_done()
+
     def release(self, slot: TaskSlot) -> None:
         """Give back a slot that was taken and is not in flight."""
         slot.state = FREE

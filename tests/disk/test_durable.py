@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,16 @@ def test_cache_that_is_switched_on_later() -> None:
     bench.write()
     bench.run(bench.disk.flush())
     assert bench.peer.heard[-1].operation == SYNC
+
+
+def test_what_was_written_before_the_lun_became_read_only_is_flushed(bench: Bench) -> None:
+    bench.write()
+    bench.disk.info = replace(bench.disk.info, read_only=True)
+    bench.run(bench.disk.flush())
+    assert bench.peer.heard[-1].operation == SYNC
+    heard = len(bench.peer.heard)
+    bench.run(bench.disk.flush())
+    assert len(bench.peer.heard) == heard
 
 
 def test_power_loss_that_another_command_reports_while_a_flush_is_under_way(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from time import monotonic
 import pytest
 
 from iserblk.datamover.seam import INLINE, WRITE
+from iserblk.disk.commands import command as run_command
 from iserblk.disk.commands import fill_write
 from iserblk.errors import CommandTimeout, ConnectionLost, LunChanged, RemoteProtocolError
 from iserblk.initiator.ladder import STEP_S, Ladder
@@ -215,6 +216,25 @@ def test_slots_run_out_while_there_is_no_connection() -> None:
     made.progress(3.0)
     made.release(slot)
     assert taker.woken == 1 and made.take(taker) is slot
+
+
+def test_deadline_of_one_that_waits_for_a_slot() -> None:
+    """Others may take every slot that comes back before it does."""
+    kept = Kept(depth=1)
+    made = kept.session
+    kept.lose()
+    slot = command(made, CountingWaiter())
+    one_more = run_command(made, bytes(8), bytes(6), "lun0", deadline=monotonic() + 0.01)
+    waiter = next(one_more)
+    assert isinstance(waiter, CountingWaiter) and waiter.pending == 1
+    ladder = Ladder(made)
+    while monotonic() < slot.deadline - made.io_timeout + 0.02:
+        pass
+    ladder.tick(monotonic())
+    with pytest.raises(CommandTimeout, match="not connected: the wire was cut"):
+        next(one_more)
+    made.release(slot)  # nobody waits any more
+    assert made.take_now() is slot and not waiter.pending
 
 
 def test_closed_while_there_is_no_connection() -> None:
