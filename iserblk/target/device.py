@@ -16,11 +16,10 @@ from iserblk.scsi import alua, inquiry, opcodes, sense
 from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
-from iserblk.scsi.reservations import TransportId
 from iserblk.target.block import fit
 from iserblk.target.commands import COMMANDS, check_fields, find, unknown_command
 from iserblk.target.ports import ONLY_PORT, TargetPorts
-from iserblk.target.seam import DATA_IN, NO_DATA, Nexus, ScsiTask
+from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask
 from iserblk.target.store import is_full, is_read_only
 from iserblk.target.task import (
     CheckCondition,
@@ -131,16 +130,25 @@ class DeviceServer:
             del self._attentions[nexus, lun]
         return code
 
-    def _named(self, name: TransportId) -> list[Nexus]:
-        return [nexus for nexus in self._nexuses if nexus.name == name]
+    def _named(self, name: NexusName) -> list[Nexus]:
+        return [
+            nexus
+            for nexus in self._nexuses
+            if nexus.name.initiator == name.initiator and name.port in (ALL_PORTS, nexus.name.port)
+        ]
 
-    def _tell(self, lun: int, name: TransportId, code: int) -> None:
+    def _tell(self, lun: int, name: NexusName, code: int) -> None:
         """A unit attention for an I_T nexus; one that is not there meets POWER ON when it is."""
         for nexus in self._named(name):
             self._attend(nexus, lun, code)
 
-    def _end_tasks(self, lun: int, names: Sequence[TransportId], ended: Callable[[], None]) -> int:
+    def _end_tasks(self, lun: int, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
         return sum(nexus.end_tasks(lun, ended) for name in names for nexus in self._named(name))
+
+    def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
+        """Of every nexus but ``by``, as after a reset by that one. See ``Nexus.end_tasks``."""
+        others = [nexus for nexus in self._nexuses if nexus is not by]
+        return sum(nexus.end_tasks(lun, ended) for nexus in others)
 
     def close(self) -> None:
         """Close every unit: caches are written back. Raises the first OSError, when all are."""

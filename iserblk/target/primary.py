@@ -105,7 +105,7 @@ def _reserve_out(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     parameters = pr.decode_parameters(buffer)
     _, action, scope_type, _ = pr.OUT_CDB.unpack_from(task.cdb)
     victims = task.unit.reservations.change(task.nexus.name, action, scope_type, parameters)
-    log.info("%s: %s", task.nexus.name.name, opcodes.name(task.cdb))
+    log.info("%s: %s", task.nexus.name.initiator.name, opcodes.name(task.cdb))
     if not victims:
         return True
     ended = threading.Semaphore(0)

@@ -1,7 +1,8 @@
 """Persistent reservations of one LUN: who is registered, who holds what, and what that forbids.
 
-No I/O and no clock. Registrations belong to I_T nexuses by name (initiator name and ISID), so they
-outlive connections and LUN resets; they end with the process (PTPL_C is 0, APTPL is refused).
+No I/O and no clock. Registrations belong to I_T nexuses by name (initiator name, ISID, and target
+port, or all of those with ALL_TG_PT), so they outlive connections and LUN resets; they end with the
+process (PTPL_C is 0, APTPL is refused).
 Sources: SPC-4, Persistent reservations; the classes of commands also SBC-3, Reservations.
 """
 
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
-from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation, TransportId
+from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation
+from iserblk.target.seam import ALL_PORTS, NexusName
 from iserblk.target.task import CheckCondition, ReservationConflict
 
 # What a command does to a LUN that somebody else has reserved.
@@ -23,7 +25,6 @@ STARTS = 3  # FREE where bit 0 of byte 4 is set, else CHANGES (START STOP UNIT)
 PREVENTS = 4  # FREE where bits 1-0 of byte 4 are 0, else CHANGES (PREVENT ALLOW MEDIUM REMOVAL)
 
 MAXIMUM_REGISTRATIONS = 256  # of one LUN: whoever reaches the port can make them
-RELATIVE_PORT = 1
 
 _ATP_C = 0x04
 _EXCLUSIVE = (pr.EXCLUSIVE_ACCESS, pr.EXCLUSIVE_ACCESS_REGISTRANTS, pr.EXCLUSIVE_ACCESS_ALL)
@@ -35,12 +36,12 @@ _FOR_REGISTERED = (
 )
 _GENERATIONS = 1 << 32
 
-Tell = Callable[[TransportId, int], None]
+
+Tell = Callable[[NexusName, int], None]
 
 
 class _Registration(NamedTuple):
     key: int
-    all_ports: bool
 
 
 def _wrong_parameter(field: int, bit: int | None = None) -> CheckCondition:
@@ -61,17 +62,20 @@ class Reservations:
         self.type = 0
         self.generation = 0
         self.tell: Tell = lambda _nexus, _code: None
-        self._holder: TransportId | None = None  # None for the All Registrants types, too
-        self._registered: dict[TransportId, _Registration] = {}
+        self._holder: NexusName | None = None  # None for the All Registrants types, too
+        self._registered: dict[NexusName, _Registration] = {}
 
     # -- what is forbidden ------------------------------------------------------------------------
 
-    def conflicts(self, nexus: TransportId, access: int, cdb: bytes) -> bool:
+    def conflicts(self, nexus: NexusName, access: int, cdb: bytes) -> bool:
         """Whether a command of that nexus ends with RESERVATION CONFLICT."""
         if access >= STARTS:
             bits = cdb[4]
             access = FREE if (bits & 1 if access == STARTS else not bits & 3) else CHANGES
-        if access == FREE or not self.type or nexus == self._holder:
+        if access == FREE or not self.type:
+            return False
+        nexus = self._name(nexus)
+        if nexus == self._holder:
             return False
         if self.type in _FOR_REGISTERED and nexus in self._registered:
             return False
@@ -93,13 +97,18 @@ class Reservations:
                 registration.key,
                 self._holds(nexus),
                 self.type,
-                registration.all_ports,
-                0 if registration.all_ports else RELATIVE_PORT,
-                nexus,
+                nexus.port == ALL_PORTS,
+                nexus.port,
+                nexus.initiator,
             )
             for nexus, registration in self._registered.items()
         ]
         return pr.encode_full_status(self.generation, status)
+
+    def _name(self, nexus: NexusName) -> NexusName:
+        """Under which it is registered, if it is."""
+        everywhere = NexusName(nexus.initiator, ALL_PORTS)
+        return everywhere if everywhere in self._registered else nexus
 
     def _reservation(self) -> Reservation | None:
         if not self.type:
@@ -107,7 +116,7 @@ class Reservations:
         key = 0 if self._holder is None else self._registered[self._holder].key
         return Reservation(key, self.type)
 
-    def _holds(self, nexus: TransportId) -> bool:
+    def _holds(self, nexus: NexusName) -> bool:
         if self.type in _ALL_REGISTRANTS:
             return nexus in self._registered
         return bool(self.type) and nexus == self._holder
@@ -115,11 +124,12 @@ class Reservations:
     # -- PERSISTENT RESERVE OUT -------------------------------------------------------------------
 
     def change(
-        self, nexus: TransportId, action: int, scope_type: int, parameters: OutParameters
-    ) -> list[TransportId]:
+        self, nexus: NexusName, action: int, scope_type: int, parameters: OutParameters
+    ) -> list[NexusName]:
         """Carry out a service action for ``nexus``; ``scope_type`` is byte 2 of the CDB. Returns
         whose tasks have to end: what PREEMPT AND ABORT preempted, the sender left out. Raises
         CheckCondition or ReservationConflict, nothing changed."""
+        nexus = self._name(nexus)
         mine = self._registered.get(nexus)
         if action in (pr.REGISTER, pr.REGISTER_AND_IGNORE):
             if action == pr.REGISTER and parameters.key != (mine.key if mine else 0):
@@ -143,20 +153,30 @@ class Reservations:
             return victims if action == pr.PREEMPT_AND_ABORT else []
         return []
 
-    def _register(self, nexus: TransportId, parameters: OutParameters) -> None:
+    def _register(self, nexus: NexusName, parameters: OutParameters) -> None:
         known = nexus in self._registered
         if parameters.action_key:
             if not known and len(self._registered) >= MAXIMUM_REGISTRATIONS:
                 raise CheckCondition(sense.ILLEGAL_REQUEST, sense.NO_ROOM_FOR_REGISTRATION)
-            all_ports = bool(parameters.flags & pr.ALL_TG_PT)
-            self._registered[nexus] = _Registration(parameters.action_key, all_ports)
+            if parameters.flags & pr.ALL_TG_PT:
+                nexus = self._widen(nexus)
+            self._registered[nexus] = _Registration(parameters.action_key)
         elif known:
             self._unregister(nexus)
         else:
             return  # nothing to take back
         self._next_generation()
 
-    def _unregister(self, nexus: TransportId) -> None:
+    def _widen(self, nexus: NexusName) -> NexusName:
+        """From now on the initiator is registered through all ports; what it has remains."""
+        everywhere = NexusName(nexus.initiator, ALL_PORTS)
+        for each in [each for each in self._registered if each.initiator == nexus.initiator]:
+            del self._registered[each]
+            if each == self._holder:
+                self._holder = everywhere
+        return everywhere
+
+    def _unregister(self, nexus: NexusName) -> None:
         """The reservation goes with its holder, or with the last of all registrants."""
         del self._registered[nexus]
         if self.type in _ALL_REGISTRANTS:
@@ -168,14 +188,14 @@ class Reservations:
             if told:
                 self._tell_others(nexus, sense.RESERVATIONS_RELEASED)
 
-    def _reserve(self, nexus: TransportId, scope_type: int) -> None:
+    def _reserve(self, nexus: NexusName, scope_type: int) -> None:
         kind = _checked_type(scope_type)
         if not self.type:
             self._hold(nexus, kind)
         elif not self._holds(nexus) or kind != self.type:
             raise ReservationConflict
 
-    def _release(self, nexus: TransportId, scope_type: int) -> None:
+    def _release(self, nexus: NexusName, scope_type: int) -> None:
         if not self._holds(nexus):
             return  # GOOD: what one does not hold is not there for one
         if scope_type != self.type:
@@ -185,13 +205,13 @@ class Reservations:
         if told:
             self._tell_others(nexus, sense.RESERVATIONS_RELEASED)
 
-    def _clear(self, nexus: TransportId) -> None:
+    def _clear(self, nexus: NexusName) -> None:
         self._tell_others(nexus, sense.RESERVATIONS_PREEMPTED)
         self._registered.clear()
         self._end_reservation()
         self._next_generation()
 
-    def _preempt(self, nexus: TransportId, scope_type: int, key: int) -> list[TransportId]:
+    def _preempt(self, nexus: NexusName, scope_type: int, key: int) -> list[NexusName]:
         """By ``key``: the reservation of whoever holds it under that key (0: of all registrants)
         becomes the sender's; the registrations under it are removed in any case."""
         everybody = self.type in _ALL_REGISTRANTS and not key
@@ -221,7 +241,7 @@ class Reservations:
             self._tell_others(nexus, sense.RESERVATIONS_RELEASED)
         return victims
 
-    def _hold(self, nexus: TransportId, kind: int) -> None:
+    def _hold(self, nexus: NexusName, kind: int) -> None:
         self.type = kind
         self._holder = None if kind in _ALL_REGISTRANTS else nexus
 
@@ -232,7 +252,7 @@ class Reservations:
     def _next_generation(self) -> None:
         self.generation = (self.generation + 1) % _GENERATIONS
 
-    def _tell_others(self, nexus: TransportId, code: int) -> None:
+    def _tell_others(self, nexus: NexusName, code: int) -> None:
         for each in self._registered:
             if each != nexus:
                 self.tell(each, code)

@@ -7,7 +7,7 @@ The connection (``iserblk.target.connection``) moves data; the device server
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.ports import ONLY_PORT, TargetPort
@@ -45,9 +45,19 @@ class ScsiTask:
         self.transferred = 0
 
 
+ALL_PORTS = 0  # as a relative target port: a registration with ALL_TG_PT
+
+
+class NexusName(NamedTuple):
+    """What stays the same when the initiator comes back through the same port."""
+
+    initiator: TransportId
+    port: int = 1  # relative target port identifier, or ALL_PORTS
+
+
 class Nexus:
     """The I_T nexus of one session. ``name``: what stays the same when the initiator comes back,
-    the initiator name (in lower case: names are compared without it) and the ISID.
+    the initiator name (in lower case: names are compared without it), the ISID, and the port.
 
     ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by somebody else.
     Those that a thread is running cannot be: they complete, and for each ``ended`` is called then.
@@ -65,7 +75,7 @@ class Nexus:
         port: TargetPort = ONLY_PORT,
     ) -> None:
         self.port = port
-        self.name = TransportId(initiator.lower(), isid)
+        self.name = NexusName(TransportId(initiator.lower(), isid), port.relative)
         self.end_tasks = end_tasks
 
 

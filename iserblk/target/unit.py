@@ -8,10 +8,10 @@ from iserblk.errors import BadArgument
 from iserblk.scsi import alua, inquiry
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
-from iserblk.scsi.reservations import TransportId
 from iserblk.target.guard import RangeGuard
 from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.reservations import Reservations
+from iserblk.target.seam import NexusName
 from iserblk.target.store import Store
 
 VENDOR = "ISERBLK"
@@ -28,7 +28,7 @@ MAX_PREFETCH = 64 << 20
 MAX_UNMAP_DESCRIPTORS = 256
 MAX_COMPARE_AND_WRITE_BLOCKS = 255
 
-EndTasksOf = Callable[[Sequence[TransportId], Callable[[], None]], int]
+EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
 _PAGE = 4096  # what files are allocated and cached in
 

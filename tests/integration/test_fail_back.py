@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -17,12 +16,9 @@ import trio
 from iserblk.disk import failback
 from iserblk.initiator import portals
 from iserblk.initiator.session import Session
-from tests.cli.commands import Server, good_json, serving
 from tests.integration.conftest import StartTarget
-from tests.integration.test_several_portals import both, two_portals
 from tests.support.faces import FACES, opened, read, write
-from tests.support.faults.proxy import FaultProxy
-from tests.support.target import IQN
+from tests.support.ported import Ported, both, ported_target, two_portals
 
 SIZE = 1 << 20
 DATA = os.urandom(65536)
@@ -133,44 +129,9 @@ async def test_not_to_another_lun(start_target: StartTarget, face: str) -> None:
             assert session.reconnects == 1
 
 
-class Ported:
-    """A target with two portal groups, and a proxy before each."""
-
-    def __init__(self, server: Server, states: Path, proxies: tuple[FaultProxy, FaultProxy]):
-        self._server = server
-        self._states = states
-        self.one, self.two = proxies
-
-    def urls(self, scheme: str = "iser") -> list[str]:
-        url = self._server.url.replace("iser", scheme, 1)
-        return both(self.one.through(url), self.two.through(url))
-
-    async def set(self, *states: str) -> None:
-        text = "".join(f"{tag} {state}\n" for tag, state in enumerate(states, 1))
-        self._states.write_text(text)
-        before = self._server.log.read_text().count("read again")
-        self._server.process.send_signal(signal.SIGHUP)
-        await until(lambda: self._server.log.read_text().count("read again") > before)
-
-
-@contextmanager
-def _ported(tmp_path: Path) -> Iterator[Ported]:
-    states = tmp_path / "states"
-    states.write_text("")
-    arguments = ["-v", "target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]
-    arguments += ["--listen", "127.0.0.1:0,1", "--listen", "127.0.0.1:0,2"]
-    arguments += ["--access-states", str(states)]
-    with serving(*arguments, log=tmp_path / "log") as server:
-        listen = server.url.removeprefix("iser://").partition("/")[0]
-        (found,) = good_json("discover", f"iscsi://{listen}")["targets"]
-        first, second = [each["port"] for each in found["portals"]]
-        with two_portals((first, second)) as proxies:
-            yield Ported(server, states, proxies)
-
-
 @pytest.fixture
 def ported(tmp_path: Path) -> Iterator[Ported]:
-    with _ported(tmp_path) as found:
+    with ported_target(tmp_path) as found:
         yield found
 
 

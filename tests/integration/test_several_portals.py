@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,24 +13,11 @@ from iserblk.errors import BadArgument, LunChanged, TransportError
 from tests.cli.commands import good_json, serving
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, opened, read, write
-from tests.support.faults.proxy import FaultProxy, nothing
+from tests.support.ported import both, two_portals
 from tests.support.target import IQN
 
 SIZE = 1 << 20
 DATA = os.urandom(65536)
-
-
-def both(one: str, two: str) -> list[str]:
-    return [f"{one}/0", f"{two}/0"]
-
-
-@contextmanager
-def two_portals(ports: tuple[int, int]) -> Iterator[tuple[FaultProxy, FaultProxy]]:
-    with (
-        FaultProxy(("127.0.0.1", ports[0]), nothing, "raw") as one,
-        FaultProxy(("127.0.0.1", ports[1]), nothing, "raw") as two,
-    ):
-        yield one, two
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -440,7 +440,7 @@ def test_it_outlives_the_session_and_a_lun_reset(server: DeviceServer, kind: int
     assert server.reset_lun(0)
     assert b.told() == c.told() == [(sense.UNIT_ATTENTION, sense.LUN_RESET)]
     assert b.data(pr.reserve_in(pr.READ_FULL_STATUS)) == before
-    again = Host(server, a.nexus.name.name.upper())
+    again = Host(server, a.nexus.name.initiator.name.upper())
     again.key = A
     assert again.out(pr.RESERVE, kind) == sam.GOOD, "it is the same nexus"
     assert again.out(pr.RELEASE, kind) == sam.GOOD
@@ -457,14 +457,16 @@ def test_a_nexus_that_was_away_meets_power_on_alone(server: DeviceServer) -> Non
     a, b, _ = three(server)
     server.detach(a.nexus)
     assert b.out(pr.PREEMPT, EA, A) == sam.GOOD
-    again = Client(server, name=a.nexus.name.name, ready=False)
+    again = Client(server, name=a.nexus.name.initiator.name, ready=False)
     assert again.code(READY) == POWER_ON
     assert again.code(READY) == GOOD
 
 
 def test_attentions_queue_up_in_order_and_each_once(server: DeviceServer) -> None:
     a, b, _ = three(server)
-    late = Client(server, name=a.nexus.name.name, ready=False)  # a second session of that name
+    late = Client(
+        server, name=a.nexus.name.initiator.name, ready=False
+    )  # a second session of that name
     for _ in range(2):
         assert a.out(pr.RESERVE, WE_RO) == a.out(pr.RELEASE, WE_RO) == sam.GOOD
     assert b.told() == [RESERVATIONS_RELEASED]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,9 +11,12 @@ from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.scsi.reservations import OutParameters, TransportId
 from iserblk.target.reservations import CHANGES, FREE, READS, Reservations
+from iserblk.target.seam import ALL_PORTS, NexusName
 from iserblk.target.task import Ended
 
-NEXUSES = [TransportId(name, b"\x80abcde") for name in "abc"]
+NEXUSES = [
+    NexusName(TransportId(name, b"\x80abcde"), int(port)) for name, port in ("a1", "a2", "b1")
+]
 KEYS = st.sampled_from([0, 1, 2, 3])
 STEPS = st.lists(
     st.tuples(
@@ -27,21 +32,34 @@ STEPS = st.lists(
 )
 
 
+def those(initiator: TransportId, port: int) -> set[NexusName]:
+    """The nexuses that a registration is for."""
+    return {
+        each for each in NEXUSES if each.initiator == initiator and port in (ALL_PORTS, each.port)
+    }
+
+
+def of_all(names: Iterable[NexusName]) -> set[NexusName]:
+    return {each for name in names for each in those(*name)}
+
+
 def look(reservations: Reservations) -> tuple[bytes, ...]:
     return tuple(reservations.answer(action) for action in range(4))
 
 
 @given(STEPS)
 def test_the_rules(
-    steps: list[tuple[TransportId, int, int, bool, int, int, int]],
+    steps: list[tuple[NexusName, int, int, bool, int, int, int]],
 ) -> None:
     reservations = Reservations()
-    told: list[tuple[TransportId, int]] = []
+    told: list[tuple[NexusName, int]] = []
     reservations.tell = lambda nexus, code: told.append((nexus, code))
     for nexus, action, kind, honest, some_key, action_key, flags in steps:
         before = look(reservations)
         _, old = pr.decode_full_status(before[3])
-        keys = {each.initiator: each.key for each in old}
+        places = [(those(each.initiator, each.port), each) for each in old]
+        keys = {name: each.key for names, each in places for name in names}
+        mine = next((names for names, _ in places if nexus in names), {nexus})
         key = keys.get(nexus, 0) if honest else some_key
         told.clear()
         try:
@@ -53,7 +71,10 @@ def test_the_rules(
             continue
         after = look(reservations)
         generation, registered = pr.decode_full_status(after[3])
-        names = {each.initiator for each in registered}
+        places = [(those(each.initiator, each.port), each) for each in registered]
+        assert all(each.all_ports == (not each.port) for each in registered)
+        names = {name for some, _ in places for name in some}
+        assert len(names) == sum(len(some) for some, _ in places), "each is registered once"
         counted = generation - pr.decode_keys(before[0])[0]
         # A generation is counted where registrations change, and nowhere else.
         if action in (pr.RESERVE, pr.RELEASE):
@@ -70,18 +91,20 @@ def test_the_rules(
             assert reservation.key == (0 if everybody else holders[0].key)
             assert {each.type for each in holders} == {reservation.type}
         # The sender is never told, nor a victim of itself; who lost a registration by others is.
-        assert nexus not in {each for each, _ in told} and nexus not in victims
-        lost = set(keys) - names - {nexus}
+        assert nexus not in of_all(each for each, _ in told) | of_all(victims)
+        lost = set(keys) - names - mine
         codes = (sense.RESERVATIONS_PREEMPTED, sense.REGISTRATIONS_PREEMPTED)
-        assert lost == {each for each, code in told if code in codes}
-        assert set(victims) == (lost if action == pr.PREEMPT_AND_ABORT else set())
+        assert lost == of_all(each for each, code in told if code in codes)
+        assert of_all(victims) == (lost if action == pr.PREEMPT_AND_ABORT else set())
         assert len(told) == len(set(told)) <= 2
         # Who holds may do all; without a reservation everybody may.
         for each in NEXUSES:
             may = [not reservations.conflicts(each, access, b"") for access in (READS, CHANGES)]
             assert not reservations.conflicts(each, FREE, b"")
             assert may[0] >= may[1], "who may write may read"
-            if reservation is None or each in {holder.initiator for holder in holders}:
+            if reservation is None or each in {
+                name for some, holder in places if holder.holder for name in some
+            }:
                 assert all(may)
             elif each not in names:
                 assert not may[1]

@@ -1,0 +1,103 @@
+"""reserve=exclusive with two portals in two portal groups: held through the one in use, wherever
+the session goes; and what was on its way through the other is written no more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from iserblk.disk import failback
+from iserblk.initiator import portals
+from iserblk.initiator.connect import connect
+from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.scsi import reservations as pr
+from iserblk.url import Options, parse_url
+from tests.support.faces import FACES, opened, read, write
+from tests.support.faults.behaviours import Hold
+from tests.support.ported import ported_target
+from tests.support.sessions import Host
+
+KIB = 1024
+WRITES = 3  # the first one that comes late meets the unit attention of the reset, in any case
+SETTLE_S = 0.3
+EXCLUSIVE = {"reserve": "exclusive", "io-timeout": "60"}
+
+face = pytest.mark.parametrize("face", FACES)
+
+
+@asynccontextmanager
+async def onlooker(url: str) -> AsyncIterator[Host]:
+    driver = TrioDriver(await connect(parse_url(url), Options(initiator_name="iqn.2026-11.a:b")))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        try:
+            yield Host(driver)
+        finally:
+            with trio.CancelScope(shield=True):
+                await driver.log_out()
+            nursery.cancel_scope.cancel()
+
+
+async def holders(url: str) -> list[tuple[bool, int]]:
+    """Of each registration: whether it holds the LUN, and its relative target port."""
+    async with onlooker(url) as host:
+        answer = await host.ask(pr.READ_FULL_STATUS)
+    return [(each.holder, each.port) for each in pr.decode_full_status(answer)[1]]
+
+
+@face
+async def test_held_through_the_portal_in_use(
+    tmp_path: Path, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 0.5)
+    monkeypatch.setattr(failback, "LOOK_S", 0.02)
+    monkeypatch.setattr(failback, "PROVEN_S", 0.1)
+    with ported_target(tmp_path) as ported:
+        urls = ported.urls()
+        async with opened(face, *urls, options=EXCLUSIVE) as disks:
+            (disk,) = disks.values()
+            session = getattr(disk, "_disk", disk)._core.session
+            await write(disk, b"1" * 512, 0)
+            assert await holders(urls[1]) == [(True, 1)]
+            ported.one.refuse(by_reset=True)
+            ported.one.cut()
+            await write(disk, b"2" * 512, 512)
+            assert await holders(urls[1]) == [(True, 2)]
+            ported.one.admit()
+            with trio.fail_after(60):
+                while session.reconnects < 2:  # noqa: ASYNC110 (another thread, perhaps)
+                    await trio.sleep(0.01)
+            assert await read(disk, 0, 1024) == b"1" * 512 + b"2" * 512
+            assert await holders(urls[1]) == [(True, 1)]
+        assert await holders(urls[1]) == []
+
+
+@face
+@pytest.mark.parametrize("size", [8 * KIB, 256 * KIB], ids=["with its command", "asked for"])
+async def test_a_delayed_write_through_the_other_group(
+    tmp_path: Path, face: str, size: int
+) -> None:
+    """The target knows nothing of the loss, and serves the old connection on: the write that comes
+    by it when the LUN has been in use by the other portal is refused."""
+    hold = Hold(lambda unit: unit.is_write_command)
+    with ported_target(
+        tmp_path, lambda number: ([hold] if number == 0 else [], []), "auto"
+    ) as ported:
+        async with opened(face, *ported.urls(), options=EXCLUSIVE) as disks:
+            (disk,) = disks.values()
+            with trio.fail_after(60):
+                async with trio.open_nursery() as nursery:
+                    for number in range(WRITES):
+                        nursery.start_soon(write, disk, b"o" * size, number * size)
+                    while not hold.holding:  # noqa: ASYNC110 (another thread)
+                        await trio.sleep(0.01)
+                    ported.one.refuse(by_reset=True)
+                    assert ported.one.abandon() == 1
+                await write(disk, b"n" * size * WRITES, 0)
+                assert ported.one.release(hold) >= 48
+                await trio.sleep(SETTLE_S)
+                assert await read(disk, 0, size * WRITES) == b"n" * size * WRITES
