@@ -413,19 +413,22 @@ class DiskCore:
         deadline = deadline or self.deadline()
         yield from self.begin_change(offset, len(buffer), len(buffer), deadline)
         pieces, edges = self._cut(buffer, offset)
+        keeper = self.durability.keeper
         use_fua = fua and self.info.fua and self.info.write_cache
+        if keeper is not None and keeper.active:
+            # An older write that is sent again goes over this one in the target's cache, and may
+            # be all that is left when that is lost once more: so older ones are flushed, too.
+            use_fua = False
         kept: list[int] = []
         try:
             if pieces:
                 yield from self._run(pieces, self._write_filler(use_fua), deadline, kept, use_fua)
             for lba, start, part in edges:
                 yield from self._modify(lba, start, part, use_fua, deadline, kept)
-            keeper = self.durability.keeper
             # More than the journal may hold is kept in the caller's own buffer, and flushed now.
             if (fua and not use_fua) or (keeper is not None and len(buffer) > keeper.limit):
                 yield from self.flush(deadline)
         finally:
-            keeper = self.durability.keeper
             if keeper is not None:
                 keeper.settle(kept)
 

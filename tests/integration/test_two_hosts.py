@@ -8,6 +8,7 @@ import pytest
 from iserblk.errors import IserblkError
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, read, write
+from tests.support.faults.proxy import FaultProxy
 
 SPEC = "lun:size=8M:volatile-cache=64M"
 SIZE = 8192
@@ -91,3 +92,27 @@ async def test_the_cache_does_lose_it(start_target: StartTarget, face: str) -> N
         assert await read(disk, 0, SIZE) == bytes(SIZE)
         with pytest.raises(IserblkError, match="lost"):
             await disk.flush()
+
+
+@face
+@transport
+async def test_what_was_written_through_is_not_passed_by_older_writes(
+    start_target: StartTarget, face: str, transport: str
+) -> None:
+    """A write with FUA over one that is in the journal: were that one sent again, its bytes would
+    lie in the cache, and perhaps on the medium, for as long as nothing newer has come."""
+    running = start_target(SPEC)
+    with FaultProxy(("127.0.0.1", running.port)) as proxy:
+        url = proxy.through(f"{running.url}/0").replace("iser:", f"{transport}:")
+        async with one_disk(face, url) as disk:
+            await write(disk, OLD, 0)
+            await write(disk, NEW, 0, fua=True)
+            proxy.cut()
+            assert await read(disk, 0, SIZE) == NEW
+            again = proxy.links[-1].up.units
+            assert len(proxy.links) > 1 and any(unit.cdb for unit in again)
+            assert not any(unit.is_write_command for unit in again)
+            running.kill()
+    running = start_target(SPEC, listen=running.listen)
+    async with one_disk(face, f"{running.url}/0") as disk:
+        assert await read(disk, 0, SIZE) == NEW

@@ -22,6 +22,8 @@ from tests.model.blocks import GRANULE, Wrong
 from tests.model.machine import AnyMachine, Machine, machine
 from tests.model.runner import Runner, Tally
 from tests.model.script import (
+    BROKEN,
+    CHECKED,
     GRANULES,
     READ,
     SHORT,
@@ -42,6 +44,7 @@ from tests.support.faces import FACES
 REPLAY = "ISERBLK_MODEL"
 TRANSPORTS = ("iser", "iscsi")
 SIZE = GRANULES * GRANULE
+DIGESTS = "header_digest=crc32c&data_digest=crc32c"
 
 
 def play(
@@ -218,9 +221,8 @@ def test_without_the_journal_a_loss_is_noticed(recovers: None) -> None:
 @pytest.mark.parametrize("cached", CACHED)
 def test_disasters_with_digests(recovers: None, cached: bool) -> None:
     for seed in _seeds(1):
-        steps = random_script(seed, 200, 0.2)
-        digests = "?header_digest=crc32c&data_digest=crc32c"
-        replayable(seed, steps, "async", "iscsi", digests, cached=cached)
+        steps = random_script(seed, 200, 0.2, CHECKED)
+        replayable(seed, steps, "async", "iscsi", f"?{DIGESTS}", cached=cached)
 
 
 @pytest.mark.parametrize("cached", CACHED)
@@ -255,14 +257,20 @@ def test_two_hundred_thousand_operations(
         if number % 10 == 0:
             place = tmp_path / str(number)
             place.mkdir()
+        transport = TRANSPORTS[number // 2 % 2]
+        kinds = [(SHORT, ""), (CHECKED, DIGESTS if transport == "iscsi" else "")]
         late = number % 8 == 1
+        if late:
+            worst = BROKEN if transport == "iscsi" else TOO_LONG
+            kinds = [(worst, "io-timeout=1"), (TOO_LONG, "io-timeout=1")]
+        chosen, option = kinds[number // 8 % 2]
         total.add(
             replayable(
                 seed,
-                random_script(seed, PER_RUN, 0.13, TOO_LONG if late else SHORT),
+                random_script(seed, PER_RUN if not late else PER_RUN // 8, 0.13, chosen),
                 FACES[number % 2],
-                TRANSPORTS[number // 2 % 2],
-                "?io-timeout=1" if late else "",
+                transport,
+                f"?{option}" if option else "",
                 may_fail=late,
                 cached=CACHED[number // 4 % len(CACHED)],
                 place=place,
