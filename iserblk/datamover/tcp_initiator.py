@@ -179,7 +179,7 @@ class TcpInitiator:
         transfer.data = NOWHERE
 
     def disconnect(self) -> None:
-        self._stream.disconnect()
+        self._stream.disconnect(discard=True)  # see IwarpQueuePair.disconnect
 
     def connection_terminate(self) -> None:
         self._tx.close()

@@ -46,8 +46,9 @@ class ByteStream(Protocol):
 
     def fileno(self) -> int: ...
 
-    def disconnect(self) -> None:
-        """From any thread: ``receive`` finds the end."""
+    def disconnect(self, discard: bool = False) -> None:
+        """From any thread: ``receive`` finds the end. ``discard``: what the peer has not taken yet
+        does not reach it any more, once the stream is closed."""
         ...
 
     def close(self) -> None: ...

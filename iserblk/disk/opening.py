@@ -16,7 +16,7 @@ from iserblk.disk.identify import identify, report_luns
 from iserblk.disk.paths import Paths
 from iserblk.disk.paths_opening import open_path
 from iserblk.disk.reserve import Reservation, host_key
-from iserblk.disk.resume import check_identity, resume_all
+from iserblk.disk.resume import check_identity, listen, resume_all
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, ConnectionLost, NoSuchLun, NotSupported
 from iserblk.initiator.connect import connect
@@ -122,6 +122,7 @@ def _resume_by(
     if session.left_nothing:
         session.left_nothing = False  # the next attempt may find what this one leaves
         paths.left_nothing()
+    listen(cores, fresh)
     for core in cores:
         yield from paths.look(core.info.lun, fresh)
         yield from check_identity(core, fresh)

@@ -61,7 +61,9 @@ class Paths:
         self._wanted: Way[Address] | None = None  # to be tried first, once
         self._refusal: int | None = None  # the state for which the port in use refused a command
         self._group: int | None = None  # of the session that was in use last
-        self._left: set[int] = set()  # groups through which we may have left tasks
+        # By LUN: the groups through which something may have been left at the target.
+        self._used: dict[int, set[int]] = {}
+        self._first: int | None = None  # the group that all LUNs were used through to begin with
 
     async def connect(self, isid: bytes = b"") -> Session:
         """A session by the first way that takes a login; ``settled`` must be told that it is in
@@ -121,8 +123,9 @@ class Paths:
         self._trying = None
         self._refusal = None
         self._group = session.parameters.target_portal_group_tag
-        self._left = {self._group}
         before, self._before = self._before, way
+        if before is None:
+            self._first = self._group
         if before is not None and before is not way:
             why = f": {before.error}" if before.error else ""
             log.warning("%s is used, not %s any more%s", way.name, before.name, why)
@@ -144,15 +147,22 @@ class Paths:
     def reset(self, lun: int, fresh: Session) -> Operation[None]:
         """The step behind the check of the LUN's identity, and before anything is written."""
         group = fresh.parameters.target_portal_group_tag
-        if self._left - {group}:
-            log.info("%s: portal group %d, it was %s", fresh.portal, group, self._group)
+        used = self._used.setdefault(lun, set() if self._first is None else {self._first})
+        # Also by a connection that was lost again before it was in use: it may have written.
+        if others := used - {group}:
+            log.info("%s: portal group %d, it was %s", fresh.portal, group, sorted(others))
             yield from reset_lun(fresh, lun)
-        self._left.add(group)  # the journal may be written through it, and fail half-way
+            used.clear()
+        used.add(group)
 
     def left_nothing(self) -> None:
         """The session that was in use ended by a logout, with no task at the target."""
-        if self._group is not None:
-            self._left.discard(self._group)
+        if self._group is None:
+            return
+        if self._first == self._group:
+            self._first = None
+        for used in self._used.values():
+            used.discard(self._group)
 
     def watch(self, session: Session, lun: bytes) -> None:
         """From now on ``session``, the one in use, is cut where its port refuses a command for its

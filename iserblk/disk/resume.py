@@ -73,9 +73,16 @@ def _words(info: LunInfo) -> str:
 STEPS: list[Step] = [check_identity, check_reservation, replay_journal]
 
 
+def listen(cores: Sequence[DiskCore], fresh: Session) -> None:
+    """From before the first command on ``fresh``: that one may be told of what the target has lost,
+    and no other."""
+    for core in cores:
+        fresh.on_sense[core.lun] = core.hear_resuming
+
+
 def resume(core: DiskCore, fresh: Session) -> Operation[None]:
     """All steps for one LUN."""
-    fresh.on_sense[core.lun] = core.hear_resuming
+    listen([core], fresh)
     for step in STEPS:
         yield from step(core, fresh)
 

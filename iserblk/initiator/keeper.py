@@ -187,6 +187,7 @@ class Keeper:
             while (left := fresh.last_heard + SILENCE_S - monotonic()) > 0:  # noqa: ASYNC110
                 await trio.sleep(left)
             words = f"{fresh.portal}: the LUNs did not answer within {SILENCE_S:g} s"
+            fresh.disconnect()  # what is under way must not arrive any more
             fresh.fail(ConnectionLost(words))
 
         async with trio.open_nursery() as nursery:

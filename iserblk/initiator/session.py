@@ -213,7 +213,7 @@ class Session(Submitting):
         self._terminate()
         tasks = self.tasks
         with self._lock:
-            sent = [slot for slot in tasks if slot.state == SENT]
+            sent = [slot for slot in tasks if slot.state == SENT and slot.complete]
             sent.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)  # oldest first
             self._again.update(sent)
             moved = set(sent)  # some may be there: of a turn that was interrupted
@@ -238,8 +238,13 @@ class Session(Submitting):
         if lost is not None:
             lost()
 
-    def _unwanted(self, slot: TaskSlot) -> CommandTimeout:
-        """The error of a command that was being aborted when the connection was lost."""
+    def _unwanted(self, slot: TaskSlot) -> IserblkError:
+        """The error of a command that was being aborted when the connection was lost, or whose
+        answer was being taken in when that was interrupted."""
+        if slot.state == SENT:
+            return ConnectionLost(
+                f"{self.portal}: interrupted before command {slot.cdb[0]:#04x} had ended"
+            )
         return CommandTimeout(
             f"{self.portal}: command {slot.cdb[0]:#04x} did not end within {self.io_timeout:g} s, "
             "nor was its abort answered; is the target slow? raise io-timeout"

@@ -246,13 +246,19 @@ class Submitting:
         while dm.queued:
             if not self._flush_lock.acquire(blocking=False):
                 return
+            failed = False
             try:
                 dm.flush()
             except TransportError as error:
                 log.debug("%s: send failed: %s", self.portal, error)
-                return
+                failed = True
             finally:
                 self._flush_lock.release()
+            before, dm = dm, self._dm  # another connection: who queued there found the lock taken
+            if dm is not before:
+                continue
+            if failed:
+                return
             if dm.wants_write():
                 self.on_blocked()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Protocol, TypeVar
 
-from iserblk.datamover.seam import PduSlot
+from iserblk.datamover.seam import NO_DATA, PduSlot
 
 T = TypeVar("T")
 
@@ -100,3 +100,8 @@ class TaskSlot(PduSlot):
         self.error: Exception | None = None
         self.deadline = 0.0
         self.waiter: Waiter = _NOBODY
+
+    @property
+    def complete(self) -> bool:
+        """All that it was asked with is here still, so that it can be sent again."""
+        return self.data is not None or self.direction == NO_DATA

@@ -271,7 +271,7 @@ class BlockingDriver:
             self.wait(waiter)
             cut.cancel()
             cut.join()
-            if not waiter.pending:
+            if session.error is None:  # or the connection was lost, and its descriptor with it
                 self._part()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
         os.close(self._bell)

@@ -7,7 +7,7 @@ import os
 import socket
 
 from iserblk.errors import ConnectionLost
-from iserblk.rcap.iwarp.wire import wire
+from iserblk.rcap.iwarp.wire import NO_LINGER, wire
 
 
 class SocketStream:
@@ -39,10 +39,12 @@ class SocketStream:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def disconnect(self) -> None:
+    def disconnect(self, discard: bool = False) -> None:
         """No locks, no waiting: what is received next is the end of the stream."""
         if not self._closed:
             with contextlib.suppress(OSError):  # it has ended by itself
+                if discard:
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import PduSlot
@@ -45,6 +46,7 @@ LOGIN_SLOTS = 4
 CONTROL_SLOTS = 32  # for answers to NOP, text, task management
 CONTROL_INLINE = 8192
 SENSE_INLINE = 256
+_OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
 DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
 
@@ -53,7 +55,8 @@ class TargetConnection:
 
     ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread and then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
-    ``on_reset(lun, self)``: a LOGICAL UNIT RESET was asked for; end the tasks of other sessions.
+    ``on_reset(lun, self, ended)``: a LOGICAL UNIT RESET was asked for; ends the tasks of other
+    sessions, as ``Nexus.end_tasks``.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class TargetConnection:
         login: LoginTarget,
         *,
         on_login: Callable[[TargetConnection], None],
-        on_reset: Callable[[int, TargetConnection], None],
+        on_reset: Callable[[int, TargetConnection, Callable[[], None]], int],
         portal: str,
         port: TargetPort = ONLY_PORT,
     ) -> None:
@@ -411,35 +414,32 @@ class TargetConnection:
         lun = luns.decode(request.lun)
         if request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
-            if slot is None:
+            if slot is None and not self._numbers.give_up(request.ref_cmd_sn, request.cmd_sn):
                 self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
-                self._abort([slot], request)
-        elif request.function in (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET):
-            self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
-        elif request.function == pdu.TMF_LOGICAL_UNIT_RESET:
-            if not self._device.reset_lun(lun):
-                self._answers.task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
-                return
-            self._on_reset(lun, self)
-            self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
-        else:
+                self._abort([slot] if slot else [], request)
+        elif request.function not in _OF_A_LUN:
             self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
+        elif request.function == pdu.TMF_LOGICAL_UNIT_RESET and not self._device.reset_lun(lun):
+            self._answers.task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
+        else:
+            self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
 
     def _abort(self, slots: list[TargetTask], request: pdu.TaskManagementRequest) -> None:
         """End tasks without a response; the function is answered when the last has ended: none of
         them touches the initiator's buffers, or the medium, after that."""
-        left = len(slots)
-        if not left:
-            self._answers.task_management(request, pdu.TMF_COMPLETE)
-            return
+        left = 1 + len(slots)
 
-        def one_ended() -> None:
+        def one_ended(flush: bool = False) -> None:
             nonlocal left
             left -= 1
-            if not left:
+            if not left and not self.done:
                 self._answers.task_management(request, pdu.TMF_COMPLETE)
+                if flush:
+                    self._flush_quietly()
 
+        if request.function == pdu.TMF_LOGICAL_UNIT_RESET:  # those of other sessions as well
+            left += self._on_reset(luns.decode(request.lun), self, partial(one_ended, True))
         for slot in slots:
             slot.aborted = True
             slot.on_aborted.append(one_ended)
@@ -449,6 +449,7 @@ class TargetConnection:
                 slot.state == FETCHING and self._dm.cancel_data(slot)
             ):
                 self._drop(slot)
+        one_ended()
 
     def _drop(self, slot: TargetTask) -> None:
         """An aborted task has come to its end."""
@@ -459,30 +460,29 @@ class TargetConnection:
         for callback in callbacks:
             callback()
 
-    def abort_lun(self, lun: int) -> None:
-        """Another session reset the LUN: its tasks here end with TASK ABORTED."""
-        for slot in list(self._tasks.values()):
-            if slot.lun != lun or slot.state == RUNNING:
-                continue  # what runs already counts as having ended before the reset
-            slot.task.status = sam.TASK_ABORTED
-            slot.task.transferred = 0
+    def _end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+        """Nexus.end_tasks: after a reset or a PREEMPT AND ABORT by another session."""
+        tasks = [slot for slot in self._tasks.values() if slot.lun == lun]
+        running = [slot for slot in tasks if slot.state == RUNNING]
+        for slot in running:
+            slot.on_ended.append(ended)
+        for slot in tasks:
+            if slot.state != RUNNING:
+                slot.task.status = sam.TASK_ABORTED
+                slot.task.transferred = 0
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
                 self._respond(slot)
+        self._flush_quietly()
+        return len(running)
 
-    def _end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
-        """Nexus.end_tasks, for a PREEMPT AND ABORT by another session."""
+    def _flush_quietly(self) -> None:
+        """From outside of ``progress``, which finds by itself that the connection has ended."""
         try:
-            self.abort_lun(lun)
             self._dm.flush()
         except TransportError as error:
-            log.debug("a connection ended while it was preempted: %s", error)
+            log.debug("a connection ended: %s", error)
         self.on_output()
-        running = [each for each in self._tasks.values() if each.lun == lun]
-        running = [each for each in running if each.state == RUNNING]
-        for slot in running:
-            slot.on_ended.append(ended)
-        return len(running)
 
     @property
     def answered(self) -> int:

@@ -145,6 +145,11 @@ class DeviceServer:
     def _end_tasks(self, lun: int, names: Sequence[NexusName], ended: Callable[[], None]) -> int:
         return sum(nexus.end_tasks(lun, ended) for name in names for nexus in self._named(name))
 
+    def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
+        """Of every nexus but ``by``, as after a reset by that one. See ``Nexus.end_tasks``."""
+        others = [nexus for nexus in self._nexuses if nexus is not by]
+        return sum(nexus.end_tasks(lun, ended) for nexus in others)
+
     def close(self) -> None:
         """Close every unit: caches are written back. Raises the first OSError, when all are."""
         failure: OSError | None = None

@@ -270,15 +270,10 @@ class TargetServer:
         if connection in self._connections:
             self._connections[connection].wake()
 
-    def _reset(self, lun: int, by: TargetConnection) -> None:
-        for connection, writes in list(self._connections.items()):
-            if connection is not by:
-                connection.abort_lun(lun)
-                try:
-                    connection.flush()
-                except TransportError as error:
-                    log.debug("a connection ended during a reset: %s", error)
-                writes.wake()
+    def _reset(self, lun: int, by: TargetConnection, ended: Callable[[], None]) -> int:
+        """End the LUN's tasks of all other sessions, also of those that were reinstated and whose
+        last tasks still run. As ``Nexus.end_tasks``."""
+        return self.device.end_tasks_of_others(lun, by.nexus, ended)
 
 
 def _progress_quietly(connection: TargetConnection) -> None:

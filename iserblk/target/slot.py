@@ -83,9 +83,10 @@ class Numbers:
     The window is as wide as the queue is deep: it moves on by one with each command that ends.
     """
 
-    __slots__ = ("exp_cmd_sn", "max_cmd_sn", "stat_sn")
+    __slots__ = ("_given_up", "exp_cmd_sn", "max_cmd_sn", "stat_sn")
 
     def __init__(self) -> None:
+        self._given_up: set[int] = set()  # CmdSNs that never came, and count as received
         self.stat_sn = 0
         self.exp_cmd_sn = 0
         self.max_cmd_sn = 0
@@ -98,7 +99,29 @@ class Numbers:
         if cmd_sn != self.exp_cmd_sn or serial_lt(self.max_cmd_sn, cmd_sn):
             return False
         self.exp_cmd_sn = (cmd_sn + 1) & _MASK
+        if self._given_up:
+            self._skip()
         return True
+
+    def give_up(self, ref_cmd_sn: int, cmd_sn: int) -> bool:
+        """An ABORT TASK with ``cmd_sn`` names a command of which nothing is known. Whether it is
+        one that never came: then it counts as received, or nothing behind it would ever be taken
+        (11.6.1 b)."""
+        if (
+            serial_lt(ref_cmd_sn, self.exp_cmd_sn)
+            or serial_lt(self.max_cmd_sn, ref_cmd_sn)
+            or not serial_lt(ref_cmd_sn, cmd_sn)
+        ):
+            return False
+        self._given_up.add(ref_cmd_sn)
+        self._skip()
+        return True
+
+    def _skip(self) -> None:
+        while self.exp_cmd_sn in self._given_up:
+            self._given_up.remove(self.exp_cmd_sn)
+            self.exp_cmd_sn = (self.exp_cmd_sn + 1) & _MASK
+            self.max_cmd_sn = (self.max_cmd_sn + 1) & _MASK
 
     def ended(self, immediate: int) -> None:
         """A PDU that ``accept`` took has ended; one with the I bit moves no window."""

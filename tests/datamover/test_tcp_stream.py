@@ -39,7 +39,7 @@ class Stream:
     def fileno(self) -> int:
         return -1
 
-    def disconnect(self) -> None: ...
+    def disconnect(self, discard: bool = False) -> None: ...
 
     def close(self) -> None:
         self.closed = True

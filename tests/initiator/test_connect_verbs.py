@@ -87,7 +87,7 @@ async def target(fabric: Fabric, port: int) -> AsyncIterator[FakeListener]:
                         device,
                         LoginTarget(LoginTargetConfig(IQN, len(connections) + 1)),
                         on_login=lambda _: None,
-                        on_reset=lambda _lun, _by: None,
+                        on_reset=lambda _lun, _by, _ended: 0,
                         portal=f"127.0.0.1:{port}",
                     )
                 )

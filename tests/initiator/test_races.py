@@ -134,3 +134,21 @@ def test_connection_ends_while_a_thread_flushes() -> None:
     with pytest.raises(ConnectionLost):
         datamover.flush()
     theirs.close()
+
+
+def test_connection_is_replaced_while_a_thread_sends_on_the_old_one() -> None:
+    """What goes on with the new one finds a sender at work, and leaves it to that."""
+    made, old = session()
+    made.on_loss = _nothing
+    fresh, new = session()
+
+    def flush() -> None:
+        old.inbox.append(ConnectionLost("gone"))
+        made.progress(1.0)
+        made.offer(fresh)
+        made.progress(2.0)
+        raise ConnectionLost("closed")
+
+    old.flush = flush  # type: ignore[method-assign]
+    slot = command(made, CountingWaiter())
+    assert [sent for sent, _ in new.sent] == [slot] and not new.queued

@@ -315,6 +315,28 @@ def test_interrupted_while_it_is_suspended(at: str, monkeypatch: pytest.MonkeyPa
     assert waiter.pending == 3
 
 
+def test_interrupted_while_an_answer_is_taken_in() -> None:
+    """The data of that command is not known any more: it cannot be sent again, others are."""
+    kept = Kept()
+    made = kept.session
+    waiter = CountingWaiter()
+    lost, other = (_write(made, waiter, bytes(512)) for _ in range(2))
+    kept.dm.inbox.append(response(lost.itt))
+    deallocate = kept.dm.deallocate_task_resources
+
+    def interrupted(slot: TaskSlot, invalidated: int) -> None:
+        deallocate(slot, invalidated)
+        raise KeyboardInterrupt
+
+    kept.dm.deallocate_task_resources = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        made.progress(1.0)
+    kept.lose()
+    assert (lost.state, other.state, waiter.pending) == (TAKEN, QUEUED, 1)
+    assert isinstance(lost.error, ConnectionLost)
+    assert [sent[0] for sent in kept.regain().sent] == [other]
+
+
 def test_interrupted_while_it_goes_on() -> None:
     kept = Kept()
     made = kept.session

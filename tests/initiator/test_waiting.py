@@ -148,6 +148,18 @@ def test_second_interrupt_does_not_wait_for_the_target() -> None:
     assert not thread.is_alive()
 
 
+def test_connection_lost_during_the_logout() -> None:
+    """Instead of an answer: the session has ended, as was wanted."""
+    session, peer = linked()
+    driver = BlockingDriver(session)
+    thread = _answering(peer, lambda _heard: peer.pair.disconnect())
+    driver.log_out()
+    assert isinstance(session.error, ConnectionLost)
+    thread.join(60)
+    peer.close()
+    assert not thread.is_alive()
+
+
 def test_interrupt_while_answers_are_taken_in() -> None:
     """Some may be lost then: the connection ends, and with it every command."""
     session, peer = linked()

@@ -151,13 +151,15 @@ Io = Callable[[], object]
 
 
 @contextmanager
-def requests(kind: str, url: str, place: Path) -> Iterator[tuple[dict[str, Io], type[Exception]]]:
+def requests(
+    kind: str, urls: list[str], place: Path, io_timeout: int
+) -> Iterator[tuple[dict[str, Io], type[Exception]]]:
     """Kinds of request, and the exception that they fail with, which has an ``errno``."""
     block = b"r" * 4096
     if kind == "nbd":
         need("nbdkit")
         nbd = pytest.importorskip("nbd", reason="not installed: python3-libnbd")
-        with running_nbdkit([url], place, parameters=("io-timeout=1",)) as uri:
+        with running_nbdkit(urls, place, parameters=(f"io-timeout={io_timeout}",)) as uri:
             client = nbd.NBD()
             client.connect_uri(uri)
             yield (
@@ -173,7 +175,7 @@ def requests(kind: str, url: str, place: Path) -> Iterator[tuple[dict[str, Io], 
             client.shutdown()
         return
     need_fuse()
-    with running_mount([url], place / "mnt", "io-timeout=1") as mountpoint:
+    with running_mount(urls, place / "mnt", f"io-timeout={io_timeout}") as mountpoint:
         fd = os.open(mountpoint / "lun0", os.O_RDWR)
         try:
             yield (
@@ -192,7 +194,7 @@ def requests(kind: str, url: str, place: Path) -> Iterator[tuple[dict[str, Io], 
 def test_an_outage_beyond_io_timeout(start_target: StartTarget, tmp_path: Path, kind: str) -> None:
     """EIO and nothing else for each, in its time; afterwards no error is left over."""
     target = start_target(SPEC)
-    with requests(kind, f"{target.url}/0", tmp_path) as (calls, failure):
+    with requests(kind, [f"{target.url}/0"], tmp_path, 1) as (calls, failure):
         for call in calls.values():
             call()
         target.kill()
@@ -213,3 +215,28 @@ def test_an_outage_beyond_io_timeout(start_target: StartTarget, tmp_path: Path, 
             for name in ("write", "read", "flush"):
                 calls[name]()
         assert bytes(calls["read"]()) == bytes(4096)  # type: ignore[call-overload]
+
+
+# -- a black hole ----------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", FRONT_ENDS)
+def test_a_portal_becomes_a_black_hole(
+    start_target: StartTarget, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing says that the connection is gone, but the sign of life that does not come."""
+    target = start_target(SPEC)
+    here = ("127.0.0.1", target.port)
+    with FaultProxy(here, framing="raw") as one, FaultProxy(here, framing="raw") as two:
+        urls = [each.through(f"{target.url}/0") for each in (one, two)]
+        with requests(kind, urls, tmp_path, 60) as (calls, _):
+            calls["write"]()
+            one.refuse()
+            assert one.cut("black hole") == 1
+            start = time.monotonic()
+            calls["write"]()
+            calls["flush"]()
+            pause = time.monotonic() - start
+            assert two.alive
+    report(capsys, f"{kind}: a black hole costs {pause:.1f} s")

@@ -81,6 +81,20 @@ async def test_a_portal_of_another_group(tmp_path: Path, face: str) -> None:
                 assert one.alive
 
 
+@pytest.mark.parametrize("face", FACES)
+async def test_the_cache_is_lost(start_target: StartTarget, face: str) -> None:
+    """Whichever command on the new connection is told of it: what was not flushed is sent again."""
+    spec = f"lun:size={SIZE}:volatile-cache=1M"
+    target = start_target(spec)
+    with two_portals((target.port, target.port)) as (one, two):
+        async with opened(face, *both(one.through(target.url), two.through(target.url))) as disks:
+            (disk,) = disks.values()
+            await write(disk, DATA, 0)
+            target.kill()
+            start_target(spec, listen=target.listen)
+            assert await read(disk, 0, len(DATA)) == DATA
+
+
 async def test_the_first_one_is_down_at_the_start(start_target: StartTarget) -> None:
     target = start_target(f"lun:size={SIZE}")
     dead = target.url.replace(f":{target.port}/", ":1/")

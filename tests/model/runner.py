@@ -8,6 +8,7 @@ import trio
 
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError, LocalProtocolError
+from iserblk.iscsi import bhs
 from tests.model.blocks import GRANULE, Model, content
 from tests.model.machine import AnyMachine
 from tests.model.script import (
@@ -24,7 +25,17 @@ from tests.model.script import (
     Step,
 )
 from tests.support.faces import one_disk
-from tests.support.faults.behaviours import FIN, RST
+from tests.support.faults.behaviours import (
+    FIN,
+    RST,
+    Corrupt,
+    Delay,
+    Drop,
+    Duplicate,
+    Reorder,
+    Sips,
+)
+from tests.support.faults.framing import Unit
 
 PATIENCE_S = 60.0  # of one step; only a test that fails ever waits that long
 
@@ -42,6 +53,12 @@ class Tally:
         self.errors += other.errors
         for kind, count in other.faults.items():
             self.faults[kind] = self.faults.get(kind, 0) + count
+
+
+def _after_login(unit: Unit) -> bool:
+    """Login has no checksum in Traditional iSCSI, and what RDMA Writes have brought no number."""
+    start = unit.data.startswith(b"MPA ID Re")
+    return not start and unit.opcode not in (bhs.LOGIN_REQUEST, bhs.LOGIN_RESPONSE)
 
 
 class Runner:
@@ -182,10 +199,17 @@ class Runner:
     async def _strike(self, fault: Fault) -> None:
         self._count(fault.kind)
         machine, proxy = self._machine, self._machine.proxy
-        if fault.kind in ("rst", "fin", "hole"):
-            proxy.cut({"rst": RST, "fin": FIN, "hole": "black hole"}[fault.kind])
-        elif fault.kind.startswith("after "):
-            proxy.arm(up=fault.kind == "after up", after=fault.amount, how=RST)
+        kind, _, way = fault.kind.partition(" ")
+        if kind in ("rst", "fin", "hole"):
+            proxy.cut({"rst": RST, "fin": FIN, "hole": "black hole"}[kind])
+        elif kind in ("after", "truncate"):
+            proxy.arm(way == "up", fault.amount, RST if kind == "after" else FIN)
+        elif kind in ("delay", "sips"):
+            for up in (True, False):
+                proxy.stack(up, lambda _: Delay(0.002, 0.01) if kind == "delay" else Sips(900))
+        elif way:
+            made = {"corrupt": Corrupt, "drop": Drop, "twice": Duplicate, "swap": Reorder}[kind]
+            proxy.stack(way == "up", lambda _: made(_after_login, fault.amount))
         elif fault.kind in ("refuse", "outage"):
             proxy.refuse()
             proxy.cut(RST)

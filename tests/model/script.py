@@ -19,9 +19,11 @@ class Op(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """``kind``: "rst", "fin", "after up", "after down" (cut ``amount`` bytes from now), "hole",
-    "refuse" and "outage" (nobody listens for ``amount`` ms), "crash" (the target comes back with
-    its cache), "power" (without, but for what has happened to be written back)."""
+    """``kind``: "rst", "fin", "hole", "delay", "sips" (the connection as a whole); with "up" or
+    "down" behind it "after", "truncate" (``amount`` bytes from now), "corrupt", and what breaks
+    TCP's promises: "drop", "twice", "swap" (a PDU, soon). "refuse", "outage": nobody listens for
+    ``amount`` ms. "crash": the target comes back with its cache; "power": without, but for what
+    has happened to be written back."""
 
     kind: str
     amount: int = 0
@@ -56,16 +58,22 @@ def random_op(chance: random.Random) -> Op:
 
 
 Weights = dict[str, int]
-SHORT: Weights = {"rst": 4, "fin": 4, "after up": 5, "after down": 5, "refuse": 2, "crash": 3,
+SHORT: Weights = {"rst": 4, "fin": 4, "after up": 5, "after down": 5, "truncate up": 2,
+                  "truncate down": 2, "refuse": 2, "delay": 1, "sips": 1, "crash": 3,
                   "power": 4}  # fmt: skip
+# Where checksums tell.
+CHECKED: Weights = {**SHORT, "corrupt up": 4, "corrupt down": 4}
 # Also what takes longer than an io-timeout of a second.
 TOO_LONG: Weights = {**SHORT, "outage": 4, "hole": 3}
+BROKEN: Weights = {
+    f"{kind} {way}": 1 for kind in ("drop", "twice", "swap") for way in ("up", "down")
+}
 
 
 def random_fault(chance: random.Random, weights: Weights) -> Fault:
     kind = chance.choices(list(weights), list(weights.values()))[0]
-    most = {"refuse": 30, "after up": 60_000, "after down": 60_000, "outage": 2500}
-    amount = most.get(kind, 0)
+    most = {"refuse": 30, "after": 60_000, "truncate": 60_000, "outage": 2500}
+    amount = most.get(kind.partition(" ")[0], 20)
     return Fault(kind, chance.randint(0, amount))
 
 

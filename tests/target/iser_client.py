@@ -68,7 +68,7 @@ class IserClient:
             device,
             LoginTarget(LoginTargetConfig(IQN, 1)),
             on_login=lambda _: None,
-            on_reset=lambda _lun, _by: None,
+            on_reset=lambda _lun, _by, _ended: 0,
             portal="10.0.0.1:3260",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
 from iserblk.target.slot import TargetTask
 from tests.target.iser_client import IserClient, rw10
@@ -69,3 +70,30 @@ def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
     connection.finish(running[1])
     assert told == [True]
     assert connection.nexus.end_tasks(0, lambda: told.append(True)) == 0
+
+
+def test_a_reset_is_answered_when_other_sessions_write_no_more() -> None:
+    """The one that a thread is in is waited for; the answer leaves at once then."""
+    other = IserClient().logged_in([("ImmediateData", "Yes")])
+    client = IserClient().logged_in()
+    head = bytearray(28)
+    head[0] = 0x10
+    running: list[TargetTask] = []
+    other.connection.offload = running.append
+    fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
+    other.send(bytes(head) + other.scsi(fua, 0xA0, 512, 20, 512) + bytes(512))
+    other.run()
+    client.connection._on_reset = lambda lun, _by, ended: other.connection.nexus.end_tasks(
+        lun, ended
+    )
+    reset = pdu.TaskManagementRequest(
+        function=pdu.TMF_LOGICAL_UNIT_RESET, lun=bytes(8), itt=30, cmd_sn=2, exp_stat_sn=0
+    )
+    client.send(bytes(head) + reset.pack())
+    client.run()
+    assert not client.sent
+    other.connection.finish(running[0])
+    assert len(client.sent) == 1
+    client.run()
+    answer = client.heard[-1]
+    assert (answer.opcode, answer.bhs[2]) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)

@@ -39,7 +39,7 @@ class Client:
             device,
             LoginTarget(LoginTargetConfig(IQN, 1, receive_data_segment_length=65536, rdma=False)),
             on_login=lambda _: None,
-            on_reset=lambda _lun, _by: None,
+            on_reset=lambda _lun, _by, _ended: 0,
             portal="10.0.0.1:3260",
         )
 

@@ -24,7 +24,7 @@ from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.reads import RTR_TOKEN
 from iserblk.rcap.iwarp.receive import ReceiveCore
 from iserblk.rcap.iwarp.transmit import SendCore, SlotFrame
-from iserblk.rcap.iwarp.wire import WOULD_BLOCK, wire
+from iserblk.rcap.iwarp.wire import NO_LINGER, WOULD_BLOCK, wire
 from iserblk.rcap.stags import StagTable
 
 DEFAULT_RECEIVE_SIZE = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
@@ -210,9 +210,14 @@ class IwarpQueuePair:
         return None if self._error is None else 0.0
 
     def disconnect(self) -> None:
-        """No locks, no waiting: TCP is shut down, and ``progress`` finds the end."""
+        """No locks, no waiting: TCP is shut down, and ``progress`` finds the end. What an initiator
+        has sent, and the target has not taken, is thrown away at ``close``: TCP would go on trying
+        for minutes, and a write that came through after all could land behind a newer one."""
         self._disconnected = True
         if not self._closed:
+            if self._initiator:
+                with suppress(OSError):
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             _shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:

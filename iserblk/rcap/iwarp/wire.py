@@ -9,9 +9,12 @@ it everything works, more slowly (docs/benchmarking.md has the ratio).
 from __future__ import annotations
 
 import socket
+import struct
 from typing import Protocol
 
 WOULD_BLOCK = -1
+# SO_LINGER: a close resets the connection, and what was not acknowledged is not sent again.
+NO_LINGER = struct.pack("ii", 1, 0)
 SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 

@@ -79,6 +79,7 @@ lio_target() {
   step mkdir -p "$tpg"
   lun 0 256
   lun 1 64
+  step mkdir -p /etc/target/pr /var/target/pr # one of them is where LIO keeps reservations
   put 0 "$tpg/attrib/authentication"
   put 1 "$tpg/attrib/generate_node_acls"
   put 0 "$tpg/attrib/demo_mode_write_protect"
@@ -96,7 +97,7 @@ lio_target() {
   done
 }
 
-# lio ADDRESS: LIO's iSER target on it, with two LUNs.
+# lio ADDRESS: LIO's iSER target on it, with two LUNs. LAB_TPG is where it is configured.
 lio() {
   local tpg
   load ib_isert
@@ -112,6 +113,7 @@ lio() {
   LAB_PORT=3260
   LAB_URL=iser://$1:3260/$iqn/0
   LAB_URL2=iser://$1:3260/$iqn/1
+  LAB_TPG=$tpg
 }
 
 # lio_tcp ADDRESS: the same over Traditional iSCSI. LAB_TPG is where it is configured.

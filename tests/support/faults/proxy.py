@@ -243,15 +243,19 @@ class FaultProxy:
             self._poke()
             return len(links)
 
-    def arm(self, up: bool, after: int, how: str = RST) -> int:
-        """Every connection ends ``after`` bytes from now of the one direction, as Cut does it.
-        Returns how many there were."""
+    def stack(self, up: bool, make: Callable[[Flow], Behaviour]) -> int:
+        """Every connection's one direction gets one more behaviour, from now on. Returns how many
+        there were."""
         with self._lock:
             links = [link for link in self.links if not link.dead]
             for link in links:
                 flow = link.up if up else link.down
-                flow.behaviours.append(faults.Cut(flow.taken + after, how))
+                flow.behaviours.append(make(flow))
             return len(links)
+
+    def arm(self, up: bool, after: int, how: str = RST) -> int:
+        """Every connection ends ``after`` bytes from now of the one direction, as Cut does it."""
+        return self.stack(up, lambda flow: faults.Cut(flow.taken + after, how))
 
     def refuse(self, by_reset: bool = False) -> None:
         """New connections are refused (nobody listens), or reset right after they were made."""

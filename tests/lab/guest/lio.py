@@ -1,0 +1,66 @@
+"""LIO's target portal group, taken away from its initiators and given back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.lab.guest.attached import run
+
+_WAIT_S = 60.0
+
+
+def _group() -> Path:
+    return Path(os.environ["LAB_TPG"])
+
+
+def _portal() -> Path:
+    return _group() / "np" / f"{os.environ['LAB_ADDRESS']}:{os.environ['LAB_PORT']}"
+
+
+def disable() -> None:
+    """Ends its sessions; nobody listens any more."""
+    (_group() / "enable").write_text("0")
+
+
+def enable() -> None:
+    (_group() / "enable").write_text("1")
+
+
+def remove_portal() -> None:
+    """Nobody listens there any more. Sessions stay."""
+    _portal().rmdir()
+
+
+def add_portal() -> None:
+    """As the set-up made it."""
+    if Path("/run/netns/lio").exists():
+        run("nsenter", "--net=/run/netns/lio", "mkdir", _portal())
+        (_portal() / "iser").write_text("1")
+    else:
+        _portal().mkdir()
+
+
+def reservation() -> str:
+    """Who holds the first LUN, in LIO's words."""
+    return (_group().parents[2] / "core/fileio_0/disk0/pr/res_holder").read_text()
+
+
+def rdma_objects() -> dict[str, int]:
+    """How many there are on the device, LIO's too. Without contexts and completion queues: some of
+    those stay when the first connection has ended, one with librdmacm, the others in the kernel."""
+    words = run("rdma", "resource", "show", os.environ["LAB_DEVICE"]).split(":", 2)[2].split()
+    counts = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    return {name: counts[name] for name in ("pd", "qp", "cm_id", "mr")}
+
+
+def settled(
+    expected: dict[str, int], count: Callable[[], dict[str, int]] = rdma_objects
+) -> dict[str, int]:
+    """What is counted, once it is as ``expected`` or will not be."""
+    deadline = time.monotonic() + _WAIT_S
+    while (found := count()) != expected and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found

@@ -1,0 +1,65 @@
+"""LIO's target goes away and comes back under load."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import trio
+
+from iserblk.rcap.verbs import connecting
+from tests.lab.guest import lio
+from tests.support.endurance import Clients, disk_and_session
+from tests.support.interop import Record
+
+TURNS = 5
+CLIENTS = 8
+OPTIONS = {"rcap": "verbs", "io-timeout": "120"}
+in_thread = trio.to_thread.run_sync
+
+
+def of_connections() -> dict[str, int]:
+    """Without memory regions: those of a live connection become more with what is in flight. One
+    that has ended would keep its protection domain."""
+    found = lio.rdma_objects()
+    del found["mr"]
+    return found
+
+
+@pytest.fixture(params=["window", "region"])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How memory is shown to the target, on every connection."""
+    connector = functools.partial(connecting.VerbsConnector, mode=request.param)
+    monkeypatch.setattr(connecting, "VerbsConnector", connector)
+    made: str = request.param
+    return made
+
+
+@pytest.mark.parametrize("face", ["async", "blocking"])
+async def test_the_portal_group_is_disabled_and_enabled(
+    mode: str, face: str, record: Record
+) -> None:
+    before = await in_thread(lio.rdma_objects)
+    async with disk_and_session(face, os.environ["LAB_URL"], OPTIONS) as (disk, session):
+        opened = await in_thread(of_connections)
+        clients = Clients(disk, session, CLIENTS)
+        async with clients.at_work():
+            for turn in range(TURNS):
+                await in_thread(lio.disable)
+                if turn % 2:  # some attempts find nobody
+                    await in_thread(lio.remove_portal)
+                    await trio.sleep(0.5)
+                    await in_thread(lio.add_portal)
+                await in_thread(lio.enable)
+                await clients.progress(turn + 1)
+        assert session.reconnects == TURNS and session.replayed > 0 and session.error is None
+        assert session.busy == 0
+        assert await in_thread(lio.settled, opened, of_connections) == opened
+    assert await in_thread(lio.settled, before) == before
+    record(
+        ours=f"initiator, pyverbs, {mode} mode, {face} face",
+        peer="LIO isert on rxe",
+        transport="RoCE v2",
+        ran=f"portal group disabled and enabled {TURNS} times under load: a pause each",
+    )

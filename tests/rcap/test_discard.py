@@ -1,0 +1,65 @@
+"""What an initiator has sent when it cuts a connection does not arrive later."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+import pytest
+
+from iserblk.errors import ConnectionLost
+from iserblk.rcap import seam
+from iserblk.rcap.iwarp import mpa
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.stream import SocketStream
+from tests.rcap.wire import connected_sockets, start_up
+
+MESSAGE = bytes(8192)
+
+
+def _arrives(peer: socket.socket) -> int:
+    """Bytes, when the peer takes them at last."""
+    peer.settimeout(20)
+    count = 0
+    with suppress(ConnectionResetError):
+        while data := peer.recv(1 << 20):
+            count += len(data)
+    peer.close()
+    return count
+
+
+@pytest.mark.parametrize("discard", [True, False])
+def test_stream(discard: bool) -> None:
+    ours, peer = connected_sockets()
+    stream = SocketStream(ours)
+    sent = 0
+    while True:
+        left = stream.send([MESSAGE], len(MESSAGE))
+        if left < 0:
+            break
+        sent += left
+    stream.disconnect(discard)
+    stream.close()
+    assert (_arrives(peer) < sent) == discard
+
+
+@pytest.mark.parametrize("initiator", [True, False])
+def test_queue_pair(initiator: bool) -> None:
+    """A target's last answers leave in any case."""
+    ours, peer = connected_sockets()
+    one, two = mpa.MpaInitiator(ird=1, ord=1, rtr=0), mpa.MpaResponder(ird=1, ord=1)
+    params = start_up(one, two)[not initiator]
+    pair = IwarpQueuePair(ours, params, initiator=initiator)
+    pair._tx.opened = True  # a responder waits for the first message, which nobody sends here
+    sent = 0
+    while not pair.wants_write():
+        request = seam.WorkRequest(seam.SEND_SE)
+        request.data = memoryview(MESSAGE)
+        pair.post([request])
+        sent += len(MESSAGE)
+    sent -= len(MESSAGE)
+    pair.disconnect()
+    with suppress(ConnectionLost):
+        pair.progress(0.0)
+    pair.close()
+    assert (_arrives(peer) < sent) == initiator

@@ -1,0 +1,76 @@
+"""Clients that verify what they wrote while something is done to their connection."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from iserblk.disk import aio, blocking
+from iserblk.disk.seam import AsyncDisk
+from iserblk.initiator.session import Session
+from tests.support.faces import InThreads, read, write
+
+MIB = 1 << 20
+PATIENCE_S = 120.0
+LENGTHS = (512, 4096, 8192, 65_536, 300_032)
+
+
+@asynccontextmanager
+async def disk_and_session(
+    face: str, url: str, options: dict[str, str]
+) -> AsyncIterator[tuple[AsyncDisk, Session]]:
+    if face == "async":
+        async with aio.open_disks([url], options) as disks:
+            disk = disks.disks[disks.default]
+            yield disk, disk._core.session
+    else:
+        with blocking.open_disks([url], options) as found:
+            inner = found.disks[found.default]
+            yield InThreads(inner), inner._core.session
+
+
+class Clients:
+    """Each has a MiB of its own, reads back what it writes, and compares all of it at the end."""
+
+    def __init__(self, disk: AsyncDisk, session: Session, count: int) -> None:
+        self._disk = disk
+        self._session = session
+        self._count = count
+        self._stop = False
+        self.operations = 0
+
+    async def _client(self, number: int) -> None:
+        disk, base = self._disk, number * MIB
+        chance = random.Random(number)
+        model = bytearray(MIB)
+        await write(disk, model, base)
+        while not self._stop:
+            length = chance.choice(LENGTHS)
+            offset = chance.randrange((MIB - length) // 512) * 512
+            model[offset : offset + length] = data = chance.randbytes(length)
+            await write(disk, data, base + offset)
+            assert await read(disk, base + offset, length) == data
+            self.operations += 2
+        await disk.flush()
+        assert await read(disk, base, MIB) == model
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            for number in range(self._count):
+                nursery.start_soon(self._client, number)
+            await self.progress()
+            yield
+            self._stop = True
+
+    async def progress(self, reconnects: int = 0) -> None:
+        """Wait until the session has come back so often, and does something."""
+        with trio.fail_after(PATIENCE_S):
+            while self._session.reconnects < reconnects:  # noqa: ASYNC110 (another thread, perhaps)
+                await trio.sleep(0.01)
+            enough = self.operations + 2 * self._count
+            while self.operations < enough:  # noqa: ASYNC110
+                await trio.sleep(0.01)
