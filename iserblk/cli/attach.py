@@ -117,7 +117,7 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo) -> Lun:
     paths = []
     for text in urls:
         url = parse_url(text)
-        if url.iqn == info.target and url.lun in (None, info.lun):
+        if url.iqn.lower() == info.target.lower() and url.lun in (None, info.lun):
             head, question, query = text.partition("?")
             number = f"/{info.lun}" if url.lun is None else ""
             paths.append(f"{head}{number}{question}{query}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import click
@@ -33,15 +34,16 @@ _WORDS = {
 
 
 @click.command("info")
-@click.argument("url", metavar="URL")
+@click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @json_option
 @connection_options
-def command(url: str, as_json: bool, **options: str | None) -> None:
-    """Log in to URL and show its LUN; without /LUN, every disk of the target."""
+def command(urls: tuple[str, ...], as_json: bool, **options: str | None) -> None:
+    """Log in to URL and show its LUN; without /LUN, every disk of the target. Several URLs of one
+    LUN: its portals, and which of them is used."""
     given = connection(options)
 
     async def look() -> list[LunInfo]:
-        async with open_disks([url], given) as disks:
+        async with open_disks(urls, given) as disks:
             return [disk.info for disk in disks.disks.values()]
 
     infos = run(look)
@@ -79,6 +81,18 @@ def _show(info: LunInfo, why: object) -> None:
     rows = [(_WORDS.get(name, name), _value(value)) for name, value in info.connection.items()]
     print_table("  connection", [(f"  {name}", value) for name, value in rows])
     click.echo(f"    provider chosen because: {why}")
+    if info.paths:
+        print_table("  portals", [(f"  {path['portal']}", _path(path)) for path in info.paths])
+
+
+def _path(path: Mapping[str, object]) -> str:
+    state = path["state"]
+    words = ["in use" if path["in_use"] else "not in use"]
+    if isinstance(state, str):
+        words.append(state)
+    if path["error"]:
+        words.append(str(path["error"]))
+    return ", ".join(words)
 
 
 def _zero(info: LunInfo) -> str:

@@ -106,7 +106,7 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
     """Seconds to wait before the command may be sent again; None: do not."""
     if not isinstance(error, ScsiError):
         return None
-    if isinstance(error, PortRefused) or _in_transition(error):
+    if isinstance(error, PortRefused) or port_state(error) == alua.TRANSITIONING:
         return min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
     if attempt >= ATTEMPTS:
         return None
@@ -121,9 +121,9 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
     return None
 
 
-def _in_transition(error: ScsiError) -> bool:
-    sense = error.sense
-    return isinstance(sense, Sense) and alua.state_of_sense(sense) == alua.TRANSITIONING
+def port_state(error: ScsiError) -> int | None:
+    """The access state of the port for which it has refused the command, if that is why."""
+    return alua.state_of_sense(error.sense) if isinstance(error.sense, Sense) else None
 
 
 def check_time(session: Session, deadline: float, name: str) -> None:

@@ -100,7 +100,7 @@ class DiskCore:
     def take_info(self, info: LunInfo) -> None:
         """The LUN, found again on a new connection, says this of itself. It is the same LUN, with
         blocks of the same size: that is the caller's to check."""
-        self.info = replace(info, name=self.info.name, url=self.info.url)
+        self.info = replace(info, name=self.info.name, url=self.info.url, paths=self.info.paths)
         self.max_transfer = info.max_transfer
         if info.write_cache:
             self.durability.turn_volatile()

@@ -135,6 +135,8 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver runs."""
     cores = await _find(driver, address)
     for core in cores:
+        if address.paths is not None:
+            core.info = replace(core.info, paths=tuple(address.paths.ways.describe()))
         core.metrics.served_at = address.options.metrics
         core.session.on_retry[core.lun] = core.metrics.retried
     return cores

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _ALLOCATION = 512
 _MOST_REPORT = 65536
-# One of them says no of its own: the others will, too.
+# At the start: one of them says no of its own, the others will, too.
 _NOT_WORTH_ANOTHER = (AuthenticationError, BadArgument)
 
 Address = tuple[Url, Options]
@@ -78,9 +78,9 @@ class Paths:
         for way in order:
             try:
                 session = await connect(*way.address, isid)
-            except _NOT_WORTH_ANOTHER:
-                raise
             except IserblkError as error:
+                if self._before is None and isinstance(error, _NOT_WORTH_ANOTHER):
+                    raise
                 self.ways.failed(way, str(error), self._clock())
                 errors.append(error)
                 continue

@@ -11,6 +11,7 @@ from iserblk.disk.commands import (
     failure,
     fill_no_data,
     fill_write,
+    port_state,
     release_ended,
     retry_delay,
     take,
@@ -138,6 +139,10 @@ def _fill(slot: TaskSlot, lun: bytes, entry: Entry, block: int, pack_write: Pack
 
 def _give_up(problem: IserblkError, durability: Durability) -> None:
     """Raises what may be better on the next connection; the rest is lost, and will be told."""
-    if not isinstance(problem, ScsiError) or retry_delay(problem, 0) is not None:
+    if (
+        not isinstance(problem, ScsiError)
+        or retry_delay(problem, 0) is not None
+        or port_state(problem) is not None
+    ):
         raise problem
     durability.gave_up(f"refused an unflushed write that was sent again ({problem})")

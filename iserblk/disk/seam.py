@@ -54,6 +54,7 @@ class LunInfo:
     max_transfer: int  # bytes of the largest READ or WRITE that is sent
     optimal_transfer: int  # bytes, 0 unknown
     connection: dict[str, object] = field(default_factory=dict)  # provider, what was negotiated
+    paths: tuple[dict[str, object], ...] = ()  # with several portals, each as it was at login
 
 
 class BlockingDisk(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from iserblk.scsi.alua import ACTIVE_NON_OPTIMIZED, ACTIVE_OPTIMIZED, USABLE
+from iserblk.scsi.alua import ACTIVE_NON_OPTIMIZED, ACTIVE_OPTIMIZED, USABLE, state_words
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class Ways(Generic[T]):
             {
                 "portal": way.name,
                 "in_use": way is self.current,
-                "state": way.state,
+                "state": None if way.state is None else state_words(way.state),
                 "failures": way.failures,
                 "error": way.error,
             }

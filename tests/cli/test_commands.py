@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -75,10 +76,29 @@ def test_info_shows_every_disk(url: str) -> None:
     assert any(line.startswith("provider chosen because: rcap=auto") for line in lines)
 
 
+PATH_FIELDS = {"portal", "in_use", "state", "error", "failures"}
+
+
+def test_info_shows_the_portals(url: str) -> None:
+    dead = url.replace(url.partition("//")[2].partition("/")[0], "127.0.0.1:1")
+    done = iserblk("info", f"{dead}/1", f"{url}/1", "--json")
+    (disk,) = json.loads(done.stdout)["disks"]
+    first, second = disk["paths"]
+    assert set(first) == PATH_FIELDS
+    assert (first["in_use"], second["in_use"]) == (False, True)
+    assert "refused" in first["error"] and not second["error"]
+    assert "is used: " in done.stderr
+    text = iserblk("info", f"{dead}/1", f"{url}/1").stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert f"{url.rpartition('/')[0]} in use" in lines
+    assert any(line.startswith("iser://127.0.0.1:1 not in use, ") for line in lines)
+
+
 def test_info_json_is_as_documented(url: str) -> None:
     info = good_json("info", f"{url}/1", "--rcap", "iwarp")
     (disk,) = info["disks"]
     assert set(disk) == documented("info")
+    assert disk["paths"] == []
     assert (disk["lun"], disk["size"], disk["block_size"]) == (1, 4 * MIB, 4096)
     assert disk["provider_reason"] == "asked for with rcap"
     assert disk["connection"]["provider"] == "iwarp"

@@ -131,8 +131,8 @@ def test_version() -> None:
     [
         (["frobnicate"], "No such command 'frobnicate'"),
         ([], "Missing command"),
-        (["info"], "Missing argument 'URL'"),
-        (["info", "a", "b"], "unexpected extra argument"),
+        (["info"], "Missing argument 'URL…'"),
+        (["trim", "a", "b"], "unexpected extra argument"),
         (["trim", "x", "--offset", "far"], "give a size"),
         (["bench", "x", "--rw", "trim"], "--rw"),
         (["nbd", "x"], "--socket PATH or --listen"),

@@ -12,6 +12,7 @@ from iserblk.disk.journal import CHUNK, SMALL, Journal
 from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
 from iserblk.initiator.task import SENT, TAKEN, Operation, TaskSlot
 from iserblk.scsi import opcodes
+from iserblk.scsi import sense as sense_data
 from tests.disk import fake_target
 from tests.disk.fake_target import (
     BLOCK,
@@ -287,6 +288,20 @@ def test_replay_that_fails_with_its_connection_is_done_again_whole() -> None:
     assert bench.core.durability.replay_needed
     reconnect(bench.core, bench.target)
     assert bench.holds(0, 3, 1) and not bench.core.durability.replay_needed
+
+
+@pytest.mark.parametrize("ascq", [0x0B, 0x0C, 0x12])
+def test_a_port_that_carries_out_nothing_is_not_the_lun(ascq: int) -> None:
+    """Through another port, or later, it may be written still."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    bench.target.cached.clear()
+    refused = sense_data.encode_fixed(sense_data.NOT_READY, 0x04, ascq)
+    with pytest.raises(ScsiError):
+        _replay(bench, lambda fresh, slot: fresh.end(slot, sense=refused))
+    assert bench.core.durability.replay_needed
+    reconnect(bench.core, bench.target)
+    assert bench.holds(0, 1, 1) and not bench.core.durability.replay_needed
 
 
 def test_replay_is_patient_with_a_busy_target() -> None:

@@ -180,7 +180,11 @@ def test_description() -> None:
     one.connected(one.all[1], 0.0, alua.ACTIVE_OPTIMIZED)
     first, second = one.describe()
     assert (first["in_use"], first["failures"], first["error"]) == (False, 1, "refused")
-    assert (second["in_use"], second["state"], second["portal"]) == (True, 0, "b")
+    assert (second["in_use"], second["state"], second["portal"]) == (
+        True,
+        "active/optimized",
+        "b",
+    )
 
 
 EVENTS = st.tuples(

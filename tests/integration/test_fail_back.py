@@ -111,6 +111,32 @@ async def test_back_to_the_preferred_portal(
 
 
 @face
+async def test_every_lun_of_the_target(start_target: StartTarget, face: str) -> None:
+    """They go over together, with their session."""
+    target = start_target(f"lun:size={SIZE}", f"other:size={SIZE}:serial=OTHER")
+    with two_portals((target.port, target.port)) as (one, two):
+        urls = [one.through(target.url), two.through(target.url)]
+        async with opened(face, *urls, options={"io-timeout": "60"}) as disks:
+            assert sorted(disks) == ["lun0", "lun1"]
+            session = getattr(disks["lun0"], "_disk", disks["lun0"])._core.session
+            for count, (dies, lives) in enumerate(((one, two), (two, one)), 1):
+                lives.admit()
+                dies.refuse(by_reset=True)
+                dies.cut()
+                for number, disk in enumerate(disks.values()):
+                    await write(disk, bytes([count, number]) * 256, 0)
+            await until(lambda: session.portal.endswith(f":{one.port}"))
+            one.refuse(by_reset=True)
+            two.admit()
+            one.cut()
+            await until(lambda: session.portal.endswith(f":{two.port}"))
+            one.admit()
+            await until(lambda: session.portal.endswith(f":{one.port}"))
+            for number, disk in enumerate(disks.values()):
+                assert await read(disk, 0, 512) == bytes([2, number]) * 256
+
+
+@face
 async def test_not_to_another_lun(start_target: StartTarget, face: str) -> None:
     target, other = start_target(f"lun:size={SIZE}"), start_target(f"x:size={SIZE}:serial=OTHER")
     with two_portals((target.port, target.port)) as (one, two):

@@ -19,6 +19,7 @@ from tests.integration.conftest import StartTarget
 from tests.support.census import census
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.nbdkit import need, run, running_nbdkit
+from tests.support.ported import both, two_portals
 
 KIB = 1024
 MIB = 1 << 20
@@ -69,6 +70,25 @@ async def test_every_kind_of_request(start_target: StartTarget, tmp_path: Path, 
     assert (one.in_flight, one.reconnects, one.aborted) == (0, 0, 0)
     assert one.unflushed < KIB  # a trim and a zero, without data
     assert not place.exists()
+
+
+@face
+async def test_the_path_in_use(start_target: StartTarget, tmp_path: Path, face: str) -> None:
+    """It changes with the portal, iSER or TCP."""
+    target = start_target("lun:size=1M")
+    place = tmp_path / "socket"
+    with two_portals((target.port, target.port)) as (one, two):
+        urls = both(one.through(target.url), two.through(target.url.replace("iser", "iscsi", 1)))
+        async with opened(face, *urls, options={"metrics": str(place)}) as disks:
+            (disk,) = disks.values()
+            (before,) = await scraped(place)
+            one.refuse(by_reset=True)
+            one.cut()
+            await read(disk, 0, 512)
+            (after,) = await scraped(place)
+    assert (before.portal, before.provider) == (f"127.0.0.1:{one.port}", "iwarp")
+    assert (after.portal, after.provider) == (f"127.0.0.1:{two.port}", "tcp")
+    assert (before.reconnects, after.reconnects) == (0, 1)
 
 
 def test_many_threads_lose_nothing(start_target: StartTarget, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ import trio
 
 from iserblk.disk.commands import command
 from iserblk.disk.paths import Paths, access_state, reset_lun
-from iserblk.errors import ConnectFailed, TransportError
+from iserblk.errors import AuthenticationError, ConnectFailed, TransportError
+from iserblk.initiator.connect import connect
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.scsi import alua, cdb, luns
-from iserblk.url import Options, parse_url
+from iserblk.url import Options, Url, parse_url
 from tests.cli.commands import Server, good_json, serving
 from tests.support.target import IQN
 
@@ -102,6 +103,33 @@ async def test_a_portal_that_is_down(ported: Ported) -> None:
     async with driven(session):
         assert group_of(session) == 2
     assert "refused" in paths.ways.all[0].error
+
+
+async def test_a_portal_that_refuses_our_name(
+    ported: Ported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start that is the error; afterwards the other one is better than nothing."""
+    refuses = parse_url(ported.urls[0]).port
+    honest = connect
+
+    async def choosy(url: Url, options: Options, isid: bytes = b"") -> Session:
+        if url.port == refuses:
+            raise AuthenticationError("wrong secret")
+        return await honest(url, options, isid)
+
+    monkeypatch.setattr("iserblk.disk.paths.connect", choosy)
+    paths = ported.paths()
+    with pytest.raises(AuthenticationError):
+        await paths.connect()
+    refuses = 0
+    session = await paths.connect()
+    async with driven(session) as driver:
+        await driver.run_operation(steps(paths, session))
+        paths.settled(session)
+    refuses = parse_url(ported.urls[0]).port
+    session = await paths.connect()
+    async with driven(session):
+        assert group_of(session) == 2
 
 
 async def test_all_are_down() -> None:

@@ -56,10 +56,12 @@ class Ported:
 
 
 @contextmanager
-def ported_target(tmp_path: Path, plan: Plan = nothing, framing: str = "raw") -> Iterator[Ported]:
+def ported_target(
+    tmp_path: Path, plan: Plan = nothing, framing: str = "raw", size: int = 1 << 20
+) -> Iterator[Ported]:
     states = tmp_path / "states"
     states.write_text("")
-    arguments = ["-v", "target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]
+    arguments = ["-v", "target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size={size}"]
     arguments += ["--listen", "127.0.0.1:0,1", "--listen", "127.0.0.1:0,2"]
     arguments += ["--access-states", str(states)]
     with serving(*arguments, log=tmp_path / "log") as server:
