@@ -27,6 +27,7 @@ from iserblk.scsi import status as sam
 log = logging.getLogger(__name__)
 
 STEP_S = 5.0  # how long the target may take over one task management function
+OVERTAKEN_S = 2.0  # how much later a response may come than the word that there is no such task
 IDLE_S = 10.0  # silence after which the target is asked for a sign of life
 SPARE_CONTROLS = 4  # control slots that aborts leave free, for pings, resets and logout
 _NO_TAG = 0xFFFFFFFF
@@ -36,7 +37,7 @@ class _Step:
     """Waits for one task management response, on behalf of one task: the one that had ``itt`` in
     slot ``task``. The slot may long hold another one when the response comes."""
 
-    __slots__ = ("control", "function", "itt", "ladder", "pending", "task", "until")
+    __slots__ = ("control", "function", "gone", "itt", "ladder", "pending", "task", "until")
 
     def __init__(
         self, ladder: Ladder, task: TaskSlot, function: int, control: TaskSlot, until: float
@@ -47,6 +48,7 @@ class _Step:
         self.function = function
         self.control = control
         self.until = until
+        self.gone = False
         self.pending = 1
 
     def task_done(self) -> None:
@@ -160,7 +162,10 @@ class Ladder:
         del self._steps[step.task]
         if not step.wanted:
             return
-        if step.function == pdu.TMF_ABORT_TASK:
+        if step.gone:
+            # No response before that answer, nor after it: the target never had it, or lost it.
+            self._session.end_aborted(step.task, self._timeout(step.task))
+        elif step.function == pdu.TMF_ABORT_TASK:
             log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self._session.portal)
             self.resets += 1
             self._request(step.task, pdu.TMF_LOGICAL_UNIT_RESET, now)
@@ -174,9 +179,14 @@ class Ladder:
         if self._session.error is not None or self._session.suspended is not None:
             del self._steps[step.task]  # the task has ended with the connection
             return
-        if step.control.response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
+        response = step.control.response
+        gone = response == pdu.TMF_TASK_DOES_NOT_EXIST and step.function == pdu.TMF_ABORT_TASK
+        if gone and step.wanted:
+            # LIO says so also of a command whose response it is about to send.
+            step.gone = True
+            step.until = self._now + OVERTAKEN_S
+        elif response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
             del self._steps[step.task]
-            # "does not exist" with no response before it: the target never had it, or has lost it.
             if step.wanted:
                 self._session.end_aborted(step.task, self._timeout(step.task))
             if step.function == pdu.TMF_LOGICAL_UNIT_RESET:
@@ -185,7 +195,7 @@ class Ladder:
             log.warning(
                 "%s: task management: %s",
                 self._session.portal,
-                reasons.task_management_response(step.control.response),
+                reasons.task_management_response(response),
             )
             step.until = 0.0  # the next tick climbs
         self._abort_waiting(self._now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.errors import CommandTimeout, ScsiError
-from iserblk.initiator.ladder import IDLE_S, STEP_S, Ladder
+from iserblk.initiator.ladder import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
 from iserblk.initiator.task import ABORTING, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
@@ -47,10 +47,14 @@ def test_first_rung_is_abort_task() -> None:
 @pytest.mark.parametrize("code", [pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST])
 def test_abort_answered(code: int) -> None:
     """The task ends without a response: its resources are given back. proves: ISER-8.3.2-1"""
-    ladder, dm, waiter, _ = late()
+    ladder, dm, waiter, now = late()
     slot = ladder._session.tasks[0]
     answer(dm, code)
     ladder._session.progress(31.0)
+    if code == pdu.TMF_TASK_DOES_NOT_EXIST:
+        ladder.tick(now + OVERTAKEN_S - 0.1)
+        assert waiter.pending == 1  # its response may be on the way
+        ladder.tick(now + OVERTAKEN_S)
     assert waiter.woken == 1 and slot.state == TAKEN
     assert isinstance(slot.error, CommandTimeout) and "io-timeout" in str(slot.error)
     assert [ended[0] for ended in dm.ended] == [slot]
@@ -64,6 +68,19 @@ def test_response_wins_the_race() -> None:
     ladder._session.progress(31.0)
     assert waiter.woken == 1 and waiter.pending == 0
     assert ladder._session.error is None
+
+
+def test_response_that_was_overtaken() -> None:
+    """LIO has no such task any more, and sends its response after having said so."""
+    ladder, dm, waiter, now = late()
+    slot = ladder._session.tasks[0]
+    answer(dm, pdu.TMF_TASK_DOES_NOT_EXIST)
+    ladder._session.progress(31.0)
+    dm.inbox.append(response(itt_of(dm.sent[0])))
+    ladder._session.progress(31.1)
+    assert waiter.woken == 1 and slot.error is None
+    ladder.tick(now + OVERTAKEN_S)
+    assert ladder._session.error is None and ladder.resets == 0
 
 
 def test_next_rungs() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import time
 
 import pytest
 import trio
 
 from iserblk.rcap.verbs import connecting
 from tests.lab.guest import lio
+from tests.lab.guest.attached import DEVICE, SLOW_S, attached, good, nothing_left, refused
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.interop import Record
 
@@ -62,4 +65,35 @@ async def test_the_portal_group_is_disabled_and_enabled(
         peer="LIO isert on rxe",
         transport="RoCE v2",
         ran=f"portal group disabled and enabled {TURNS} times under load: a pause each",
+    )
+
+
+def test_a_reservation_is_kept(record: Record) -> None:
+    """While the target is away, and until the device is detached."""
+    url = f"{os.environ['LAB_URL']}?rcap=verbs"
+    other = f"{url}&initiator-name=iqn.2026-11.lab:other"
+    words = "another initiator has reserved"
+    with attached(url, DEVICE, "-o", "reserve=exclusive,io-timeout=120"):
+        held = lio.reservation()
+        assert os.environ["LAB_INITIATOR"] in held
+        assert words in refused(28, "trim", other, "--length", "1M")
+        writing = subprocess.Popen(
+            ["dd", "if=/dev/urandom", f"of={DEVICE}", "bs=256k", "count=64", "oflag=direct"]
+        )
+        for _ in range(3):
+            lio.disable()
+            lio.enable()
+            time.sleep(1)
+        assert writing.wait(SLOW_S) == 0
+        assert lio.reservation() == held
+        assert words in refused(28, "trim", other, "--length", "1M")
+    nothing_left()
+    assert "No SPC-3 Reservation holder" in lio.reservation()
+    good("trim", other, "--length", "1M")
+    record(
+        ours="iserblk attach",
+        peer="LIO isert on rxe",
+        transport="RoCE v2",
+        ran="reserve=exclusive: another initiator is refused; portal group disabled and enabled "
+        "3 times under load: kept; given back by detach",
     )

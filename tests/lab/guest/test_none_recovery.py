@@ -1,0 +1,150 @@
+"""The target behind /dev/nbd0 dies and comes back: a pause when it is in time, errors when not, and
+never a task that hangs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.guest.attached import (
+    DEVICE,
+    MIB,
+    SLOW_S,
+    attached,
+    command,
+    connected,
+    nothing_left,
+    run,
+)
+from tests.support.target import TargetProcess
+
+IO_TIMEOUT_S = 4
+
+
+class Mortal:
+    """A target that is killed and started again, on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._specs = [f"{folder}/lun:size=64M"]
+        self._log = folder / "log"
+        self._process = TargetProcess(self._specs, self._log)
+        self._listen = self._process.listen
+        self.url = f"{self._process.url}/0"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def start(self) -> None:
+        self._process = TargetProcess(self._specs, self._log, self._listen)
+
+    def end(self) -> None:
+        if self._process.process.poll() is None:
+            self._process.stop()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Mortal]:
+    made = Mortal(tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(autouse=True)
+def tidy(target: Mortal) -> Iterator[None]:
+    yield
+    for name in connected():  # after a failure the next test is to have a chance
+        command("detach", name)
+    nothing_left()
+
+
+def uninterruptible() -> dict[int, str]:
+    """Tasks in D state, with what they wait for."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+        try:
+            state = status.read_text().rpartition(")")[2].split()[0]
+            if state == "D":
+                found[int(status.parent.name)] = (status.parent / "stack").read_text()
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def nobody_hangs() -> None:
+    """No task stays uninterruptible, now that every request has had its time."""
+    deadline = time.monotonic() + SLOW_S / 2
+    while waiting := uninterruptible():
+        assert time.monotonic() < deadline, waiting
+        time.sleep(0.2)
+
+
+def test_fio_sees_a_pause(target: Mortal) -> None:
+    """The target is killed again and again while what was written is read back and compared."""
+    words = (
+        *("fio", "--name=verify", f"--filename={DEVICE}", "--size=4M"),
+        *("--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"),
+        *("--ioengine=libaio", "--iodepth=16", "--direct=1", "--bsrange=512-128k"),
+    )
+    with attached(target.url, DEVICE, "-o", "io-timeout=120"):
+        kills = 0
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as fio:
+            try:
+                while kills < 2:
+                    time.sleep(1)
+                    if fio.poll() is not None:
+                        break
+                    target.kill()
+                    kills += 1
+                    time.sleep(0.5)
+                    target.start()
+                output, _ = fio.communicate(timeout=SLOW_S)
+            finally:
+                fio.kill()
+        assert (fio.returncode, kills > 0) == (0, True), output
+    nobody_hangs()
+
+
+def direct(output: Path, number: int) -> subprocess.Popen[bytes]:
+    source = f"if={DEVICE}" if number % 2 else "if=/dev/zero"
+    place = "of=/dev/null" if number % 2 else f"of={DEVICE}"
+    flag = "iflag=direct" if number % 2 else "oflag=direct"
+    with output.open("wb") as said:
+        return subprocess.Popen(
+            ["dd", source, place, flag, "bs=64k", "count=1"],
+            stdout=said,
+            stderr=said,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def test_away_for_longer_than_the_io_timeout(target: Mortal, tmp_path: Path) -> None:
+    """Errors at the deadline, for all who wait, and again for who comes later; then all is well."""
+    data = os.urandom(MIB)
+    with attached(target.url, DEVICE, "-o", f"io-timeout={IO_TIMEOUT_S}"):
+        target.kill()
+        for turn in range(2):
+            outputs = [tmp_path / f"{turn}-{number}" for number in range(4)]
+            waiting = [direct(output, number) for number, output in enumerate(outputs)]
+            for process, output in zip(waiting, outputs, strict=True):
+                assert process.wait(SLOW_S / 2) == 1
+                assert "Input/output error" in output.read_text()
+        with DEVICE.open("wb", buffering=0) as disk:
+            disk.write(data)
+            with pytest.raises(OSError, match="Input/output") as raised:
+                os.fsync(disk.fileno())
+            assert raised.value.errno == errno.EIO
+        nobody_hangs()
+        target.start()
+        with DEVICE.open("r+b", buffering=0) as disk:
+            disk.write(data)
+            os.fsync(disk.fileno())
+        run("dd", f"if={DEVICE}", f"of={tmp_path}/back", "bs=1M", "count=1", "iflag=direct")
+        assert (tmp_path / "back").read_bytes() == data
