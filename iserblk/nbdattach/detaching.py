@@ -25,7 +25,8 @@ _POLL_S = 0.1
 def detach(device: Device) -> None:
     """Flush, disconnect, and return when the device is free and nbdkit has ended.
 
-    Takes io-timeout and about a minute at most when the target does not answer. Raises Busy while
+    When the target does not answer it takes as long as the requests that are cached need to fail,
+    io-timeout for each 64 of them, and about a minute more. Raises Busy while
     somebody uses the device (nothing is changed then), BadArgument when nothing of ours is
     attached, IserblkError when the flush failed: the device is free then, too, and what was
     written since the flush before that may be lost.
