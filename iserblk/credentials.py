@@ -39,6 +39,7 @@ _ALGORITHMS = {
 }
 _MAXIMUM_FILE = 1 << 20
 _MAXIMUM_SECRETS = 4096  # bytes: two lines
+_STDERR = 2
 _FIRST_DESCRIPTOR = 64  # shells use lower ones as they like
 # Options that are, or lead to, a secret: handed on in another way.
 _SECRETS = frozenset(
@@ -139,7 +140,8 @@ def _read(fd: int) -> bytes:
 def _read_descriptor(fd: int) -> bytes:
     """From its start, where it has one."""
     try:
-        os.set_inheritable(fd, False)  # it has arrived
+        if fd > _STDERR:  # nbdkit, for one, does not start without its standard streams
+            os.set_inheritable(fd, False)  # it has arrived
         try:
             return os.pread(fd, _MAXIMUM_FILE, 0)
         except OSError as error:

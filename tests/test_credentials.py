@@ -119,6 +119,20 @@ def test_descriptor_of_a_file_is_read_again(file: Path) -> None:
     refused("chap-secret-fd: descriptor", "host@", chap_secret_fd=str(fd))
 
 
+def test_standard_input_stays_open_for_programs(file: Path) -> None:
+    """nbdkit does not start without it."""
+    before, given = os.dup(0), os.open(file, os.O_RDONLY)
+    try:
+        os.dup2(given, 0)
+        for _ in range(2):
+            assert found("host@", chap_secret_fd="0") == ("host", OWN, "", THEIRS)
+            assert os.get_inheritable(0)
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(given)
+
+
 def test_descriptor_of_a_pipe_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "_from_pipes", {})
     read_end, write_end = os.pipe()

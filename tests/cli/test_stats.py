@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import termios
 from collections.abc import Iterator
 from fcntl import ioctl
@@ -29,6 +30,13 @@ from tests.support.nbdkit import need, run
 from tests.support.target import END_S, IQN, TargetProcess, running_target
 
 MIB = 1 << 20
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: the names of sockets have 107 bytes, and quote the places that they are for."""
+    with tempfile.TemporaryDirectory(prefix="iserblk.") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(scope="module")
