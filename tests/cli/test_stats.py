@@ -104,13 +104,13 @@ def test_json_is_as_documented(disk: BlockingDisk, place: Path) -> None:
 
 def test_on_a_terminal(disk: BlockingDisk, place: Path) -> None:
     ours, theirs = pty.openpty()
-    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 300, 0, 0))
     process = subprocess.Popen(
         [*COMMAND, "stats", str(place), "--interval", "0.2"],
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
-        env=environment(TERM="xterm", COLUMNS="200"),
+        env=environment(TERM="xterm", COLUMNS="300"),
         start_new_session=True,
     )
     os.close(theirs)
