@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 STEP_S = 5.0  # how long the target may take over one task management function
 OVERTAKEN_S = 2.0  # how much later a response may come than the word that there is no such task
+LATE_S = 1.0  # for a command while there has been no connection for longer than one may take
 IDLE_S = 10.0  # silence after which the target is asked for a sign of life
 SPARE_CONTROLS = 4  # control slots that aborts leave free, for pings, resets and logout
 _NO_TAG = 0xFFFFFFFF
@@ -92,7 +93,7 @@ class Ladder:
         for task in session.tasks:
             if task.state == SENT and now >= task.deadline:
                 self.abort(task, now)
-            elif task.state == QUEUED and now >= task.deadline:
+            elif task.state == QUEUED and now >= self._patience(task):
                 session.end_aborted(task, self._timeout(task))
         for step in list(self._steps.values()):
             if now >= step.until:
@@ -103,6 +104,16 @@ class Ladder:
             session.parting.tick(now)
         if session.suspended is None:
             self._keep_alive(now)
+
+    def _patience(self, task: TaskSlot) -> float:
+        """When ``task``, which is queued, is given up. One that comes when the target has been away
+        for longer than a request may take is not kept for as long again: else a device with a
+        queue would be hours in giving its requests up."""
+        session = self._session
+        if session.suspended is None:
+            return task.deadline
+        away = session.suspended_at + session.io_timeout
+        return min(task.deadline, max(away, task.deadline - session.io_timeout + LATE_S))
 
     def cancel(self, task: TaskSlot, now: float) -> None:
         """Nobody wants the outcome of ``task`` any more: end it as soon as can be."""
@@ -223,10 +234,12 @@ class Ladder:
     def _timeout(self, task: TaskSlot) -> CommandTimeout:
         session = self._session
         if session.suspended is not None:
+            now = monotonic()
+            late = now < task.deadline
             return CommandTimeout(
-                f"{session.portal}: command {task.cdb[0]:#04x} did not end within "
-                f"{session.io_timeout:g} s: not connected for "
-                f"{monotonic() - session.suspended_at:.0f} s: {session.suspended}"
+                f"{session.portal}: command {task.cdb[0]:#04x} "
+                + ("is given up" if late else f"did not end within {session.io_timeout:g} s")
+                + f": not connected for {now - session.suspended_at:.0f} s: {session.suspended}"
             )
         return CommandTimeout(
             f"{self._session.portal}: command {task.cdb[0]:#04x} did not end within "

@@ -155,6 +155,26 @@ def test_deadline_while_there_is_no_connection() -> None:
     assert other.pending == 1 and made.replayed == 1
 
 
+def test_late_while_there_is_no_connection() -> None:
+    """Who comes when the target has been away for longer than a request may take waits a moment
+    only; who comes before that has all his time."""
+    kept = Kept()
+    made = kept.session
+    waiter = CountingWaiter()
+    ladder = Ladder(made)
+    kept.lose()
+    slot = command(made, waiter)
+    now = monotonic()
+    ladder.tick(now + made.io_timeout - 1)
+    assert waiter.woken == 0
+    made.suspended_at = now - made.io_timeout - 5
+    ladder.tick(now)
+    assert waiter.woken == 0  # a connection may be there in a moment
+    ladder.tick(now + 1.5)
+    assert waiter.woken == 1 and isinstance(slot.error, CommandTimeout)
+    assert "is given up: not connected for" in str(slot.error)
+
+
 def test_cancelled_while_there_is_no_connection() -> None:
     kept = Kept()
     made = kept.session
