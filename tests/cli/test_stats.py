@@ -117,7 +117,7 @@ def test_on_a_terminal(disk: BlockingDisk, place: Path) -> None:
     try:
         shown = b""
         buffer = memoryview(bytearray(4096))
-        while not re.search(rb"lun0 +[1-9][0-9]* +[0-9]+\.[0-9] +[0-9.]+ .s", shown):
+        while not re.search(rb"lun0 +[1-9][0-9]* +[0-9]+\.[0-9] +[0-9.]+ (\xc2\xb5|m)s", shown):
             for _ in range(10):
                 disk.read_into(buffer, 0)
             shown += os.read(ours, 4096)
