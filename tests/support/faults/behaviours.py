@@ -8,6 +8,7 @@ same faults. What ends or holds a direction is said with the signals below, in t
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -36,14 +37,14 @@ class Behaviour(Protocol):
         ...
 
 
-class Plain:
+class Plain(ABC):
     """Base: signals pass, ``unit`` says what becomes of a unit."""
 
     def take(self, item: Item) -> Iterable[Item]:
         return [item] if isinstance(item, Signal) else self.unit(item)
 
-    def unit(self, unit: Unit) -> Iterable[Item]:
-        raise NotImplementedError
+    @abstractmethod
+    def unit(self, unit: Unit) -> Iterable[Item]: ...
 
 
 class Delay(Plain):
@@ -128,8 +129,8 @@ class _Chosen(Plain):
                 return self.chosen(unit)
         return self.other(unit)
 
-    def chosen(self, unit: Unit) -> Iterable[Item]:
-        raise NotImplementedError
+    @abstractmethod
+    def chosen(self, unit: Unit) -> Iterable[Item]: ...
 
     def other(self, unit: Unit) -> Iterable[Item]:
         return [unit]
@@ -211,7 +212,7 @@ class CorruptByte(Plain):
         return [unit.with_data(bytes(data))]
 
 
-class Hold(Plain):
+class Hold:
     """The first unit that ``when`` picks stays here, and everything behind it, until ``open`` is
     set: by ``proxy.release``, which also sees to it that it goes on. ``units``: what is held."""
 
@@ -236,7 +237,7 @@ class Hold(Plain):
         return units
 
 
-class Gate(Plain):
+class Gate:
     """A black hole with a switch: while ``closed``, what comes is swallowed."""
 
     def __init__(self) -> None:

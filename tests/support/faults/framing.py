@@ -6,6 +6,7 @@ make sense of (a peer that breaks its protocol) goes on as plain bytes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from crc32c import crc32c
@@ -86,7 +87,7 @@ class RawFramer:
         return b""
 
 
-class _Cutting:
+class _Cutting(ABC):
     """Cuts what ``_size`` says. ``_size`` returns None while it cannot be told."""
 
     def __init__(self) -> None:
@@ -112,11 +113,11 @@ class _Cutting:
         self._held.clear()
         return left
 
-    def _size(self) -> int | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _size(self) -> int | None: ...
 
-    def _unit(self, data: bytes) -> Unit:
-        raise NotImplementedError
+    @abstractmethod
+    def _unit(self, data: bytes) -> Unit: ...
 
 
 class Agreement:
