@@ -49,8 +49,9 @@ def reservation() -> str:
 
 
 def rdma_objects() -> dict[str, int]:
-    """How many there are on the device, LIO's too. Without contexts and completion queues: some of
-    those stay when the first connection has ended, one with librdmacm, the others in the kernel."""
+    """How many there are on the device, LIO's too. Without contexts and completion queues: one and
+    two of them stayed when the first connection had ended, and no more after later ones. Most
+    likely they are librdmacm's and the kernel's; that was not traced."""
     words = run("rdma", "resource", "show", os.environ["LAB_DEVICE"]).split(":", 2)[2].split()
     counts = dict(zip(words[::2], map(int, words[1::2]), strict=True))
     return {name: counts[name] for name in ("pd", "qp", "cm_id", "mr")}
