@@ -19,6 +19,7 @@ from tests.lab.guest.attached import (
     attached,
     command,
     connected,
+    mounted,
     nothing_left,
     run,
 )
@@ -109,6 +110,35 @@ def test_fio_sees_a_pause(target: Mortal) -> None:
             finally:
                 fio.kill()
         assert (fio.returncode, kills > 0) == (0, True), output
+    nobody_hangs()
+
+
+def test_a_file_system_does_not_notice(target: Mortal, tmp_path: Path) -> None:
+    """ext4: files are written and made durable one by one while the target is killed and comes
+    back. All are there afterwards, and the file system is clean."""
+    files = {f"file{number}": os.urandom(20_000 + number) for number in range(24)}
+    with attached(target.url, DEVICE, "-o", "io-timeout=120"):
+        run("mkfs.ext4", "-q", "-b", "4096", DEVICE)
+        with mounted(DEVICE, tmp_path / "mnt") as place:
+            for number, (name, content) in enumerate(files.items()):
+                if number % 8 == 4:
+                    target.kill()
+                writing = subprocess.Popen(
+                    ["dd", f"of={place / name}", "bs=4k", "conv=fsync", "status=none"],
+                    stdin=subprocess.PIPE,
+                )
+                if number % 8 == 4:
+                    time.sleep(1)
+                    target.start()
+                writing.communicate(content, timeout=SLOW_S / 2)
+                assert writing.returncode == 0, name
+            target.kill()  # what was made durable is durable
+            time.sleep(0.5)
+            target.start()
+        run("e2fsck", "-f", "-n", DEVICE)
+        with mounted(DEVICE, tmp_path / "mnt", "-o", "ro") as place:
+            for name, content in files.items():
+                assert (place / name).read_bytes() == content, name
     nobody_hangs()
 
 
