@@ -174,6 +174,7 @@ class DiskCore:
             return None
         fill_read(slot, self.lun, buffer)
         self.pack_read(slot.cdb, offset // block, length // block, 0)
+        slot.epoch = self.durability.epoch
         slot.waiter = waiter
         waiter.pending = 1
         self.session.submit(slot)
@@ -221,11 +222,11 @@ class DiskCore:
             and not slot.status
             and not slot.residual
             and not slot.response
-            and not self.durability.replay_needed  # or it may have read what was there before
+            and not self.durability.stale(slot.epoch)
         ):
             self.session.release(slot)
             return 0.0
-        return self._failed(slot, self.durability.replay_needed)
+        return self._failed(slot, self.durability.stale(slot.epoch))
 
     def ended_write(self, slot: TaskSlot) -> float:
         """As ``ended``; a write that succeeded is not durable yet."""
@@ -315,12 +316,13 @@ class DiskCore:
                 if not running:
                     check_time(session, deadline, self.info.name)
                 waiter.pending += len(running)
+                epoch = self.durability.epoch
                 for slot, _ in running:
                     session.submit(slot)
                 # With nothing running, this waits for the lock instead.
                 while waiter.pending:
                     yield waiter
-                stale = kept is None and self.durability.replay_needed
+                stale = kept is None and self.durability.stale(epoch)
                 for slot, (lba, view, attempt) in running:
                     problem = failure(slot, self.info.name)
                     if problem is None:

@@ -56,7 +56,8 @@ class Durability:
     (WCE); it may be told so later.
 
     ``keeper``: the journal, while there is something to keep in it. ``replay_needed``: the target
-    has lost its cache, and what the journal has was not sent again yet.
+    has lost its cache, and what the journal has was not sent again yet. ``epoch`` is another one
+    after each such loss, and after each replay.
     """
 
     def __init__(self, name: str, volatile: bool, ranges: RangeLock) -> None:
@@ -64,6 +65,7 @@ class Durability:
         self.volatile = volatile
         self.keeper: Journal | None = None
         self.replay_needed = False
+        self.epoch = 0
         self._journal: Journal | None = None
         self._complete = True  # all that is not flushed is in the journal, if there is one
         self._ranges = ranges
@@ -89,6 +91,12 @@ class Durability:
                 self.volatile = True
                 self._complete = not self._dirty and not self._ranges.changing(None)
                 self.keeper = self._journal
+
+    def stale(self, epoch: int) -> bool:
+        """A read that began in that epoch, and succeeded, may have seen what was there before a
+        write that was lost: it must be done again. Its thread may look long after the answer came,
+        when the replay is over: so the present state says too little."""
+        return self.replay_needed or epoch != self.epoch
 
     def wrote(self) -> None:
         """A write has ended, well or not, and its slot is about to be given back."""
@@ -155,6 +163,7 @@ class Durability:
             replay = self.keeper is not None and self._complete
             if replay:
                 self._replays += 1
+                self.epoch += 1
                 self.replay_needed = True
         if replay:
             log.warning(
@@ -182,6 +191,7 @@ class Durability:
     def replayed(self, replays: int) -> None:
         """All that was in the journal after that many losses has been sent again."""
         with self._lock:
+            self.epoch += 1
             self.replay_needed = self._replays != replays
 
     def gave_up(self, what: str) -> None:

@@ -58,7 +58,7 @@ class TaskSlot(PduSlot):
     session makes it INLINE when it goes along with its command).
     ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
     last < first. ``deadline``: when it is aborted (monotonic seconds); 0 until ``submit`` where the
-    caller has none of its own.
+    caller has none of its own. ``epoch``: the caller's, of a read; see ``disk.durable``.
     Ended: ``error`` (nothing else counts), or ``status``, ``response``, ``residual`` (bytes less
     than asked: positive; more: negative), ``sense`` (bytes).
     """
@@ -67,6 +67,7 @@ class TaskSlot(PduSlot):
         "cdb",
         "cmd_sn",
         "deadline",
+        "epoch",
         "error",
         "first",
         "flags",
@@ -99,6 +100,7 @@ class TaskSlot(PduSlot):
         self.sense = b""
         self.error: Exception | None = None
         self.deadline = 0.0
+        self.epoch = 0
         self.waiter: Waiter = _NOBODY
 
     @property

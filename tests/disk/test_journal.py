@@ -453,3 +453,33 @@ def test_capacity_that_cannot_be_read_is_asked_for_again() -> None:
         next(read)
     bench.run(bench.core.read(memoryview(bytearray(BLOCK)), 0))
     assert bench.core.size == (BLOCKS + 16) * BLOCK
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["one command", "several"])
+def test_a_read_that_is_looked_at_after_the_replay_only_is_done_again(whole: bool) -> None:
+    """It was answered on the old connection, behind the report of the loss: with what was there
+    before the write that was lost. Its thread sleeps until all is in order again."""
+    bench = Bench()
+    bench.write(0, 1, 1)
+    buffer = bytearray(BLOCK)
+    waiter = CountingWaiter()
+    if whole:
+        slot = bench.core.begin_read(memoryview(buffer), 0, waiter)
+        assert slot is not None
+    else:
+        operation = bench.core.read(memoryview(buffer), 0)
+        next(operation)
+        slot = bench.session.flight[-1]
+    bench.target.cached.clear()
+    bench.report(POWER_ON)
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    assert buffer == bytes(BLOCK)
+    reconnect(bench.core, bench.target, lost=False)
+    assert not bench.core.durability.replay_needed and bench.holds(0, 1, 1)
+    if whole:
+        deadline = bench.core.ended(slot)
+        assert deadline
+        operation = bench.core.read(memoryview(buffer), 0, deadline)
+    bench.run(operation)
+    assert buffer == b"\1" * BLOCK
