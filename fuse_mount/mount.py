@@ -70,10 +70,13 @@ def mount_foreground(
     _check_system()
     import trio  # noqa: PLC0415 - what may be missing was just looked for
 
+    from iserblk.trio_io import signals_noted  # noqa: PLC0415
+
     with _locked(mountpoint):
         number = 0
         try:
-            number = trio.run(_serve, list(urls), mountpoint, settled, ready)
+            with signals_noted(*_ENDING) as early:
+                number = trio.run(_serve, list(urls), mountpoint, settled, ready, early)
         except Exception as error:
             raise _for_mount(mountpoint, error) from None
     if number:
@@ -145,9 +148,14 @@ def unmount(mountpoint: str) -> None:
 
 
 async def _serve(
-    urls: list[str], mountpoint: str, options: MountOptions, ready: Callable[[], None]
+    urls: list[str],
+    mountpoint: str,
+    options: MountOptions,
+    ready: Callable[[], None],
+    came: list[int],
 ) -> int:
-    """Returns the signal that came before ``ready``, or 0."""
+    """Returns the signal that came before ``ready``, or 0. ``came``: those that came before this
+    was called."""
     # What needs packages that _check_system looked for.
     import pyfuse3  # noqa: PLC0415
     import trio  # noqa: PLC0415
@@ -173,6 +181,8 @@ async def _serve(
     failed: Sequence[str] = ()
     # From before the mount on: a signal that kills would leave a dead one behind.
     with trio.open_signal_receiver(*_ENDING) as signals:
+        if came:
+            return came[0]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end_on_signals, signals)
             served = default_option(mountpoint) | options.disk

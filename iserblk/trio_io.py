@@ -1,8 +1,10 @@
-"""What both roles need of trio to drive a queue pair: waiting for a socket that is full."""
+"""What several need of trio: waiting for a socket that is full, and signals around ``trio.run``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import trio
@@ -52,3 +54,21 @@ class WriteWatch:
         if self._task is not None:
             trio.lowlevel.reschedule(self._task, Value(None))
             self._task = None
+
+
+@contextmanager
+def signals_noted(*numbers: signal.Signals) -> Iterator[list[int]]:
+    """To be put around ``trio.run``, in the main thread: signals that come before
+    ``trio.open_signal_receiver`` takes them, or after it has given them back, are added to the list
+    and do nothing else. What their handlers raise would come out in the middle of trio, which then
+    calls itself broken."""
+    noted: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: noted.append(number))
+        for number in numbers
+    }
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

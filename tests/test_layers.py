@@ -43,6 +43,7 @@ ALLOWED = {
         "doctor",
         "discovery",
         "metrics",
+        "trio_io",
     },
 }
 # Beside the drivers, the shells and the command line, nobody waits.

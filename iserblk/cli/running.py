@@ -10,7 +10,9 @@ from typing import TypeVar
 import trio
 
 from iserblk.errors import IserblkError
+from iserblk.trio_io import signals_noted
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 
 
@@ -20,7 +22,8 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
     of the system.
     """
     try:
-        results, number = trio.run(_with_signals, body)
+        with signals_noted(*_ENDING) as noted:
+            results, number = trio.run(_with_signals, body, noted)
     except BaseExceptionGroup as group:
         raise _first(group) from None
     if not results:
@@ -28,12 +31,15 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
     return results[0]
 
 
-async def _with_signals(body: Callable[[], Awaitable[T]]) -> tuple[list[T], int]:
-    """What ``body`` returned, if it did, and the signal that came first."""
+async def _with_signals(body: Callable[[], Awaitable[T]], early: list[int]) -> tuple[list[T], int]:
+    """What ``body`` returned, if it did, and the signal that came first; ``early``: those that came
+    before this was called."""
     number = 0
     results: list[T] = []
 
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*_ENDING) as signals:
+        if early:
+            return [], early[0]
 
         async def watch() -> None:
             nonlocal number
