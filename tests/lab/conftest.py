@@ -1,7 +1,8 @@
 """Tests in tests/lab/guest run inside virtual machines: see docs/lab.md.
 
 On the host pytest collects them as any others. Where one is to run, the guest of its group is
-booted with all tests of that group, and their reports are handed on under their own names.
+booted with all tests of that group, and their reports are handed on under their own names;
+the guest of the next group runs beside it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from lablib.host import why_not
 
-from tests.lab.guests import Group, Guest, group_of, setup_of
+from tests.lab.guests import Group, Guests, group_of, setup_of
 
 _GUEST_TESTS = Path(__file__).resolve().parent / "guest"
 _INSIDE = os.environ.get("LAB_SETUP")
 _groups: dict[pytest.Item, Group] = {}
-_guests = pytest.StashKey[dict[Group, Guest]]()
+_guests = pytest.StashKey[Guests]()
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def lab_url() -> str:
     return os.environ["LAB_URL"]
 
 
+@pytest.hookimpl(trylast=True)  # what is deselected needs no guest
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of one guest follow each other: it is gone when the next one starts."""
     ours = [item for item in items if item.path.is_relative_to(_GUEST_TESTS)]
@@ -51,7 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 absent[name] = why_not(name)
             if absent[name] is not None:
                 item.add_marker(pytest.mark.skip(reason=f"no virtual machine: {absent[name]}"))
-    config.stash[_guests] = {}
     for item in ours:
         if not item.get_closest_marker("skip"):
             assert isinstance(item, pytest.Function)
@@ -61,42 +62,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = list(dict.fromkeys(_groups.values()))
     grouped = sorted(_groups, key=lambda item: order.index(_groups[item]))
     items[:] = [item for item in items if item not in _groups] + grouped
+    config.stash[_guests] = Guests(config, {item: _groups[item] for item in grouped})
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    group = _groups.get(item)
-    if group is None:
+    if item not in _groups:
         return None
-    guests = item.config.stash[_guests]
-    if group not in guests:
-        _end(guests)
-        nodeids = [other.nodeid for other, its_group in _groups.items() if its_group == group]
-        guests[group] = Guest(item.config, group, nodeids)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in guests[group].reports(item):
+    for report in item.config.stash[_guests].reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
-def _end(guests: dict[Group, Guest]) -> None:
-    for guest in guests.values():
-        guest.end()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    _end(session.config.stash.get(_guests, {}))
+    if _guests in session.config.stash:
+        session.config.stash[_guests].end()
     yield
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    guests = config.stash.get(_guests, {})
+    if _guests not in config.stash:
+        return
     failed = {report.nodeid for report in terminalreporter.stats.get("failed", [])}
-    for guest in guests.values():
+    for guest in config.stash[_guests].started.values():
         kept = failed.intersection(guest.nodeids)
         terminalreporter.write_line(
             f"lab: {guest.group}: {len(guest.nodeids)} tests in {guest.seconds:.0f} s"
