@@ -262,16 +262,18 @@ class LunFiles(pyfuse3.Operations):
             _fail(error, "fsync")
 
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """Of the directory: all files."""
-        for number in range(len(self._disks)):
-            await self.fsync(FileHandleT(number), datasync)
+        """Of the directory: all files that were written."""
+        for number, disk in enumerate(self._disks):
+            if disk.dirty:
+                await self.fsync(FileHandleT(number), datasync)
 
     async def flush_all(self) -> Sequence[str]:
-        """Flush every LUN that may keep writes in a cache; returns what failed, one line each."""
+        """Flush every LUN that was written since it was flushed; returns what failed, one line
+        each."""
         failed = []
         for name, disk in zip(self._names, self._disks, strict=True):
-            # (One without a write cache is sent nothing; the LUN may have got one since.)
-            if not disk.info.read_only:
+            # (One without a write cache is sent nothing.)
+            if disk.dirty:
                 try:
                     await disk.flush()
                 except IserblkError as error:

@@ -230,8 +230,8 @@ def cleanup() -> None:
     while _opened:
         with contextlib.closing(_opened.pop()) as disks:
             for name, disk in disks.disks.items():
-                # (One without a write cache is sent nothing; the LUN may have got one since.)
-                if not disk.info.read_only:
+                # (One without a write cache is sent nothing.)
+                if disk.dirty:
                     try:
                         disk.flush()
                     except IserblkError as error:

@@ -28,6 +28,10 @@ class Disk:
     def size(self) -> int:
         return self._core.size
 
+    @property
+    def dirty(self) -> bool:
+        return self._core.durability.wants_flush()
+
     async def refresh(self) -> int:
         return await self._driver.run_operation(self._core.refresh())
 

@@ -45,6 +45,10 @@ class Disk:
     def size(self) -> int:
         return self._core.size
 
+    @property
+    def dirty(self) -> bool:
+        return self._core.durability.wants_flush()
+
     def refresh(self) -> int:
         return self._run(self._core.refresh())
 

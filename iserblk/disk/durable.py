@@ -151,7 +151,11 @@ class Durability:
                 return self._lose_power(sense)
         return False
 
-    def _unflushed(self, but: TaskSlot, resuming: bool) -> bool:
+    def wants_flush(self) -> bool:
+        """A flush would have something to make durable, or a loss to tell."""
+        return self._lost or self._unflushed(None, False)
+
+    def _unflushed(self, but: TaskSlot | None, resuming: bool) -> bool:
         """``but``: the command that was told, and was not executed. While resuming, commands that
         have not ended do not count: they will be sent."""
         changing = self._ranges.changing(but, ended_only=resuming)  # before ``_dirty``: see there

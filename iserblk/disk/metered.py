@@ -81,6 +81,10 @@ class MeteredBlocking:
     def size(self) -> int:
         return self._disk.size
 
+    @property
+    def dirty(self) -> bool:
+        return self._disk.dirty
+
     def refresh(self) -> int:
         return self._disk.refresh()
 
@@ -151,6 +155,10 @@ class MeteredAsync:
     @property
     def size(self) -> int:
         return self._disk.size
+
+    @property
+    def dirty(self) -> bool:
+        return self._disk.dirty
 
     async def refresh(self) -> int:
         return await self._disk.refresh()

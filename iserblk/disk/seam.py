@@ -67,6 +67,12 @@ class BlockingDisk(Protocol):
         """Bytes, as far as is known: a change is known when the next command after it ends."""
         ...
 
+    @property
+    def dirty(self) -> bool:
+        """Something was changed through this object, and no flush has succeeded since; or one that
+        comes now would fail. For the flush at the end: a LUN that was only read needs none."""
+        ...
+
     def refresh(self) -> int:
         """Ask the target for the size; returns it."""
         ...
@@ -122,6 +128,9 @@ class AsyncDisk(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def dirty(self) -> bool: ...
 
     async def refresh(self) -> int: ...
 

@@ -76,8 +76,10 @@ class FakeDisk:
         self.data = bytearray(info.size)
         self.holes = set(range(info.size // BLOCK))
         self.faulty = "FAKE_FAULTS" in os.environ
+        self.dirty = False
 
     def check(self, method: str, offset: int, length: int) -> None:
+        self.dirty |= method in ("write", "trim", "zero")
         if self.faulty:
             note(f"{method} {offset} {length}")
             fail(method)
@@ -104,6 +106,7 @@ class FakeDisk:
     def flush(self) -> None:
         note(f"{self.info.name} flush")
         self.check("flush", 0, 0)
+        self.dirty = False
 
     def trim(self, offset: int, length: int, fua: bool = False) -> None:
         note(f"{self.info.name} trim {offset} {length} fua={fua}")
@@ -163,6 +166,7 @@ class BlockingFake:
 
     def __init__(self, disk: FakeDisk) -> None:
         self.info = disk.info
+        self.fake = disk
         lock = threading.Lock()
         for name in ("read_into", "write", "flush", "trim", "zero", "extents", "cache"):
             setattr(self, name, self._locked(lock, getattr(disk, name)))
@@ -178,6 +182,10 @@ class BlockingFake:
     @property
     def size(self) -> int:
         return self.info.size
+
+    @property
+    def dirty(self) -> bool:
+        return self.fake.dirty
 
     def refresh(self) -> int:
         return self.size
@@ -215,6 +223,10 @@ class AsyncFake:
     @property
     def size(self) -> int:
         return self.info.size
+
+    @property
+    def dirty(self) -> bool:
+        return self.fake.dirty
 
     async def refresh(self) -> int:
         self.info = self.fake.info

@@ -191,7 +191,7 @@ def test_many_at_once_keep_apart(mounts: Mounts) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_unmount_flush_and_log_out(mounts: Mounts, number: signal.Signals) -> None:
     server = mounts.start(luns=[{}, {"read_only": True}])
-    (mounts.place / "lun0").open("r+b", buffering=0).close()
+    (mounts.place / "lun0").write_bytes(b"x")
     server.send_signal(number)
     assert ended(server) == (0, "")
     assert mounts.log()[-2:] == ["lun0 flush", "close"]
@@ -214,13 +214,23 @@ def test_a_signal_while_a_file_is_open(mounts: Mounts) -> None:
 
 def test_fusermount_ends_it_too(mounts: Mounts) -> None:
     server = mounts.start()
+    (mounts.place / "lun0").write_bytes(b"x")
     subprocess.run(["fusermount3", "-u", mounts.place], check=True)
     assert ended(server) == (0, "")
     assert mounts.log()[-2:] == ["lun0 flush", "close"]
 
 
+def test_what_was_only_read_is_not_flushed(mounts: Mounts) -> None:
+    server = mounts.start()
+    assert (mounts.place / "lun0").read_bytes()[:1] == b"\0"
+    subprocess.run(["fusermount3", "-u", mounts.place], check=True)
+    assert ended(server) == (0, "")
+    assert "lun0 flush" not in mounts.log()
+
+
 def test_a_failed_last_flush_is_said(mounts: Mounts) -> None:
     server = mounts.start(flush="CommandTimeout")
+    (mounts.place / "lun0").write_bytes(b"x")
     server.terminate()
     status, said = ended(server)
     assert status == 32
@@ -252,6 +262,7 @@ def test_unmounting_what_is_in_use_leaves_it(mounts: Mounts) -> None:
 
 def test_unmounting_where_the_flush_fails_leaves_it(mounts: Mounts) -> None:
     server = mounts.start(flush="ScsiError")
+    (mounts.place / "lun0").write_bytes(b"x")
     failed = mounts.run("--unmount", str(mounts.place))
     assert failed.returncode == 32
     assert "still mounted, flush failed" in failed.stderr

@@ -273,12 +273,13 @@ def test_many_requests_at_once_keep_apart(start: Start) -> None:
 
 
 def test_ending_flushes_and_logs_out(start: Start) -> None:
-    """Also what had no write cache at first: it may have been switched on since."""
-    server = start(luns=[{}, {"write_cache": False}, {"read_only": True}])
+    """What was written, that is: with a target that is away, each flush takes its time."""
+    server = start(luns=[{}, {}, {"read_only": True}])
     server.connect().pwrite(b"x", 0)
     server.end()
     assert server.process.returncode == 0
-    assert server.log()[-3:] == ["lun0 flush", "lun1 flush", "close"]
+    assert server.log()[-2:] == ["lun0 flush", "close"]
+    assert "lun1 flush" not in server.log()
 
 
 @pytest.mark.parametrize(
