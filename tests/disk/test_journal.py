@@ -483,3 +483,25 @@ def test_a_read_that_is_looked_at_after_the_replay_only_is_done_again(whole: boo
         operation = bench.core.read(memoryview(buffer), 0, deadline)
     bench.run(operation)
     assert buffer == b"\1" * BLOCK
+
+
+@pytest.mark.parametrize("limit", [1 << 20, None])
+def test_what_the_last_flush_is_for(limit: int | None) -> None:
+    bench = Bench(limit)
+    durability = bench.core.durability
+    assert not durability.wants_flush()
+    bench.run(bench.core.read(memoryview(bytearray(BLOCK)), 0))
+    assert not durability.wants_flush()
+    slot = bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
+    assert slot is not None and durability.wants_flush()  # in flight
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    bench.core.ended_write(slot)
+    assert durability.wants_flush()
+    bench.run(bench.core.flush())
+    assert not durability.wants_flush()
+    bench.report(DEFERRED)
+    assert durability.wants_flush()  # there is a loss to tell
+    with pytest.raises(IserblkError, match="lost"):
+        bench.run(bench.core.flush())
+    assert not durability.wants_flush()
