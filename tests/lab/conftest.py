@@ -1,8 +1,7 @@
 """Tests in tests/lab/guest run inside virtual machines: see docs/lab.md.
 
 On the host pytest collects them as any others. Where one is to run, the guest of its group is
-booted with all tests of that group, and their reports are handed on under their own names;
-the guest of the next group runs beside it.
+booted with all tests of that group, and their reports are handed on under their own names.
 """
 
 from __future__ import annotations
