@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from lablib.host import why_not
 
-from tests.lab.guests import Group, Guests, group_of, setup_of
+from tests.lab.guests import Group, Guest, group_of, setup_of
 
 _GUEST_TESTS = Path(__file__).resolve().parent / "guest"
 _INSIDE = os.environ.get("LAB_SETUP")
 _groups: dict[pytest.Item, Group] = {}
-_guests = pytest.StashKey[Guests]()
+_guests = pytest.StashKey[dict[Group, Guest]]()
 
 
 @pytest.fixture
@@ -32,7 +32,6 @@ def lab_url() -> str:
     return os.environ["LAB_URL"]
 
 
-@pytest.hookimpl(trylast=True)  # what is deselected needs no guest
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of one guest follow each other: it is gone when the next one starts."""
     ours = [item for item in items if item.path.is_relative_to(_GUEST_TESTS)]
@@ -52,6 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 absent[name] = why_not(name)
             if absent[name] is not None:
                 item.add_marker(pytest.mark.skip(reason=f"no virtual machine: {absent[name]}"))
+    config.stash[_guests] = {}
     for item in ours:
         if not item.get_closest_marker("skip"):
             assert isinstance(item, pytest.Function)
@@ -61,34 +61,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = list(dict.fromkeys(_groups.values()))
     grouped = sorted(_groups, key=lambda item: order.index(_groups[item]))
     items[:] = [item for item in items if item not in _groups] + grouped
-    config.stash[_guests] = Guests(config, {item: _groups[item] for item in grouped})
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    if item not in _groups:
+    group = _groups.get(item)
+    if group is None:
         return None
+    guests = item.config.stash[_guests]
+    if group not in guests:
+        _end(guests)
+        nodeids = [other.nodeid for other, its_group in _groups.items() if its_group == group]
+        guests[group] = Guest(item.config, group, nodeids)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in item.config.stash[_guests].reports(item):
+    for report in guests[group].reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
+def _end(guests: dict[Group, Guest]) -> None:
+    for guest in guests.values():
+        guest.end()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    if _guests in session.config.stash:
-        session.config.stash[_guests].end()
+    _end(session.config.stash.get(_guests, {}))
     yield
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if _guests not in config.stash:
-        return
+    guests = config.stash.get(_guests, {})
     failed = {report.nodeid for report in terminalreporter.stats.get("failed", [])}
-    for guest in config.stash[_guests].started.values():
+    for guest in guests.values():
         kept = failed.intersection(guest.nodeids)
         terminalreporter.write_line(
             f"lab: {guest.group}: {len(guest.nodeids)} tests in {guest.seconds:.0f} s"

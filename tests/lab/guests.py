@@ -1,8 +1,4 @@
-"""On the host: one guest for a group of tests, and what it reports of each.
-
-One guest runs at a time. Each keeps little more than one processor busy, but two at a time took as
-long where this was measured, and their tests up to twice as long: ``_AT_ONCE``.
-"""
+"""On the host: one guest for a group of tests, and what it reports of each."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +22,6 @@ _LIMIT_S = 2400
 _TEST_LIMIT_S = 600
 _STOP_S = 20
 _POLL_S = 0.1
-_AT_ONCE = 1
 # Of Linux 6.1 with siw and isert.
 _IWCM_BUG = "kernel BUG at drivers/infiniband/core/iwcm.c"
 _BEHIND_A_NETWORK = "siw-lio-net"
@@ -73,13 +68,14 @@ class Guest:
     _reports: dict[str, list[pytest.TestReport]] = field(default_factory=dict)
     _complete: set[str] = field(default_factory=set)
     _partial: str = ""
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="iserblk-lab-results."))
         (self.directory / "tests").write_text("\n".join(self.nodeids) + "\n")
         (self.directory / REPORTS).touch()
         self._file = (self.directory / REPORTS).open(encoding="utf-8")
-        self._started = self._ended = time.monotonic()
+        self._started = time.monotonic()
         options = ["--long"] if self.config.getoption("--long") else []
         with (self.directory / "output").open("wb") as output:
             self._process = subprocess.Popen(
@@ -99,23 +95,10 @@ class Guest:
                 stderr=output,
             )
 
-    @property
-    def running(self) -> bool:
-        if self._process.poll() is not None:
-            return False
-        self._ended = time.monotonic()
-        return True
-
-    @property
-    def seconds(self) -> float:
-        """That it has run, as far as anybody looked."""
-        return self._ended - self._started
-
-    def reports(self, item: pytest.Item, meanwhile: Callable[[], None]) -> list[pytest.TestReport]:
+    def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
         """All reports of one test; waits for them. A guest that fell silent has failed it."""
         while item.nodeid not in self._complete:
-            running = self.running
-            meanwhile()
+            running = self._process.poll() is None
             for report in self._new():
                 self._reports.setdefault(report.nodeid, []).append(report)
                 if report.when == "teardown":
@@ -136,6 +119,7 @@ class Guest:
             except subprocess.TimeoutExpired:
                 self._process.terminate()
                 self._process.wait()
+        self.seconds = time.monotonic() - self._started
         self._file.close()
 
     def forget(self) -> None:
@@ -180,36 +164,3 @@ class Guest:
             longrepr=words + "\n".join(output[-_TAIL_LINES:]),
             when="call",
         )
-
-
-class Guests:
-    """All guests of a run, each started before its tests are asked for."""
-
-    def __init__(self, config: pytest.Config, groups: Mapping[pytest.Item, Group]) -> None:
-        self._config = config
-        self._groups = groups
-        self._waiting = list(dict.fromkeys(groups.values()))
-        self.started: dict[Group, Guest] = {}
-
-    def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """Of one test; waits for them. Groups are asked for in the order of their items."""
-        group = self._groups[item]
-        while group not in self.started:
-            self._start()
-            time.sleep(_POLL_S)
-        return self.started[group].reports(item, self._start)
-
-    def end(self) -> None:
-        """Of those that are running, and no others are started."""
-        self._waiting.clear()
-        for guest in self.started.values():
-            guest.end()
-
-    def _start(self) -> None:
-        """The next, as soon as fewer are running than may."""
-        running = sum(guest.running for guest in self.started.values())
-        while self._waiting and running < _AT_ONCE:
-            group = self._waiting.pop(0)
-            nodeids = [item.nodeid for item, its in self._groups.items() if its == group]
-            self.started[group] = Guest(self._config, group, nodeids)
-            running += 1
