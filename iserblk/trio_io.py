@@ -1,4 +1,5 @@
-"""What several need of trio: waiting for a socket that is full, and signals around ``trio.run``."""
+"""What several need of trio: a task that sleeps until it is needed, waiting for a socket that is
+full, and signals around ``trio.run``."""
 
 from __future__ import annotations
 
@@ -8,7 +9,30 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import trio
-from outcome import Value
+
+
+class Nap:
+    """Where one task sleeps until somebody wakes it."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    async def sleep(self) -> None:
+        """Until ``wake``. May be cancelled."""
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def wake(self) -> None:
+        """Does nothing when nobody sleeps."""
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class Endpoint(Protocol):
@@ -27,7 +51,7 @@ class WriteWatch:
     def __init__(self, endpoint: Endpoint, progress: Callable[[], None]) -> None:
         self._endpoint = endpoint
         self._progress = progress
-        self._task: trio.lowlevel.Task | None = None
+        self._nap = Nap()
 
     @trio.lowlevel.enable_ki_protection  # an interrupt in ``progress`` would lose what it found
     async def run(self) -> None:
@@ -42,18 +66,11 @@ class WriteWatch:
                     return
                 self._progress()
             else:
-                self._task = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._abort)
-
-    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        self._task = None
-        return trio.lowlevel.Abort.SUCCEEDED
+                await self._nap.sleep()
 
     def wake(self) -> None:
         """Look again whether the endpoint wants to write."""
-        if self._task is not None:
-            trio.lowlevel.reschedule(self._task, Value(None))
-            self._task = None
+        self._nap.wake()
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from time import monotonic
 
 import trio
 
+from iserblk.trio_io import Nap
+
 DEFAULT_US = 300
 HITS = 8  # single commands after short gaps, from which on the loop is kept awake
 ENOUGH = 2 * HITS  # that many are counted: one exception, which halves them, changes nothing yet
@@ -27,14 +29,12 @@ class BusyPoll:
     def __init__(self, limit_us: int) -> None:
         self.limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
         self._until = 0.0
-        self._task: trio.lowlevel.Task | None = None
+        self._nap = Nap()
 
     def stay_awake(self, now: float) -> None:
         """Until ``limit`` seconds from now."""
         self._until = now + self.limit
-        if self._task is not None:
-            trio.lowlevel.reschedule(self._task)
-            self._task = None
+        self._nap.wake()
 
     async def run(self) -> None:
         """Body of a task; runs until it is cancelled."""
@@ -42,12 +42,7 @@ class BusyPoll:
             while monotonic() < self._until:
                 os.sched_yield()  # whoever waits for this processor goes first
                 await trio.lowlevel.checkpoint()  # its poll does not sleep while a task can run
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort)
-
-    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        self._task = None
-        return trio.lowlevel.Abort.SUCCEEDED
+            await self._nap.sleep()
 
 
 class Pace:
