@@ -68,9 +68,7 @@ async def stranger(answer: bytes, close: bool) -> AsyncIterator[int]:
         with suppress(trio.BrokenResourceError):
             await stream.receive_some()
             await stream.send_all(answer)
-            if close:
-                await stream.aclose()
-            while await stream.receive_some():
+            while not close and await stream.receive_some():
                 pass
 
     with trio.fail_after(PATIENCE_S):
