@@ -195,8 +195,16 @@ def _tcp_target(case: Case) -> None:
 
 def _iser_target(case: Case) -> None:
     """Messages of an initiator that has logged in (or has not)."""
-    chance = case.chance
     client = IserClient()
+    try:
+        _talk(client, case)
+    finally:  # each has a descriptor, which would be there until somebody collects garbage
+        client.ours.close()
+        client.target_pair.close()
+
+
+def _talk(client: IserClient, case: Case) -> None:
+    chance = case.chance
     if chance.random() < 0.8:
         client.logged_in([("InitialR2T", "No")] if chance.random() < 0.5 else [])
     ours = [client.ours.advertise(memoryview(bytearray(4096)), rights)[0] for rights in (1, 2)]
