@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support import forking
+from tests.support.forking import Forked
 from tests.support.target import END_S, ROOT
 
 COMMAND = [sys.executable, "-m", "iserblk.cli"]
+STARTED = False  # True: each is started, not forked (tests/support/forking.py says what differs)
+LIMIT_S = END_S * (10 if "LAB_SETUP" in os.environ else 2)
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -28,15 +32,19 @@ def environment(**changes: str) -> dict[str, str]:
 def iserblk(
     *arguments: object, cwd: Path | None = None, **changes: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end. ``changes`` are environment variables."""
+    """Run to the end, with nothing on its stdin. ``changes`` are environment variables."""
+    words, env = [*map(str, arguments)], environment(**changes)
+    if not STARTED:
+        return forking.run("iserblk.cli", words, cwd=cwd, env=env, timeout=LIMIT_S)
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
+        [*COMMAND, *words],
         capture_output=True,
         text=True,
         check=False,
+        stdin=subprocess.DEVNULL,
         cwd=cwd,
-        env=environment(**changes),
-        timeout=END_S * 2,
+        env=env,
+        timeout=LIMIT_S,
     )
 
 
@@ -67,13 +75,14 @@ class Server:
 
     def __init__(self, arguments: tuple[object, ...], log: Path, changes: dict[str, str]) -> None:
         self.log = log
+        words, env = [*map(str, arguments)], environment(**changes)
         with log.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                [*COMMAND, *map(str, arguments)],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment(**changes),
+            self.process = (
+                subprocess.Popen(
+                    [*COMMAND, *words], stdout=subprocess.PIPE, stderr=stderr, text=True, env=env
+                )
+                if STARTED
+                else Forked("iserblk.cli", words, stdout=subprocess.PIPE, stderr=stderr, env=env)
             )
         assert self.process.stdout is not None
         word, _, self.url = self.process.stdout.readline().strip().partition(" ")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.cli import commands
 from tests.cli.commands import Server, bad, environment, good, good_json, iserblk, serving
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need, run, running_nbdkit
@@ -61,6 +62,14 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
         yield Setting(server, server.url.removeprefix("iser://"), folder)
         assert server.end(signal.SIGTERM) == 143
     shows_nothing((folder / "log").read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started() -> Iterator[None]:
+    """With command lines of their own: they are looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "STARTED", True)
+        yield
 
 
 def shows_nothing(*texts: str) -> None:

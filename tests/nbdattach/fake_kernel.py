@@ -15,20 +15,6 @@ from pathlib import Path
 
 SECTOR = 512
 
-# The command line, looking at these places instead of the system's.
-COMMAND = """
-import sys
-from pathlib import Path
-from iserblk.cli import attach, detach
-from iserblk.nbdattach import device
-root = Path(sys.argv.pop(1))
-places = device.Places(root / "sys", root / "dev", Path("/proc"), root / "run")
-attach.PLACES = detach.PLACES = places
-device.need_root = lambda: None
-from iserblk.cli.main import main
-main()
-"""
-
 
 class FakeKernel:
     """``root``: of everything. ``refuse``: names of devices that cannot be connected."""

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 
 from iserblk.metrics.scraping import scrape
 from tests.cli.commands import environment, serving
-from tests.nbdattach.fake_kernel import COMMAND, FakeKernel
+from tests.nbdattach.fake_kernel import FakeKernel
+from tests.support.forking import Forked
 from tests.support.nbdkit import need
 from tests.support.target import END_S, IQN, TargetProcess, running_target
 
@@ -47,15 +47,12 @@ class Attacher:
         path = f"{kernel.root}/bin:{os.environ['PATH']}"
         self.environment = environment(PATH=path)
 
-    def words(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-c", COMMAND, str(self.kernel.root), *map(str, arguments)]
-
-    def start(self, *arguments: object, **changes: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.words(*arguments),
+    def start(self, *arguments: object, **changes: str) -> Forked:
+        return Forked(
+            "tests.nbdattach.faked",
+            [str(self.kernel.root), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             env={**self.environment, **changes},
         )
 

@@ -6,13 +6,13 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.forking import Forked
 from tests.support.nbdkit import run
 from tests.support.target import END_S, ROOT
 
@@ -45,13 +45,13 @@ def running_mount(urls: list[str], mountpoint: Path, *options: str) -> Iterator[
     mountpoint.mkdir(exist_ok=True)
     log = mountpoint.with_name(f"{mountpoint.name}.log")
     with log.open("ab") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fuse_mount", *urls, str(mountpoint)]
-            + [word for option in options for word in ("-o", option)],
+        process = Forked(
+            "fuse_mount",
+            [*urls, str(mountpoint), *(word for option in options for word in ("-o", option))],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
+            env=os.environ,
         )
     try:
         assert process.stdout is not None

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.forking import ROOT, Forked
+
 IQN = "iqn.2026-11.example:disk"
 END_S = 30.0
 
@@ -32,12 +32,12 @@ class TargetProcess:
     ) -> None:
         self.log = log
         with log.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.serve", listen, iqn, *specs],
+            self.process = Forked(
+                "tests.support.serve",
+                [listen, iqn, *specs],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                text=True,
                 env={**os.environ, **(environment or {})},
             )
         word, _, self.url = self._line().partition(" ")

@@ -7,39 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cli.commands import COMMAND, environment
+from tests.cli.commands import good, iserblk
 
 MIB = 1 << 20
 DEVICE = Path("/dev/nbd0")
 RUN = Path("/run/iserblk")
 SLOW_S = 300  # for one command; the guest is emulated
-
-
-def command(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env=environment(**changes),
-        timeout=SLOW_S,
-    )
-
-
-def good(*arguments: object) -> str:
-    done = command(*arguments)
-    assert (done.returncode, done.stderr) == (0, ""), done
-    return done.stdout
-
-
-def refused(status: int, *arguments: object, **changes: str) -> str:
-    """The one line that is said about it."""
-    done = command(*arguments, **changes)
-    assert (done.returncode, done.stdout) == (status, ""), done
-    line, *more = done.stderr.splitlines()
-    assert not more, done.stderr
-    return line
 
 
 def run(*words: object, timeout: float = SLOW_S) -> str:
@@ -95,7 +68,7 @@ def attached(*arguments: object) -> Iterator[Path]:
     try:
         yield Path(path)
     except BaseException:
-        command("detach", path)
+        iserblk("detach", path)
         raise
     assert good("detach", path) == ""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import COMMAND, environment
+from tests.cli.commands import COMMAND, bad, environment, good, iserblk
 from tests.lab.guest.attached import (
     DEVICE,
     MIB,
@@ -24,12 +24,9 @@ from tests.lab.guest.attached import (
     SLOW_S,
     attached,
     block,
-    command,
     connected,
-    good,
     mounted,
     nothing_left,
-    refused,
     run,
     servers,
 )
@@ -58,7 +55,7 @@ def mortal(tmp_path: Path) -> Iterator[TargetProcess]:
 def tidy() -> Iterator[None]:
     yield
     for name in connected():  # after a failure the next test is to have a chance
-        command("detach", name)
+        iserblk("detach", name)
     nothing_left()
 
 
@@ -96,8 +93,8 @@ def test_bad_input(target: TargetProcess) -> None:
             (7, "/dev/null: no NBD device", (silent, "/dev/null")),
             (7, "3 LUNs for 1 device(s)", (target.url, DEVICE)),
         ):
-            assert words in refused(status, "attach", *arguments)
-    assert "nothing is attached" in refused(7, "detach", DEVICE)
+            assert words in bad(status, "attach", *arguments)
+    assert "nothing is attached" in bad(7, "detach", DEVICE)
     nothing_left()
 
 
@@ -139,16 +136,16 @@ def test_the_module_is_loaded_where_there_is_one(target: TargetProcess) -> None:
 
 def test_a_device_in_use_is_refused(target: TargetProcess, tmp_path: Path) -> None:
     with attached(f"{target.url}/0", DEVICE):
-        assert "/0 is attached there" in refused(28, "attach", f"{target.url}/1", DEVICE)
+        assert "/0 is attached there" in bad(28, "attach", f"{target.url}/1", DEVICE)
         run("mkfs.ext4", "-q", DEVICE)
         with mounted(DEVICE, tmp_path / "place") as place:
-            assert f"mounted on {place}: umount it first" in refused(28, "detach", DEVICE)
+            assert f"mounted on {place}: umount it first" in bad(28, "detach", DEVICE)
             (place / "still").write_text("there")
         with DEVICE.open("rb"):
-            line = refused(28, "detach", DEVICE)
+            line = bad(28, "detach", DEVICE)
             assert f"({os.getpid()}) has it open" in line
         run("dd", f"if={DEVICE}", "of=/dev/null", "bs=1M", "count=1", "iflag=direct")
-    assert "nothing is attached" in refused(7, "detach", DEVICE)
+    assert "nothing is attached" in bad(7, "detach", DEVICE)
 
 
 def test_devices_of_other_programs_are_left_alone(target: TargetProcess, tmp_path: Path) -> None:
@@ -159,8 +156,8 @@ def test_devices_of_other_programs_are_left_alone(target: TargetProcess, tmp_pat
                 time.sleep(0.1)
             run("nbd-client", "-unix", other, DEVICE)
             words = "in use by another program"
-            assert words in refused(28, "attach", f"{target.url}/0", DEVICE)
-            assert "not attached by iserblk" in refused(7, "detach", DEVICE)
+            assert words in bad(28, "attach", f"{target.url}/0", DEVICE)
+            assert "not attached by iserblk" in bad(7, "detach", DEVICE)
             with attached(f"{target.url}/0") as device:
                 assert device.name == "nbd1"
             assert connected() == ["nbd0"]
@@ -196,7 +193,7 @@ def test_detach_after_the_target_has_died(mortal: TargetProcess) -> None:
         mortal.kill()
         disk.read(512)
     start = time.monotonic()
-    line = refused(1, "detach", DEVICE)
+    line = bad(1, "detach", DEVICE)
     assert time.monotonic() - start < SLOW_S / 2
     assert "detached, but the last flush failed (Input/output error)" in line
     assert f"written to {mortal.url}/0 since the flush before that may be lost" in line
@@ -206,7 +203,7 @@ def test_detach_after_the_target_has_died(mortal: TargetProcess) -> None:
 def test_nothing_is_lost_where_nothing_was_written(mortal: TargetProcess) -> None:
     good("attach", f"{mortal.url}/0", DEVICE)
     mortal.kill()
-    done = command("detach", DEVICE)
+    done = iserblk("detach", DEVICE)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -219,7 +216,7 @@ def test_detach_from_a_target_that_hangs(mortal: TargetProcess) -> None:
         disk.read(4096)
     write_unflushed(DEVICE)
     start = time.monotonic()
-    assert "the last flush failed" in refused(1, "detach", DEVICE)
+    assert "the last flush failed" in bad(1, "detach", DEVICE)
     assert time.monotonic() - start < SLOW_S / 2
     nothing_left()
 
@@ -231,9 +228,9 @@ def test_attach_cleans_up_after_an_nbdkit_that_died(target: TargetProcess, tmp_p
     with mounted(DEVICE, tmp_path / "place"):
         os.kill(nbdkit_of("nbd0"), signal.SIGKILL)
         time.sleep(1)
-        assert "mounted on" in refused(28, "attach", f"{target.url}/0", DEVICE)
-        assert "mounted on" in refused(28, "detach", DEVICE)
-    done = command("attach", f"{target.url}/0", DEVICE)
+        assert "mounted on" in bad(28, "attach", f"{target.url}/0", DEVICE)
+        assert "mounted on" in bad(28, "detach", DEVICE)
+    done = iserblk("attach", f"{target.url}/0", DEVICE)
     assert (done.returncode, done.stdout) == (0, f"ready {DEVICE}\n")
     assert "its nbdkit has died" in done.stderr
     run("fsck.ext4", "-p", DEVICE)
@@ -243,7 +240,7 @@ def test_attach_cleans_up_after_an_nbdkit_that_died(target: TargetProcess, tmp_p
     while servers():
         assert time.monotonic() < deadline, servers()
         time.sleep(0.1)
-    assert command("detach", DEVICE).returncode == 0
+    assert iserblk("detach", DEVICE).returncode == 0
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -257,7 +254,7 @@ def test_an_attach_that_was_killed(target: TargetProcess) -> None:
     with in_the_background("attach", f"{target.url}/0", DEVICE) as process:
         wait_for(RUN / "nbd0" / "client.pid", process)
         process.kill()
-    done = command("detach", DEVICE)
+    done = iserblk("detach", DEVICE)
     assert done.returncode == 0, done
 
 

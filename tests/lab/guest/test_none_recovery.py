@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import iserblk
 from tests.lab.guest.attached import (
     DEVICE,
     MIB,
     SLOW_S,
     attached,
-    command,
     connected,
     mounted,
     nothing_left,
@@ -62,7 +62,7 @@ def target(tmp_path: Path) -> Iterator[Mortal]:
 def tidy(target: Mortal) -> Iterator[None]:
     yield
     for name in connected():  # after a failure the next test is to have a chance
-        command("detach", name)
+        iserblk("detach", name)
     nothing_left()
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import good
 from tests.lab.guest.attached import (
     DEVICE,
     MIB,
     RUN,
     attached,
     block,
-    good,
     mounted,
     nothing_left,
     run,

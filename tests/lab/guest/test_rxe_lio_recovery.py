@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from iserblk.rcap.verbs import connecting
+from tests.cli.commands import bad, good
 from tests.lab.guest import lio
-from tests.lab.guest.attached import DEVICE, SLOW_S, attached, good, nothing_left, refused
+from tests.lab.guest.attached import DEVICE, SLOW_S, attached, nothing_left
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.interop import Record
 
@@ -76,7 +77,7 @@ def test_a_reservation_is_kept(record: Record) -> None:
     with attached(url, DEVICE, "-o", "reserve=exclusive,io-timeout=120"):
         held = lio.reservation()
         assert os.environ["LAB_INITIATOR"] in held
-        assert words in refused(28, "trim", other, "--length", "1M")
+        assert words in bad(28, "trim", other, "--length", "1M")
         writing = subprocess.Popen(
             ["dd", "if=/dev/urandom", f"of={DEVICE}", "bs=256k", "count=64", "oflag=direct"]
         )
@@ -86,7 +87,7 @@ def test_a_reservation_is_kept(record: Record) -> None:
             time.sleep(1)
         assert writing.wait(SLOW_S) == 0
         assert lio.reservation() == held
-        assert words in refused(28, "trim", other, "--length", "1M")
+        assert words in bad(28, "trim", other, "--length", "1M")
     nothing_left()
     assert "No SPC-3 Reservation holder" in lio.reservation()
     good("trim", other, "--length", "1M")

@@ -1,0 +1,18 @@
+"""``python -m tests.nbdattach.faked ROOT …``: the command line, looking below ROOT instead of at
+the system's places (tests/nbdattach/fake_kernel.py)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from iserblk.cli import attach, detach
+from iserblk.cli.main import main
+from iserblk.nbdattach import device
+
+if __name__ == "__main__":
+    root = Path(sys.argv.pop(1))
+    places = device.Places(root / "sys", root / "dev", Path("/proc"), root / "run")
+    attach.PLACES = detach.PLACES = places
+    device.need_root = lambda: None
+    main()

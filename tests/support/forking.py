@@ -1,0 +1,243 @@
+"""Python programs of ours as processes that need not start Python: forked from one that imports
+what they need once.
+
+A start takes half a second of a processor, and in an emulated guest 5 to 15; there are thousands
+in the tests. What is forked is a process like any other, with its own standard streams,
+environment and directory, except that its command line, as ps has it, is the forking process's:
+what tests say about command lines they have to show with a process of its own.
+
+    python3 -m tests.support.forking SOCKET        (a descriptor: SOCK_SEQPACKET)
+
+Each message to SOCKET is a JSON object with ``module``, ``arguments``, ``directory`` and
+``environment``; with it, as SCM_RIGHTS, come the three standard streams and a socket for the
+answers, decimal numbers: the new process, and, when that has ended, its status as of waitpid.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, TypeAlias
+
+ROOT = Path(__file__).resolve().parents[2]
+Output: TypeAlias = IO[bytes] | IO[str] | int
+_MESSAGE = 1 << 18
+
+
+class Forked:
+    """As subprocess.Popen, as far as it goes, with text. stdin is /dev/null.
+
+    ``stdout`` and ``stderr`` are there where they were asked for with subprocess.PIPE."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        stdout: Output,
+        stderr: Output,
+    ) -> None:
+        order = {
+            "module": module,
+            "arguments": [*arguments],
+            "directory": str(cwd or Path.cwd()),
+            "environment": dict(env),
+        }
+        self.args = [module, *arguments]
+        self.returncode: int | None = None
+        self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ExitStack() as given:
+            given.enter_context(theirs)
+            nothing = given.enter_context(open(os.devnull, "rb"))
+            self.stdout, out = _output(stdout, given)
+            self.stderr, err = _output(stderr, given)
+            descriptors = [nothing.fileno(), out, err, theirs.fileno()]
+            socket.send_fds(_forking_process(), [json.dumps(order).encode()], descriptors)
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            try:
+                status = self._number()
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._answers.close()
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """For who has little to say: what it said is read when it has ended."""
+        self.wait(timeout)
+        said = []
+        for stream in (self.stdout, self.stderr):
+            if stream is None or stream.closed:
+                said.append("")
+            else:
+                with stream:
+                    said.append(stream.read())
+        return said[0], said[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _number(self) -> int:
+        answer = self._answers.recv(64)
+        assert answer, "the process that forks has ended"
+        return int(answer)
+
+
+def _output(wish: Output, given: ExitStack) -> tuple[IO[str] | None, int]:
+    """Our end, if there is one, and theirs, which ``given`` closes if it is not the caller's."""
+    if wish != subprocess.PIPE:
+        return None, wish if isinstance(wish, int) else wish.fileno()
+    read_end, write_end = os.pipe()
+    given.callback(os.close, write_end)
+    return os.fdopen(read_end, encoding="utf-8"), write_end
+
+
+def run(
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run, with its output captured as text."""
+    with TemporaryFile() as out, TemporaryFile() as err:
+        process = Forked(module, arguments, env=env, cwd=cwd, stdout=out, stderr=err)
+        try:
+            code = process.wait(timeout)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        said = []
+        for stream in (out, err):
+            stream.seek(0)
+            said.append(stream.read().decode())
+    return subprocess.CompletedProcess(process.args, code, *said)
+
+
+@functools.cache
+def _forking_process() -> socket.socket:
+    """It ends when this process does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+    process.returncode = 0  # nobody waits for it, and nobody is to complain
+    return ours
+
+
+# --- the process that forks --------------------------------------------------------------------
+
+
+_FUSE = ["fuse_mount.mount", "fuse_mount.operations", "fuse_mount.readers", "iserblk.disk.aio"]
+_ATTACH = ["iserblk.cli.main", "iserblk.cli.attach", "iserblk.cli.detach"]
+# What is behind a module that is run, and need not be imported more than once.
+_BEHIND = {
+    "fuse_mount": _FUSE,
+    "tests.frontends.fake_mount": _FUSE,
+    "tests.nbdattach.faked": _ATTACH,
+    "tests.support.serve": ["iserblk.target.server", "tests.support.census"],
+}
+
+
+def _import_what_is_behind(module: str, arguments: Sequence[str]) -> None:
+    names = _BEHIND.get(module, [])
+    if module == "iserblk.cli":
+        main = importlib.import_module("iserblk.cli.main")
+        names = [f"iserblk.cli.{word}" for word in arguments if word in main.COMMANDS][:1]
+        names += _FUSE if "mount" in arguments else []
+    for name in names:
+        if name not in sys.modules:
+            with suppress(ImportError):  # the child says so
+                importlib.import_module(name)
+            gc.collect()
+            gc.freeze()  # else a child's first collection would touch, and so copy, every object
+
+
+def _serve(orders: socket.socket) -> list[str]:
+    """Returns in each child: module and arguments. Ends with the other side of the socket."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    while True:
+        message, descriptors, _flags, _address = socket.recv_fds(orders, _MESSAGE, 4)
+        if not message:
+            sys.exit()
+        order = json.loads(message)
+        _import_what_is_behind(order["module"], order["arguments"])
+        if not os.fork():
+            break
+        for descriptor in descriptors:
+            os.close(descriptor)
+    orders.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    *streams, answers = descriptors
+    child = os.fork()
+    if child:
+        _wait(child, answers, streams)
+    os.close(answers)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    signal.signal(signal.SIGINT, interrupt)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["directory"])
+    return [order["module"], *order["arguments"]]
+
+
+def _wait(child: int, answers: int, streams: Sequence[int]) -> None:
+    """Never returns."""
+    try:
+        for stream in (0, 1, 2, *streams):
+            os.close(stream)  # who reads them is to see their end
+        os.write(answers, str(child).encode())
+        os.write(answers, str(os.waitpid(child, 0)[1]).encode())
+    finally:
+        os._exit(0)
+
+
+def _main() -> None:
+    module, *sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
