@@ -165,13 +165,14 @@ async def _serve(
     from iserblk.disk.aio import open_disks  # noqa: PLC0415
 
     early = 0
-    mounted = False
+    mounted = closed = False
 
     async def end_on_signals(signals: AsyncIterator[int]) -> None:
         nonlocal early
         number = await anext(signals)
         if mounted:
-            pyfuse3.terminate()
+            if not closed:
+                pyfuse3.terminate()
             await anext(signals)
             log.error("%s: told twice to end: not waiting for the target", mountpoint)
         else:
@@ -197,6 +198,7 @@ async def _serve(
                     await pyfuse3.main(_MIN_TASKS, _MAX_TASKS)
                     failed = await files.flush_all()
                 finally:
+                    closed = True
                     pyfuse3.close(unmount=True)
             nursery.cancel_scope.cancel()
     if failed:

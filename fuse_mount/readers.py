@@ -1,75 +1,96 @@
-"""What pyfuse3's session loop needs of trio, with several requests read in one turn of the loop.
+"""What pyfuse3's session loop needs of trio, with its tasks run as strands.
 
 pyfuse3 takes the name ``trio`` in its own namespace for the loop that it runs on (its asyncio
-support replaces it there), and needs little of it: a lock around ``lowlevel.wait_readable``, so
-that its tasks read one after the other. With trio's own, each request costs two turns of the loop:
-one in which the next task gets the lock and asks for the descriptor, one until it is readable. Here
-a task that finds the descriptor readable goes on at once, and one that was woken by the kernel
-wakes as many others as lately found a request.
+support replaces it there), and needs little of it: a nursery for its tasks, and a lock around
+``lowlevel.wait_readable``, so that they read one after the other. With trio's own, each request
+costs several turns of the loop. Here the tasks are strands: a request costs none, as long as there
+are others.
 """
 
 from __future__ import annotations
 
 import select
 from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import trio
-from outcome import Error, Value
+
+from iserblk import strands
+from iserblk.strands import Strand, Strands, open_strands, park, pause
+from iserblk.trio_io import Nap
 
 # Requests read without a turn of the loop in between: others want to run, too.
 _MOST_AT_ONCE = 64
 
 
+class _Done:
+    """An awaitable that costs no coroutine."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+_DONE = _Done()
+
+
 class _NoLock:
     """``Readers.wait_readable`` itself lets one task at a time wait for the kernel."""
 
-    async def __aenter__(self) -> None:
-        return
+    def __aenter__(self) -> _Done:
+        return _DONE
 
-    async def __aexit__(self, *_: object) -> None:
-        return
+    def __aexit__(self, *_: object) -> _Done:
+        return _DONE
 
 
 class Readers:
-    """The tasks that read requests from one descriptor.
+    """The strands that read requests from one descriptor.
 
-    At most one of them sleeps in the kernel's poll. While any is parked, one sleeps there or has
-    been woken and will look, so that no request is overlooked, nor the end.
+    A trio task waits in the kernel's poll when one of them has found nothing. While any is parked,
+    that task waits there, or another has been wakened and will look: so no request is overlooked,
+    nor the end.
     """
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._fd = -1
-        self._sleeping = False
         self._closed = False
-        self._parked: deque[trio.lowlevel.Task] = deque()
-        self._woken = 0  # tasks that were woken and have not looked yet
+        self._parked: deque[Strand] = deque()
         self._at_once = 0
-        self._found = 0  # requests, by tasks that were woken for the last one from the kernel
+        self._watching = False
+        self._watcher = Nap()
 
     def namespace(self) -> object:
         """To stand for ``trio`` in pyfuse3."""
         return SimpleNamespace(
             Lock=_NoLock,
             ClosedResourceError=trio.ClosedResourceError,
-            open_nursery=trio.open_nursery,
+            open_nursery=self.open_nursery,
             from_thread=trio.from_thread,
             lowlevel=SimpleNamespace(
                 wait_readable=self.wait_readable,
                 notify_closing=self.notify_closing,
-                current_task=trio.lowlevel.current_task,
+                current_task=lambda: strands.running,
                 current_trio_token=trio.lowlevel.current_trio_token,
             ),
         )
+
+    @asynccontextmanager
+    async def open_nursery(self) -> AsyncIterator[Strands]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            async with open_strands() as group:
+                yield group
+            nursery.cancel_scope.cancel()
 
     def notify_closing(self, fd: int) -> None:
         """As trio's: whoever waits, or will, gets ClosedResourceError."""
         self._closed = True
         trio.lowlevel.notify_closing(fd)
         while self._parked:
-            error = trio.ClosedResourceError("the file system is being unmounted")
-            trio.lowlevel.reschedule(self._parked.popleft(), Error(error))
+            self._parked.popleft().wake()
 
     async def wait_readable(self, fd: int) -> None:
         """Return when a request can be read; the caller does so before it awaits anything.
@@ -79,47 +100,37 @@ class Readers:
         if fd != self._fd:
             self._poll.register(fd, select.POLLIN)
             self._fd = fd
-        woken = False
         while True:
             if self._closed:
                 raise trio.ClosedResourceError
             if self._poll.poll(0):
-                self._found += woken
                 self._at_once += 1
                 if self._at_once > _MOST_AT_ONCE:
                     self._at_once = 0
-                    await trio.lowlevel.checkpoint()
+                    await pause()
                     continue
-                if not self._sleeping and not self._woken:
-                    self._wake(1)
+                if self._parked:
+                    self._parked.popleft().wake()  # it looks for the next one
                 return
-            if self._sleeping:
-                await self._park()
-                woken = True
-                continue
-            self._sleeping = True
+            if not self._watching:
+                self._watching = True
+                self._watcher.wake()
+            assert strands.running is not None
+            self._parked.append(strands.running)
+            await park()
+
+    async def _watch(self) -> None:
+        while True:
+            if not self._watching:
+                await self._watcher.sleep()
             try:
-                await trio.lowlevel.wait_readable(fd)
-            finally:
-                self._sleeping = False
-                self._at_once = 0
-                # As many as found something the last time, and one that will sleep: who finds
-                # nothing was woken in vain, and who was not woken is woken by those that find.
-                self._wake(self._found + 1)
-                self._found = 0
-
-    def _wake(self, count: int) -> None:
-        for _ in range(min(count, len(self._parked))):
-            self._woken += 1
-            trio.lowlevel.reschedule(self._parked.popleft(), Value(None))
-
-    async def _park(self) -> None:
-        task = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._parked.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        self._parked.append(task)
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        self._woken -= 1
+                await trio.lowlevel.wait_readable(self._fd)
+            except trio.ClosedResourceError:
+                return
+            self._watching = False
+            self._at_once = 0
+            if self._parked:
+                strands.held = True
+                self._parked.popleft().wake()
+                strands.held = False
+                strands.run()

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "iserblk"
 ALLOWED = {
     "errors": set(),
     "trio_io": set(),
+    "strands": {"trio_io"},
     "secret": set(),
     "metrics": {"errors"},
     "url": {"errors", "secret", "metrics"},
@@ -23,7 +24,10 @@ ALLOWED = {
     "scsi": {"errors"},
     "iscsi": {"errors", "secret"},
     "datamover": {"errors", "rcap", "iscsi"},
-    "initiator": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "url", "credentials"},
+    "initiator": {
+        *("errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "strands", "url"),
+        "credentials",
+    },
     "discovery": {"errors", "url", "iscsi", "initiator"},
     "disk": {
         *("errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials", "metrics"),
@@ -49,6 +53,7 @@ ALLOWED = {
 # Beside the drivers, the shells and the command line, nobody waits.
 TRIO_ALLOWED = {
     "trio_io",
+    "strands",
     "cli",
     "initiator.connect",
     "initiator.connect_iwarp",

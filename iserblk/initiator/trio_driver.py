@@ -14,16 +14,19 @@ from typing import TypeVar
 
 import trio
 
+from iserblk import strands
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.controls import PARTING_S, fill_logout
 from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
-from iserblk.trio_io import WriteWatch
+from iserblk.strands import Strand, elsewhere, park
+from iserblk.trio_io import Nap, WriteWatch
 
 T = TypeVar("T")
 TICK_S = 1.0
 LOGOUT_S = 3.0
+AT_ONCE = 8  # batches of answers to strands, before trio looks at anything else
 GATHER_FROM = 4  # commands under way, from which on others are gathered
 GATHER_DECAY = 0.97  # per command
 GATHER_QUIET = 3  # turns of the loop without another command, after which they are sent
@@ -31,17 +34,23 @@ GATHER_COMMANDS = 16  # that are sent at once
 
 
 class TrioWaiter:
-    """Implements Waiter for one trio task."""
+    """Implements Waiter for one trio task, or one strand."""
 
-    __slots__ = ("pending", "task")
+    __slots__ = ("pending", "strand", "task")
 
     def __init__(self) -> None:
         self.pending = 0
         self.task: trio.lowlevel.Task | None = None
+        self.strand: Strand | None = None
 
     def task_done(self) -> None:
         self.pending -= 1
-        if not self.pending and self.task is not None:
+        if self.pending:
+            return
+        if self.strand is not None:
+            self.strand.wake()
+            self.strand = None
+        elif self.task is not None:
             trio.lowlevel.reschedule(self.task)
             self.task = None
 
@@ -65,7 +74,7 @@ class TrioDriver:
         self._writes = WriteWatch(session, self._progress)
         self._lately = 0.0
         self._ended = trio.Event()  # the pump found the session's end
-        self._gatherer: trio.lowlevel.Task | None = None  # parked
+        self._gatherer = Nap()
         self._changed = trio.Event()
         session.new_waiter = TrioWaiter
         session.flush_soon = self._flush_soon
@@ -104,15 +113,22 @@ class TrioDriver:
                 except trio.ClosedResourceError:
                     fd = session.fileno()
                     continue  # the session failed, or was suspended, while this task slept
-                session.corked = True
-                count = session.progress(monotonic())
-                if count > 1:
-                    # Let all that were woken run, and submit, before their commands go out.
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                session.corked = False
-                session.flush()
-                if session.wants_write():
-                    self._writes.wake()
+                for _ in range(AT_ONCE):
+                    session.corked = strands.held = True
+                    try:
+                        count = session.progress(monotonic())
+                    finally:
+                        strands.held = False
+                        resumed = strands.run()
+                    if count > 1 and not resumed:
+                        # Let all that were woken run, and submit, before their commands go out.
+                        await trio.lowlevel.cancel_shielded_checkpoint()
+                    session.corked = False
+                    session.flush()
+                    if session.wants_write():
+                        self._writes.wake()
+                    if not resumed or session.error is not None or session.suspended is not None:
+                        break
             self._ended.set()
             nursery.cancel_scope.cancel()
 
@@ -134,9 +150,8 @@ class TrioDriver:
         self._lately = max(self.session.busy, self._lately * GATHER_DECAY)
         if self._lately < GATHER_FROM:
             self.session.flush()
-        elif self._gatherer is not None:
-            trio.lowlevel.reschedule(self._gatherer)
-            self._gatherer = None
+        else:
+            self._gatherer.wake()
 
     @trio.lowlevel.enable_ki_protection
     async def _gather(self) -> None:
@@ -144,18 +159,13 @@ class TrioDriver:
         session = self.session
         while True:
             if not session.unsent:
-                self._gatherer = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._abort_gather)
+                await self._gatherer.sleep()
             seen = quiet = 0
             while quiet < GATHER_QUIET and seen < GATHER_COMMANDS:
                 await trio.lowlevel.checkpoint()
                 quiet = quiet + 1 if session.unsent == seen else 0
                 seen = session.unsent
             session.flush()
-
-    def _abort_gather(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        self._gatherer = None
-        return trio.lowlevel.Abort.SUCCEEDED
 
     def _progress(self) -> None:
         self.session.progress(monotonic())
@@ -169,7 +179,18 @@ class TrioDriver:
     async def wait(self, waiter: TrioWaiter) -> None:
         """Wait for commands of this task. If it is cancelled, or interrupted in the main task, they
         are aborted at the target; the buffers are free when Cancelled or KeyboardInterrupt comes
-        out. A second interrupt cuts the connection instead of waiting for the target."""
+        out. A second interrupt cuts the connection instead of waiting for the target.
+
+        A strand that is closed meanwhile has had them aborted by then."""
+        strand = strands.running
+        if strand is not None:
+            if waiter.pending:
+                waiter.strand = strand
+                strand.waiter = waiter
+                strand.abandon = self._abandon
+                await park()
+                strand.abandon = None
+            return
         try:
             await waiter.wait()
         except BaseException:
@@ -177,6 +198,7 @@ class TrioDriver:
             raise
 
     async def _abandon(self, waiter: TrioWaiter) -> None:
+        waiter.strand = None
         session = self.session
         session.forget(waiter)
         now = monotonic()
@@ -214,7 +236,10 @@ class TrioDriver:
             while True:
                 step = next(operation)
                 if isinstance(step, float):
-                    await trio.sleep(step)
+                    if strands.running is None:
+                        await trio.sleep(step)
+                    else:
+                        await elsewhere(trio.sleep, step)
                 else:
                     assert isinstance(step, TrioWaiter)  # ``new_waiter`` made it
                     await self.wait(step)

@@ -6,6 +6,7 @@ environment, because nbdkit and a daemonised mount run in other processes:
 
     FAKE_LUNS    JSON: [{"size": 1048576, "read_only": true, ...}, ...]   changes to LunInfo
     FAKE_FAULTS  JSON: {"write": "CommandTimeout", "open": "ConnectFailed", ...}   error by method
+    FAKE_CLOSE_S how long the logout of a mount takes, and a line "closing" before it
     FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import trio
 
-from iserblk import errors
+from iserblk import errors, strands
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, LunInfo
 
 MIB = 1 << 20
@@ -233,16 +234,23 @@ class AsyncFake:
         return self.size
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
-        await trio.lowlevel.checkpoint()
+        await _later()
         self.fake.read_into(buffer, offset)
 
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        await trio.lowlevel.checkpoint()
+        await _later()
         self.fake.write(buffer, offset, fua)
 
     async def flush(self) -> None:
-        await trio.lowlevel.checkpoint()
+        await _later()
         self.fake.flush()
+
+
+async def _later() -> None:
+    if strands.running is None:
+        await trio.lowlevel.checkpoint()
+    else:
+        await strands.pause()
 
 
 class AsyncSet:
@@ -258,6 +266,9 @@ async def open_async(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
     # A nursery, as the real one has: errors of its body come out in a group.
     async with trio.open_nursery():
         yield AsyncSet(make_disks())
+    if pause := os.environ.get("FAKE_CLOSE_S"):
+        note("closing")
+        await trio.sleep(float(pause))
     note("close")
 
 

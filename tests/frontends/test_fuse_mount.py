@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from typing import Any
 import pytest
 
 from fuse_mount import mount
+from tests.support import forking
+from tests.support.forking import Forked
 
 URL = "iser://127.0.0.1/iqn.2026-11.example:fake/0"
-CHECKOUT = Path(__file__).parents[2]
+MODULE = "tests.frontends.fake_mount"
 MIB = 1 << 20
 SIZE = 8 * MIB
 
@@ -39,34 +42,32 @@ class Mounts:
         self.place = directory / "a place"  # mountinfo escapes the blank
         self.place.mkdir()
         self.calls = directory / "calls"
-        self.servers: list[subprocess.Popen[str]] = []
+        self.servers: list[Forked] = []
 
-    def command(self, *words: str, luns: Any = ({},), **faults: str) -> dict[str, Any]:
-        return {
-            "args": [sys.executable, "-m", "tests.frontends.fake_mount", *words],
-            "cwd": CHECKOUT,
-            "text": True,
-            "env": dict(
-                os.environ,
-                FAKE_LUNS=json.dumps(luns),
-                FAKE_LOG=str(self.calls),
-                **({"FAKE_FAULTS": json.dumps(faults)} if faults else {}),
-            ),
-        }
+    def environment(self, luns: Any = ({},), **faults: str) -> dict[str, str]:
+        return dict(
+            os.environ,
+            FAKE_LUNS=json.dumps(luns),
+            FAKE_LOG=str(self.calls),
+            **({"FAKE_FAULTS": json.dumps(faults)} if faults else {}),
+        )
 
-    def start(self, *options: str, luns: Any = ({},), **faults: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, luns: Any = ({},), **faults: str) -> Forked:
         """In the foreground; returns when the files are usable."""
-        words = [URL, str(self.place), *(part for each in options for part in ("-o", each))]
-        given = self.command(*words, luns=luns, **faults)
-        server = subprocess.Popen(**given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        server = Forked(
+            MODULE,
+            [URL, str(self.place), *(part for each in options for part in ("-o", each))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment(luns, **faults),
+        )
         self.servers.append(server)
         assert server.stdout is not None
         assert server.stdout.readline() == f"ready {self.place}\n"
         return server
 
     def run(self, *words: str, **faults: str) -> subprocess.CompletedProcess[str]:
-        given = self.command(*words, **faults)
-        return subprocess.run(**given, capture_output=True, timeout=60, check=False)
+        return forking.run(MODULE, words, env=self.environment(**faults), timeout=60)
 
     def log(self) -> list[str]:
         return self.calls.read_text().splitlines()
@@ -86,7 +87,7 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
     assert left == ("", 0)
 
 
-def ended(server: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(server: Forked) -> tuple[int, str]:
     _, said = server.communicate(timeout=60)
     return server.returncode, said
 
@@ -195,6 +196,20 @@ def test_signals_unmount_flush_and_log_out(mounts: Mounts, number: signal.Signal
     server.send_signal(number)
     assert ended(server) == (0, "")
     assert mounts.log()[-2:] == ["lun0 flush", "close"]
+
+
+def test_a_signal_during_the_logout(mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it asks for is under way."""
+    monkeypatch.setenv("FAKE_CLOSE_S", "1")
+    server = mounts.start()
+    subprocess.run(["fusermount3", "-u", mounts.place], check=True)
+    deadline = time.monotonic() + 60
+    while mounts.log()[-1] != "closing":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    server.terminate()
+    assert ended(server) == (0, "")
+    assert mounts.log()[-1] == "close"
 
 
 def test_a_signal_while_a_file_is_open(mounts: Mounts) -> None:

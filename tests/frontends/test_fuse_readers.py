@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from fuse_mount.readers import Readers
+from iserblk.strands import elsewhere
 
 WORKERS = 8
 
@@ -47,7 +48,8 @@ class Session:
             if not message:
                 break
             self.read.append(message)
-            await self.handling.wait()
+            if not self.handling.is_set():
+                await elsewhere(self.handling.wait)
         self.ended += 1
 
 
@@ -71,18 +73,19 @@ async def test_every_request_is_read_once(
     dice = random.Random(5)
     sent = 0
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            for _ in range(WORKERS):
-                nursery.start_soon(session.worker)
-            for _ in range(300):
-                for _ in range(dice.choice((0, 1, 1, 2, 5, 20))):
-                    kernel.send(number(sent))
-                    sent += 1
-                for _ in range(dice.choice((0, 1, 3))):
-                    await trio.lowlevel.checkpoint()
-            await trio.testing.wait_all_tasks_blocked()
-            assert session.read == [number(n) for n in range(sent)]
-            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as scope:
+            async with session.trio.open_nursery() as nursery:
+                for _ in range(WORKERS):
+                    nursery.start_soon(session.worker, name="worker")
+                for _ in range(300):
+                    for _ in range(dice.choice((0, 1, 1, 2, 5, 20))):
+                        kernel.send(number(sent))
+                        sent += 1
+                    for _ in range(dice.choice((0, 1, 3))):
+                        await trio.lowlevel.checkpoint()
+                await trio.testing.wait_all_tasks_blocked()
+                assert session.read == [number(n) for n in range(sent)]
+                scope.cancel()
 
 
 async def test_many_requests_in_few_turns(
@@ -92,16 +95,17 @@ async def test_many_requests_in_few_turns(
     session = Session(ours)
     turns = Turns()
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            for _ in range(WORKERS):
-                nursery.start_soon(session.worker)
-            await trio.testing.wait_all_tasks_blocked()
-            trio.lowlevel.add_instrument(turns)
-            for n in range(40):
-                kernel.send(number(n))
-            await trio.testing.wait_all_tasks_blocked()
-            trio.lowlevel.remove_instrument(turns)
-            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as scope:
+            async with session.trio.open_nursery() as nursery:
+                for _ in range(WORKERS):
+                    nursery.start_soon(session.worker, name="worker")
+                await trio.testing.wait_all_tasks_blocked()
+                trio.lowlevel.add_instrument(turns)
+                for n in range(40):
+                    kernel.send(number(n))
+                await trio.testing.wait_all_tasks_blocked()
+                trio.lowlevel.remove_instrument(turns)
+                scope.cancel()
     assert len(session.read) == 40
     assert turns.count < 20
 
@@ -113,18 +117,19 @@ async def test_a_request_that_is_handled_for_long_holds_up_no_other(
     session = Session(ours)
     session.handling = trio.Event()
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            for _ in range(WORKERS):
-                nursery.start_soon(session.worker)
-            for n in range(WORKERS):  # one after the other: each wakes the next worker
-                kernel.send(number(n))
+        with trio.CancelScope() as scope:
+            async with session.trio.open_nursery() as nursery:
+                for _ in range(WORKERS):
+                    nursery.start_soon(session.worker, name="worker")
+                for n in range(WORKERS):  # one after the other: each wakes the next worker
+                    kernel.send(number(n))
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert len(session.read) == n + 1
+                session.handling.set()
+                kernel.send(b"last")
                 await trio.testing.wait_all_tasks_blocked()
-                assert len(session.read) == n + 1
-            session.handling.set()
-            kernel.send(b"last")
-            await trio.testing.wait_all_tasks_blocked()
-            assert session.read[-1] == b"last"
-            nursery.cancel_scope.cancel()
+                assert session.read[-1] == b"last"
+                scope.cancel()
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -134,14 +139,15 @@ async def test_all_workers_end_when_the_descriptor_is_at_its_end(
     ours, kernel = sockets
     session = Session(ours)
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            for _ in range(WORKERS):
-                nursery.start_soon(session.worker)
-            await trio.testing.wait_all_tasks_blocked()
-            if busy:
-                for n in range(5):
-                    kernel.send(number(n))
-            kernel.close()
+        with trio.CancelScope():
+            async with session.trio.open_nursery() as nursery:
+                for _ in range(WORKERS):
+                    nursery.start_soon(session.worker, name="worker")
+                await trio.testing.wait_all_tasks_blocked()
+                if busy:
+                    for n in range(5):
+                        kernel.send(number(n))
+                kernel.close()
     assert session.ended == WORKERS
     assert len(session.read) == (5 if busy else 0)
 
@@ -150,13 +156,14 @@ async def test_all_workers_end_when_told(sockets: tuple[socket.socket, socket.so
     ours, _ = sockets
     session = Session(ours)
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            for _ in range(WORKERS):
-                nursery.start_soon(session.worker)
-            await trio.testing.wait_all_tasks_blocked()
-            session.trio.lowlevel.notify_closing(ours.fileno())
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(session.worker)  # one that comes later
+        with trio.CancelScope():
+            async with session.trio.open_nursery() as nursery:
+                for _ in range(WORKERS):
+                    nursery.start_soon(session.worker, name="worker")
+                await trio.testing.wait_all_tasks_blocked()
+                session.trio.lowlevel.notify_closing(ours.fileno())
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(session.worker)  # one that comes later
     assert session.ended == WORKERS + 1
 
 
@@ -172,9 +179,10 @@ async def test_others_get_their_turn_while_requests_never_end(
             kernel.send(ours.recv(100))  # the next one is there before this one is done
 
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(answer_at_once)
-            kernel.send(b"for ever")
-            for _ in range(20):
-                await trio.lowlevel.checkpoint()
-            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as scope:
+            async with session.trio.open_nursery() as nursery:
+                nursery.start_soon(answer_at_once)
+                kernel.send(b"for ever")
+                for _ in range(20):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()

@@ -12,6 +12,7 @@ from iserblk.disk.aio import Disk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.trio_driver import TrioDriver
 from iserblk.iscsi import bhs
+from iserblk.strands import open_strands
 from tests.initiator.peer import Heard, disk_of, linked
 
 WAIT_S = 30
@@ -89,3 +90,112 @@ async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyP
     assert errors[0].split(KeyboardInterrupt)[0] is not None
     assert isinstance(session.error, ConnectionLost)
     peer.close()
+
+
+async def test_a_strand_gives_the_buffer_back_first() -> None:
+    """One that is closed in the middle of a read has had its command aborted."""
+    session, peer = linked()
+    driver = TrioDriver(session)
+    disk = Disk(disk_of(session), driver)
+    buffer = bytearray(b"mine" * 128)
+    seen: list[int] = []
+
+    def answer(heard: Heard) -> None:
+        seen.append(heard.opcode)
+        if heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            with pytest.raises(BufferError):
+                buffer.clear()
+            peer.complete(heard)
+        elif heard.opcode == bhs.LOGOUT_REQUEST:
+            peer.goodbye(heard)
+        else:
+            scope.cancel()
+
+    with trio.fail_after(WAIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.run, answer)
+            await nursery.start(driver.run)
+            with trio.CancelScope() as scope:
+                async with open_strands() as group:
+                    group.start_soon(disk.read_into, memoryview(buffer), 0)
+            assert session.error is None and session.in_flight == 0
+            assert seen == [bhs.SCSI_COMMAND, bhs.TASK_MANAGEMENT_REQUEST]
+            del group
+            buffer.clear()  # BufferError while anybody has a view of it
+            await driver.log_out()
+            peer.close()
+            nursery.cancel_scope.cancel()
+
+
+async def test_strands_keep_many_reads_going() -> None:
+    """Each result goes to its own, over several batches of answers."""
+    session, peer = linked()
+    driver = TrioDriver(session)
+    disk = Disk(disk_of(session), driver)
+    ended: list[int] = []
+
+    def answer(heard: Heard) -> None:
+        if heard.opcode == bhs.LOGOUT_REQUEST:
+            peer.goodbye(heard)
+        else:
+            peer.respond(heard)
+
+    async def read(number: int) -> None:
+        buffer = memoryview(bytearray(512))
+        for _ in range(20):
+            await disk.read_into(buffer, number * 512)
+        ended.append(number)
+
+    with trio.fail_after(WAIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.run, answer)
+            await nursery.start(driver.run)
+            async with open_strands() as group:
+                for number in range(12):
+                    group.start_soon(read, number)
+            assert sorted(ended) == list(range(12))
+            assert session.in_flight == 0
+            await driver.log_out()
+            peer.close()
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("waits_for", ["a block", "the journal"])
+async def test_strands_that_wait_for_each_other_are_closed(waits_for: str) -> None:
+    """One waits for what another gives back only when it ends itself."""
+    session, peer = linked(depth=8)
+    driver = TrioDriver(session)
+    core = disk_of(session)
+    disk = Disk(core, driver)
+    silent = False
+
+    def answer(heard: Heard) -> None:
+        if heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            peer.complete(heard)
+        elif heard.opcode == bhs.LOGOUT_REQUEST:
+            peer.goodbye(heard)
+        elif not silent:
+            peer.respond(heard)
+
+    with trio.fail_after(WAIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.run, answer)
+            await nursery.start(driver.run)
+            if waits_for == "the journal":
+                core.keep_journal(4096)
+                await disk.write(memoryview(bytes(4096)), 0)  # full: the next ones want a flush
+                writes = [(memoryview(bytes(1024)), 8192 + number * 1024) for number in range(3)]
+            else:
+                writes = [(memoryview(bytes(100)), 10 + number * 200) for number in range(3)]
+            silent = True
+            with trio.CancelScope() as scope:
+                async with open_strands() as group:
+                    for data, offset in writes:
+                        group.start_soon(disk.write, data, offset)
+                    await trio.testing.wait_all_tasks_blocked(0.05)
+                    scope.cancel()
+            assert session.error is None and session.in_flight == 0
+            silent = False
+            await driver.log_out()
+            peer.close()
+            nursery.cancel_scope.cancel()

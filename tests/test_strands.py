@@ -1,0 +1,225 @@
+"""Strands: who is resumed when, and that no buffer is let go of that somebody uses."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from iserblk import strands
+from iserblk.strands import Strand, elsewhere, open_strands, park, pause
+
+
+class Turns(trio.abc.Instrument):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+def me() -> Strand:
+    assert strands.running is not None
+    return strands.running
+
+
+async def test_they_wait_for_each_other_without_a_turn_of_the_loop() -> None:
+    said: list[str] = []
+    parked: list[Strand] = []
+
+    async def speak(name: str) -> None:
+        for _ in range(100):
+            if parked:
+                parked.pop().wake()
+            said.append(name)
+            parked.append(me())
+            await park()
+
+    turns = Turns()
+    async with open_strands() as group:
+        group.start_soon(speak, "a")
+        group.start_soon(speak, "b")
+        trio.lowlevel.add_instrument(turns)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(turns)
+        assert said == ["a", "b"] * 100
+        assert turns.count < 10
+        assert strands.running is None
+        parked.pop().wake()
+
+
+async def test_it_ends_with_the_last_one() -> None:
+    ended: list[str] = []
+
+    async def work(name: str, pauses: int) -> None:
+        for _ in range(pauses):
+            await pause()
+        ended.append(name)
+
+    async with open_strands() as group:
+        group.start_soon(work, "slow", 20)
+        group.start_soon(work, "quick", 1)
+    assert ended == ["quick", "slow"]
+    async with open_strands():
+        pass
+
+
+async def test_pausing_lets_tasks_run() -> None:
+    stop = False
+
+    async def spin() -> None:
+        while not stop:
+            await pause()
+
+    with trio.fail_after(10):
+        async with open_strands() as group:
+            group.start_soon(spin)
+            group.start_soon(spin)
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            stop = True
+
+
+async def test_what_is_done_elsewhere() -> None:
+    """Result and error come back; others run meanwhile."""
+    order: list[object] = []
+
+    async def asleep(name: str) -> str:
+        await trio.sleep(0.01)
+        order.append(name)
+        return name.upper()
+
+    async def broken() -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError("broken")
+
+    async def work() -> None:
+        order.append(await elsewhere(asleep, "x"))
+        with pytest.raises(OSError, match="broken"):
+            await elsewhere(broken)
+
+    async def other() -> None:
+        order.append("other")
+
+    async with open_strands() as group:
+        group.start_soon(work)
+        group.start_soon(other)
+    assert order == ["other", "x", "X"]
+
+
+async def test_an_error_of_one_ends_all() -> None:
+    closed: list[str] = []
+
+    async def wait(name: str) -> None:
+        try:
+            await park()
+        finally:
+            closed.append(name)
+
+    async def fail() -> None:
+        await pause()
+        raise ValueError("no")
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with open_strands() as group:
+            group.start_soon(wait, "a")
+            group.start_soon(fail)
+            group.start_soon(wait, "b")
+    assert raised.group_contains(ValueError, match="no")
+    assert sorted(closed) == ["a", "b"]
+
+
+async def test_trio_s_own_functions_are_refused() -> None:
+    async def mistaken() -> None:
+        await trio.lowlevel.checkpoint()
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with open_strands() as group:
+            group.start_soon(mistaken, name="mistaken")
+    assert raised.group_contains(RuntimeError, match="mistaken: a strand cannot wait for")
+
+
+async def test_closed_only_when_the_target_has_let_go() -> None:
+    """On cancelling; what is wakened meanwhile does not start anything new."""
+    events: list[str] = []
+
+    async def abandon(waiter: object) -> None:
+        assert waiter == "its waiter"
+        events.append("abandoning")
+        reading.wake()
+        idle.wake()
+        await trio.sleep(0.01)
+        events.append("let go")
+
+    async def read() -> None:
+        nonlocal reading
+        reading = me()
+        reading.waiter, reading.abandon = "its waiter", abandon
+        try:
+            await park()
+            events.append("resumed")
+        finally:
+            events.append("closed")
+
+    async def wait() -> None:
+        nonlocal idle
+        idle = me()
+        await park()
+        events.append("resumed")
+
+    async def sleep() -> None:
+        try:
+            await elsewhere(trio.sleep_forever)
+        finally:
+            events.append("closed")
+
+    reading = idle = Strand(wait(), None, "")  # type: ignore[arg-type]
+    reading.coroutine.close()
+    with trio.CancelScope() as scope:
+        async with open_strands() as group:
+            for function in (read, wait, sleep):
+                group.start_soon(function)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert sorted(events) == ["abandoning", "closed", "closed", "let go"]
+    assert events[-2:] == ["let go", "closed"]
+    strands.run()
+    assert "resumed" not in events
+
+
+async def test_whoever_holds_them_runs_them() -> None:
+    resumed = False
+
+    async def wait() -> None:
+        nonlocal parked, resumed
+        parked = me()
+        await park()
+        resumed = True
+
+    parked: Strand | None = None
+    async with open_strands() as group:
+        group.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert parked is not None
+        strands.held = True
+        parked.wake()
+        strands.held = False
+        await trio.testing.wait_all_tasks_blocked()
+        assert not resumed
+        assert strands.run() == 1
+        assert resumed
+
+
+async def test_a_pause_ends_the_run() -> None:
+    """Whoever calls ``run`` in a loop learns that it is the turn of others."""
+    turns: list[int] = []
+
+    async def work() -> None:
+        for _ in range(3):
+            await pause()
+
+    async with open_strands() as group:
+        group.start_soon(work)
+        while not turns or turns[-1] == 0:
+            turns.append(strands.run())
+            assert len(turns) < 10
+    assert turns == [0, 0, 0, 1]
