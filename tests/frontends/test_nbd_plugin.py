@@ -302,6 +302,7 @@ def test_bad_parameters_end_in_one_line(start: Start, words: list[str], text: st
 
 def test_options_go_to_the_disks(start: Start) -> None:
     server = start("io_timeout=5", "mpa-crc=no")
+    server.connect()  # the log has those of the trial before it listened, too
     assert server.log()[-1] == f'open [["{URL}"], {{"io-timeout": "5", "mpa-crc": "no"}}]'
 
 
