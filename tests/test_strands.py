@@ -104,6 +104,7 @@ async def test_what_is_done_elsewhere() -> None:
         group.start_soon(work)
         group.start_soon(other)
     assert order == ["other", "x", "X"]
+    assert await elsewhere(asleep, "task") == "TASK"
 
 
 async def test_an_error_of_one_ends_all() -> None:

@@ -236,10 +236,7 @@ class TrioDriver:
             while True:
                 step = next(operation)
                 if isinstance(step, float):
-                    if strands.running is None:
-                        await trio.sleep(step)
-                    else:
-                        await elsewhere(trio.sleep, step)
+                    await elsewhere(trio.sleep, step)
                 else:
                     assert isinstance(step, TrioWaiter)  # ``new_waiter`` made it
                     await self.wait(step)

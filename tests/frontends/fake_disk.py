@@ -23,8 +23,9 @@ from typing import Any
 
 import trio
 
-from iserblk import errors, strands
+from iserblk import errors
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, LunInfo
+from iserblk.strands import elsewhere
 
 MIB = 1 << 20
 BLOCK = 4096
@@ -234,23 +235,16 @@ class AsyncFake:
         return self.size
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
-        await _later()
+        await elsewhere(trio.lowlevel.checkpoint)
         self.fake.read_into(buffer, offset)
 
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        await _later()
+        await elsewhere(trio.lowlevel.checkpoint)
         self.fake.write(buffer, offset, fua)
 
     async def flush(self) -> None:
-        await _later()
+        await elsewhere(trio.lowlevel.checkpoint)
         self.fake.flush()
-
-
-async def _later() -> None:
-    if strands.running is None:
-        await trio.lowlevel.checkpoint()
-    else:
-        await strands.pause()
 
 
 class AsyncSet:
