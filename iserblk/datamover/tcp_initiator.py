@@ -12,12 +12,11 @@ from struct import Struct
 
 from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
-from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
 STATUS_FLAG = 0x01  # of a Data-In: it has the status
-_MOST_RECEIVED = 1 << 20  # bytes of one ``progress``
 
 # A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
 _DATA_IN = Struct(">4xI8xI16xII")
@@ -60,7 +59,6 @@ class TcpInitiator:
         self._tx = PduSender(stream)
         self._tasks: dict[int, _Transfer] = {}  # by ITT
         self._placing: _Transfer | None = None
-        self._count = 0
         self._exp_stat_sn = 0
         self._parameters = SessionParameters()
         self._immediate = 0  # bytes of a write that go in its command
@@ -194,22 +192,9 @@ class TcpInitiator:
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
-        self._count = 0
-        if self._rx.staged:
-            self._rx.parse()
-        total = 0
-        # Not beyond a turn that delivered something: messages stay readable until the next call.
-        while not self._count and total < _MOST_RECEIVED:
-            buffers = self._rx.buffers()
-            count = self._stream.receive(buffers)
-            if count < 0:
-                break
-            if not count:
-                raise ConnectionLost("the target closed the connection")
-            total += count
-            self._rx.received(count)
+        count = self._rx.receive_from(self._stream, "the target")
         self._tx.resume()
-        return self._count or (1 if total else 0)
+        return count
 
     def _place(self, message: memoryview, at: int) -> memoryview | None:
         """Where the data of the PDU at ``at`` belongs; checks a Data-In."""
@@ -238,7 +223,6 @@ class TcpInitiator:
 
     def _deliver(self, message: memoryview, placed: bool) -> None:
         opcode = message[0] & bhs.OPCODE_MASK
-        self._count += 1
         if opcode == bhs.DATA_IN:
             if not placed:  # it has no data, but may have a status
                 self._place(message, 0)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from crc32c import crc32c
 
-from iserblk.errors import RemoteProtocolError, TransportError
+from iserblk.errors import ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs
 
 LOGIN_DATA = 8192  # data bytes of one PDU, until login has declared something else
@@ -31,6 +31,7 @@ _SHORT_AHEAD = 1024  # behind large data: its end and the next header
 _SCRATCH = 65536
 _MOST_BUFFERS = 256  # of one send
 _MOST_BYTES = 1 << 20
+_MOST_RECEIVED = 1 << 20  # by one call
 
 
 class ByteStream(Protocol):
@@ -75,6 +76,7 @@ class PduReceiver:
     ) -> None:
         self._place = place
         self._deliver = deliver
+        self._delivered = 0  # PDUs, by ``receive_from``
         self._most = LOGIN_DATA
         self._header_digest = 0  # its length: 0 or 4
         self._data_digest = 0
@@ -113,6 +115,25 @@ class PduReceiver:
     def staged(self) -> int:
         """Bytes that have come and are not used yet."""
         return self._end - self._start
+
+    def receive_from(self, stream: ByteStream, peer: str) -> int:
+        """Take what is there, until something was delivered: messages stay readable until the next
+        call. Returns how many PDUs, and at least 1 when any bytes have come.
+
+        Raises ConnectionLost at the stream's end, too."""
+        self._delivered = 0
+        if self._end > self._start:
+            self.parse()
+        total = 0
+        while not self._delivered and total < _MOST_RECEIVED:
+            count = stream.receive(self.buffers())
+            if count < 0:
+                break
+            if not count:
+                raise ConnectionLost(f"{peer} closed the connection")
+            total += count
+            self.received(count)
+        return self._delivered or (1 if total else 0)
 
     def buffers(self) -> list[memoryview]:
         """Where the next bytes must land: one or two writable views, in order."""
@@ -205,6 +226,7 @@ class PduReceiver:
         if at != start:
             staging[at : at + header] = staging[start : start + header]
         self._start = start + total
+        self._delivered += 1
         self._deliver(staging[at : data + padded], False)
         return True
 
@@ -234,6 +256,7 @@ class PduReceiver:
         self._head = None
         self._where = NOWHERE
         self._need = bhs.BHS_LENGTH
+        self._delivered += 1
         self._deliver(head, True)
         return True
 

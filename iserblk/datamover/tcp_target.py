@@ -14,12 +14,11 @@ from typing import Protocol
 from iserblk.datamover.iser_target import TargetSlot
 from iserblk.datamover.seam import TargetUser
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, PduReceiver, PduSender
-from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
 STATUS_FLAG = 0x01  # of a Data-In: it has the status
-_MOST_RECEIVED = 1 << 20  # bytes of one ``progress``
 _TTT_MASK = 0x7FFFFFFF  # never 0xFFFFFFFF, which says that nobody asked
 
 # A Data-In: opcode, flags, status, DataSegmentLength, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
@@ -88,7 +87,6 @@ class TcpTarget:
         self._next_ttt = 0
         self._placing: _Burst | None = None
         self._command = _Task(b"", bhs.NO_TAG)
-        self._count = 0
 
     # -- down -------------------------------------------------------------------------------------
 
@@ -254,23 +252,10 @@ class TcpTarget:
 
     def progress(self, now: float) -> int:
         """As InitiatorDatamover.progress."""
-        self._count = 0
-        if self._rx.staged:
-            self._rx.parse()
-        total = 0
-        # Not beyond a turn that delivered something: messages stay readable until the next call.
-        while not self._count and total < _MOST_RECEIVED:
-            buffers = self._rx.buffers()
-            count = self._stream.receive(buffers)
-            if count < 0:
-                break
-            if not count:
-                raise ConnectionLost("the initiator closed the connection")
-            total += count
-            self._rx.received(count)
+        count = self._rx.receive_from(self._stream, "the initiator")
         self._tx.resume()
         self._notify_sent()
-        return self._count or (1 if total else 0)
+        return count
 
     def _place(self, message: memoryview, at: int) -> memoryview | None:
         """Where the data of the PDU at ``at`` belongs; checks a Data-Out that was asked for."""
@@ -304,7 +289,6 @@ class TcpTarget:
         return where
 
     def _deliver(self, message: memoryview, placed: bool) -> None:
-        self._count += 1
         if placed:
             burst, self._placing = self._placing, None
             if burst is not None and burst.at == len(burst.sink):
