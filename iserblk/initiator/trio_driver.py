@@ -1,10 +1,10 @@
 """The trio driver: one task pumps a session; operations park in the task that wants them.
 
 No task is started per operation, and no channel is used: the pump reschedules the waiting task.
-While operations that a batch of answers woke submit again, the session is corked, and their
-commands leave in one send. Commands of other origin (a front-end that reads its own queue) are
+A send costs as much as all of Python's work on a command: those of operations that a batch of
+answers woke leave together. Commands of other origin (a front-end that reads its own queue) are
 gathered as long as each turn of the loop brings more, when enough are in flight to keep the target
-busy meanwhile: a send costs as much as all of Python's work on a command.
+busy meanwhile. But no more than a few at once: it would have nothing to do until they come.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AT_ONCE = 8  # batches of answers to strands, before trio looks at anything else
 GATHER_FROM = 4  # commands under way, from which on others are gathered
 GATHER_DECAY = 0.97  # per command
 GATHER_QUIET = 3  # turns of the loop without another command, after which they are sent
-GATHER_COMMANDS = 16  # that are sent at once
+GATHER_COMMANDS = 8  # that are sent at once
 
 
 class TrioWaiter:
@@ -72,6 +72,7 @@ class TrioDriver:
         self.session = session
         self.ladder = Ladder(session)
         self._writes = WriteWatch(session, self._progress)
+        self._batch = False  # of answers whose tasks and strands submit again: sent at its end
         self._lately = 0.0
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer = Nap()
@@ -114,16 +115,16 @@ class TrioDriver:
                     fd = session.fileno()
                     continue  # the session failed, or was suspended, while this task slept
                 for _ in range(AT_ONCE):
-                    session.corked = strands.held = True
+                    session.corked = strands.held = self._batch = True
                     try:
                         count = session.progress(monotonic())
                     finally:
-                        strands.held = False
+                        session.corked = strands.held = False
                         resumed = strands.run()
                     if count > 1 and not resumed:
                         # Let all that were woken run, and submit, before their commands go out.
                         await trio.lowlevel.cancel_shielded_checkpoint()
-                    session.corked = False
+                    self._batch = False
                     session.flush()
                     if session.wants_write():
                         self._writes.wake()
@@ -145,6 +146,11 @@ class TrioDriver:
         self._progress()
 
     def _flush_soon(self) -> None:
+        if self.session.unsent >= GATHER_COMMANDS:
+            self.session.flush()  # the target can begin, while there may be many more
+            return
+        if self._batch:
+            return
         # How many have lately been under way: a front-end that hands over one request a turn would
         # see each answered before the next, and never get to gather.
         self._lately = max(self.session.busy, self._lately * GATHER_DECAY)

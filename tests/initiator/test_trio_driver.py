@@ -10,7 +10,7 @@ import trio.testing
 
 from iserblk.disk.aio import Disk
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.trio_driver import GATHER_COMMANDS, TrioDriver
 from iserblk.iscsi import bhs
 from iserblk.strands import open_strands
 from tests.initiator.peer import Heard, disk_of, linked
@@ -127,9 +127,18 @@ async def test_a_strand_gives_the_buffer_back_first() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_strands_keep_many_reads_going() -> None:
-    """Each result goes to its own, over several batches of answers."""
-    session, peer = linked()
+async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each result goes to its own, over several batches of answers; commands leave some at a time,
+    so that the target has work meanwhile."""
+    session, peer = linked(depth=20)
+    flush = session.flush
+    sent: list[int] = []
+
+    def counted() -> None:
+        sent.append(session.unsent)
+        flush()
+
+    monkeypatch.setattr(session, "flush", counted)
     driver = TrioDriver(session)
     disk = Disk(disk_of(session), driver)
     ended: list[int] = []
@@ -151,9 +160,10 @@ async def test_strands_keep_many_reads_going() -> None:
             nursery.start_soon(peer.run, answer)
             await nursery.start(driver.run)
             async with open_strands() as group:
-                for number in range(12):
+                for number in range(20):
                     group.start_soon(read, number)
-            assert sorted(ended) == list(range(12))
+            assert sorted(ended) == list(range(20))
+            assert max(sent) == GATHER_COMMANDS
             assert session.in_flight == 0
             await driver.log_out()
             peer.close()
