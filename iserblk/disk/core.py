@@ -194,7 +194,11 @@ class DiskCore:
             or buffer.format != "B"
             or buffer.ndim != 1
             or not buffer.c_contiguous
-            or (keeper is not None and keeper.size + length > keeper.limit)
+            or (
+                keeper is not None
+                and keeper.size + length > keeper.half
+                and (keeper.full(length) or length > keeper.limit)
+            )
         ):
             return None
         slot = self.session.take_now()

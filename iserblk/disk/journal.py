@@ -66,14 +66,16 @@ def _good(slot: TaskSlot) -> bool:
 
 
 class Journal:
-    """Thread-safe; waits for nothing but its own short lock. ``limit``: bytes of copies from which
-    on a write must flush first; what is in flight then may come on top.
+    """Thread-safe; waits for nothing but its own short lock. ``limit``: bytes of copies, with what
+    is in flight, from which on a write must flush first. Of what is in flight no more than ``half``
+    of it counts: else with a small limit each write would have to flush.
 
     ``size``: bytes that are kept. ``active``: something is kept, or in flight.
     """
 
     def __init__(self, limit: int, block: int) -> None:
         self.limit = limit
+        self.half = limit // 2
         self.size = 0
         self._block = block
         self._lock = threading.Lock()
@@ -195,8 +197,10 @@ class Journal:
                         self._spare += batch.chunks
 
     def full(self, length: int) -> bool:
-        """A write of so many bytes has to flush first (``claim_flush``)."""
-        return self.size > 0 and self.size + length > self.limit >= length
+        """A write of so many bytes has to flush first (``claim_flush``). What is in flight is taken
+        for writes like it. Never so before there are ``half`` as many bytes."""
+        room = self.limit - min(len(self._open) * length, self.half)
+        return self.size > 0 and self.size + length > room and length <= self.limit
 
     def claim_flush(self, waiter: Waiter) -> bool:
         """True: the caller is the one to flush; then ``end_flush``. False: somebody is at it, and

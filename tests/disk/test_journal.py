@@ -127,6 +127,18 @@ def test_bound_forces_a_flush() -> None:
     assert bench.target.stable[:20] == [b"\x09" * BLOCK] * 20
 
 
+@pytest.mark.parametrize(("kept", "in_flight"), [(5, 3), (4, 4), (3, 7)])
+def test_what_is_in_flight_counts_up_to_half_of_the_bound(kept: int, in_flight: int) -> None:
+    bench = Bench(limit=8 * BLOCK)
+    bench.write(0, kept, 1)
+    begun = 0
+    while begun < 7 and bench.core.begin_write(
+        memoryview(bytes(BLOCK)), (20 + begun) * BLOCK, CountingWaiter()
+    ):
+        begun += 1
+    assert begun == in_flight
+
+
 def test_one_flushes_and_the_others_wait() -> None:
     bench = Bench(limit=2 * BLOCK)
     bench.write(0, 2, 1)
