@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +23,7 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 _rows = interop.Rows()
+_status = int(pytest.ExitCode.INTERNAL_ERROR)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,9 +63,25 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _rows.take(report.nodeid, report.when or "", report.failed, report.user_properties)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """A test that failed may have left a thread that waits for ever, and Python at its end waits
+    for that."""
+    deadline = time.monotonic() + 10
+    for thread in threading.enumerate():
+        if thread is threading.current_thread() or thread.daemon:
+            continue
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            print(f"tests: not waited for: {thread}", file=sys.__stderr__, flush=True)
+            os._exit(_status)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    global _status  # noqa: PLW0603
     yield
+    _status = int(session.exitstatus)
     file = session.config.getoption("--interop")
     if file and not hasattr(session.config, "workerinput"):  # whose reports all come here
         Path(file).write_text(json.dumps(_rows.by_test, indent=1), encoding="utf-8")
