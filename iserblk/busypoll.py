@@ -1,9 +1,9 @@
-"""Busy polling: the target looks for the next command instead of going to sleep before it.
+"""Busy polling: one looks for the next command, or its answer, instead of going to sleep before it.
 
-Between two commands of a client that has one in flight, a sleeping target costs an idle processor
-and the way back out of it: in a virtual machine 25 µs and more, of a round trip of 80. While such
-commands follow each other closely the loop is therefore kept awake for the next one, up to a limit.
-Clients with more in flight do not wait for wake-ups, and need the processor.
+With one command in flight each side sleeps while the other works, which costs an idle processor and
+the way back out of it: in a virtual machine 25 µs and more, of a round trip of 80. While single
+messages follow each other closely one therefore stays awake for the next, up to a limit. With more
+in flight nobody waits for wake-ups, and the processor is needed.
 """
 
 from __future__ import annotations
@@ -15,38 +15,40 @@ import trio
 
 from iserblk.trio_io import Nap
 
-DEFAULT_US = 300
-HITS = 8  # single commands after short gaps, from which on the loop is kept awake
+HITS = 8  # single messages after short gaps, from which on one stays awake
+FEW = 2  # commands in flight, up to which an initiator stays awake
 ENOUGH = 2 * HITS  # that many are counted: one exception, which halves them, changes nothing yet
 
 
 class BusyPoll:
-    """Keeps one trio loop awake. ``limit_us``: how long after a command; 0: never.
+    """Keeps one trio loop awake, where ``run`` runs. ``limit_us``: how long after a message; 0:
+    never. ``until``: monotonic time.
 
-    It never does so where there is just one processor: whoever sends the next command needs it.
+    It never does so where there is just one processor: whoever sends the next message needs it.
     """
 
     def __init__(self, limit_us: int) -> None:
         self.limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
-        self._until = 0.0
+        self.until = 0.0
         self._nap = Nap()
 
     def stay_awake(self, now: float) -> None:
         """Until ``limit`` seconds from now."""
-        self._until = now + self.limit
+        self.until = now + self.limit
         self._nap.wake()
 
+    @trio.lowlevel.enable_ki_protection  # an interrupt is for whoever uses the loop
     async def run(self) -> None:
         """Body of a task; runs until it is cancelled."""
         while True:
-            while monotonic() < self._until:
+            while monotonic() < self.until:
                 os.sched_yield()  # whoever waits for this processor goes first
                 await trio.lowlevel.checkpoint()  # its poll does not sleep while a task can run
             await self._nap.sleep()
 
 
 class Pace:
-    """How closely the commands of one connection follow each other."""
+    """How closely the messages of one connection follow each other."""
 
     __slots__ = ("_answered", "_hits", "_idle", "_poll")
 
@@ -57,7 +59,7 @@ class Pace:
         self._answered = 0
 
     def rest(self, answered: int) -> None:
-        """The connection has nothing to do; ``answered``: its responses so far."""
+        """There is nothing to do; ``answered``: commands of the connection so far that were."""
         if answered - self._answered > 1:
             self._hits //= 2
         self._answered = answered

@@ -29,6 +29,7 @@ DEFAULT_PORT = 3260
 ISNS_PORT = 3205
 MAXIMUM_LUN = 16383
 SMALLEST_JOURNAL = 64 << 10
+BUSY_POLL_US = 300  # a round trip on a local network, and some more
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
 _NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
 _MACHINE_ID = Path("/etc/machine-id")
@@ -72,6 +73,7 @@ class Options:
     queue_depth: int = 128
     journal: int = 64 << 20  # bytes; 0: none
     shared: bool = False  # other hosts write to the LUNs, too
+    busy_poll_us: int = BUSY_POLL_US
     immediate_data: bool = True
     header_digest: str = "None"  # as the text key has it: a list, best first
     data_digest: str = "None"
@@ -163,6 +165,12 @@ def _depth(key: str, value: str) -> int:
     return int(value)
 
 
+def _microseconds(key: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit() or int(value[:9]) > 1_000_000:
+        raise BadArgument(f"{key}={_shown(value)}: give microseconds from 0 (never) to 1000000")
+    return int(value)
+
+
 def _journal(key: str, value: str) -> int:
     if value.lower() == "off":
         return 0
@@ -247,6 +255,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "initiator-name": ("initiator_name", _name),
     "io-timeout": ("io_timeout", _seconds),
     "queue-depth": ("queue_depth", _depth),
+    "busy-poll": ("busy_poll_us", _microseconds),
     "immediate-data": ("immediate_data", _yes_no),
     "journal": ("journal", _journal),
     "shared": ("shared", _yes_no),

@@ -1,4 +1,4 @@
-"""When the target stays awake for the next command, and that it sleeps otherwise."""
+"""When one stays awake for the next message, and that one sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import pytest
 import trio
 
-from iserblk.target import busypoll
-from iserblk.target.busypoll import ENOUGH, HITS, BusyPoll, Pace
+from iserblk import busypoll
+from iserblk.busypoll import ENOUGH, HITS, BusyPoll, Pace
+from tests.support.sleeps import Sleeps
 
 
 class Clock:
@@ -17,19 +18,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Sleeps(trio.abc.Instrument):
-    """Counts the polls of the loop."""
-
-    def __init__(self) -> None:
-        self.looked = self.slept = 0
-
-    def before_io_wait(self, timeout: float) -> None:
-        if timeout > 0:
-            self.slept += 1
-        else:
-            self.looked += 1
 
 
 @pytest.fixture

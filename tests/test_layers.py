@@ -15,6 +15,7 @@ PACKAGE = ROOT / "iserblk"
 ALLOWED = {
     "errors": set(),
     "trio_io": set(),
+    "busypoll": {"trio_io"},
     "strands": {"trio_io"},
     "secret": set(),
     "metrics": {"errors"},
@@ -25,14 +26,14 @@ ALLOWED = {
     "iscsi": {"errors", "secret"},
     "datamover": {"errors", "rcap", "iscsi"},
     "initiator": {
-        *("errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "strands", "url"),
-        "credentials",
+        *("errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "strands", "busypoll"),
+        *("url", "credentials"),
     },
     "discovery": {"errors", "url", "iscsi", "initiator"},
     "disk": {
         *("errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials", "metrics"),
     },
-    "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io"},
+    "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "busypoll"},
     "doctor": {"errors", "url", "rcap", "initiator"},
     "nbdattach": {"errors", "credentials", "metrics"},
     "cli": {
@@ -53,6 +54,7 @@ ALLOWED = {
 # Beside the drivers, the shells and the command line, nobody waits.
 TRIO_ALLOWED = {
     "trio_io",
+    "busypoll",
     "strands",
     "cli",
     "initiator.connect",
@@ -72,7 +74,6 @@ TRIO_ALLOWED = {
     "doctor.portal",
     "metrics.serving",
     "target.accepting",
-    "target.busypoll",
     "target.listening",
     "target.server",
 }

@@ -238,6 +238,8 @@ def test_defaults() -> None:
         ("io_timeout", "1.5s", "io_timeout", 1.5),
         ("queue-depth", "1", "queue_depth", 1),
         ("queue-depth", "1024", "queue_depth", 1024),
+        ("busy-poll", "0", "busy_poll_us", 0),
+        ("busy_poll", "1000000", "busy_poll_us", 1_000_000),
         ("immediate-data", "yes", "immediate_data", True),
         ("immediate-data", "no", "immediate_data", False),
         ("journal", "off", "journal", 0),

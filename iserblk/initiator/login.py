@@ -94,6 +94,7 @@ class Login:
         login = await self._negotiate(slots)
         session = Session(self._dm, slots, login.parameters, self._portal, self._options.io_timeout)
         session.isid = self.isid
+        session.busy_poll_us = self._options.busy_poll_us
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
         return session
 

@@ -49,6 +49,7 @@ class Session(Submitting):
     parting: controls.Parting | None = None  # we are about to log out, and go on elsewhere
     left_nothing = False  # the connection that is lost ended in order, without tasks
     offered: Session | IserblkError | None = None  # a connection to go on with, or why never
+    busy_poll_us = 0  # how long a driver may look for an answer before it sleeps
     _settled = True  # what a lost connection leaves behind is in order
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import trio
 
 from iserblk import strands
+from iserblk.busypoll import FEW, BusyPoll, Pace
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.controls import PARTING_S, fill_logout
 from iserblk.initiator.ladder import Ladder
@@ -76,6 +77,9 @@ class TrioDriver:
         self._lately = 0.0
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer = Nap()
+        self._awake = BusyPoll(session.busy_poll_us)
+        self._pace = Pace(self._awake)
+        self._answered = 0
         self._changed = trio.Event()
         session.new_waiter = TrioWaiter
         session.flush_soon = self._flush_soon
@@ -102,6 +106,7 @@ class TrioDriver:
             nursery.start_soon(self._tick)
             nursery.start_soon(self._watch_writes)
             nursery.start_soon(self._gather)
+            nursery.start_soon(self._awake.run)
             task_status.started()
             fd = session.fileno()
             while session.error is None:
@@ -109,11 +114,14 @@ class TrioDriver:
                     await self._changed.wait()
                     fd = session.fileno()
                     continue
+                if session.busy <= FEW:
+                    self._pace.rest(self._answered)
                 try:
                     await trio.lowlevel.wait_readable(fd)
                 except trio.ClosedResourceError:
                     fd = session.fileno()
                     continue  # the session failed, or was suspended, while this task slept
+                self._pace.work()
                 for _ in range(AT_ONCE):
                     session.corked = strands.held = self._batch = True
                     try:
@@ -125,6 +133,7 @@ class TrioDriver:
                         # Let all that were woken run, and submit, before their commands go out.
                         await trio.lowlevel.cancel_shielded_checkpoint()
                     self._batch = False
+                    self._answered += count
                     session.flush()
                     if session.wants_write():
                         self._writes.wake()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import TypeVar
 
+from iserblk.busypoll import FEW, BusyPoll, Pace
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.controls import PARTING_S, fill_logout
 from iserblk.initiator.ladder import Ladder
@@ -71,6 +72,9 @@ class BlockingDriver:
         self._rung = False
         self._local = threading.local()
         self._next_tick = 0.0
+        self._awake = BusyPoll(session.busy_poll_us)
+        self._pace = Pace(self._awake)
+        self._answered = 0
         self._poll = select.poll()
         self._fd = session.fileno()
         self._events = select.POLLIN
@@ -193,14 +197,15 @@ class BlockingDriver:
     def _lead(self, waiter: ThreadWaiter) -> None:
         """Poll and progress until ``waiter`` is done, or the session has failed."""
         session = self.session
-        poll = self._poll.poll
         while waiter.pending:
+            if session.busy <= FEW:
+                self._pace.rest(self._answered)
             waiter.polling = True
             if waiter.pending:  # looked at after the flag was set: a wake before it shows here
-                poll(1000)
+                self._sleep()
             waiter.polling = False
-            now = monotonic()
-            session.progress(now)
+            now = self._pace.work()
+            self._answered += session.progress(now)
             if now >= self._next_tick:
                 self._next_tick = now + TICK_S
                 self._ladder.tick(now)
@@ -212,6 +217,16 @@ class BlockingDriver:
             if events != self._events and self._fd >= 0:
                 self._events = events
                 self._poll.modify(self._fd, events)
+
+    def _sleep(self) -> None:
+        """Until there is something to read, or the bell rings: with open eyes first."""
+        poll = self._poll.poll
+        until = self._awake.until
+        while monotonic() < until:
+            if poll(0):
+                return
+            os.sched_yield()  # whoever waits for this processor goes first
+        poll(1000)
 
     def _hand_on(self) -> None:
         """Step down as leader; wake a follower that still waits, to lead."""

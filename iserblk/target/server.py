@@ -19,6 +19,7 @@ from time import monotonic
 
 import trio
 
+from iserblk.busypoll import BusyPoll, Pace
 from iserblk.datamover.iser import ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.tcp_target import TcpTarget
@@ -28,7 +29,6 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.rcap.stream import SocketStream
 from iserblk.target.accepting import RECEIVE_DATA, TCP_RECEIVE_DATA, accept
-from iserblk.target.busypoll import BusyPoll, Pace
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.listening import (

@@ -150,12 +150,16 @@ class Bench:
         return server, f"iscsi://{portal[0]}:{portal[1]}/{PEER_IQN}/1"
 
 
+def _ours(url: str, mpa_crc: str, busy_poll: bool) -> str:
+    return f"{url}?mpa-crc={mpa_crc}" + ("" if busy_poll else "&busy-poll=0")
+
+
 # --- NBD ---------------------------------------------------------------------------------------
 
 
 def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, journal: str = "") -> Endpoint:
     target, url = bench.our_target(busy_poll)
-    url += f"?mpa-crc={mpa_crc}" + (f"&journal={journal}" if journal else "")
+    url = _ours(url, mpa_crc, busy_poll) + (f"&journal={journal}" if journal else "")
     return _nbd(bench, f"{mpa_crc}-{busy_poll}-{journal}", url, {"target": target})
 
 
@@ -212,7 +216,8 @@ def _through_nbd(socket: Path, servers: dict[str, Server]) -> Endpoint:
 
 def fuse_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
     target, url = bench.our_target(busy_poll)
-    return _fuse(bench, f"{mpa_crc}-{busy_poll}", f"{url}?mpa-crc={mpa_crc}", {"target": target})
+    url = _ours(url, mpa_crc, busy_poll)
+    return _fuse(bench, f"{mpa_crc}-{busy_poll}", url, {"target": target})
 
 
 def fuse_tcp(bench: Bench) -> Endpoint:
@@ -263,7 +268,7 @@ def fuse_null(bench: Bench) -> Endpoint:
 
 def api_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
     target, url = bench.our_target(busy_poll)
-    return _api(f"{url}?mpa-crc={mpa_crc}", {"target": target})
+    return _api(_ours(url, mpa_crc, busy_poll), {"target": target})
 
 
 def api_tcp(bench: Bench) -> Endpoint:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -189,6 +191,23 @@ def linked(
     session = Session(datamover, slots, parameters, "portal:3260", io_timeout)
     session.start(1, 1, window, 100)
     return session, Peer(theirs)
+
+
+def answering(peer: Peer, act: Callable[[Heard], None]) -> threading.Thread:
+    """A thread that plays the target: ``act`` on each PDU, until the connection ends."""
+
+    def listen() -> None:
+        done = 0
+        while peer.error is None:
+            select.select([peer.pair.fileno()], [], [])
+            peer.poll()
+            for heard in peer.heard[done:]:
+                done += 1
+                act(heard)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    return thread
 
 
 def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> DiskCore:

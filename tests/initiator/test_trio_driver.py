@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
 import pytest
 import trio
 import trio.testing
 
+from iserblk.busypoll import HITS
 from iserblk.disk.aio import Disk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.trio_driver import GATHER_COMMANDS, TrioDriver
 from iserblk.iscsi import bhs
 from iserblk.strands import open_strands
-from tests.initiator.peer import Heard, disk_of, linked
+from tests.initiator.peer import Heard, answering, disk_of, linked
+from tests.support.sleeps import Sleeps
 
 WAIT_S = 30
 
@@ -55,6 +59,37 @@ def test_interrupt_gives_the_buffer_back_first() -> None:
 
     trio.run(main)
     assert seen[:2] == [bhs.SCSI_COMMAND, bhs.TASK_MANAGEMENT_REQUEST]
+
+
+@pytest.mark.parametrize("busy_poll_us", [0, 60_000_000])
+async def test_one_read_after_the_other_keeps_the_loop_awake(
+    busy_poll_us: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    session, peer = linked()
+    session.busy_poll_us = busy_poll_us
+    driver = TrioDriver(session)
+    disk = Disk(disk_of(session), driver)
+
+    def act(heard: Heard) -> None:
+        time.sleep(0.001)
+        (peer.goodbye if heard.opcode == bhs.LOGOUT_REQUEST else peer.respond)(heard)
+
+    thread = answering(peer, act)
+    sleeps = Sleeps()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        for _ in range(HITS + 1):
+            await disk.read_into(memoryview(bytearray(512)), 0)
+        trio.lowlevel.add_instrument(sleeps)
+        for _ in range(5):
+            await disk.read_into(memoryview(bytearray(512)), 0)
+        trio.lowlevel.remove_instrument(sleeps)
+        assert (sleeps.slept > 0) is (busy_poll_us == 0)
+        await driver.log_out()
+        nursery.cancel_scope.cancel()
+    await trio.to_thread.run_sync(thread.join)
+    peer.close()
 
 
 async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,18 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable
+import time
 from typing import Any
 
 import pytest
 
+from iserblk.busypoll import HITS
 from iserblk.disk.blocking import Disk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.waiting import BlockingDriver, ThreadWaiter
 from iserblk.iscsi import bhs
 from tests.initiator import fake
-from tests.initiator.peer import Heard, Peer, disk_of, linked
+from tests.initiator.peer import Heard, answering, disk_of, linked
 
 
 class _Poll:
@@ -67,23 +68,6 @@ def test_a_leader_that_waits_for_another_thread_is_woken() -> None:
     assert [[kind for _, kind in found] for found in poll.results] == [[select.POLLIN]]
 
 
-def _answering(peer: Peer, act: Callable[[Heard], None]) -> threading.Thread:
-    """A thread that plays the target: ``act`` on each PDU, until the connection ends."""
-
-    def listen() -> None:
-        done = 0
-        while peer.error is None:
-            select.select([peer.pair.fileno()], [], [])
-            peer.poll()
-            for heard in peer.heard[done:]:
-                done += 1
-                act(heard)
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize("length", [4096, 700, 1 << 19])  # one command, an edge, several
 def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
     """KeyboardInterrupt comes out of a read when its commands were aborted; the thread can go on,
@@ -107,7 +91,7 @@ def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
             interrupted = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    thread = _answering(peer, act)
+    thread = answering(peer, act)
     buffer = bytearray(length)
     try:
         disk.read_into(memoryview(buffer), 0)
@@ -136,7 +120,7 @@ def test_second_interrupt_does_not_wait_for_the_target() -> None:
         """The command, then its abort."""
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    thread = _answering(peer, act)
+    thread = answering(peer, act)
     with pytest.raises(KeyboardInterrupt):
         disk.write(memoryview(bytes(9000)), 0)
     assert isinstance(session.error, ConnectionLost) and session.busy == 0
@@ -152,7 +136,7 @@ def test_connection_lost_during_the_logout() -> None:
     """Instead of an answer: the session has ended, as was wanted."""
     session, peer = linked()
     driver = BlockingDriver(session)
-    thread = _answering(peer, lambda _heard: peer.pair.disconnect())
+    thread = answering(peer, lambda _heard: peer.pair.disconnect())
     driver.log_out()
     assert isinstance(session.error, ConnectionLost)
     thread.join(60)
@@ -172,7 +156,7 @@ def test_interrupt_while_answers_are_taken_in() -> None:
         raise KeyboardInterrupt
 
     session._dm.user.control_notify = control_notify  # type: ignore[method-assign]
-    thread = _answering(peer, peer.respond)
+    thread = answering(peer, peer.respond)
     with pytest.raises(KeyboardInterrupt):
         disk.read_into(memoryview(bytearray(4096)), 0)
     assert isinstance(session.error, ConnectionLost) and session.busy == 0
@@ -273,7 +257,7 @@ def test_all_threads_go_on_with_another_connection() -> None:
     descriptor = fresh.fileno()
     session.offer(fresh)
     driver.kick()
-    listener = _answering(other, other.respond)
+    listener = answering(other, other.respond)
     for thread in threads:
         thread.join(60)
     assert not errors and not any(thread.is_alive() for thread in threads)
@@ -283,3 +267,44 @@ def test_all_threads_go_on_with_another_connection() -> None:
     session.fail(ConnectionLost("end of test"))
     listener.join(60)
     other.close()
+
+
+class _Timeouts:
+    """poll(2): ``asked`` has the time that each call would have slept."""
+
+    def __init__(self, poll: Any) -> None:
+        self._poll = poll
+        self.modify, self.unregister = poll.modify, poll.unregister
+        self.asked: list[float] = []
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        self.asked.append(timeout)
+        found: list[tuple[int, int]] = self._poll.poll(timeout)
+        return found
+
+
+@pytest.mark.parametrize("busy_poll_us", [0, 60_000_000])
+def test_one_read_after_the_other_keeps_the_leader_awake(
+    busy_poll_us: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    session, peer = linked()
+    session.busy_poll_us = busy_poll_us
+    driver = BlockingDriver(session)
+    disk = Disk(disk_of(session), driver)
+
+    def act(heard: Heard) -> None:
+        time.sleep(0.001)
+        (peer.goodbye if heard.opcode == bhs.LOGOUT_REQUEST else peer.respond)(heard)
+
+    thread = answering(peer, act)
+    poll = driver._poll = _Timeouts(driver._poll)  # type: ignore[assignment]
+    for _ in range(HITS + 1):
+        disk.read_into(memoryview(bytearray(512)), 0)
+    poll.asked.clear()
+    for _ in range(5):
+        disk.read_into(memoryview(bytearray(512)), 0)
+    assert set(poll.asked) == ({0} if busy_poll_us else {1000})
+    driver.log_out()
+    thread.join(60)
+    peer.close()
