@@ -24,7 +24,11 @@ from tests.support.sessions import Host
 KIB = 1024
 WRITES = 3  # the first one that comes late meets the unit attention of the reset, in any case
 SETTLE_S = 0.3
-EXCLUSIVE = {"reserve": "exclusive", "io-timeout": "60"}
+EXCLUSIVE = {
+    "reserve": "exclusive",
+    "initiator-name": "iqn.2026-11.example:ways",
+    "io-timeout": "60",
+}
 
 face = pytest.mark.parametrize("face", FACES)
 
