@@ -150,7 +150,9 @@ def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[Row]:
 
 def measure(endpoint: Endpoint, job: Job, seconds: float) -> Sample:
     """One run, with what every process involved used for it. Raises JobFailed, NoSuchProcess."""
-    pids = {name: server.pids for name, server in endpoint.servers.items()}
+    pids: dict[str, list[int]] = {}
+    for name, server in endpoint.servers.items():
+        pids |= server.processes(name)
     for family in pids.values():
         proc.reset_peak_rss(family)
     before = {name: proc.cpu_seconds(family) for name, family in pids.items()}

@@ -32,7 +32,11 @@ class Server:
     """One started server and its descendants.
 
     A context manager: it ends them on exit. ``log`` holds what it said on stdout and stderr.
+    ``starter``: what the process that was started is called, where one that it starts is the
+    server.
     """
+
+    starter = ""
 
     def __init__(
         self,
@@ -70,6 +74,13 @@ class Server:
     @property
     def pids(self) -> list[int]:
         return proc.family(self._process.pid)
+
+    def processes(self, name: str) -> dict[str, list[int]]:
+        """By what they are called, the server itself ``name``."""
+        first, *others = self.pids
+        if self.starter and others:
+            return {self.starter: [first], name: others}
+        return {name: [first, *others]}
 
     def said(self) -> str:
         """What this run of it has printed so far."""

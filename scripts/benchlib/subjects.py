@@ -173,6 +173,7 @@ def _nbd(bench: Bench, name: str, url: str, target: dict[str, Server]) -> Endpoi
     socket = bench.path(f"ours-{name}.sock")
     command = iserblk("nbd", url, "--socket", str(socket), "--threads", str(THREADS))
     server = bench.start(f"nbd-{name}", command)
+    server.starter = "iserblk nbd"
     server.wait_until(lambda: ready_url(server))
     return _through_nbd(socket, {"nbdkit": server, **target})
 

@@ -23,6 +23,9 @@ def test_ready_server_ends_with_all_that_it_started(
         assert server.wait_until(lambda: said(server, "ready"))
         family = server.pids
         assert len(family) == 3
+        assert server.processes("shell") == {"shell": family}
+        server.starter = "starter"
+        assert server.processes("shell") == {"starter": family[:1], "shell": family[1:]}
     assert not server.running()
     assert not [pid for pid in family if proc.lives_in(family[0], pid)]
 
