@@ -80,6 +80,7 @@ _NBD_ERRNOS = {errno.EPERM, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EINVAL}
 _NBD_ERRNOS |= {errno.ENOSPC, errno.EFBIG, errno.EOPNOTSUPP, errno.ESHUTDOWN}
 
 _PR_SET_PDEATHSIG = 1  # prctl(2): a signal for the child when its parent has ended
+_M_TRIM_THRESHOLD = -1  # mallopt(3)
 
 _log = logging.getLogger("iserblk.nbd")
 _urls: list[str] = []
@@ -218,7 +219,16 @@ def get_ready() -> None:
         raise IserblkError(f"the first login ended unexpectedly (wait status {status:#x})")
 
 
+def _give_memory_back() -> None:
+    """nbdkit has a buffer per thread of a connection: with it they go back to the system. glibc,
+    left alone, takes the size of the first that is freed for one that is better kept."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+
+
 def after_fork() -> None:
+    _give_memory_back()
     logger = logging.getLogger("iserblk")
     logger.addHandler(_NbdkitLog())
     logger.setLevel(logging.INFO)

@@ -300,6 +300,30 @@ def test_bad_parameters_end_in_one_line(start: Start, words: list[str], text: st
     assert text in said
 
 
+def test_memory_of_a_connection_is_given_back(start: Start) -> None:
+    """nbdkit has a buffer for each of its 16 threads, which was used here."""
+    server = start()
+
+    def resident() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+    before = resident()
+    for _ in range(3):
+        client = server.connect()
+        buffers = [nbd.Buffer(MIB) for _ in range(64)]
+        for number, buffer in enumerate(buffers):
+            client.aio_pread(buffer, number % 8 * MIB)
+        while client.aio_in_flight():
+            client.poll(-1)
+        client.shutdown()
+        server.clients.remove(client)
+        deadline = time.monotonic() + 30
+        while resident() > before + 8 * MIB:  # until its threads have ended
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_options_go_to_the_disks(start: Start) -> None:
     server = start("io_timeout=5", "mpa-crc=no")
     server.connect()  # the log has those of the trial before it listened, too
