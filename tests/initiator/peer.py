@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -208,6 +209,17 @@ def answering(peer: Peer, act: Callable[[Heard], None]) -> threading.Thread:
     thread = threading.Thread(target=listen)
     thread.start()
     return thread
+
+
+def answering_slowly(peer: Peer) -> threading.Thread:
+    """As ``answering``: a millisecond after each command that it is done, and after a logout that
+    it may go."""
+
+    def act(heard: Heard) -> None:
+        time.sleep(0.001)
+        (peer.goodbye if heard.opcode == bhs.LOGOUT_REQUEST else peer.respond)(heard)
+
+    return answering(peer, act)
 
 
 def disk_of(session: Session, write_cache: bool = True, fua: bool = True) -> DiskCore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 import trio
@@ -16,7 +15,7 @@ from iserblk.errors import ConnectionLost
 from iserblk.initiator.trio_driver import GATHER_COMMANDS, TrioDriver
 from iserblk.iscsi import bhs
 from iserblk.strands import open_strands
-from tests.initiator.peer import Heard, answering, disk_of, linked
+from tests.initiator.peer import Heard, answering_slowly, disk_of, linked
 from tests.support.sleeps import Sleeps
 
 WAIT_S = 30
@@ -71,11 +70,7 @@ async def test_one_read_after_the_other_keeps_the_loop_awake(
     driver = TrioDriver(session)
     disk = Disk(disk_of(session), driver)
 
-    def act(heard: Heard) -> None:
-        time.sleep(0.001)
-        (peer.goodbye if heard.opcode == bhs.LOGOUT_REQUEST else peer.respond)(heard)
-
-    thread = answering(peer, act)
+    thread = answering_slowly(peer)
     sleeps = Sleeps()
     async with trio.open_nursery() as nursery:
         await nursery.start(driver.run)

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from iserblk.errors import ConnectionLost
 from iserblk.initiator.waiting import BlockingDriver, ThreadWaiter
 from iserblk.iscsi import bhs
 from tests.initiator import fake
-from tests.initiator.peer import Heard, answering, disk_of, linked
+from tests.initiator.peer import Heard, answering, answering_slowly, disk_of, linked
 
 
 class _Poll:
@@ -293,11 +292,7 @@ def test_one_read_after_the_other_keeps_the_leader_awake(
     driver = BlockingDriver(session)
     disk = Disk(disk_of(session), driver)
 
-    def act(heard: Heard) -> None:
-        time.sleep(0.001)
-        (peer.goodbye if heard.opcode == bhs.LOGOUT_REQUEST else peer.respond)(heard)
-
-    thread = answering(peer, act)
+    thread = answering_slowly(peer)
     poll = driver._poll = _Timeouts(driver._poll)  # type: ignore[assignment]
     for _ in range(HITS + 1):
         disk.read_into(memoryview(bytearray(512)), 0)
