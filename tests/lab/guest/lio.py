@@ -49,11 +49,16 @@ def reservation() -> str:
 
 
 def rdma_objects() -> dict[str, int]:
-    """How many there are on the device, LIO's too. Without contexts and completion queues: one and
-    two of them stayed when the first connection had ended, and no more after later ones. Most
-    likely they are librdmacm's and the kernel's; that was not traced."""
-    words = run("rdma", "resource", "show", os.environ["LAB_DEVICE"]).split(":", 2)[2].split()
+    """How many there are on the device; of connection ids those of processes only: LIO keeps the id
+    of each request that it refused because its portal had just been made (seen with ``rdma
+    resource show cm_id``: one for each "refused by the target"). Without contexts and completion
+    queues: one and two of them stayed when the first connection had ended, and no more after later
+    ones. Most likely they are librdmacm's and the kernel's; that was not traced."""
+    device = os.environ["LAB_DEVICE"]
+    words = run("rdma", "resource", "show", device).split(":", 2)[2].split()
     counts = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    ids = run("rdma", "resource", "show", "cm_id", "link", device).splitlines()
+    counts["cm_id"] = sum(" pid " in line for line in ids)
     return {name: counts[name] for name in ("pd", "qp", "cm_id", "mr")}
 
 

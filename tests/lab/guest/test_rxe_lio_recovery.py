@@ -47,6 +47,7 @@ async def test_the_portal_group_is_disabled_and_enabled(
     before = await in_thread(lio.rdma_objects)
     async with disk_and_session(face, os.environ["LAB_URL"], OPTIONS) as (disk, session):
         opened = await in_thread(of_connections)
+        assert opened["cm_id"] == before["cm_id"] + 1
         clients = Clients(disk, session, CLIENTS)
         async with clients.at_work():
             for turn in range(TURNS):
