@@ -17,7 +17,7 @@ import trio
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.paths import Address, Paths, access_state
-from iserblk.disk.resume import same_lun
+from iserblk.disk.resume import recognise
 from iserblk.errors import ConnectFailed, ConnectionLost, IserblkError
 from iserblk.initiator.connect import connect
 from iserblk.initiator.keeper import Driver, Keeper
@@ -148,7 +148,7 @@ class FailBack:
             state = yield from access_state(trial, core.info.lun, way.name)
             if state is not None and state not in alua.USABLE:
                 return state
-            yield from same_lun(core, trial)
+            yield from recognise(core, trial)
             found = state if found is None else found
         if trial.error is not None:
             raise ConnectFailed(str(trial.error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from iserblk.disk.commands import command
 from iserblk.disk.geometry import Geometry
@@ -69,10 +70,20 @@ class _Identify:
         return True
 
 
-def identify(
-    session: Session, lun: int, name: str, url: str, target: str
-) -> Operation[tuple[LunInfo, Geometry]]:
-    """INQUIRY, VPD pages, capacity and mode pages of one LUN.
+class Names(NamedTuple):
+    """What a LUN is known by. ``pages``: the VPD pages that it has."""
+
+    vendor: str
+    product: str
+    revision: str
+    serial: str
+    identifiers: tuple[str, ...]
+    pages: tuple[int, ...]
+
+
+def names(session: Session, lun: int, name: str, url: str) -> Operation[Names]:
+    """Of one LUN: what it tells even those whom a reservation shuts out. (READ CAPACITY should be
+    such a command, too, but LIO answers it with RESERVATION CONFLICT.)
 
     Raises NoSuchLun, or NotSupported when it is no disk.
     """
@@ -91,8 +102,22 @@ def identify(
         pages = inquiry.decode_supported_pages((yield from steps.ask(cdb.inquiry(_ALLOCATION, 0))))
     except ScsiError as error:
         log.info("%s: no vital product data: %s", name, error)
-    serial = inquiry.decode_serial((yield from steps.page(0x80, pages)))
-    identifiers = inquiry.decode_identifiers((yield from steps.page(0x83, pages)))
+    return Names(
+        vendor=standard.vendor,
+        product=standard.product,
+        revision=standard.revision,
+        serial=inquiry.decode_serial((yield from steps.page(0x80, pages))),
+        identifiers=inquiry.decode_identifiers((yield from steps.page(0x83, pages))),
+        pages=pages,
+    )
+
+
+def identify(
+    session: Session, lun: int, name: str, url: str, target: str
+) -> Operation[tuple[LunInfo, Geometry]]:
+    """INQUIRY, VPD pages, capacity and mode pages of one LUN. Raises as ``names``."""
+    known = yield from names(session, lun, name, url)
+    steps, pages = _Identify(session, lun, name), known.pages
     block_limits = inquiry.decode_block_limits((yield from steps.page(0xB0, pages)))
     characteristics = inquiry.decode_characteristics((yield from steps.page(0xB1, pages)))
     provisioning = inquiry.decode_provisioning((yield from steps.page(0xB2, pages)))
@@ -141,11 +166,11 @@ def identify(
         can_zero=provisioning.lbpws or block_limits.max_write_same_length > 0,
         zero_by_unmap=provisioning.lbpws and size.lbprz,
         can_extents=can_extents,
-        vendor=standard.vendor,
-        product=standard.product,
-        revision=standard.revision,
-        serial=serial,
-        identifiers=identifiers,
+        vendor=known.vendor,
+        product=known.product,
+        revision=known.revision,
+        serial=known.serial,
+        identifiers=known.identifiers,
         max_transfer=max_transfer,
         optimal_transfer=block_limits.optimal_transfer_length * block,
         connection=session.describe(),

@@ -12,7 +12,7 @@ from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
 from iserblk.disk.failback import FailBack, PathsKeeper
 from iserblk.disk.geometry import Geometry
-from iserblk.disk.identify import identify, report_luns
+from iserblk.disk.identify import identify, names, report_luns
 from iserblk.disk.paths import Paths
 from iserblk.disk.paths_opening import open_path
 from iserblk.disk.reserve import Reservation, host_key
@@ -161,25 +161,23 @@ async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
 async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
     session, url, options = driver.session, address.url, address.options
 
-    def look() -> Operation[tuple[LunInfo, Geometry]]:
-        text = replace(url, lun=lun).redacted()
-        return identify(session, lun, f"lun{lun}", text, url.iqn)
-
-    info, geometry = await driver.run_operation(look())
-    if not options.reserve:
-        return _core(session, luns.encode(lun), info, geometry, options)
+    name, text = f"lun{lun}", replace(url, lun=lun).redacted()
     field = luns.encode(lun)
-    reservation = Reservation(
-        info.name,
-        " ".join(info.identifiers) or info.serial or f"{url.iqn} {lun}",
-        options.reserve_key or host_key(initiator_name(options)),
-    )
-    session.farewells.append(partial(reservation.release, session, field))
-    await driver.run_operation(reservation.acquire(session, field))
-    info, geometry = await driver.run_operation(look())  # with what a reservation may have hidden
+    reservation: Reservation | None = None
+    if options.reserve:
+        known = await driver.run_operation(names(session, lun, name, text))
+        reservation = Reservation(
+            name,
+            " ".join(known.identifiers) or known.serial or f"{url.iqn} {lun}",
+            options.reserve_key or host_key(initiator_name(options)),
+        )
+        session.farewells.append(partial(reservation.release, session, field))
+        await driver.run_operation(reservation.acquire(session, field))
+    info, geometry = await driver.run_operation(identify(session, lun, name, text, url.iqn))
     core = _core(session, field, info, geometry, options)
-    core.reservation = reservation
-    reservation.watch(session, field)
+    if reservation is not None:
+        core.reservation = reservation
+        reservation.watch(session, field)
     return core
 
 

@@ -8,52 +8,73 @@ ReservationLost end the session for good.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.identify import identify
+from iserblk.disk.identify import Names, identify, names
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import LunChanged, NotSupported
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
 
 Step = Callable[[DiskCore, Session], Operation[None]]
+_Known = TypeVar("_Known", LunInfo, Names)
 
 
 def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
     """The LUN there is the one that was in use. Raises LunChanged when it is not."""
-    info = yield from same_lun(core, fresh)
-    if core.reservation is None:
+    info = yield from recognise(core, fresh)
+    if info is not None:
         core.take_info(info)
 
 
+def recognise(core: DiskCore, fresh: Session) -> Operation[LunInfo | None]:
+    """What the LUN there says of itself, if it is the one that is in use. None: it is, but it is
+    reserved, and tells more only to a nexus that is registered. Raises LunChanged."""
+    if core.reservation is None:
+        return (yield from same_lun(core, fresh))
+    yield from _same(core, names(fresh, core.info.lun, core.info.name, core.info.url))
+    return None
+
+
 def same_lun(core: DiskCore, fresh: Session) -> Operation[LunInfo]:
-    """What the LUN there says of itself, if it is the one that is in use. Raises LunChanged."""
+    """All that the LUN there says of itself, if it is the one that is in use. Raises
+    LunChanged."""
     known = core.info
-    try:
+
+    def look() -> Operation[LunInfo]:
         info, _ = yield from identify(fresh, known.lun, known.name, known.url, known.target)
-    except NotSupported as error:
-        raise LunChanged(f"{known.url}: {error}; {_NEVER}") from None
-    names = [_words(known), _words(info)]
-    if names[0] != names[1]:
-        raise LunChanged(
-            f"{known.url}: another LUN is there now: it was {names[0]}, it is {names[1]}; {_NEVER}"
-        )
+        return info
+
+    info = yield from _same(core, look())
     if known.block_size != info.block_size:
         raise LunChanged(
-            f"{known.url}: {names[0]} had blocks of {known.block_size} bytes, "
+            f"{known.url}: {_words(known)} had blocks of {known.block_size} bytes, "
             f"it has blocks of {info.block_size} bytes now; {_NEVER}"
         )
     return info
 
 
+def _same(core: DiskCore, look: Operation[_Known]) -> Operation[_Known]:
+    known = core.info
+    try:
+        found = yield from look
+    except NotSupported as error:
+        raise LunChanged(f"{known.url}: {error}; {_NEVER}") from None
+    before, now = _words(known), _words(found)
+    if before != now:
+        raise LunChanged(
+            f"{known.url}: another LUN is there now: it was {before}, it is {now}; {_NEVER}"
+        )
+    return found
+
+
 def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
     """Raises ReservationLost when the LUN is another's now, or was."""
-    if core.reservation is None:
-        return
-    yield from core.reservation.resume(fresh, core.lun)
-    known = core.info  # now with what it hides from a nexus that is not registered
-    info, _ = yield from identify(fresh, known.lun, known.name, known.url, known.target)
-    core.take_info(info)
+    if core.reservation is not None:
+        yield from core.reservation.resume(fresh, core.lun)
+        # Now with what it hides from a nexus that is not registered.
+        core.take_info((yield from same_lun(core, fresh)))
 
 
 def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
@@ -64,7 +85,7 @@ def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
 _NEVER = "nothing is sent to it; put the LUN in order, and connect anew"
 
 
-def _words(info: LunInfo) -> str:
+def _words(info: LunInfo | Names) -> str:
     """All that tells one LUN from another."""
     identifiers = ", ".join(sorted(info.identifiers)) or "no identifiers"
     return f"{info.vendor} {info.product}, serial {info.serial or 'none'}, {identifiers}"
