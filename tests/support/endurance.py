@@ -20,14 +20,15 @@ LENGTHS = (512, 4096, 8192, 65_536, 300_032)
 
 @asynccontextmanager
 async def disk_and_session(
-    face: str, url: str, options: dict[str, str]
+    face: str, url: str, options: dict[str, str], *others: str
 ) -> AsyncIterator[tuple[AsyncDisk, Session]]:
+    """``others``: more ways to the same LUN."""
     if face == "async":
-        async with aio.open_disks([url], options) as disks:
+        async with aio.open_disks([url, *others], options) as disks:
             disk = disks.disks[disks.default]
             yield disk, disk._core.session
     else:
-        with blocking.open_disks([url], options) as found:
+        with blocking.open_disks([url, *others], options) as found:
             inner = found.disks[found.default]
             yield InThreads(inner), inner._core.session
 
@@ -74,3 +75,10 @@ class Clients:
             enough = self.operations + 2 * self._count
             while self.operations < enough:  # noqa: ASYNC110
                 await trio.sleep(0.01)
+
+
+async def reaches(session: Session, portal: str) -> None:
+    """Wait until it is connected to that one."""
+    with trio.fail_after(PATIENCE_S):
+        while session.portal != portal or session.suspended:  # noqa: ASYNC110 (another thread)
+            await trio.sleep(0.05)

@@ -20,13 +20,13 @@ def _portal() -> Path:
     return _group() / "np" / f"{os.environ['LAB_ADDRESS']}:{os.environ['LAB_PORT']}"
 
 
-def disable() -> None:
+def disable(group: Path | None = None) -> None:
     """Ends its sessions; nobody listens any more."""
-    (_group() / "enable").write_text("0")
+    ((group or _group()) / "enable").write_text("0")
 
 
-def enable() -> None:
-    (_group() / "enable").write_text("1")
+def enable(group: Path | None = None) -> None:
+    ((group or _group()) / "enable").write_text("1")
 
 
 def remove_portal() -> None:
@@ -43,9 +43,106 @@ def add_portal() -> None:
         _portal().mkdir()
 
 
+def store() -> Path:
+    """What is behind the first LUN."""
+    return _group().parents[2] / "core/fileio_0/disk0"
+
+
 def reservation() -> str:
     """Who holds the first LUN, in LIO's words."""
-    return (_group().parents[2] / "core/fileio_0/disk0/pr/res_holder").read_text()
+    return (store() / "pr/res_holder").read_text()
+
+
+class Groups:
+    """The first LUN behind a second portal group, which speaks plain TCP, and is another target
+    port group to ALUA. ``urls``, ``portals``: of both."""
+
+    SECOND_PORT = 3261
+
+    def __init__(self) -> None:
+        first = _group()
+        self._both = first, first.with_name("tpgt_2")
+        self._states = store() / "alua/default_tg_pt_gp", store() / "alua/second"
+        address, port = os.environ["LAB_ADDRESS"], os.environ["LAB_PORT"]
+        self.portals = f"{address}:{port}", f"{address}:{self.SECOND_PORT}"
+        url = os.environ["LAB_URL"]
+        self.urls = url, url.replace(*self.portals, 1).replace("iser:", "iscsi:", 1)
+
+    def make(self) -> None:
+        group, states = self._both[1], self._states[1]
+        lun = group / "lun/lun_0"
+        states.mkdir()
+        (states / "tg_pt_gp_id").write_text("2")
+        lun.mkdir(parents=True)
+        (lun / "disk0").symlink_to(store())
+        (lun / "alua_tg_pt_gp").write_text("second")
+        (group / "np" / self.portals[1]).mkdir()
+        for name, value in (
+            ("authentication", "0"),
+            ("generate_node_acls", "1"),
+            ("demo_mode_write_protect", "0"),
+        ):
+            (group / "attrib" / name).write_text(value)
+        enable(group)
+
+    def remove(self) -> None:
+        group, lun = self._both[1], self._both[1] / "lun/lun_0"
+        disable(group)
+        (group / "np" / self.portals[1]).rmdir()
+        (lun / "disk0").unlink()
+        for path in (lun, group, self._states[1]):
+            path.rmdir()
+
+    def disable(self, number: int) -> None:
+        disable(self._both[number])
+
+    def enable(self, number: int) -> None:
+        enable(self._both[number])
+
+    def set_state(self, number: int, state: int) -> None:
+        """``state``: as SPC-4 numbers them: 0 optimized, 1 non-optimized, 2 standby, 3
+        unavailable."""
+        (self._states[number] / "alua_access_state").write_text(str(state))
+
+
+class Growing:
+    """Another LUN, number ``LUN``, of a loop device on a file that may grow."""
+
+    LUN = 2
+
+    def __init__(self, file: Path, size: int) -> None:
+        self._file = file
+        self.url = os.environ["LAB_URL"].removesuffix("0") + str(self.LUN)
+        self._set(size)
+        run("modprobe", "loop")
+        run("modprobe", "target_core_iblock")
+        self._device = run("losetup", "--find", "--show", file).strip()
+        self._store = store().parents[1] / "iblock_0/growing"
+        known = _group() / "acls" / os.environ["LAB_INITIATOR"]
+        self._luns = _group() / f"lun/lun_{self.LUN}", known / f"lun_{self.LUN}"
+        self._store.mkdir(parents=True)
+        (self._store / "control").write_text(f"udev_path={self._device}")
+        (self._store / "enable").write_text("1")
+        for lun, target in zip(self._luns, (self._store, self._luns[0]), strict=True):
+            lun.mkdir()
+            (lun / "disk").symlink_to(target)
+        (self._luns[1] / "write_protect").write_text("0")
+
+    def _set(self, size: int) -> None:
+        with self._file.open("ab") as file:
+            file.truncate(size)
+
+    def grow(self, size: int) -> None:
+        self._set(size)
+        run("losetup", "--set-capacity", self._device)
+
+    def remove(self) -> None:
+        for lun in reversed(self._luns):
+            (lun / "disk").unlink()
+            lun.rmdir()
+        self._store.rmdir()
+        self._store.parent.rmdir()
+        run("losetup", "--detach", self._device)
 
 
 def rdma_objects() -> dict[str, int]:

@@ -1,0 +1,62 @@
+"""A LUN behind two portal groups of LIO's target: one speaks iSER, the other one TCP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from iserblk.disk import failback
+from iserblk.initiator import portals
+from tests.lab.guest import lio
+from tests.support.endurance import Clients, disk_and_session, reaches
+from tests.support.faces import FACES
+from tests.support.interop import Record
+
+CLIENTS = 4
+in_thread = trio.to_thread.run_sync
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
+    """A portal that is better is gone back to soon."""
+    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 1.0)
+    monkeypatch.setattr(failback, "LOOK_S", 0.1)
+    monkeypatch.setattr(failback, "PROVEN_S", 0.5)
+    made = lio.Groups()
+    made.make()
+    yield made
+    made.enable(0)
+    made.remove()
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("reserve", ["", "exclusive"])
+async def test_tcp_takes_over(groups: lio.Groups, face: str, reserve: str, record: Record) -> None:
+    """Under load, while there is no iSER."""
+    options = {"io-timeout": "120"} | ({"reserve": reserve} if reserve else {})
+    ways = f"{groups.urls[0]}?rcap=verbs", groups.urls[1]
+    async with disk_and_session(face, ways[0], options, ways[1]) as (disk, session):
+        assert session.describe()["provider"] == "verbs"
+        clients = Clients(disk, session, CLIENTS)
+        async with clients.at_work():
+            await in_thread(groups.disable, 0)
+            await reaches(session, groups.portals[1])
+            assert session.describe()["provider"] == "tcp"
+            await clients.progress()
+            await in_thread(groups.enable, 0)
+            await reaches(session, groups.portals[0])
+            await clients.progress()
+        assert session.describe()["provider"] == "verbs"
+        assert session.reconnects == 2 and session.error is None and session.busy == 0
+        assert bool(reserve) == (os.environ["LAB_INITIATOR"] in lio.reservation())
+    assert "No SPC-3 Reservation holder" in lio.reservation()
+    record(
+        ours=f"initiator, pyverbs, {face} face",
+        peer="LIO isert on rxe, LIO",
+        transport="RoCE v2, TCP",
+        ran="two portal groups: the iSER portal is disabled under load, the TCP portal takes over; "
+        "and back" + (", with reserve=exclusive" if reserve else ""),
+    )

@@ -1,0 +1,236 @@
+"""A LUN behind two portal groups of LIO's target: found, used one at a time as ALUA says, reserved
+through the one in use. And one that grows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from iserblk.disk import failback
+from iserblk.errors import Busy, IserblkError, OutOfRange
+from iserblk.initiator import portals
+from tests.cli.commands import bad, good, good_json
+from tests.lab.guest import lio
+from tests.support.endurance import Clients, disk_and_session, reaches
+from tests.support.faces import FACES, opened, read, write
+from tests.support.interop import Record
+
+MIB = 1 << 20
+CLIENTS = 4
+OPTIONS = {"header-digest": "crc32c", "data-digest": "crc32c", "io-timeout": "120"}
+EXCLUSIVE = {**OPTIONS, "reserve": "exclusive"}
+in_thread = trio.to_thread.run_sync
+
+face = pytest.mark.parametrize("face", FACES)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
+    """Without CHAP; and a portal that is better is gone back to soon."""
+    group = Path(os.environ["LAB_TPG"])
+    (group / "attrib" / "authentication").write_text("0")
+    (group / "param" / "AuthMethod").write_text("CHAP,None")
+    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 1.0)
+    monkeypatch.setattr(failback, "LOOK_S", 0.1)
+    monkeypatch.setattr(failback, "PROVEN_S", 0.5)
+    made = lio.Groups()
+    made.make()
+    yield made
+    made.set_state(0, 0)
+    made.enable(0)
+    made.remove()
+
+
+def test_discovery(groups: lio.Groups, record: Record) -> None:
+    (found,) = good_json("discover", f"iscsi://{groups.portals[0]}")["targets"]
+    assert [(f"{each['host']}:{each['port']}", each["group"]) for each in found["portals"]] == [
+        (groups.portals[0], 1),
+        (groups.portals[1], 2),
+    ]
+    ways = good_json("info", *groups.urls)["disks"][0]["paths"]
+    assert [(each["in_use"], each["state"]) for each in ways] == [
+        (True, "active/optimized"),
+        (False, None),
+    ]
+    record(
+        ours="initiator",
+        peer="LIO",
+        transport="TCP",
+        ran="SendTargets with two portal groups; ALUA states",
+    )
+
+
+@face
+async def test_groups_come_and_go(groups: lio.Groups, face: str, record: Record) -> None:
+    """Under load: to the other one, and back."""
+    async with disk_and_session(face, groups.urls[0], OPTIONS, groups.urls[1]) as (disk, session):
+        clients = Clients(disk, session, CLIENTS)
+        async with clients.at_work():
+            await in_thread(groups.disable, 0)
+            await reaches(session, groups.portals[1])
+            await clients.progress()
+            await in_thread(groups.enable, 0)
+            await reaches(session, groups.portals[0])
+            await clients.progress()
+        assert session.reconnects == 2 and session.error is None and session.busy == 0
+    record(
+        ours=f"initiator, {face} face",
+        peer="LIO",
+        transport="TCP, CRC32C digests",
+        ran="two portal groups: the one in use is disabled under load, and enabled again: over to "
+        "the other one, and back",
+    )
+
+
+@face
+@pytest.mark.parametrize("state", [2, 3], ids=["standby", "unavailable"])
+async def test_states_are_obeyed(groups: lio.Groups, face: str, state: int, record: Record) -> None:
+    """No connection is lost: the port in use says that it takes no more; later that it does."""
+    groups.set_state(1, 1)
+    async with disk_and_session(face, groups.urls[0], OPTIONS, groups.urls[1]) as (disk, session):
+        clients = Clients(disk, session, CLIENTS)
+        async with clients.at_work():
+            await in_thread(groups.set_state, 0, state)
+            await reaches(session, groups.portals[1])
+            await clients.progress()
+            await in_thread(groups.set_state, 0, 0)
+            await reaches(session, groups.portals[0])
+            await clients.progress()
+        assert session.error is None and session.busy == 0
+    record(
+        ours=f"initiator, {face} face",
+        peer="LIO",
+        transport="TCP, CRC32C digests",
+        ran=f"ALUA: under load the port in use becomes {('standby', 'unavailable')[state - 2]}, "
+        "and active again: over to the other one, and back",
+    )
+
+
+@face
+async def test_no_port_takes_it(groups: lio.Groups, face: str) -> None:
+    """An error at the deadline, and no harm done."""
+    options = {**OPTIONS, "io-timeout": "5"}
+    async with disk_and_session(face, groups.urls[0], options, groups.urls[1]) as (disk, _):
+        await write(disk, b"a" * 4096, 0)
+        for number in range(2):
+            groups.set_state(number, 3)
+        with pytest.raises(IserblkError):
+            await read(disk, 0, 4096)
+        groups.set_state(1, 0)
+        assert await read(disk, 0, 4096) == b"a" * 4096
+
+
+# -- reservations ----------------------------------------------------------------------------------
+
+
+def others_do_not_get_in(url: str) -> None:
+    other = f"{url}?initiator-name=iqn.2026-11.lab:other"
+    assert "another initiator has reserved" in bad(28, "trim", other, "--length", "1M")
+
+
+@face
+async def test_reserved_through_the_group_in_use(
+    groups: lio.Groups, face: str, record: Record
+) -> None:
+    async with disk_and_session(face, groups.urls[0], EXCLUSIVE, groups.urls[1]) as (disk, session):
+        await write(disk, b"1" * 512, 0)
+        first = lio.reservation()
+        assert os.environ["LAB_INITIATOR"] in first
+        groups.disable(0)
+        await write(disk, b"2" * 512, 512)
+        await reaches(session, groups.portals[1])
+        assert os.environ["LAB_INITIATOR"] in lio.reservation()
+        await in_thread(others_do_not_get_in, groups.urls[1])
+        groups.enable(0)
+        await reaches(session, groups.portals[0])
+        assert await read(disk, 0, 1024) == b"1" * 512 + b"2" * 512
+        await in_thread(others_do_not_get_in, groups.urls[0])
+    assert "No SPC-3 Reservation holder" in lio.reservation()
+    record(
+        ours=f"initiator, {face} face",
+        peer="LIO",
+        transport="TCP, CRC32C digests",
+        ran="reserve=exclusive through two portal groups: held through the one in use, others are "
+        "refused; given back",
+    )
+
+
+HOLDER = """
+import sys
+from iserblk.disk.blocking import open_disks
+with open_disks(sys.argv[1:], {"reserve": "exclusive"}):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def killed(groups: lio.Groups) -> None:
+    """Somebody has reserved the LUN, and is no more."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, *groups.urls],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.kill()
+
+
+@pytest.mark.usefixtures("killed")
+async def test_the_holder_was_killed(groups: lio.Groups, record: Record) -> None:
+    """The same machine comes back, by another way; others do not get in before that."""
+    other = {**EXCLUSIVE, "initiator-name": "iqn.2026-11.lab:other"}
+    with pytest.raises(Busy, match="reserved by"):
+        async with opened("async", groups.urls[1], options=other):
+            pass
+    async with opened("async", groups.urls[1], options=EXCLUSIVE) as disks:
+        (disk,) = disks.values()
+        await write(disk, b"3" * 512, 0)
+        await in_thread(others_do_not_get_in, groups.urls[0])
+    assert "No SPC-3 Reservation holder" in lio.reservation()
+    good("trim", f"{groups.urls[0]}?initiator-name=iqn.2026-11.lab:other", "--length", "1M")
+    record(
+        ours="initiator",
+        peer="LIO",
+        transport="TCP, CRC32C digests",
+        ran="reserve=exclusive: the holder is killed; it comes back through another portal group",
+    )
+
+
+# -- growth ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def growing(groups: lio.Groups, tmp_path: Path) -> Iterator[lio.Growing]:
+    del groups  # without CHAP
+    made = lio.Growing(tmp_path / "growing", MIB)
+    yield made
+    made.remove()
+
+
+@face
+async def test_a_lun_grows_in_use(growing: lio.Growing, face: str, record: Record) -> None:
+    async with opened(face, growing.url, options=OPTIONS) as disks:
+        (disk,) = disks.values()
+        await write(disk, b"a" * 4096, MIB - 4096)
+        with pytest.raises(OutOfRange):
+            await write(disk, b"b" * 4096, MIB)
+        growing.grow(2 * MIB)
+        assert await disk.refresh() == disk.size == 2 * MIB
+        await write(disk, b"b" * 4096, 2 * MIB - 4096)
+        await disk.flush()
+        assert await read(disk, 2 * MIB - 8192, 8192) == bytes(4096) + b"b" * 4096
+    record(
+        ours=f"initiator, {face} face",
+        peer="LIO",
+        transport="TCP, CRC32C digests",
+        ran="a LUN grows while it is in use",
+    )
