@@ -28,7 +28,9 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.url import Options, Url, initiator_name
 
 RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
-TCP_RECEIVE_DATA = 262144  # MaxRecvDataSegmentLength of Traditional iSCSI
+# MaxRecvDataSegmentLength of Traditional iSCSI: a MiB comes in one Data-In. With 256 KiB it woke us
+# four times, which cost a tenth of the throughput.
+TCP_RECEIVE_DATA = 1 << 20
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
 INLINE_SIZE = 8192  # data behind a BHS of ours: login text, immediate data
 
