@@ -81,10 +81,11 @@ class IserInitiator:
         slot.request.header_length = length
         self.queued.append(slot.request)
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         queued = self.queued
         while queued:
             self._qp.post([queued.popleft() for _ in range(len(queued))])
+        return True
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         stag = slot.stag

@@ -127,8 +127,9 @@ class InitiatorDatamover(Protocol):
         Busy when there is no memory for that until another task ends; nothing is queued then."""
         ...
 
-    def flush(self) -> None:
-        """Send what is queued. Raises ConnectionLost."""
+    def flush(self) -> bool:
+        """Send what is queued. False: ``progress`` is at it in another thread, and sends that, too.
+        Raises ConnectionLost."""
         ...
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:

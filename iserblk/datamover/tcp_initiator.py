@@ -161,8 +161,8 @@ class TcpInitiator:
             data_sn += 1
         return pdus
 
-    def flush(self) -> None:
-        self._tx.flush()
+    def flush(self) -> bool:
+        return self._tx.flush()
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         slot.data = None

@@ -298,6 +298,7 @@ class PduSender:
         self.queued: deque[OutPdu] = deque()
         self.sent: deque[object] = deque()
         self.blocked = False
+        self._sending = False
         self._header_digest = False
         self._data_digest = False
 
@@ -326,15 +327,19 @@ class PduSender:
             buffers.append(tail)
         return OutPdu(buffers, size, owner, token)
 
-    def flush(self) -> None:
-        """Send what can be sent. Whoever is at it takes along what others queued meanwhile."""
+    def flush(self) -> bool:
+        """Send what can be sent. False: somebody else is at it, and takes along what was queued
+        meanwhile."""
         while self.queued:
             if not self._lock.acquire(blocking=False):
-                return
+                if self._sending:  # and will look at the queue once more
+                    return False
+                self._lock.acquire()  # for something else, which takes a moment
             try:
                 self._send()
             finally:
                 self._lock.release()
+        return True
 
     def resume(self) -> None:
         """The socket may take more again, of what waits for that."""
@@ -344,30 +349,33 @@ class PduSender:
         self.flush()
 
     def _send(self) -> None:
-        """Under the lock."""
+        """Under the lock. Whoever calls it looks at ``queued`` again when the lock is free."""
         wire, queued = self._wire, self.queued
-        while True:
-            while queued:
-                wire.append(queued.popleft())
-            if not wire:
-                self.blocked = False
-                return
-            buffers: list[bytes | memoryview] = []
-            size = 0
-            for pdu in wire:
-                buffers += pdu.buffers
-                size += pdu.size
-                if len(buffers) > _MOST_BUFFERS or size > _MOST_BYTES:
-                    break
-            try:
+        self._sending = True
+        try:
+            while True:
+                while queued:
+                    wire.append(queued.popleft())
+                if not wire:
+                    self.blocked = False
+                    return
+                buffers: list[bytes | memoryview] = []
+                size = 0
+                for pdu in wire:
+                    buffers += pdu.buffers
+                    size += pdu.size
+                    if len(buffers) > _MOST_BUFFERS or size > _MOST_BYTES:
+                        break
                 left = self._stream.send(buffers, size)
-            except TransportError:
-                wire.clear()  # nothing of it will leave; nobody's memory is kept
-                raise
-            if left < 0:
-                self.blocked = True
-                return
-            self._took(left)
+                if left < 0:
+                    self.blocked = True
+                    return
+                self._took(left)
+        except TransportError:
+            wire.clear()  # nothing of it will leave; nobody's memory is kept
+            raise
+        finally:
+            self._sending = False
 
     def _took(self, count: int) -> None:
         """``count`` bytes have left."""

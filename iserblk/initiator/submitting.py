@@ -255,9 +255,9 @@ class Submitting:
         while dm.queued:
             if not self._flush_lock.acquire(blocking=False):
                 return
-            failed = False
+            failed = taken_along = False
             try:
-                dm.flush()
+                taken_along = not dm.flush()
             except TransportError as error:
                 log.debug("%s: send failed: %s", self.portal, error)
                 failed = True
@@ -266,7 +266,7 @@ class Submitting:
             before, dm = dm, self._dm  # another connection: who queued there found the lock taken
             if dm is not before:
                 continue
-            if failed:
+            if failed or taken_along:
                 return
             if dm.wants_write():
                 self.on_blocked()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 
 import pytest
 from hypothesis import given
@@ -240,6 +241,38 @@ def test_disown_copies_what_has_to_leave(room: int) -> None:
     stream.room = 1000
     tx.resume()
     assert bytes(stream.out) == bhs_of(1, 7) + b"abcdefg\0"
+
+
+def test_flush_while_another_thread_sends() -> None:
+    """It leaves what was queued to that one, which sends it, too."""
+    stream = Stream(room=0)
+    sender = PduSender(stream)
+    sender.queued.append(sender.frame(b"1" * 48, None))
+    assert sender.flush() and sender.blocked
+
+    def meanwhile(buffers: list[bytes | memoryview], size: int) -> int:
+        del stream.send  # type: ignore[method-assign]
+        sender.queued.append(sender.frame(b"2" * 48, None))
+        assert not sender.flush()
+        return stream.send(buffers, size)
+
+    stream.room = 1 << 30
+    stream.send = meanwhile  # type: ignore[method-assign]
+    sender.resume()
+    assert bytes(stream.out) == b"1" * 48 + b"2" * 48
+
+
+def test_flush_while_the_lock_is_held_for_something_else() -> None:
+    stream = Stream()
+    sender = PduSender(stream)
+    sender.queued.append(sender.frame(b"1" * 48, None))
+    with sender._lock:
+        thread = threading.Thread(target=sender.flush)
+        thread.start()
+        thread.join(0.05)
+        assert not stream.out
+    thread.join()
+    assert bytes(stream.out) == b"1" * 48
 
 
 def test_closed() -> None:

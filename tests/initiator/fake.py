@@ -26,6 +26,7 @@ class FakeDatamover:
         self.disconnected = False
         self.terminated = False
         self.full = False
+        self.busy = False  # somebody else sends
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         for slot in slots:
@@ -39,10 +40,13 @@ class FakeDatamover:
     def send_control(self, slot: PduSlot) -> None:
         self.queued.append(slot)
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
+        if self.busy:
+            return False
         while self.queued:
             slot = self.queued.popleft()
             self.sent.append((slot, bytes(slot.bhs)))
+        return True
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         slot.data = None

@@ -48,6 +48,17 @@ def test_session_fails_while_a_command_is_submitted() -> None:
     assert (waiter.pending, waiter.woken) == (0, 1)
 
 
+def test_commands_are_submitted_while_progress_sends() -> None:
+    """Nobody waits for the lock, in a loop least of all: what was queued goes along."""
+    made, datamover = session()
+    datamover.busy = True
+    command(made, CountingWaiter())
+    assert datamover.queued and not datamover.sent
+    datamover.busy = False
+    command(made, CountingWaiter())
+    assert len(datamover.sent) == 2
+
+
 class _Free(list[TaskSlot]):
     """The list of free slots. After each look at it the next of ``turns`` runs, if there is one."""
 
