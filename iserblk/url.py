@@ -86,6 +86,7 @@ class Options:
     reserve: bool = False  # exclusively
     reserve_key: int = 0  # 0: this machine's own
     fallback: str = "none"  # or "iscsi"
+    discover: bool = False  # more portals of the target
     metrics: str = ""  # where they are served, as iserblk.metrics.address has it; "": nowhere
 
     @classmethod
@@ -147,6 +148,12 @@ def _fallback(key: str, value: str) -> str:
     if value.lower() not in ("none", "iscsi"):
         raise BadArgument(f"{key}={_shown(value)}: say none or iscsi")
     return value.lower()
+
+
+def _portals(key: str, value: str) -> bool:
+    if value.lower() not in ("given", "discover"):
+        raise BadArgument(f"{key}={_shown(value)}: say given or discover")
+    return value.lower() == "discover"
 
 
 def _seconds(key: str, value: str) -> float:
@@ -270,6 +277,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "reserve": ("reserve", _reserve),
     "reserve-key": ("reserve_key", _reserve_key),
     "fallback": ("fallback", _fallback),
+    "portals": ("discover", _portals),
     "metrics": ("metrics", _metrics),
 }
 

@@ -32,6 +32,7 @@ ALLOWED = {
     "discovery": {"errors", "url", "iscsi", "initiator"},
     "disk": {
         *("errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials", "metrics"),
+        "discovery",
     },
     "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "busypoll"},
     "doctor": {"errors", "url", "rcap", "initiator"},

@@ -245,6 +245,7 @@ def test_defaults() -> None:
         ("journal", "off", "journal", 0),
         ("journal", "64k", "journal", 65536),
         ("shared", "yes", "shared", True),
+        ("portals", "discover", "discover", True),
     ],
 )
 def test_values(key: str, value: str, field: str, result: object) -> None:
@@ -262,6 +263,7 @@ def test_values(key: str, value: str, field: str, result: object) -> None:
         ("reserve", "none"),
         ("header_digest", "none"),
         ("data-digest", "NONE"),
+        ("portals", "given"),
     ],
 )
 def test_what_happens_anyway(key: str, value: str) -> None:
@@ -271,6 +273,7 @@ def test_what_happens_anyway(key: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
+        ("portals", "all", "portals='all': say given or discover"),
         ("colour", "red", "unknown option 'colour'; known are: .*io-timeout.*queue-depth"),
         ("", "x", "unknown option"),
         ("rcap", "", "rcap has no value"),

@@ -42,6 +42,7 @@ CONNECTION = (
     ("chap-secret-fd", "FD", "The same from an open file descriptor."),
     ("chap-secret-credential", "NAME", "The same from a credential of systemd."),
     ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI where iSER cannot be had."),
+    ("portals", "given|discover", "discover: use the target's other portals, too."),
     (
         "metrics",
         "PATH|HOST:PORT|off",

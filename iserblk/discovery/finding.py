@@ -36,10 +36,13 @@ class Found:
     scheme: str
     targets: list[FoundTarget]
 
+    def scheme_of(self, way: Candidate) -> str:
+        return self.scheme if way.iser is None else "iser" if way.iser else "iscsi"
+
     def url(self, target: FoundTarget, way: Candidate) -> str:
         """The URL of ``target`` at one of its portals."""
-        scheme = self.scheme if way.iser is None else "iser" if way.iser else "iscsi"
-        return f"{scheme}://{name_portal(way.portal.host, way.portal.port)}/{target.name}"
+        place = name_portal(way.portal.host, way.portal.port)
+        return f"{self.scheme_of(way)}://{place}/{target.name}"
 
 
 async def find_targets(url: Url, options: Options, probe: bool) -> Found:

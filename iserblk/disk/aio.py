@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.core import DiskCore
+from iserblk.disk.discovered import discover_ways
 from iserblk.disk.failback import PathsKeeper
 from iserblk.disk.metered import MetricsPorts, metered_async
 from iserblk.disk.opening import find_disks, keeper, name_disks, open_session, part, settle
@@ -114,7 +115,7 @@ async def _pump(
 @asynccontextmanager
 async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[DiskSet]:
     """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
-    addresses = settle(urls, options)
+    addresses = await discover_ways(settle(urls, options))
     metrics = MetricsPorts(addresses)
     drivers: list[TrioDriver] = []
     keepers: list[Keeper | PathsKeeper] = []

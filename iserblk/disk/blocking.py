@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 import trio
 
 from iserblk.disk.core import DiskCore
+from iserblk.disk.discovered import discover_ways
 from iserblk.disk.metered import MetricsPorts, metered_blocking
 from iserblk.disk.opening import (
     Address,
@@ -181,6 +182,7 @@ class DiskSet:
         """Log in and look around under trio; then hand the sessions to their blocking drivers."""
         cores: dict[DiskCore, int] = {}
         error: BaseException | None = None
+        addresses = await discover_ways(addresses)
         async with trio.open_nursery() as nursery:
             opening = []
             try:

@@ -68,10 +68,11 @@ def _join(addresses: Sequence[Address]) -> list[Address]:
                 f"{each.url.redacted()}: given twice; give another portal, or leave it"
             )
         same.append(each)
-    return [same[0] if len(same) == 1 else _with_paths(same) for same in groups.values()]
+    return [same[0] if len(same) == 1 else with_paths(same) for same in groups.values()]
 
 
-def _with_paths(ways: Sequence[Address]) -> Address:
+def with_paths(ways: Sequence[Address]) -> Address:
+    """One address with all these ways to its LUN, the preferred one first."""
     first = ways[0]
     options = [
         # What the session has from its beginning to its end is the first one's.

@@ -53,16 +53,17 @@ def test_discovery(groups: lio.Groups, record: Record) -> None:
         (groups.portals[0], 1),
         (groups.portals[1], 2),
     ]
-    ways = good_json("info", *groups.urls)["disks"][0]["paths"]
-    assert [(each["in_use"], each["state"]) for each in ways] == [
-        (True, "active/optimized"),
-        (False, None),
-    ]
+    for given in (groups.urls, (groups.urls[0], "--portals", "discover")):
+        ways = good_json("info", *given)["disks"][0]["paths"]
+        assert [(each["portal"], each["in_use"], each["state"]) for each in ways] == [
+            (f"iscsi://{groups.portals[0]}", True, "active/optimized"),
+            (f"iscsi://{groups.portals[1]}", False, None),
+        ]
     record(
         ours="initiator",
         peer="LIO",
         transport="TCP",
-        ran="SendTargets with two portal groups; ALUA states",
+        ran="SendTargets with two portal groups, portals=discover; ALUA states",
     )
 
 

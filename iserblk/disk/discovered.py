@@ -1,0 +1,75 @@
+"""``portals=discover``: more ways to a LUN than were given, as its target tells them. In trio."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from iserblk.discovery.finding import find_targets
+from iserblk.disk.opening import Address, with_paths
+from iserblk.errors import IserblkError
+from iserblk.initiator.connect_iwarp import resolve
+from iserblk.url import Options, Url, name_portal
+
+log = logging.getLogger(__name__)
+
+
+async def discover_ways(addresses: Sequence[Address]) -> list[Address]:
+    """The same, each that wants it with the portals behind those given that SendTargets tells of:
+    those that take iSER first, then those in a subnet of this machine. The given portals are asked
+    one after the other until one answers; where none does, they are all there is. Raises nothing:
+    whatever is wrong with a portal its login says."""
+    return [await _more(each) if each.options.discover else each for each in addresses]
+
+
+async def _more(address: Address) -> Address:
+    given = [address]
+    if address.paths is not None:
+        given = [Address(*way.address) for way in address.paths.ways.all]
+    known = set()
+    for each in given:
+        known |= await _places(each.url)
+    found: list[Address] = []
+    for each in given:
+        try:
+            for url in await _portals(each):
+                places = await _places(url)
+                if not places & known:
+                    known |= places
+                    found.append(Address(url, _fitting(url, each.options)))
+            break
+        except IserblkError as error:
+            log.warning("%s does not tell of other portals: %s", each.url.redacted(), error)
+    for each in found:
+        log.info("%s: found, a way to the same LUN", each.url.redacted())
+    return with_paths([*given, *found]) if found else address
+
+
+async def _portals(address: Address) -> list[Url]:
+    url = address.url
+    found = await find_targets(url, address.options, probe=False)
+    return [
+        replace(url, scheme=found.scheme_of(way), host=way.portal.host, port=way.portal.port)
+        for target in found.targets
+        if target.name.lower() == url.iqn.lower()
+        for way in target.ways
+    ]
+
+
+async def _places(url: Url) -> set[str]:
+    """Addresses and ports, so that a portal is known by whatever name."""
+    try:
+        return {
+            name_portal(str(each.sockaddr[0]), int(each.sockaddr[1]))
+            for each in await resolve(url.host, url.port)
+        }
+    except IserblkError:
+        return {name_portal(url.host, url.port)}
+
+
+def _fitting(url: Url, options: Options) -> Options:
+    """What the other scheme does not know of is left out."""
+    if url.scheme == "iser":
+        return replace(options, header_digest="None", data_digest="None")
+    return replace(options, rcap="auto")

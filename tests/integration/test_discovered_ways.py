@@ -1,0 +1,75 @@
+"""portals=discover: one URL is given, and the target tells of its other portals."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import good, good_json
+from tests.integration.conftest import StartTarget
+from tests.support.faces import FACES, one_disk, opened, read, write
+from tests.support.ported import ported_target
+
+DISCOVER = {"portals": "discover"}
+DATA = b"found" * 4096 + bytes(128)
+
+face = pytest.mark.parametrize("face", FACES)
+
+
+def portals(paths: tuple[dict[str, object], ...]) -> list[object]:
+    return [each["portal"] for each in paths]
+
+
+@face
+@pytest.mark.parametrize("scheme", ["iser", "iscsi"])
+async def test_the_given_portal_dies(tmp_path: Path, face: str, scheme: str) -> None:
+    """What was found takes over. (Its proxy is a portal that the target does not know of.)"""
+    with ported_target(tmp_path) as ported:
+        url = ported.urls(scheme)[0]
+        async with one_disk(face, url, DISCOVER) as disk:
+            ways = portals(disk.info.paths)
+            assert len(ways) == 3 and ways[0] == url.partition("/iqn")[0]
+            assert all(str(way).startswith(f"{scheme}://127.0.0.1:") for way in ways)
+            await write(disk, DATA, 0)
+            ported.one.refuse(by_reset=True)
+            ported.one.cut()
+            assert await read(disk, 0, len(DATA)) == DATA
+            await write(disk, DATA[::-1], 0)
+            await disk.flush()
+            assert await read(disk, 0, len(DATA)) == DATA[::-1]
+        async with one_disk(face, ported.urls(scheme)[1]) as disk:
+            assert await read(disk, 0, len(DATA)) == DATA[::-1]
+
+
+async def test_nobody_is_found_but_the_one_that_was_given(start_target: StartTarget) -> None:
+    """By whatever name."""
+    target = start_target("lun:size=1M")
+    for host in ("127.0.0.1", "localhost"):
+        url = target.url.replace("127.0.0.1", host)
+        async with one_disk("async", f"{url}/0", DISCOVER) as disk:
+            assert disk.info.paths == ()
+
+
+async def test_the_first_one_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The next one that was given is asked; a digest that iSER does not have is no hindrance."""
+    with ported_target(tmp_path) as ported:
+        urls = ported.urls("iscsi")
+        dead = urls[0].replace(urls[0].split(":")[2].split("/")[0], "1", 1)
+        options = {**DISCOVER, "header-digest": "crc32c"}
+        with caplog.at_level(logging.WARNING):
+            async with opened("async", dead, urls[1], options=options) as disks:
+                (disk,) = disks.values()
+                assert len(disk.info.paths) == 4
+                assert disk.info.connection["header_digest"] == "CRC32C"
+        assert "does not tell of other portals" in caplog.text
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    with ported_target(tmp_path) as ported:
+        url = ported.urls()[1]
+        (found,) = good_json("info", url, "--portals", "discover")["disks"]
+        assert [each["in_use"] for each in found["paths"]] == [True, False, False]
+        assert portals(found["paths"])[0] == url.partition("/iqn")[0]
+        good("trim", f"{url}?portals=discover", "--length", "64k")
