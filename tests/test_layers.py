@@ -69,6 +69,7 @@ TRIO_ALLOWED = {
     "discovery.isns_client",
     "disk.aio",
     "disk.blocking",
+    "disk.discovered",
     "disk.failback",
     "disk.paths_opening",
     "disk.metered",

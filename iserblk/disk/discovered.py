@@ -6,18 +6,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from iserblk.discovery.finding import find_targets
+import trio
+
+from iserblk.discovery.finding import find_targets, takes_iser
 from iserblk.disk.opening import Address, with_paths
 from iserblk.errors import IserblkError
-from iserblk.initiator.connect_iwarp import resolve
+from iserblk.initiator.connect_iwarp import connect_tcp, resolve
+from iserblk.iscsi.send_targets import Portal
 from iserblk.url import Options, Url, name_portal
 
 log = logging.getLogger(__name__)
+_ANSWER_S = 3.0
 
 
 async def discover_ways(addresses: Sequence[Address]) -> list[Address]:
     """The same, each that wants it with the portals behind those given that SendTargets tells of:
-    those that take iSER first, then those in a subnet of this machine. The given portals are asked
+    those that take iSER first, then those in a subnet of this machine. One that does not answer now
+    is left out: targets tell of addresses in networks that are none of ours, and each would cost
+    its time when a connection is lost. The given portals are asked
     one after the other until one answers; where none does, they are all there is. Raises nothing:
     whatever is wrong with a portal its login says."""
     return [await _more(each) if each.options.discover else each for each in addresses]
@@ -41,6 +47,7 @@ async def _more(address: Address) -> Address:
             break
         except IserblkError as error:
             log.warning("%s does not tell of other portals: %s", each.url.redacted(), error)
+    found = await _answering(found)
     for each in found:
         log.info("%s: found, a way to the same LUN", each.url.redacted())
     return with_paths([*given, *found]) if found else address
@@ -55,6 +62,32 @@ async def _portals(address: Address) -> list[Url]:
         if target.name.lower() == url.iqn.lower()
         for way in target.ways
     ]
+
+
+async def _answering(found: Sequence[Address]) -> list[Address]:
+    silent: list[Address] = []
+
+    async def ask(address: Address) -> None:
+        if not await _answers(address.url, address.options):
+            silent.append(address)
+            log.warning(
+                "%s: found, but does not answer: left out; give its URL, too, if it may come back",
+                address.url.redacted(),
+            )
+
+    async with trio.open_nursery() as nursery:
+        for each in found:
+            nursery.start_soon(ask, each)
+    return [each for each in found if each not in silent]
+
+
+async def _answers(url: Url, options: Options) -> bool:
+    name = name_portal(url.host, url.port)
+    try:
+        (await connect_tcp(await resolve(url.host, url.port), name, _ANSWER_S)).close()
+    except IserblkError:  # perhaps it listens by rdma_cm alone
+        return url.scheme == "iser" and await takes_iser(Portal(url.host, url.port), options)
+    return True
 
 
 async def _places(url: Url) -> set[str]:

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.discovery.finding import Found, find_targets
+from iserblk.discovery.ranking import Candidate
+from iserblk.disk import discovered
+from iserblk.iscsi.send_targets import Portal
+from iserblk.url import Options, Url
 from tests.cli.commands import good, good_json
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, opened, read, write
@@ -64,6 +69,26 @@ async def test_the_first_one_is_down(tmp_path: Path, caplog: pytest.LogCaptureFi
                 assert len(disk.info.paths) == 4
                 assert disk.info.connection["header_digest"] == "CRC32C"
         assert "does not tell of other portals" in caplog.text
+
+
+async def test_one_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another network, most likely: it would be tried, and waited for, at each outage."""
+
+    async def more(url: Url, options: Options, probe: bool) -> Found:
+        found = await find_targets(url, options, probe)
+        (target,) = found.targets
+        target.ways.insert(0, Candidate(Portal("127.0.0.1", 1)))
+        return found
+
+    monkeypatch.setattr(discovered, "find_targets", more)
+    with ported_target(tmp_path) as ported:
+        for scheme in ("iser", "iscsi"):
+            with caplog.at_level(logging.WARNING):
+                async with one_disk("async", ported.urls(scheme)[0], DISCOVER) as disk:
+                    assert len(disk.info.paths) == 3
+            assert f"{scheme}://127.0.0.1:1/" in caplog.text and "left out" in caplog.text
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
