@@ -6,10 +6,12 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 
-from iserblk.disk import aio, blocking
+from iserblk.disk import aio, blocking, failback
 from iserblk.disk.seam import AsyncDisk
+from iserblk.initiator import portals
 from iserblk.initiator.session import Session
 from tests.support.faces import InThreads, read, write
 
@@ -75,6 +77,13 @@ class Clients:
             enough = self.operations + 2 * self._count
             while self.operations < enough:  # noqa: ASYNC110
                 await trio.sleep(0.01)
+
+
+def fail_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a portal that is better, and has come back."""
+    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 1.0)
+    monkeypatch.setattr(failback, "LOOK_S", 0.1)
+    monkeypatch.setattr(failback, "PROVEN_S", 0.5)
 
 
 async def reaches(session: Session, portal: str) -> None:

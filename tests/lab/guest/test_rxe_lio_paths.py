@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from iserblk.disk import failback
-from iserblk.initiator import portals
 from tests.lab.guest import lio
-from tests.support.endurance import Clients, disk_and_session, reaches
+from tests.support.endurance import Clients, disk_and_session, fail_back_soon, reaches
 from tests.support.faces import FACES
 from tests.support.interop import Record
 
@@ -22,9 +20,7 @@ in_thread = trio.to_thread.run_sync
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
     """A portal that is better is gone back to soon."""
-    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 1.0)
-    monkeypatch.setattr(failback, "LOOK_S", 0.1)
-    monkeypatch.setattr(failback, "PROVEN_S", 0.5)
+    fail_back_soon(monkeypatch)
     made = lio.Groups()
     made.make()
     yield made
