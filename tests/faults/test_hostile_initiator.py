@@ -89,7 +89,7 @@ async def test_a_thousand_half_logins(target: TargetProcess) -> None:
             assert good.turns > turns
             grown = target.memory - memory
             print(f"{HALF_LOGINS} half logins: {grown / HALF_LOGINS / 1024:.0f} KiB each")
-            assert grown < 256 * MIB  # mostly those that have come through MPA start-up
+            assert grown < 128 * MIB  # mostly those that have come through MPA start-up
             await settled(target, baseline)
 
 

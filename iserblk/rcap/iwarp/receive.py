@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 from crc32c import crc32c
 
@@ -74,7 +75,10 @@ class ReceiveCore:
         self._ird = ird
         self._receive_size = receive_size
         self._settle = settle
-        self._staging = bytearray(max(staging_size, MIN_ROOM + ddp.MAX_FPDU))
+        # Pages that nothing has come into cost nothing: a peer that only connects gets one or two.
+        self._staging = mmap(
+            -1, max(staging_size, MIN_ROOM + ddp.MAX_FPDU), MAP_PRIVATE | MAP_ANONYMOUS
+        )
         self._view = memoryview(self._staging)
         self._head = 0  # staging[_head:_tail] has come and was not parsed
         self._tail = 0
