@@ -23,9 +23,10 @@ async def discover_ways(addresses: Sequence[Address]) -> list[Address]:
     """The same, each that wants it with the portals behind those given that SendTargets tells of:
     those that take iSER first, then those in a subnet of this machine. One that does not answer now
     is left out: targets tell of addresses in networks that are none of ours, and each would cost
-    its time when a connection is lost. The given portals are asked
-    one after the other until one answers; where none does, they are all there is. Raises nothing:
-    whatever is wrong with a portal its login says."""
+    its time when a connection is lost.
+
+    The given portals are asked one after the other until one answers; where none does, they are all
+    there is. Raises no IserblkError: whatever is wrong with a portal its login says."""
     return [await _more(each) if each.options.discover else each for each in addresses]
 
 

@@ -12,10 +12,11 @@ from iserblk.discovery.ranking import Candidate
 from iserblk.disk import discovered
 from iserblk.iscsi.send_targets import Portal
 from iserblk.url import Options, Url
-from tests.cli.commands import good, good_json
+from tests.cli.commands import good, good_json, serving
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.ported import ported_target
+from tests.support.target import IQN
 
 DISCOVER = {"portals": "discover"}
 DATA = b"found" * 4096 + bytes(128)
@@ -98,3 +99,17 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         assert [each["in_use"] for each in found["paths"]] == [True, False, False]
         assert portals(found["paths"])[0] == url.partition("/iqn")[0]
         good("trim", f"{url}?portals=discover", "--length", "64k")
+
+
+def test_with_chap(tmp_path: Path) -> None:
+    """The target asks for it in discovery, too."""
+    accounts, secret = tmp_path / "accounts", tmp_path / "secret"
+    for file, text in ((accounts, "host:hush-hush-hush"), (secret, "hush-hush-hush")):
+        file.write_text(f"{text}\n")
+        file.chmod(0o600)
+    arguments = ["target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]
+    arguments += ["--listen", "127.0.0.1:0,1", "--listen", "127.0.0.1:0,2"]
+    with serving(*arguments, "--chap-accounts", accounts, log=tmp_path / "log") as server:
+        url = server.url.replace("//", "//host@", 1) + "/0?portals=discover"
+        (found,) = good_json("info", url, "--chap-secret-file", secret)["disks"]
+        assert len(found["paths"]) == 2
