@@ -78,7 +78,7 @@ class DiskCore:
     def keep_journal(self, limit: int) -> None:
         """From now on, keep what is acknowledged and not flushed: ``limit`` bytes. Only where the
         session's connection is replaced when it is lost, and no other host writes to the LUN."""
-        self.durability.keep(Journal(limit, self.block))
+        self.durability.keep(Journal(limit, self.block, self.session.tasks, self.lun))
 
     def deadline(self) -> float:
         """Of a request that begins now (monotonic seconds)."""
@@ -212,7 +212,8 @@ class DiskCore:
         fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
         if keeper is not None:
-            keeper.add(slot, lba, lba + blocks - 1, buffer)
+            slot.change_data = buffer  # as ``Journal.add``, without its call
+            slot.change = next(keeper.numbers)
         slot.waiter = waiter
         waiter.pending = 1
         self.session.submit(slot)
@@ -234,10 +235,8 @@ class DiskCore:
 
     def ended_write(self, slot: TaskSlot) -> float:
         """As ``ended``; a write that succeeded is not durable yet."""
-        self.durability.wrote()
-        keeper = self.durability.keeper
-        if keeper is not None:
-            keeper.ended(slot)
+        durability = self.durability
+        durability.wrote()
         try:
             if (
                 slot.error is None
@@ -245,8 +244,12 @@ class DiskCore:
                 and not slot.residual
                 and not slot.response
             ):  # fmt: skip
+                if slot.change and durability.keeper is not None:
+                    durability.keeper.keep(slot)
                 self.session.release(slot)
                 return 0.0
+            if durability.keeper is not None:
+                durability.keeper.ended(slot)
             return self._failed(slot, False)
         finally:
             self.ranges.changed()
@@ -455,7 +458,7 @@ class DiskCore:
         # With FUA it is durable by itself, but an older write that is not must not be sent again
         # without it.
         if keeper is not None and (not fua or keeper.active):
-            keeper.add(slot, lba, lba + blocks - 1, view)
+            keeper.add(slot, view)
 
     def _modify(
         self, lba: int, start: int, part: memoryview, fua: bool, deadline: float, kept: list[int]

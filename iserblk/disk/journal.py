@@ -5,6 +5,9 @@ A change (WRITE, UNMAP, WRITE SAME) is in it from before it is submitted until a
 until it has failed. While its command runs it is a view of the caller's buffer; a copy of that is
 made before the caller gets the buffer back. So at no moment an acknowledged change is nowhere.
 
+While it runs its slot says what it is: ``change`` (its number; 0: nothing that is kept),
+``change_data``, and ``change_command`` (b"": a WRITE of that data), beside ``first`` and ``last``.
+
 Order: changes are numbered when they are submitted, and sent again by these numbers. One that was
 acknowledged before another was submitted has the lower one. Of two at the same time either may win,
 there as here.
@@ -13,7 +16,8 @@ Flushes: what has ended since the last flush began is a **batch**. A flush close
 when it succeeds, it drops that one and all before it; when not, they stay, for the next.
 
 Copies lie one behind another in chunks that are used again: fresh memory costs a page fault every
-4 KiB.
+4 KiB. What they are is packed in an index beside them: an object for each would be memory that is
+in no processor's cache, and work for the garbage collector.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from itertools import count
+from struct import Struct
 from typing import NamedTuple
 
 from iserblk.initiator.task import QUEUED, TaskSlot, Waiter
@@ -39,24 +44,38 @@ class Entry(NamedTuple):
     command_block: bytes = b""
 
 
-_Raw = tuple[int, int, int, memoryview | None, bytes]  # the fields of an Entry
+_RECORD = Struct("=QQII")  # sequence, first block, start and stop in the chunk
+_pack_record = _RECORD.pack_into
+_RECORD_SIZE = _RECORD.size
+
+
+class _Chunk:
+    """Copies, and an index of them: ``used`` bytes of records."""
+
+    __slots__ = ("data", "index", "used")
+
+    def __init__(self, block: int) -> None:
+        self.data = memoryview(bytearray(CHUNK))
+        self.index = bytearray(CHUNK // block * _RECORD_SIZE)  # none is shorter than a block
+        self.used = 0
 
 
 class _Batch:
-    """Changes that have ended. ``writes``: (sequence, first block, chunk, start, stop);
-    ``others``: those without a copy: commands, and pieces of an operation that still has its
-    buffer. ``size``: bytes that all of it counts as."""
+    """Changes that have ended: copies, in ``chunks``, and ``others``, those without: commands, and
+    pieces of an operation that still has its buffer. ``at``: in ``chunk``, the last one.
+    ``size``: bytes that all of it counts as."""
 
-    __slots__ = ("at", "chunks", "others", "size", "writes")
+    __slots__ = ("at", "chunk", "chunks", "others", "size")
 
     def __init__(self) -> None:
-        self.writes: list[tuple[int, int, memoryview, int, int]] = []
         self.others: dict[int, Entry] = {}
-        self.chunks: list[memoryview] = []
-        self.at = CHUNK  # in the last chunk
+        self.chunks: list[_Chunk] = []
+        self.chunk = _NO_CHUNK
+        self.at = CHUNK
         self.size = 0
 
 
+_NO_CHUNK = _Chunk(CHUNK)  # of a batch without one; it is full
 Batches = list[_Batch]
 
 
@@ -66,70 +85,88 @@ def _good(slot: TaskSlot) -> bool:
 
 
 class Journal:
-    """Thread-safe; waits for nothing but its own short lock. ``limit``: bytes of copies, with what
-    is in flight, from which on a write must flush first. Of what is in flight no more than ``half``
-    of it counts: else with a small limit each write would have to flush.
+    """Of one LUN, for the changes that slots of ``tasks`` make. Thread-safe; waits for nothing but
+    its own short lock. ``limit``: bytes of copies, with what is in flight, from which on a write
+    must flush first. Of what is in flight no more than ``half`` of it counts: else with a small
+    limit each write would have to flush.
 
-    ``size``: bytes that are kept. ``active``: something is kept, or in flight.
+    ``size``: bytes that are kept. ``numbers``: for ``TaskSlot.change``.
     """
 
-    def __init__(self, limit: int, block: int) -> None:
+    def __init__(self, limit: int, block: int, tasks: list[TaskSlot], lun: bytes) -> None:
         self.limit = limit
         self.half = limit // 2
         self.size = 0
+        self.numbers = count(1)
         self._block = block
+        self._tasks = tasks
+        self._lun = lun
         self._lock = threading.Lock()
-        self._numbers = count(1)
-        self._open: dict[TaskSlot, _Raw] = {}  # submitted; not given back to its caller
         self._batch = _Batch()
         self._closed: list[_Batch] = []  # a flush of them is under way, or has failed
-        self._spare: list[memoryview] = []  # chunks
+        self._spare: list[_Chunk] = []
         self._replays = 0  # under way: they look at chunks
         self._flushing = False  # by one who found the journal full
         self._waiters: list[Waiter] = []
 
+    def _running(self) -> list[TaskSlot]:
+        """Submitted, or about to be; not given back to their callers."""
+        return [slot for slot in self._tasks if slot.change and slot.lun == self._lun]
+
     @property
     def active(self) -> bool:
-        return self.size > 0 or bool(self._open)
+        """Something is kept, or in flight."""
+        return self.size > 0 or bool(self._running())
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def add(self, slot: TaskSlot, first: int, last: int, data: memoryview) -> None:
-        """``slot`` is about to be submitted: a WRITE of ``data``."""
-        # No lock: one operation on a dict is atomic. No Entry: that costs 0.3 µs more.
-        self._open[slot] = (next(self._numbers), first, last, data, b"")
+    def add(self, slot: TaskSlot, data: memoryview | None, command_block: bytes = b"") -> None:
+        """``slot`` is about to be submitted, with ``first`` and ``last``: a WRITE of ``data``, or
+        that command; then ``data`` must not change any more."""
+        slot.change_data = data
+        slot.change_command = command_block
+        slot.change = next(self.numbers)  # last: from now on it is looked at
 
-    def add_command(
-        self, slot: TaskSlot, first: int, last: int, command_block: bytes, data: memoryview | None
-    ) -> None:
-        """As ``add``, for another change. ``data`` must not change any more."""
-        self._open[slot] = (next(self._numbers), first, last, data, command_block)
+    def keep(self, slot: TaskSlot) -> None:
+        """The WRITE of ``slot``, which was added, has succeeded: copies its data. To be called
+        before the slot is given back."""
+        data = slot.change_data
+        assert data is not None
+        with self._lock:
+            batch = self._batch
+            at = batch.at
+            length = len(data)
+            stop = at + length
+            if stop <= CHUNK:  # nearly always
+                chunk = batch.chunk
+                chunk.data[at:stop] = data
+                _pack_record(chunk.index, chunk.used, slot.change, slot.first, at, stop)
+                chunk.used += _RECORD_SIZE
+                batch.at = stop
+                batch.size += length
+                self.size += length
+            else:
+                self._copy(batch, slot.change, slot.first, data)
+            slot.change = 0
+            slot.change_data = None
 
     def ended(self, slot: TaskSlot, *, copy: bool = True) -> int:
         """The command of ``slot`` has ended, well or not; to be called before its slot is given
         back. ``copy`` False: the caller goes on owning the buffer, until ``settle`` of the number
         that is returned, which is 0 where nothing is kept."""
-        if slot not in self._open:
+        if not slot.change:
+            return 0
+        good = _good(slot)
+        if good and copy and slot.change_data is not None and not slot.change_command:
+            self.keep(slot)
             return 0
         with self._lock:
-            sequence, first, _, data, command_block = raw = self._open.pop(slot)
-            if slot.error or slot.status or slot.residual or slot.response:
+            entry = _entry(slot)
+            slot.change = 0
+            slot.change_data = None
+            slot.change_command = b""
+            if not good:
                 return 0
-            batch = self._batch
-            if copy and data is not None and not command_block:
-                at = batch.at
-                stop = at + len(data)
-                if stop <= CHUNK:  # nearly always
-                    chunk = batch.chunks[-1]
-                    chunk[at:stop] = data
-                    batch.writes.append((sequence, first, chunk, at, stop))
-                    batch.at = stop
-                    batch.size += stop - at
-                    self.size += stop - at
-                else:
-                    self._copy(batch, sequence, first, data)
-                return 0
-            entry = Entry(*raw)
             self._batch.others[entry.sequence] = entry
             size = SMALL if entry.command_block or entry.data is None else len(entry.data)
             self._batch.size += size
@@ -157,24 +194,22 @@ class Journal:
         at = batch.at
         while True:
             if at == CHUNK:
-                batch.chunks.append(
-                    self._spare.pop() if self._spare else memoryview(bytearray(CHUNK))
-                )
+                batch.chunk = self._spare.pop() if self._spare else _Chunk(self._block)
+                batch.chunk.used = 0
+                batch.chunks.append(batch.chunk)
                 at = 0
-            chunk = batch.chunks[-1]
-            stop = at + length
-            if stop <= CHUNK:
-                chunk[at:stop] = data
-                batch.writes.append((sequence, first, chunk, at, stop))
-                batch.at = stop
+            chunk = batch.chunk
+            stop = min(at + length, CHUNK)
+            part = stop - at
+            chunk.data[at:stop] = data[:part]
+            _pack_record(chunk.index, chunk.used, sequence, first, at, stop)
+            chunk.used += _RECORD_SIZE
+            batch.at = at = stop
+            if part == length:
                 return
-            part = CHUNK - at
-            chunk[at:] = data[:part]
-            batch.writes.append((sequence, first, chunk, at, CHUNK))
             first += part // self._block
             data = data[part:]
             length -= part
-            at = CHUNK
 
     # -- flushes ----------------------------------------------------------------------------------
 
@@ -199,8 +234,11 @@ class Journal:
     def full(self, length: int) -> bool:
         """A write of so many bytes has to flush first (``claim_flush``). What is in flight is taken
         for writes like it. Never so before there are ``half`` as many bytes."""
-        room = self.limit - min(len(self._open) * length, self.half)
-        return self.size > 0 and self.size + length > room and length <= self.limit
+        after = self.size + length
+        if after <= self.limit - min(len(self._tasks) * length, self.half):
+            return False  # whatever is in flight
+        room = self.limit - min(len(self._running()) * length, self.half)
+        return after > room and self.size > 0 and length <= self.limit
 
     def claim_flush(self, waiter: Waiter) -> bool:
         """True: the caller is the one to flush; then ``end_flush``. False: somebody is at it, and
@@ -233,22 +271,27 @@ class Journal:
             # Those whose command has ended, but whose caller, who may go on at any time and change
             # the buffer, has not said so yet.
             found = [
-                _owned(Entry(*raw))
-                for slot, raw in self._open.copy().items()
+                _owned(_entry(slot))
+                for slot in self._running()
                 if slot.state < QUEUED and _good(slot)
             ]
             for batch in (*self._closed, self._batch):
                 found += map(_owned, batch.others.values())
-                found += [
-                    Entry(sequence, first, first + (stop - at) // self._block - 1, chunk[at:stop])
-                    for sequence, first, chunk, at, stop in batch.writes
-                ]
+                for chunk in batch.chunks:
+                    records = memoryview(chunk.index)[: chunk.used]
+                    for sequence, first, at, stop in _RECORD.iter_unpack(records):
+                        last = first + (stop - at) // self._block - 1
+                        found.append(Entry(sequence, first, last, chunk.data[at:stop]))
         found.sort(key=lambda entry: entry[:2])
         return found
 
     def end_replay(self) -> None:
         with self._lock:
             self._replays -= 1
+
+
+def _entry(slot: TaskSlot) -> Entry:
+    return Entry(slot.change, slot.first, slot.last, slot.change_data, slot.change_command)
 
 
 def _owned(entry: Entry) -> Entry:

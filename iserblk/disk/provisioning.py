@@ -108,7 +108,7 @@ def _exclusive(
 
         def keep(slot: TaskSlot) -> None:
             if core.durability.keeper is not None:
-                core.durability.keeper.add_command(slot, lba, last, command_block, data_out)
+                core.durability.keeper.add(slot, data_out, command_block)
 
         def end(slot: TaskSlot) -> None:
             core.note_ended(slot)

@@ -59,12 +59,16 @@ class TaskSlot(PduSlot):
     ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
     last < first. ``deadline``: when it is aborted (monotonic seconds); 0 until ``submit`` where the
     caller has none of its own. ``epoch``: the caller's, of a read; see ``disk.durable``.
+    ``change``, ``change_data``, ``change_command``: the caller's, of a change (``disk.journal``).
     Ended: ``error`` (nothing else counts), or ``status``, ``response``, ``residual`` (bytes less
     than asked: positive; more: negative), ``sense`` (bytes).
     """
 
     __slots__ = (
         "cdb",
+        "change",
+        "change_command",
+        "change_data",
         "cmd_sn",
         "deadline",
         "epoch",
@@ -101,6 +105,9 @@ class TaskSlot(PduSlot):
         self.error: Exception | None = None
         self.deadline = 0.0
         self.epoch = 0
+        self.change = 0
+        self.change_data: memoryview | None = None
+        self.change_command = b""
         self.waiter: Waiter = _NOBODY
 
     @property

@@ -339,22 +339,29 @@ def test_replay_is_patient_with_a_busy_target() -> None:
 # -- the journal by itself -------------------------------------------------------------------------
 
 
-def _submitted(index: int) -> TaskSlot:
-    slot = TaskSlot(index)
-    slot.state = SENT
-    return slot
+def _journal(limit: int) -> tuple[Journal, list[TaskSlot]]:
+    slots = [TaskSlot(index) for index in range(10)]
+    for slot in slots:
+        slot.state = SENT
+    return Journal(limit, 512, slots, slots[0].lun), slots
+
+
+def _add(
+    journal: Journal, slot: TaskSlot, blocks: range, data: memoryview | None, command: bytes = b""
+) -> None:
+    slot.first, slot.last = blocks.start, blocks.stop - 1
+    journal.add(slot, data, command)
 
 
 def test_copies_go_on_in_the_next_chunk() -> None:
-    journal = Journal(8 * CHUNK, 512)
+    journal, slots = _journal(8 * CHUNK)
     data = bytes(range(256)) * 2 * 1300  # not a divisor of a chunk
     for number in range(5):
-        slot = _submitted(number)
         first = number * 1300
         buffer = bytearray(data)
-        journal.add(slot, first, first + 1299, memoryview(buffer))
-        slot.state = TAKEN
-        journal.ended(slot)
+        _add(journal, slots[number], range(first, first + 1300), memoryview(buffer))
+        slots[number].state = TAKEN
+        journal.ended(slots[number])
         buffer[:] = bytes(len(buffer))
     assert journal.size == 5 * len(data)
     entries = journal.begin_replay()
@@ -365,19 +372,33 @@ def test_copies_go_on_in_the_next_chunk() -> None:
         at = entry.last + 1
     # What is flushed meanwhile stays where it is: it is being sent.
     journal.flushed(journal.begin_flush())
-    slot = _submitted(9)
-    journal.add(slot, 0, 0, memoryview(bytes(512)))
-    slot.state = TAKEN
-    journal.ended(slot)
+    _add(journal, slots[9], range(1), memoryview(bytes(512)))
+    slots[9].state = TAKEN
+    journal.ended(slots[9])
     assert b"".join(entry.data or b"" for entry in entries) == data * 5
     journal.end_replay()
 
 
+def test_chunks_that_are_used_again_forget_what_they_held() -> None:
+    journal, slots = _journal(8 * CHUNK)
+    for content in range(1, 4):
+        for number in range(CHUNK // 512 + 3):  # one and a bit, of the smallest writes there are
+            _add(journal, slots[0], range(number, number + 1), memoryview(bytes([content]) * 512))
+            journal.keep(slots[0])
+        entries = journal.begin_replay()
+        assert [entry.first for entry in entries] == list(range(CHUNK // 512 + 3))
+        assert {bytes(entry.data or b"") for entry in entries} == {bytes([content]) * 512}
+        journal.end_replay()
+        journal.flushed(journal.begin_flush())
+        assert journal.begin_replay() == [] and journal.size == 0
+        journal.end_replay()
+
+
 def test_only_what_succeeded_is_kept() -> None:
-    journal = Journal(CHUNK, 512)
-    good, bad, flying = (_submitted(number) for number in range(3))
-    for slot in (good, bad, flying):
-        journal.add(slot, slot.index, slot.index, memoryview(bytes((slot.index,)) * 512))
+    journal, slots = _journal(CHUNK)
+    good, bad, _ = slots[:3]
+    for number, slot in enumerate(slots[:3]):
+        _add(journal, slot, range(number, number + 1), memoryview(bytes((number,)) * 512))
     for slot in (good, bad):
         slot.state = TAKEN
     bad.status = 2
@@ -386,12 +407,19 @@ def test_only_what_succeeded_is_kept() -> None:
     for slot in (good, bad):
         journal.ended(slot)
     assert journal.size == 512 and journal.active
-    command = _submitted(3)
-    journal.add_command(command, 0, 9, b"command", None)
-    command.state = TAKEN
-    journal.ended(command)
+    _add(journal, slots[3], range(10), None, b"command")
+    slots[3].state = TAKEN
+    journal.ended(slots[3])
     assert journal.size == 512 + SMALL
     assert [entry.command_block for entry in journal.begin_replay()] == [b"", b"command"]
+
+
+def test_changes_of_another_lun_of_the_session_are_not_its_own() -> None:
+    journal, slots = _journal(CHUNK)
+    slots[1].lun = b"\0\1" + bytes(6)
+    _add(journal, slots[1], range(1), memoryview(bytes(512)))
+    slots[1].state = TAKEN
+    assert not journal.active and journal.begin_replay() == []
 
 
 # -- one deadline, and the size --------------------------------------------------------------------
