@@ -17,6 +17,7 @@ OURS = "iserblk"
 OURS_NO_CRC = "iserblk-nocrc"
 OURS_NO_POLL = "iserblk-nopoll"
 OURS_NO_JOURNAL = "iserblk-nojournal"
+OURS_FLUSHED = "iserblk-flushed"
 OURS_TCP = "iserblk-tcp"
 MEMORY_LIMIT = 150 << 20
 MEMORY_PROCESS = "nbdkit"

@@ -136,6 +136,11 @@ def fio_nbd(socket_path: str) -> list[str]:
     return ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={socket_path}"]
 
 
+def fio_flushes(job: Job, limit: int) -> list[str]:
+    """A flush whenever the writes since the last one, with those in flight, are so many bytes."""
+    return [f"--fsync={max(1, limit // job.block - job.depth)}"]
+
+
 def fio_file(path: str) -> list[str]:
     return ["--ioengine=libaio", "--direct=1", f"--filename={path}"]
 

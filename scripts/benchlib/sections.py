@@ -14,6 +14,7 @@ from benchlib import proc, subjects
 from benchlib.goals import (
     CEILINGS,
     OURS,
+    OURS_FLUSHED,
     OURS_NO_CRC,
     OURS_NO_JOURNAL,
     OURS_NO_POLL,
@@ -36,10 +37,16 @@ class Section:
     jobs: Sequence[Job]
     openers: dict[str, Opener]
     memory_subjects: Sequence[str] = ()  # those that run MEMORY_JOBS too
+    large_writes_only: Sequence[str] = ()  # those that run nothing else
 
     def rows(self, pattern: str) -> list[Row]:
         """By job, then subject: those whose name the glob matches."""
-        found = [Row(self.name, job, subject) for job in self.jobs for subject in self.openers]
+        found = [
+            Row(self.name, job, subject)
+            for job in self.jobs
+            for subject in self.openers
+            if subject not in self.large_writes_only or (job.large and job.writes)
+        ]
         found += [
             Row(self.name, job, subject) for job in MEMORY_JOBS for subject in self.memory_subjects
         ]
@@ -55,6 +62,7 @@ SECTIONS = (
             OURS_NO_CRC: partial(subjects.nbd_ours, mpa_crc="no"),
             OURS_NO_POLL: partial(subjects.nbd_ours, mpa_crc="yes", busy_poll=False),
             OURS_NO_JOURNAL: partial(subjects.nbd_ours, mpa_crc="yes", journal="off"),
+            OURS_FLUSHED: subjects.nbd_flushed,
             OURS_TCP: subjects.nbd_tcp,
             PEERS["nbd"]: subjects.nbd_qemu,
             "memory": subjects.nbd_memory,
@@ -62,6 +70,7 @@ SECTIONS = (
             CEILINGS["nbd"]: partial(subjects.nbd_null, sleep_us=150),
         },
         memory_subjects=(OURS, OURS_NO_CRC, PEERS["nbd"]),
+        large_writes_only=(OURS_FLUSHED,),
     ),
     Section(
         "fuse",

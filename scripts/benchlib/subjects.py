@@ -13,9 +13,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from benchlib import load, proc
 from benchlib.load import ClientUse, Job, Measurement
@@ -24,6 +25,9 @@ from benchlib.servers import Absent, Server, run
 OUR_IQN = "iqn.2026-11.example:bench"
 PEER_IQN = "iqn.2026-11.example:peer"
 THREADS = 32  # the greatest depth of the jobs
+_JOURNAL = 64 << 20  # bytes: its default
+
+T = TypeVar("T")
 
 _TOP = Path(__file__).resolve().parents[2]
 _PLUGINS = Path(__file__).resolve().parent / "plugins"
@@ -59,7 +63,7 @@ class Bench:
         self._directory = directory
         self._ours = ours
         self._theirs = theirs
-        self._targets: dict[str, tuple[Server, str] | Absent] = {}
+        self._once: dict[str, Any] = {}
 
     def path(self, name: str) -> Path:
         return self._directory / name
@@ -90,8 +94,8 @@ class Bench:
     def our_target(self, busy_poll: bool = True) -> tuple[Server, str]:
         """Our target, as it is by default or without its busy poll, and its URL. Raises Absent."""
         if busy_poll:
-            return self._once("ours", partial(self._start_our_target, "target", self._ours))
-        return self._once("ours-no-poll", self._start_sleepy_target)
+            return self.once("ours", partial(self._start_our_target, "target", self._ours))
+        return self.once("ours-no-poll", self._start_sleepy_target)
 
     def _start_sleepy_target(self) -> tuple[Server, str]:
         file = self._ours.with_name("ours-no-poll")  # two targets do not serve one file
@@ -101,22 +105,23 @@ class Bench:
 
     def tgtd(self) -> tuple[Server, str]:
         """tgtd and the URL of its disk. Raises Absent."""
-        return self._once("tgtd", self._start_tgtd)
+        return self.once("tgtd", self._start_tgtd)
 
     def size(self) -> int:
         return self._ours.stat().st_size
 
-    def _once(self, name: str, start: Callable[[], tuple[Server, str]]) -> tuple[Server, str]:
-        found = self._targets.get(name)
+    def once(self, name: str, start: Callable[[], T]) -> T:
+        """What ``start`` returns, or raises as Absent, started once however many ask for it."""
+        found = self._once.get(name)
         if found is None:
             try:
                 found = start()
             except Absent as error:
                 found = error
-            self._targets[name] = found
+            self._once[name] = found
         if isinstance(found, Absent):
             raise found
-        return found
+        return cast(T, found)
 
     def _start_our_target(self, name: str, file: Path, *options: str) -> tuple[Server, str]:
         command = iserblk("target", "--listen", "127.0.0.1:0", "--iqn", OUR_IQN, *options)
@@ -160,7 +165,19 @@ def _ours(url: str, mpa_crc: str, busy_poll: bool) -> str:
 def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, journal: str = "") -> Endpoint:
     target, url = bench.our_target(busy_poll)
     url = _ours(url, mpa_crc, busy_poll) + (f"&journal={journal}" if journal else "")
-    return _nbd(bench, f"{mpa_crc}-{busy_poll}-{journal}", url, {"target": target})
+    name = f"{mpa_crc}-{busy_poll}-{journal}"
+    return bench.once(name, lambda: _nbd(bench, name, url, {"target": target}))
+
+
+def nbd_flushed(bench: Bench) -> Endpoint:
+    """Without a journal, and flushed as often as a full one makes necessary: what then remains of
+    the difference to a disk with a journal is copying."""
+    without = nbd_ours(bench, mpa_crc="yes", journal="off")
+
+    def command(job: Job, seconds: float) -> list[str]:
+        return [*without.command(job, seconds), *load.fio_flushes(job, _JOURNAL)]
+
+    return replace(without, command=command)
 
 
 def nbd_tcp(bench: Bench) -> Endpoint:

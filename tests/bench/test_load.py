@@ -67,6 +67,11 @@ def test_fio_command_names_the_load() -> None:
     assert "--uri=nbd+unix:///?socket=/tmp/nbd.sock" in command
 
 
+def test_fio_flushes_when_a_journal_would() -> None:
+    assert load.fio_flushes(Job("w", "write", 1 << 20, 8), 64 << 20) == ["--fsync=56"]
+    assert load.fio_flushes(Job("w", "write", 1 << 20, 8), 1 << 20) == ["--fsync=1"]
+
+
 # As iscsi-perf 1.19 prints it: averages overwrite each other on one line.
 ISCSI_PERF = (
     "connected to iscsi://127.0.0.1:3260/iqn.t/1\n"
