@@ -28,7 +28,7 @@ from itertools import count
 from struct import Struct
 from typing import NamedTuple
 
-from iserblk.initiator.task import QUEUED, TaskSlot, Waiter
+from iserblk.initiator.task import NO_BYTES, QUEUED, TaskSlot, Waiter
 
 CHUNK = 1 << 20  # bytes; a multiple of every block size
 SMALL = 128  # bytes that an entry without data counts as
@@ -63,7 +63,7 @@ class _Chunk:
 class _Batch:
     """Changes that have ended: copies, in ``chunks``, and ``others``, those without: commands, and
     pieces of an operation that still has its buffer. ``at``: in ``chunk``, the last one.
-    ``size``: bytes that all of it counts as."""
+    ``size``: bytes that all of it counts as, once it is closed."""
 
     __slots__ = ("at", "chunk", "chunks", "others", "size")
 
@@ -123,7 +123,7 @@ class Journal:
     def add(self, slot: TaskSlot, data: memoryview | None, command_block: bytes = b"") -> None:
         """``slot`` is about to be submitted, with ``first`` and ``last``: a WRITE of ``data``, or
         that command; then ``data`` must not change any more."""
-        slot.change_data = data
+        slot.change_data = NO_BYTES if data is None else data
         slot.change_command = command_block
         slot.change = next(self.numbers)  # last: from now on it is looked at
 
@@ -131,11 +131,10 @@ class Journal:
         """The WRITE of ``slot``, which was added, has succeeded: copies its data. To be called
         before the slot is given back."""
         data = slot.change_data
-        assert data is not None
+        length = len(data)
         with self._lock:
             batch = self._batch
             at = batch.at
-            length = len(data)
             stop = at + length
             if stop <= CHUNK:  # nearly always
                 chunk = batch.chunk
@@ -143,12 +142,11 @@ class Journal:
                 _pack_record(chunk.index, chunk.used, slot.change, slot.first, at, stop)
                 chunk.used += _RECORD_SIZE
                 batch.at = stop
-                batch.size += length
-                self.size += length
             else:
                 self._copy(batch, slot.change, slot.first, data)
+            self.size += length
             slot.change = 0
-            slot.change_data = None
+            slot.change_data = NO_BYTES
 
     def ended(self, slot: TaskSlot, *, copy: bool = True) -> int:
         """The command of ``slot`` has ended, well or not; to be called before its slot is given
@@ -157,19 +155,18 @@ class Journal:
         if not slot.change:
             return 0
         good = _good(slot)
-        if good and copy and slot.change_data is not None and not slot.change_command:
+        if good and copy and not slot.change_command:
             self.keep(slot)
             return 0
         with self._lock:
             entry = _entry(slot)
             slot.change = 0
-            slot.change_data = None
+            slot.change_data = NO_BYTES
             slot.change_command = b""
             if not good:
                 return 0
             self._batch.others[entry.sequence] = entry
             size = SMALL if entry.command_block or entry.data is None else len(entry.data)
-            self._batch.size += size
             self.size += size
         return entry.sequence
 
@@ -182,15 +179,11 @@ class Journal:
                     entry = batch.others.get(sequence)
                     if entry is not None and entry.data is not None and not entry.command_block:
                         del batch.others[sequence]
-                        batch.size -= len(entry.data)
-                        self.size -= len(entry.data)
                         self._copy(batch, sequence, entry.first, entry.data)
 
     def _copy(self, batch: _Batch, sequence: int, first: int, data: memoryview) -> None:
         """Under the lock. A copy that meets the end of a chunk becomes two entries."""
         length = len(data)
-        batch.size += length
-        self.size += length
         at = batch.at
         while True:
             if at == CHUNK:
@@ -216,7 +209,9 @@ class Journal:
     def begin_flush(self) -> Batches:
         """What has ended so far is about to be flushed; for ``flushed``, should that succeed."""
         with self._lock:
-            if self._batch.size:
+            size = self.size - sum(batch.size for batch in self._closed)
+            if size:
+                self._batch.size = size
                 self._closed.append(self._batch)
                 self._batch = _Batch()
             return list(self._closed)
@@ -291,7 +286,8 @@ class Journal:
 
 
 def _entry(slot: TaskSlot) -> Entry:
-    return Entry(slot.change, slot.first, slot.last, slot.change_data, slot.change_command)
+    data = slot.change_data if slot.change_data is not NO_BYTES else None
+    return Entry(slot.change, slot.first, slot.last, data, slot.change_command)
 
 
 def _owned(entry: Entry) -> Entry:

@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar
 
 from iserblk.datamover.seam import NO_DATA, PduSlot
 
+NO_BYTES = memoryview(b"")
+
 T = TypeVar("T")
 
 # States of a slot.
@@ -106,7 +108,7 @@ class TaskSlot(PduSlot):
         self.deadline = 0.0
         self.epoch = 0
         self.change = 0
-        self.change_data: memoryview | None = None
+        self.change_data = NO_BYTES
         self.change_command = b""
         self.waiter: Waiter = _NOBODY
 
