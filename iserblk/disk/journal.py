@@ -62,20 +62,21 @@ class _Chunk:
 
 class _Batch:
     """Changes that have ended: copies, in ``chunks``, and ``others``, those without: commands, and
-    pieces of an operation that still has its buffer. ``at``: in ``chunk``, the last one.
+    pieces of an operation that still has its buffer. ``at``: in ``chunk``, the last one, which
+    there is not before something is copied.
     ``size``: bytes that all of it counts as, once it is closed."""
 
     __slots__ = ("at", "chunk", "chunks", "others", "size")
 
+    chunk: _Chunk
+
     def __init__(self) -> None:
         self.others: dict[int, Entry] = {}
         self.chunks: list[_Chunk] = []
-        self.chunk = _NO_CHUNK
         self.at = CHUNK
         self.size = 0
 
 
-_NO_CHUNK = _Chunk(CHUNK)  # of a batch without one; it is full
 Batches = list[_Batch]
 
 
