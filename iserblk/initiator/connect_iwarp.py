@@ -71,7 +71,11 @@ async def connect_iwarp(
     finally:
         sock.close()  # nothing any more, once detached
     plain.setblocking(False)
-    return IwarpQueuePair(plain, parameters, initiator=True, receive_size=RECEIVE_SIZE)
+    try:  # it sends at once where the connection is opened by a message (RFC 6581 section 9.2)
+        return IwarpQueuePair(plain, parameters, initiator=True, receive_size=RECEIVE_SIZE)
+    except BaseException:
+        plain.close()
+        raise
 
 
 async def connect_stream(
