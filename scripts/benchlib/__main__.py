@@ -21,9 +21,12 @@ _PIPE_WIDTH = 200
 
 @click.command(epilog="Exit status: 0 all measured, 1 a row failed, 7 bad argument.")
 @click.option("--quick", is_flag=True, help="One round of one second each.")
-@click.option("--rows", "pattern", default="*", metavar="GLOB", help="SECTION/JOB/SUBJECT to run.")
+@click.option("--rows", "patterns", multiple=True, default=("*",), metavar="GLOB",
+              help="SECTION/JOB/SUBJECT to run; may be given more than once.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Print the rows and do nothing.")
 @click.option("--rounds", type=click.IntRange(1), help="Of each row (default 3).")
+@click.option("--starts", type=click.IntRange(1), default=1,
+              help="All rounds so many times, with new servers each time (default 1).")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(0.1), help="Each run takes (default 3).")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Write everything there, too.")  # fmt: skip
@@ -32,9 +35,10 @@ _PIPE_WIDTH = 200
               help="For the two backing files (default /dev/shm, else TMPDIR).")  # fmt: skip
 def bench(
     quick: bool,
-    pattern: str,
+    patterns: tuple[str, ...],
     only_list: bool,
     rounds: int | None,
+    starts: int,
     seconds: float | None,
     json_file: Path | None,
     keep_going: bool,
@@ -44,14 +48,17 @@ def bench(
 
     docs/benchmarking.md says what each row is, and how to read them.
     """
-    rows = {section: section.rows(pattern) for section in SECTIONS}
+    rows = {section: section.rows(*patterns) for section in SECTIONS}
     every = [row for found in rows.values() for row in found]
-    if not every:
-        raise click.UsageError(f"no row is called {pattern}; --list shows them all")
+    for pattern in patterns:
+        if not any(section.rows(pattern) for section in SECTIONS):
+            raise click.UsageError(f"no row is called {pattern}; --list shows them all")
     if only_list:
         click.echo("\n".join(row.name for row in every))
         return 0
-    plan = Plan(rounds or (1 if quick else 3), seconds or (1.0 if quick else 3.0), keep_going)
+    plan = Plan(
+        rounds or (1 if quick else 3), seconds or (1.0 if quick else 3.0), keep_going, starts
+    )
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     about = machine.describe()
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import trio
 
-from benchlib.load import Job, JobFailed, iscsi_perf_command, parse_iscsi_perf
+from benchlib.load import Job, JobFailed, fio_runtime, iscsi_perf_command, parse_iscsi_perf
 from iserblk.disk.aio import Disk, open_disks
 from iserblk.rcap.verbs import connecting
 
@@ -89,7 +89,7 @@ async def kernel(device: str, job: Job, seconds: float) -> Count:
     command = [
         "fio", "--name=bench", f"--filename={device}", "--ioengine=libaio", "--direct=1",
         f"--rw={job.pattern}", f"--bs={job.block}", f"--iodepth={job.depth}", f"--size={SIZE}",
-        "--time_based", f"--runtime={seconds}", "--output-format=json", "--randrepeat=1",
+        "--time_based", fio_runtime(seconds), "--output-format=json", "--randrepeat=1",
     ]  # fmt: skip
     done = await trio.run_process(command, capture_stdout=True)
     result = json.loads(done.stdout)["jobs"][0]["write" if job.writes else "read"]

@@ -124,12 +124,17 @@ def fio_command(job: Job, engine: Sequence[str], seconds: float) -> list[str]:
         f"--rw={job.pattern}",
         f"--bs={job.block}",
         f"--iodepth={job.depth}",
-        f"--runtime={seconds}",
+        fio_runtime(seconds),
         "--time_based",
         "--thread",  # one process: its CPU time and memory are one line
         "--norandommap",
         "--output-format=json",
     ]
+
+
+def fio_runtime(seconds: float) -> str:
+    """In whole milliseconds: fio takes 0.8 for none, and 1.5 for 1."""
+    return f"--runtime={round(seconds * 1000)}ms"
 
 
 def fio_nbd(socket_path: str) -> list[str]:

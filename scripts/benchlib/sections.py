@@ -39,8 +39,8 @@ class Section:
     memory_subjects: Sequence[str] = ()  # those that run MEMORY_JOBS too
     large_writes_only: Sequence[str] = ()  # those that run nothing else
 
-    def rows(self, pattern: str) -> list[Row]:
-        """By job, then subject: those whose name the glob matches."""
+    def rows(self, *patterns: str) -> list[Row]:
+        """By job, then subject: those whose name one of the globs matches."""
         found = [
             Row(self.name, job, subject)
             for job in self.jobs
@@ -50,7 +50,7 @@ class Section:
         found += [
             Row(self.name, job, subject) for job in MEMORY_JOBS for subject in self.memory_subjects
         ]
-        return [row for row in found if fnmatchcase(row.name, pattern)]
+        return [row for row in found if any(fnmatchcase(row.name, each) for each in patterns)]
 
 
 SECTIONS = (
@@ -100,11 +100,16 @@ SECTIONS = (
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """``rounds`` of ``seconds`` each; ``keep_going`` past rows that fail."""
+    """``rounds`` of ``seconds`` each; ``keep_going`` past rows that fail.
+
+    All of it ``starts`` times, each with servers of its own: two processes of one program differ
+    for as long as they live, which no number of rounds evens out.
+    """
 
     rounds: int
     seconds: float
     keep_going: bool
+    starts: int = 1
 
 
 class Stopped(Exception):
@@ -123,29 +128,43 @@ def run_section(
     ``files`` back our disk and the peer's; ``progress`` is told what goes on. Raises Stopped.
     A subject that cannot be had leaves its reason in its rows, and stops nothing.
     """
-    with ExitStack() as stack:
-        # Sockets have short names: not below a TMPDIR of any length.
-        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir="/tmp"))
-        bench = Bench(stack, Path(name), *files)
-        endpoints: dict[str, Endpoint] = {}
-        for subject in dict.fromkeys(row.subject for row in rows):
-            progress(f"starting {section.name}/{subject}")
-            try:
-                endpoints[subject] = section.openers[subject](bench)
-            except Absent as reason:
-                for row in rows:
-                    if row.subject == subject:
-                        row.absent = str(reason)
-        for row in in_rounds(rows, plan.rounds):
-            if row.missing:
-                continue
-            progress(f"round {len(row.samples) + 1} of {plan.rounds}: {row.name}")
-            try:
-                row.samples.append(measure(endpoints[row.subject], row.job, plan.seconds))
-            except (JobFailed, proc.NoSuchProcess) as reason:
-                row.failed = explain(endpoints[row.subject], reason)
-                if not plan.keep_going:
-                    raise Stopped(f"{row.name} failed: {row.failed}") from None
+    for _ in range(plan.starts):
+        with ExitStack() as stack:
+            # Sockets have short names: not below a TMPDIR of any length.
+            name = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir="/tmp")
+            )
+            bench = Bench(stack, Path(name), *files)
+            _run_once(section, plan, bench, [row for row in rows if not row.missing], progress)
+
+
+def _run_once(
+    section: Section,
+    plan: Plan,
+    bench: Bench,
+    rows: list[Row],
+    progress: Callable[[str], None],
+) -> None:
+    """All rounds of ``rows``, with the servers of ``bench``."""
+    endpoints: dict[str, Endpoint] = {}
+    for subject in dict.fromkeys(row.subject for row in rows):
+        progress(f"starting {section.name}/{subject}")
+        try:
+            endpoints[subject] = section.openers[subject](bench)
+        except Absent as reason:
+            for row in rows:
+                if row.subject == subject:
+                    row.absent = str(reason)
+    for row in in_rounds(rows, plan.rounds):
+        if row.missing:
+            continue
+        progress(f"round {len(row.samples) + 1} of {plan.starts * plan.rounds}: {row.name}")
+        try:
+            row.samples.append(measure(endpoints[row.subject], row.job, plan.seconds))
+        except (JobFailed, proc.NoSuchProcess) as reason:
+            row.failed = explain(endpoints[row.subject], reason)
+            if not plan.keep_going:
+                raise Stopped(f"{row.name} failed: {row.failed}") from None
 
 
 def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[Row]:

@@ -13,7 +13,16 @@ from click.testing import CliRunner
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-@pytest.mark.parametrize("arguments", [["--rows", "nothing/*"], ["--rounds", "0"], ["--foo"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rows", "nothing/*"],
+        ["--rows", "nbd/*", "--rows", "nothing/*"],
+        ["--rounds", "0"],
+        ["--starts", "0"],
+        ["--foo"],
+    ],
+)
 def test_bad_arguments_are_refused_before_anything_starts(arguments: list[str]) -> None:
     result = CliRunner().invoke(bench, arguments)
     assert result.exit_code == 2  # click's; run_command makes it 7
@@ -23,6 +32,8 @@ def test_bad_arguments_are_refused_before_anything_starts(arguments: list[str]) 
 def test_list_prints_the_names_that_rows_takes() -> None:
     result = CliRunner().invoke(bench, ["--list", "--rows", "api/*"], standalone_mode=False)
     assert result.return_value == 0
+    all_of_them = CliRunner().invoke(bench, ["--list"], standalone_mode=False).output.split()
+    assert set(result.output.split()) < set(all_of_them)
     assert len(result.output.split()) == 15
     assert "api/4k-randread-d32/iscsi-perf" in result.output.split()
 

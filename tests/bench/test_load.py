@@ -63,8 +63,14 @@ def test_fio_that_measured_nothing_has_failed(output: str, words: str) -> None:
 def test_fio_command_names_the_load() -> None:
     command = load.fio_command(READ, load.fio_nbd("/tmp/nbd.sock"), 2.5)
     assert command[0] == "fio"
-    assert {"--rw=randread", "--bs=4096", "--iodepth=32", "--runtime=2.5"} <= set(command)
+    assert {"--rw=randread", "--bs=4096", "--iodepth=32", "--runtime=2500ms"} <= set(command)
     assert "--uri=nbd+unix:///?socket=/tmp/nbd.sock" in command
+
+
+def test_fio_runs_for_parts_of_a_second() -> None:
+    command = load.fio_command(READ, ["--ioengine=null", "--size=1M"], 0.3)
+    measured = load.parse_fio(load.run_client(command, 0.3).output, READ)
+    assert measured.seconds >= 0.3  # not once over the file
 
 
 def test_fio_flushes_when_a_journal_would() -> None:

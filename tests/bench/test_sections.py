@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from benchlib import goals, report, storage
 from benchlib.load import JOBS, Job, Measurement
 from benchlib.results import Row, Sample, Spread
 from benchlib.sections import SECTIONS, Plan, Section, Stopped, in_rounds, run_section
-from benchlib.servers import Absent
+from benchlib.servers import Absent, Server
 from benchlib.subjects import Bench, Endpoint
 from rich.console import Console
 
@@ -71,6 +72,38 @@ def test_keep_going_fails_only_that_row(tmp_path: Path) -> None:
     assert rows[0].failed
 
 
+@dataclass(slots=True)
+class Subject:
+    """An opener that starts a server, as often as ``starts``; then it cannot be had."""
+
+    script: str = "echo 5"
+    starts: int = 99
+    servers: list[Server] = field(default_factory=list)
+
+    def __call__(self, bench: Bench) -> Endpoint:
+        if len(self.servers) == self.starts:
+            raise Absent("it is used up")
+        assert not any(server.running() for server in self.servers)
+        self.servers.append(bench.start("sleep", ["sleep", "100"]))
+        return endpoint(self.script)(bench)
+
+
+def test_every_start_has_servers_of_its_own(tmp_path: Path) -> None:
+    one, other = Subject(), Subject()
+    rows = run(Plan(2, 1.0, False, starts=3), tmp_path, one=one, other=other, peer=refused)
+    assert [len(row.samples) for row in rows] == [6, 6, 0] * 2
+    assert (len(one.servers), len(other.servers)) == (3, 3)
+    assert not any(server.running() for server in one.servers + other.servers)
+
+
+def test_what_failed_or_cannot_be_had_is_not_started_again(tmp_path: Path) -> None:
+    good, bad, once = Subject(), Subject("exit 5"), Subject(starts=1)
+    rows = run(Plan(1, 1.0, True, starts=3), tmp_path, good=good, bad=bad, once=once)
+    assert [len(row.samples) for row in rows] == [3, 0, 1] * 2
+    assert (len(good.servers), len(bad.servers)) == (3, 1)
+    assert rows[2].missing == "it is used up"
+
+
 def test_rows_are_chosen_by_glob() -> None:
     nbd, fuse, api = SECTIONS
     small = set(nbd.openers) - {goals.OURS_FLUSHED}
@@ -78,6 +111,12 @@ def test_rows_are_chosen_by_glob() -> None:
     assert len(nbd.rows("*/4k-*-d1/*")) == 2 * len(small)
     assert [row.job.name for row in nbd.rows("nbd/*/iserblk-flushed")] == ["1m-write-d8"]
     assert not fuse.rows("nbd/*")
+    two = nbd.rows("nbd/4k-randread-d1/iserblk", "nbd/*-d1/memory", "*/4k-randread-d1/memory")
+    assert [row.name for row in two] == [
+        "nbd/4k-randread-d1/iserblk",
+        "nbd/4k-randread-d1/memory",
+        "nbd/4k-randwrite-d1/memory",
+    ]
     assert [row.name for row in api.rows("api/1m-*/iscsi-perf")] == ["api/1m-read-d8/iscsi-perf"]
 
 
