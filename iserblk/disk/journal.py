@@ -88,16 +88,18 @@ def _good(slot: TaskSlot) -> bool:
 class Journal:
     """Of one LUN, for the changes that slots of ``tasks`` make. Thread-safe; waits for nothing but
     its own short lock. ``limit``: bytes of copies, with what is in flight, from which on a write
-    must flush first. Of what is in flight no more than ``half`` of it counts: else with a small
+    must flush first. Of what is in flight no more than half of it counts: else with a small
     limit each write would have to flush.
 
-    ``size``: bytes that are kept. ``numbers``: for ``TaskSlot.change``.
+    ``size``: bytes that are kept. ``at_once``: as many writes as there can be; while there is room
+    for those nobody need ask ``full``. ``numbers``: for ``TaskSlot.change``.
     """
 
     def __init__(self, limit: int, block: int, tasks: list[TaskSlot], lun: bytes) -> None:
         self.limit = limit
-        self.half = limit // 2
+        self._half = limit // 2
         self.size = 0
+        self.at_once = len(tasks) + 1  # those in flight and the next
         self.numbers = count(1)
         self._block = block
         self._tasks = tasks
@@ -229,11 +231,11 @@ class Journal:
 
     def full(self, length: int) -> bool:
         """A write of so many bytes has to flush first (``claim_flush``). What is in flight is taken
-        for writes like it. Never so before there are ``half`` as many bytes."""
+        for writes like it. Never so before there are half as many bytes."""
         after = self.size + length
-        if after <= self.limit - min(len(self._tasks) * length, self.half):
+        if after <= self.limit - min(len(self._tasks) * length, self._half):
             return False  # whatever is in flight
-        room = self.limit - min(len(self._running()) * length, self.half)
+        room = self.limit - min(len(self._running()) * length, self._half)
         return after > room and self.size > 0 and length <= self.limit
 
     def claim_flush(self, waiter: Waiter) -> bool:
