@@ -25,6 +25,8 @@ _PIPE_WIDTH = 200
               help="SECTION/JOB/SUBJECT to run; may be given more than once.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Print the rows and do nothing.")
 @click.option("--rounds", type=click.IntRange(1), help="Of each row (default 3).")
+@click.option("--warm-up", type=click.IntRange(0), metavar="ROUNDS",
+              help="First, and not counted (default 1, with --quick 0).")  # fmt: skip
 @click.option("--starts", type=click.IntRange(1), default=1,
               help="All rounds so many times, with new servers each time (default 1).")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(0.1), help="Each run takes (default 3).")
@@ -38,6 +40,7 @@ def bench(
     patterns: tuple[str, ...],
     only_list: bool,
     rounds: int | None,
+    warm_up: int | None,
     starts: int,
     seconds: float | None,
     json_file: Path | None,
@@ -57,7 +60,11 @@ def bench(
         click.echo("\n".join(row.name for row in every))
         return 0
     plan = Plan(
-        rounds or (1 if quick else 3), seconds or (1.0 if quick else 3.0), keep_going, starts
+        rounds=rounds or (1 if quick else 3),
+        seconds=seconds or (1.0 if quick else 3.0),
+        keep_going=keep_going,
+        warm_up=warm_up if warm_up is not None else (0 if quick else 1),
+        starts=starts,
     )
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     about = machine.describe()

@@ -100,7 +100,8 @@ SECTIONS = (
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """``rounds`` of ``seconds`` each; ``keep_going`` past rows that fail.
+    """``rounds`` of ``seconds`` each, after ``warm_up`` that do not count; ``keep_going`` past
+    rows that fail.
 
     All of it ``starts`` times, each with servers of its own: two processes of one program differ
     for as long as they live, which no number of rounds evens out.
@@ -109,6 +110,7 @@ class Plan:
     rounds: int
     seconds: float
     keep_going: bool
+    warm_up: int = 0
     starts: int = 1
 
 
@@ -145,7 +147,7 @@ def _run_once(
     rows: list[Row],
     progress: Callable[[str], None],
 ) -> None:
-    """All rounds of ``rows``, with the servers of ``bench``."""
+    """All rounds of ``rows``, with servers of their own, which ``bench`` starts."""
     endpoints: dict[str, Endpoint] = {}
     for subject in dict.fromkeys(row.subject for row in rows):
         progress(f"starting {section.name}/{subject}")
@@ -155,25 +157,31 @@ def _run_once(
             for row in rows:
                 if row.subject == subject:
                     row.absent = str(reason)
-    for row in in_rounds(rows, plan.rounds):
+    for number, row in in_rounds(rows, plan.warm_up + plan.rounds):
         if row.missing:
             continue
-        progress(f"round {len(row.samples) + 1} of {plan.starts * plan.rounds}: {row.name}")
+        warm = number >= plan.warm_up
+        which = f"{len(row.samples) + 1} of {plan.starts * plan.rounds}" if warm else "to warm up"
+        progress(f"round {which}: {row.name}")
         try:
-            row.samples.append(measure(endpoints[row.subject], row.job, plan.seconds))
+            sample = measure(endpoints[row.subject], row.job, plan.seconds)
         except (JobFailed, proc.NoSuchProcess) as reason:
             row.failed = explain(endpoints[row.subject], reason)
             if not plan.keep_going:
                 raise Stopped(f"{row.name} failed: {row.failed}") from None
+        else:
+            if warm:
+                row.samples.append(sample)
 
 
-def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[Row]:
-    """A B A B …: the rows of one job stand side by side, all its rounds in a row. What slows the
-    machine for a while then meets all that are compared."""
+def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[tuple[int, Row]]:
+    """A B A B …, with the number of the round: the rows of one job stand side by side, all its
+    rounds in a row. What slows the machine for a while then meets all that are compared."""
     for job in dict.fromkeys(row.job for row in rows):
         side_by_side = [row for row in rows if row.job == job]
-        for _ in range(rounds):
-            yield from side_by_side
+        for number in range(rounds):
+            for row in side_by_side:
+                yield number, row
 
 
 def measure(endpoint: Endpoint, job: Job, seconds: float) -> Sample:

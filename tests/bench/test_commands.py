@@ -20,6 +20,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
         ["--rows", "nbd/*", "--rows", "nothing/*"],
         ["--rounds", "0"],
         ["--starts", "0"],
+        ["--warm-up", "-1"],
         ["--foo"],
     ],
 )

@@ -46,9 +46,10 @@ def run(plan: Plan, tmp_path: Path, **openers: Callable[[Bench], Endpoint]) -> l
 
 def test_rounds_are_interleaved() -> None:
     rows = [Row("nbd", job, subject) for job in (JOB, OTHER_JOB) for subject in "AB"]
-    order = [(row.job.name[:9], row.subject) for row in in_rounds(rows, 2)]
-    assert [subject for _, subject in order] == list("ABABABAB")
-    assert len({job for job, _ in order[:4]}) == 1
+    order = [(number, row.job.name, row.subject) for number, row in in_rounds(rows, 2)]
+    assert [subject for _, _, subject in order] == list("ABABABAB")
+    assert [number for number, _, _ in order] == [0, 0, 1, 1] * 2
+    assert len({job for _, job, _ in order[:4]}) == 1
 
 
 def test_subject_that_cannot_be_had_stops_nothing(tmp_path: Path) -> None:
@@ -94,6 +95,14 @@ def test_every_start_has_servers_of_its_own(tmp_path: Path) -> None:
     assert [len(row.samples) for row in rows] == [6, 6, 0] * 2
     assert (len(one.servers), len(other.servers)) == (3, 3)
     assert not any(server.running() for server in one.servers + other.servers)
+
+
+def test_rounds_to_warm_up_do_not_count(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    script = f'echo "$1" >> {runs}; wc -l < {runs}'
+    rows = run(Plan(2, 1.0, False, warm_up=3, starts=2), tmp_path, subject=endpoint(script))
+    first, second = ([sample.measured.ios for sample in row.samples] for row in rows)
+    assert (first, second) == ([4, 5, 14, 15], [9, 10, 19, 20])
 
 
 def test_what_failed_or_cannot_be_had_is_not_started_again(tmp_path: Path) -> None:
