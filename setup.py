@@ -6,7 +6,13 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-modules = [Extension("iserblk.rcap.iwarp._syscalls", ["iserblk/rcap/iwarp/_syscalls.pyx"])]
+modules = [
+    Extension("iserblk.rcap.iwarp._syscalls", ["iserblk/rcap/iwarp/_syscalls.pyx"]),
+    # A plain module, with C types beside it.
+    Extension(
+        "iserblk.disk._copies", ["iserblk/disk/copies.py"], depends=["iserblk/disk/_copies.pxd"]
+    ),
+]
 if all(
     (Path("/usr/include") / header).exists() for header in ("infiniband/verbs.h", "rdma/rdma_cma.h")
 ):
@@ -19,5 +25,9 @@ if all(
     )
 
 setup(
-    ext_modules=cythonize(modules, compiler_directives={"language_level": "3"}, build_dir="build")
+    ext_modules=cythonize(
+        modules,
+        compiler_directives={"language_level": "3", "annotation_typing": False},
+        build_dir="build",
+    )
 )

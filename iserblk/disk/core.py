@@ -196,7 +196,7 @@ class DiskCore:
             or not buffer.c_contiguous
             or (
                 keeper is not None
-                and keeper.size + keeper.at_once * length > keeper.limit
+                and keeper.copies.size + keeper.at_once * length > keeper.limit
                 and (keeper.full(length) or length > keeper.limit)
             )
         ):

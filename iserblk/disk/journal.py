@@ -14,10 +14,6 @@ there as here.
 
 Flushes: what has ended since the last flush began is a **batch**. A flush closes the present batch;
 when it succeeds, it drops that one and all before it; when not, they stay, for the next.
-
-Copies lie one behind another in chunks that are used again: fresh memory costs a page fault every
-4 KiB. What they are is packed in an index beside them: an object for each would be memory that is
-in no processor's cache, and work for the garbage collector.
 """
 
 from __future__ import annotations
@@ -25,12 +21,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from itertools import count
-from struct import Struct
 from typing import NamedTuple
 
+from iserblk.disk.copies import Chunk
 from iserblk.initiator.task import NO_BYTES, QUEUED, TaskSlot, Waiter
 
-CHUNK = 1 << 20  # bytes; a multiple of every block size
+try:
+    from iserblk.disk._copies import Copies  # compiled by scripts/setup
+except ImportError:
+    from iserblk.disk.copies import Copies
+
 SMALL = 128  # bytes that an entry without data counts as
 
 
@@ -44,36 +44,16 @@ class Entry(NamedTuple):
     command_block: bytes = b""
 
 
-_RECORD = Struct("=QQII")  # sequence, first block, start and stop in the chunk
-_pack_record = _RECORD.pack_into
-_RECORD_SIZE = _RECORD.size
-
-
-class _Chunk:
-    """Copies, and an index of them: ``used`` bytes of records."""
-
-    __slots__ = ("data", "index", "used")
-
-    def __init__(self, block: int) -> None:
-        self.data = memoryview(bytearray(CHUNK))
-        self.index = bytearray(CHUNK // block * _RECORD_SIZE)  # none is shorter than a block
-        self.used = 0
-
-
 class _Batch:
     """Changes that have ended: copies, in ``chunks``, and ``others``, those without: commands, and
-    pieces of an operation that still has its buffer. ``at``: in ``chunk``, the last one, which
-    there is not before something is copied.
+    pieces of an operation that still has its buffer.
     ``size``: bytes that all of it counts as, once it is closed."""
 
-    __slots__ = ("at", "chunk", "chunks", "others", "size")
-
-    chunk: _Chunk
+    __slots__ = ("chunks", "others", "size")
 
     def __init__(self) -> None:
         self.others: dict[int, Entry] = {}
-        self.chunks: list[_Chunk] = []
-        self.at = CHUNK
+        self.chunks: list[Chunk] = []
         self.size = 0
 
 
@@ -91,23 +71,25 @@ class Journal:
     must flush first. Of what is in flight no more than half of it counts: else with a small
     limit each write would have to flush.
 
-    ``size``: bytes that are kept. ``at_once``: as many writes as there can be; while there is room
-    for those nobody need ask ``full``. ``numbers``: for ``TaskSlot.change``.
+    ``at_once``: as many writes as there can be; while there is room for those in ``copies.size``
+    nobody need ask ``full``. ``numbers``: for ``TaskSlot.change``.
+    ``keep``: ``Copies.keep``, for the WRITE of a slot that was added and has succeeded.
     """
 
     def __init__(self, limit: int, block: int, tasks: list[TaskSlot], lun: bytes) -> None:
         self.limit = limit
         self._half = limit // 2
-        self.size = 0
         self.at_once = len(tasks) + 1  # those in flight and the next
         self.numbers = count(1)
         self._block = block
         self._tasks = tasks
         self._lun = lun
         self._lock = threading.Lock()
+        self.copies = Copies(block, self._lock, self._next_chunk)
+        self.keep = self.copies.keep
         self._batch = _Batch()
         self._closed: list[_Batch] = []  # a flush of them is under way, or has failed
-        self._spare: list[_Chunk] = []
+        self._spare: list[Chunk] = []
         self._replays = 0  # under way: they look at chunks
         self._flushing = False  # by one who found the journal full
         self._waiters: list[Waiter] = []
@@ -115,6 +97,11 @@ class Journal:
     def _running(self) -> list[TaskSlot]:
         """Submitted, or about to be; not given back to their callers."""
         return [slot for slot in self._tasks if slot.change and slot.lun == self._lun]
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return self.copies.size
 
     @property
     def active(self) -> bool:
@@ -129,27 +116,6 @@ class Journal:
         slot.change_data = NO_BYTES if data is None else data
         slot.change_command = command_block
         slot.change = next(self.numbers)  # last: from now on it is looked at
-
-    def keep(self, slot: TaskSlot) -> None:
-        """The WRITE of ``slot``, which was added, has succeeded: copies its data. To be called
-        before the slot is given back."""
-        data = slot.change_data
-        length = len(data)
-        with self._lock:
-            batch = self._batch
-            at = batch.at
-            stop = at + length
-            if stop <= CHUNK:  # nearly always
-                chunk = batch.chunk
-                chunk.data[at:stop] = data
-                _pack_record(chunk.index, chunk.used, slot.change, slot.first, at, stop)
-                chunk.used += _RECORD_SIZE
-                batch.at = stop
-            else:
-                self._copy(batch, slot.change, slot.first, data)
-            self.size += length
-            slot.change = 0
-            slot.change_data = NO_BYTES
 
     def ended(self, slot: TaskSlot, *, copy: bool = True) -> int:
         """The command of ``slot`` has ended, well or not; to be called before its slot is given
@@ -170,42 +136,29 @@ class Journal:
                 return 0
             self._batch.others[entry.sequence] = entry
             size = SMALL if entry.command_block or entry.data is None else len(entry.data)
-            self.size += size
+            self.copies.size += size
         return entry.sequence
 
     def settle(self, sequences: Iterable[int]) -> None:
         """The caller is about to get back the buffer of these: what is left of them is copied."""
         with self._lock:
-            batches = (*self._closed, self._batch)
             for sequence in sequences:
-                for batch in batches:
+                for batch in (*self._closed, self._batch):
                     entry = batch.others.get(sequence)
-                    if entry is not None and entry.data is not None and not entry.command_block:
+                    if entry is None or entry.data is None or entry.command_block:
+                        continue
+                    if batch is self._batch:
                         del batch.others[sequence]
-                        self._copy(batch, sequence, entry.first, entry.data)
+                        self.copies.copy(sequence, entry.first, entry.data)
+                    else:  # its chunks are closed
+                        batch.others[sequence] = _owned(entry)
 
-    def _copy(self, batch: _Batch, sequence: int, first: int, data: memoryview) -> None:
-        """Under the lock. A copy that meets the end of a chunk becomes two entries."""
-        length = len(data)
-        at = batch.at
-        while True:
-            if at == CHUNK:
-                batch.chunk = self._spare.pop() if self._spare else _Chunk(self._block)
-                batch.chunk.used = 0
-                batch.chunks.append(batch.chunk)
-                at = 0
-            chunk = batch.chunk
-            stop = min(at + length, CHUNK)
-            part = stop - at
-            chunk.data[at:stop] = data[:part]
-            _pack_record(chunk.index, chunk.used, sequence, first, at, stop)
-            chunk.used += _RECORD_SIZE
-            batch.at = at = stop
-            if part == length:
-                return
-            first += part // self._block
-            data = data[part:]
-            length -= part
+    def _next_chunk(self) -> Chunk:
+        """Under the lock."""
+        chunk = self._spare.pop() if self._spare else Chunk(self._block)
+        chunk.used = 0
+        self._batch.chunks.append(chunk)
+        return chunk
 
     # -- flushes ----------------------------------------------------------------------------------
 
@@ -214,6 +167,7 @@ class Journal:
         with self._lock:
             size = self.size - sum(batch.size for batch in self._closed)
             if size:
+                self.copies.close()
                 self._batch.size = size
                 self._closed.append(self._batch)
                 self._batch = _Batch()
@@ -225,7 +179,7 @@ class Journal:
             for batch in batches:
                 if batch in self._closed:
                     self._closed.remove(batch)
-                    self.size -= batch.size
+                    self.copies.size -= batch.size
                     if not self._replays:
                         self._spare += batch.chunks
 
@@ -266,6 +220,7 @@ class Journal:
         """
         with self._lock:
             self._replays += 1
+            self.copies.close()
             # Those whose command has ended, but whose caller, who may go on at any time and change
             # the buffer, has not said so yet.
             found = [
@@ -276,10 +231,9 @@ class Journal:
             for batch in (*self._closed, self._batch):
                 found += map(_owned, batch.others.values())
                 for chunk in batch.chunks:
-                    records = memoryview(chunk.index)[: chunk.used]
-                    for sequence, first, at, stop in _RECORD.iter_unpack(records):
-                        last = first + (stop - at) // self._block - 1
-                        found.append(Entry(sequence, first, last, chunk.data[at:stop]))
+                    for sequence, first, data in chunk.entries():
+                        last = first + len(data) // self._block - 1
+                        found.append(Entry(sequence, first, last, data))
         found.sort(key=lambda entry: entry[:2])
         return found
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from iserblk.disk.core import DiskCore
-from iserblk.disk.journal import CHUNK, SMALL, Journal
 from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
-from iserblk.initiator.task import SENT, TAKEN, Operation, TaskSlot
+from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from tests.disk import fake_target
@@ -334,92 +333,6 @@ def test_replay_is_patient_with_a_busy_target() -> None:
 
     _replay(bench, answer)
     assert all(bench.holds(at, 1, at) for at in range(20))
-
-
-# -- the journal by itself -------------------------------------------------------------------------
-
-
-def _journal(limit: int) -> tuple[Journal, list[TaskSlot]]:
-    slots = [TaskSlot(index) for index in range(10)]
-    for slot in slots:
-        slot.state = SENT
-    return Journal(limit, 512, slots, slots[0].lun), slots
-
-
-def _add(
-    journal: Journal, slot: TaskSlot, blocks: range, data: memoryview | None, command: bytes = b""
-) -> None:
-    slot.first, slot.last = blocks.start, blocks.stop - 1
-    journal.add(slot, data, command)
-
-
-def test_copies_go_on_in_the_next_chunk() -> None:
-    journal, slots = _journal(8 * CHUNK)
-    data = bytes(range(256)) * 2 * 1300  # not a divisor of a chunk
-    for number in range(5):
-        first = number * 1300
-        buffer = bytearray(data)
-        _add(journal, slots[number], range(first, first + 1300), memoryview(buffer))
-        slots[number].state = TAKEN
-        journal.ended(slots[number])
-        buffer[:] = bytes(len(buffer))
-    assert journal.size == 5 * len(data)
-    entries = journal.begin_replay()
-    assert b"".join(entry.data or b"" for entry in entries) == data * 5
-    at = 0
-    for entry in entries:
-        assert entry.first == at
-        at = entry.last + 1
-    # What is flushed meanwhile stays where it is: it is being sent.
-    journal.flushed(journal.begin_flush())
-    _add(journal, slots[9], range(1), memoryview(bytes(512)))
-    slots[9].state = TAKEN
-    journal.ended(slots[9])
-    assert b"".join(entry.data or b"" for entry in entries) == data * 5
-    journal.end_replay()
-
-
-def test_chunks_that_are_used_again_forget_what_they_held() -> None:
-    journal, slots = _journal(8 * CHUNK)
-    for content in range(1, 4):
-        for number in range(CHUNK // 512 + 3):  # one and a bit, of the smallest writes there are
-            _add(journal, slots[0], range(number, number + 1), memoryview(bytes([content]) * 512))
-            journal.keep(slots[0])
-        entries = journal.begin_replay()
-        assert [entry.first for entry in entries] == list(range(CHUNK // 512 + 3))
-        assert {bytes(entry.data or b"") for entry in entries} == {bytes([content]) * 512}
-        journal.end_replay()
-        journal.flushed(journal.begin_flush())
-        assert journal.begin_replay() == [] and journal.size == 0
-        journal.end_replay()
-
-
-def test_only_what_succeeded_is_kept() -> None:
-    journal, slots = _journal(CHUNK)
-    good, bad, _ = slots[:3]
-    for number, slot in enumerate(slots[:3]):
-        _add(journal, slot, range(number, number + 1), memoryview(bytes((number,)) * 512))
-    for slot in (good, bad):
-        slot.state = TAKEN
-    bad.status = 2
-    assert [entry.first for entry in journal.begin_replay()] == [0]  # nobody has said so yet
-    journal.end_replay()
-    for slot in (good, bad):
-        journal.ended(slot)
-    assert journal.size == 512 and journal.active
-    _add(journal, slots[3], range(10), None, b"command")
-    slots[3].state = TAKEN
-    journal.ended(slots[3])
-    assert journal.size == 512 + SMALL
-    assert [entry.command_block for entry in journal.begin_replay()] == [b"", b"command"]
-
-
-def test_changes_of_another_lun_of_the_session_are_not_its_own() -> None:
-    journal, slots = _journal(CHUNK)
-    slots[1].lun = b"\0\1" + bytes(6)
-    _add(journal, slots[1], range(1), memoryview(bytes(512)))
-    slots[1].state = TAKEN
-    assert not journal.active and journal.begin_replay() == []
 
 
 # -- one deadline, and the size --------------------------------------------------------------------

@@ -1,0 +1,33 @@
+# The C types of copies.py, for its compiled form.
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+
+cdef Py_ssize_t CHUNK
+cdef Py_ssize_t _RECORD
+
+
+@cython.final
+cdef class Copies:
+    cdef public Py_ssize_t size
+    cdef Py_ssize_t _block
+    cdef object _take
+    cdef object _give
+    cdef object _next_chunk
+    cdef object _chunk
+    cdef object _data
+    cdef uint64_t[::1] _index
+    cdef Py_ssize_t _used
+    cdef Py_ssize_t _at
+
+    @cython.locals(length=Py_ssize_t)
+    cpdef keep(self, slot)
+
+    @cython.locals(at=Py_ssize_t, stop=Py_ssize_t, used=Py_ssize_t)
+    cdef _append(self, sequence, first, data, Py_ssize_t length)
+
+    @cython.locals(left=Py_ssize_t, part=Py_ssize_t)
+    cpdef copy(self, sequence, first, data)
+
+    cpdef close(self)

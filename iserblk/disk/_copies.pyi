@@ -1,0 +1,1 @@
+from iserblk.disk.copies import Copies as Copies

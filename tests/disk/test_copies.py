@@ -1,0 +1,208 @@
+"""The journal by itself, on both forms of its copies, the compiled one and the plain one."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from iserblk.disk import copies, journal
+from iserblk.disk.copies import CHUNK
+from iserblk.disk.journal import SMALL, Journal
+from iserblk.initiator.task import NO_BYTES, SENT, TAKEN, TaskSlot
+
+BLOCK = 512
+
+Make = Callable[[int], tuple[Journal, list[TaskSlot]]]
+
+
+def compiled() -> type[copies.Copies]:
+    module = pytest.importorskip("iserblk.disk._copies", reason="not compiled: run scripts/setup")
+    form: type[copies.Copies] = module.Copies
+    return form
+
+
+def plain() -> type[copies.Copies]:
+    return copies.Copies
+
+
+@pytest.fixture(params=[plain, compiled])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr(journal, "Copies", request.param())
+
+    def made(limit: int) -> tuple[Journal, list[TaskSlot]]:
+        slots = [TaskSlot(index) for index in range(10)]
+        for slot in slots:
+            slot.state = SENT
+        return Journal(limit, BLOCK, slots, slots[0].lun), slots
+
+    return made
+
+
+def test_the_compiled_form_is_taken() -> None:
+    try:
+        from iserblk.disk import _copies  # noqa: PLC0415 (may be missing)
+    except ImportError:
+        assert journal.Copies is copies.Copies
+    else:
+        assert journal.Copies is _copies.Copies
+        assert _copies.Copies.__module__ == "iserblk.disk._copies"
+
+
+def _add(
+    journal: Journal, slot: TaskSlot, blocks: range, data: memoryview | None, command: bytes = b""
+) -> None:
+    slot.first, slot.last = blocks.start, blocks.stop - 1
+    journal.add(slot, data, command)
+
+
+def test_copies_go_on_in_the_next_chunk(make: Make) -> None:
+    journal, slots = make(8 * CHUNK)
+    data = bytes(range(256)) * 2 * 1300  # not a divisor of a chunk
+    for number in range(5):
+        first = number * 1300
+        buffer = bytearray(data)
+        _add(journal, slots[number], range(first, first + 1300), memoryview(buffer))
+        slots[number].state = TAKEN
+        journal.ended(slots[number])
+        buffer[:] = bytes(len(buffer))
+    assert journal.size == 5 * len(data)
+    entries = journal.begin_replay()
+    assert b"".join(entry.data or b"" for entry in entries) == data * 5
+    at = 0
+    for entry in entries:
+        assert entry.first == at
+        at = entry.last + 1
+    # What is flushed meanwhile stays where it is: it is being sent.
+    journal.flushed(journal.begin_flush())
+    _add(journal, slots[9], range(1), memoryview(bytes(512)))
+    slots[9].state = TAKEN
+    journal.ended(slots[9])
+    assert b"".join(entry.data or b"" for entry in entries) == data * 5
+    journal.end_replay()
+
+
+def test_chunks_that_are_used_again_forget_what_they_held(make: Make) -> None:
+    journal, slots = make(8 * CHUNK)
+    for content in range(1, 4):
+        for number in range(CHUNK // 512 + 3):  # one and a bit, of the smallest writes there are
+            _add(journal, slots[0], range(number, number + 1), memoryview(bytes([content]) * 512))
+            journal.keep(slots[0])
+        entries = journal.begin_replay()
+        assert [entry.first for entry in entries] == list(range(CHUNK // 512 + 3))
+        assert {bytes(entry.data or b"") for entry in entries} == {bytes([content]) * 512}
+        journal.end_replay()
+        journal.flushed(journal.begin_flush())
+        assert journal.begin_replay() == [] and journal.size == 0
+        journal.end_replay()
+
+
+def test_only_what_succeeded_is_kept(make: Make) -> None:
+    journal, slots = make(CHUNK)
+    good, bad, _ = slots[:3]
+    for number, slot in enumerate(slots[:3]):
+        _add(journal, slot, range(number, number + 1), memoryview(bytes((number,)) * 512))
+    for slot in (good, bad):
+        slot.state = TAKEN
+    bad.status = 2
+    assert [entry.first for entry in journal.begin_replay()] == [0]  # nobody has said so yet
+    journal.end_replay()
+    for slot in (good, bad):
+        journal.ended(slot)
+    assert journal.size == 512 and journal.active
+    _add(journal, slots[3], range(10), None, b"command")
+    slots[3].state = TAKEN
+    journal.ended(slots[3])
+    assert journal.size == 512 + SMALL
+    assert [entry.command_block for entry in journal.begin_replay()] == [b"", b"command"]
+
+
+def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> None:
+    journal, slots = make(CHUNK)
+    slots[1].lun = b"\0\1" + bytes(6)
+    _add(journal, slots[1], range(1), memoryview(bytes(512)))
+    slots[1].state = TAKEN
+    assert not journal.active and journal.begin_replay() == []
+
+
+def test_a_buffer_that_is_given_back_after_a_flush_began_is_copied(make: Make) -> None:
+    """It may fail, and then the copy is all that there is."""
+    journal, slots = make(CHUNK)
+    buffers = [bytearray([number]) * BLOCK for number in range(2)]
+    numbers = []
+    for number, buffer in enumerate(buffers):
+        _add(journal, slots[number], range(number, number + 1), memoryview(buffer))
+        slots[number].state = TAKEN
+        numbers.append(journal.ended(slots[number], copy=False))
+        if not number:
+            failed = journal.begin_flush()
+    journal.settle(numbers)
+    for buffer in buffers:
+        buffer[:] = b"\xee" * BLOCK
+    entries = journal.begin_replay()
+    assert [bytes(entry.data or b"") for entry in entries] == [bytes([n]) * BLOCK for n in (0, 1)]
+    journal.end_replay()
+    journal.flushed(failed)  # as if another had covered it
+    assert [entry.first for entry in journal.begin_replay()] == [1] and journal.size == BLOCK
+
+
+def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
+    journal, slots = make(CHUNK)
+    _add(journal, slots[0], range(1), memoryview(b"1" * BLOCK))
+    journal.keep(slots[0])
+    gone = memoryview(bytearray(BLOCK))
+    gone.release()
+    _add(journal, slots[1], range(1, 2), gone)
+    with pytest.raises(ValueError, match="released"):
+        journal.keep(slots[1])
+    slots[1].change, slots[1].change_data = 0, NO_BYTES
+    _add(journal, slots[2], range(2, 3), memoryview(b"2" * BLOCK))
+    journal.keep(slots[2])
+    entries = journal.begin_replay()
+    assert [(entry.first, bytes(entry.data or b"")) for entry in entries] == [
+        (0, b"1" * BLOCK),
+        (2, b"2" * BLOCK),
+    ]
+    assert journal.size == 2 * BLOCK
+
+
+def test_threads_that_keep_while_others_flush_and_replay(make: Make) -> None:
+    """Each copy holds the number of its change; nothing is lost, and nothing torn."""
+    journal, slots = make(8 * CHUNK)
+    stop = threading.Event()
+    kept: list[list[int]] = [[] for _ in range(4)]
+
+    def write(index: int) -> None:
+        slot = slots[index]
+        buffer = bytearray(BLOCK)
+        while not stop.is_set() and len(kept[index]) < 20_000:
+            number = next(journal.numbers)
+            buffer[:] = struct.pack("<Q", number) * (BLOCK // 8)
+            slot.first = slot.last = number
+            slot.change_data = memoryview(buffer)
+            slot.change = number
+            journal.keep(slot)
+            kept[index].append(number)
+
+    threads = [threading.Thread(target=write, args=(index,)) for index in range(4)]
+    seen: set[int] = set()
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(60):
+            batches = journal.begin_flush()
+            for entry in journal.begin_replay():
+                assert bytes(entry.data or b"") == struct.pack("<Q", entry.first) * (BLOCK // 8)
+                assert entry.first == entry.last == entry.sequence
+                seen.add(entry.sequence)
+            journal.end_replay()
+            journal.flushed(batches)  # had been looked at, as they were closed before
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    left = journal.begin_replay()
+    assert seen | {entry.sequence for entry in left} == {n for each in kept for n in each}
+    assert journal.size == len(left) * BLOCK
