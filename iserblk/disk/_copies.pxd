@@ -6,14 +6,15 @@ from libc.stdint cimport uint64_t
 
 cdef Py_ssize_t CHUNK
 cdef Py_ssize_t _RECORD
+cdef bint _ATOMIC
 
 
 @cython.final
 cdef class Copies:
     cdef public Py_ssize_t size
     cdef Py_ssize_t _block
-    cdef object _take
-    cdef object _give
+    cdef object _lock
+    cdef bint _held
     cdef object _next_chunk
     cdef object _chunk
     cdef object _data
@@ -21,8 +22,14 @@ cdef class Copies:
     cdef Py_ssize_t _used
     cdef Py_ssize_t _at
 
-    @cython.locals(length=Py_ssize_t)
+    cpdef acquire(self)
+
+    cpdef release(self)
+
     cpdef keep(self, slot)
+
+    @cython.locals(length=Py_ssize_t)
+    cdef _keep(self, slot)
 
     @cython.locals(at=Py_ssize_t, stop=Py_ssize_t, used=Py_ssize_t)
     cdef _append(self, sequence, first, data, Py_ssize_t length)

@@ -15,11 +15,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from time import sleep
 
 from iserblk.initiator.task import NO_BYTES, TaskSlot
 
 CHUNK = 1 << 20  # bytes; a multiple of every block size
 _RECORD = 4  # numbers: sequence, first block, where the copy begins in the chunk, and where it ends
+
+# In compiled code no other thread runs from one statement to the next, unless something is called
+# that gives up the GIL: so that looking at a flag and setting it is one step.
+_ATOMIC = __name__ == "iserblk.disk._copies"
 
 
 class Chunk:
@@ -42,17 +47,21 @@ class Chunk:
 
 
 class Copies:
-    """Fills one chunk after another, of blocks of ``block`` bytes. ``lock``: to be held around
-    everything but ``keep``, which takes it. ``next_chunk`` is called under it: a chunk to fill.
+    """Fills one chunk after another, of blocks of ``block`` bytes. ``next_chunk`` is called for a
+    chunk to fill.
+
+    It is a lock, too: everything but ``keep``, which sees to it itself, wants ``with copies:``
+    around it, and ``next_chunk`` is called under it. A ``keep`` that finds it free takes it, when
+    compiled, by a flag alone: what a lock object costs is as much as all the rest but the copying.
 
     ``size``: bytes that are kept; whoever drops copies, or keeps something elsewhere, counts too.
     """
 
-    def __init__(self, block: int, lock: threading.Lock, next_chunk: Callable[[], Chunk]) -> None:
+    def __init__(self, block: int, next_chunk: Callable[[], Chunk]) -> None:
         self.size = 0
         self._block = block
-        self._take = lock.acquire
-        self._give = lock.release
+        self._lock = threading.Lock()
+        self._held = False  # this is the lock; the other is where one waits for it
         self._next_chunk = next_chunk
         self._chunk: Chunk | None = None
         # Of that chunk; the end of one when there is none.
@@ -61,23 +70,49 @@ class Copies:
         self._used = 0
         self._at = CHUNK
 
+    def acquire(self) -> None:
+        self._lock.acquire()
+        while self._held:  # by a ``keep`` in the midst of which a finalizer lets others run
+            sleep(0)
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def keep(self, slot: TaskSlot) -> None:
         """The WRITE of ``slot`` has succeeded: copies ``change_data``, and notes ``change`` and
         ``first`` with it. Then the slot has no change any more. To be called before the slot, or
         the buffer, is given back."""
+        if _ATOMIC and not self._held:
+            self._held = True
+            try:
+                self._keep(slot)
+            finally:
+                self._held = False
+        else:
+            self.acquire()
+            try:
+                self._keep(slot)
+            finally:
+                self.release()
+
+    def _keep(self, slot: TaskSlot) -> None:
         data = slot.change_data
         length = len(data)
-        self._take()
-        try:
-            if length <= CHUNK - self._at:  # nearly always
-                self._append(slot.change, slot.first, data, length)
-            else:
-                self.copy(slot.change, slot.first, data)
-            self.size += length
-            slot.change = 0
-            slot.change_data = NO_BYTES
-        finally:
-            self._give()
+        if length <= CHUNK - self._at:  # nearly always
+            self._append(slot.change, slot.first, data, length)
+        else:
+            self.copy(slot.change, slot.first, data)
+        self.size += length
+        slot.change = 0
+        slot.change_data = NO_BYTES
 
     def _append(self, sequence: int, first: int, data: memoryview, length: int) -> None:
         at = self._at

@@ -18,7 +18,6 @@ when it succeeds, it drops that one and all before it; when not, they stay, for 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
@@ -84,8 +83,7 @@ class Journal:
         self._block = block
         self._tasks = tasks
         self._lun = lun
-        self._lock = threading.Lock()
-        self.copies = Copies(block, self._lock, self._next_chunk)
+        self.copies = Copies(block, self._next_chunk)  # and the lock of the journal
         self.keep = self.copies.keep
         self._batch = _Batch()
         self._closed: list[_Batch] = []  # a flush of them is under way, or has failed
@@ -127,7 +125,7 @@ class Journal:
         if good and copy and not slot.change_command:
             self.keep(slot)
             return 0
-        with self._lock:
+        with self.copies:
             entry = _entry(slot)
             slot.change = 0
             slot.change_data = NO_BYTES
@@ -141,7 +139,7 @@ class Journal:
 
     def settle(self, sequences: Iterable[int]) -> None:
         """The caller is about to get back the buffer of these: what is left of them is copied."""
-        with self._lock:
+        with self.copies:
             for sequence in sequences:
                 for batch in (*self._closed, self._batch):
                     entry = batch.others.get(sequence)
@@ -164,7 +162,7 @@ class Journal:
 
     def begin_flush(self) -> Batches:
         """What has ended so far is about to be flushed; for ``flushed``, should that succeed."""
-        with self._lock:
+        with self.copies:
             size = self.size - sum(batch.size for batch in self._closed)
             if size:
                 self.copies.close()
@@ -175,7 +173,7 @@ class Journal:
 
     def flushed(self, batches: Batches) -> None:
         """All of this is on stable storage: drop it."""
-        with self._lock:
+        with self.copies:
             for batch in batches:
                 if batch in self._closed:
                     self._closed.remove(batch)
@@ -195,7 +193,7 @@ class Journal:
     def claim_flush(self, waiter: Waiter) -> bool:
         """True: the caller is the one to flush; then ``end_flush``. False: somebody is at it, and
         ``waiter``, whose ``pending`` was raised by one, hears of the end."""
-        with self._lock:
+        with self.copies:
             if self._flushing:
                 waiter.pending += 1
                 self._waiters.append(waiter)
@@ -204,7 +202,7 @@ class Journal:
             return True
 
     def end_flush(self) -> None:
-        with self._lock:
+        with self.copies:
             self._flushing = False
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -218,7 +216,7 @@ class Journal:
         Left out is what is queued or in flight, which will be sent anyway, and what has failed.
         The connection that it was sent on must have ended.
         """
-        with self._lock:
+        with self.copies:
             self._replays += 1
             self.copies.close()
             # Those whose command has ended, but whose caller, who may go on at any time and change
@@ -238,7 +236,7 @@ class Journal:
         return found
 
     def end_replay(self) -> None:
-        with self._lock:
+        with self.copies:
             self._replays -= 1
 
 

@@ -168,6 +168,54 @@ def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
     assert journal.size == 2 * BLOCK
 
 
+@pytest.mark.usefixtures("make")
+def test_one_at_a_time() -> None:
+    """Whether who is in there has taken it with ``with`` or, by a keep, on the way past."""
+    slots = [TaskSlot(index) for index in range(3)]
+    for slot in slots:
+        slot.change = slot.index + 1
+        slot.change_data = memoryview(bytes([slot.index]) * BLOCK)
+    inside, go_on = threading.Event(), threading.Event()
+    chunk = copies.Chunk(BLOCK)
+
+    def next_chunk() -> copies.Chunk:
+        inside.set()
+        assert go_on.wait(10)
+        return chunk
+
+    subject = journal.Copies(BLOCK, next_chunk)
+    sizes = []
+
+    def hold() -> None:
+        with subject:
+            sizes.append(subject.size)
+
+    threads = [threading.Thread(target=subject.keep, args=(slots[0],))]
+    threads[0].start()
+    assert inside.wait(10)
+    threads += [threading.Thread(target=subject.keep, args=(slots[1],))]
+    threads += [threading.Thread(target=hold)]
+    for thread in threads[1:]:
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    assert slots[1].change and not sizes
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert subject.size == 2 * BLOCK and sizes[0] in (BLOCK, 2 * BLOCK)
+    with subject:
+        thread = threading.Thread(target=subject.keep, args=(slots[2],))
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive() and slots[2].change
+    thread.join(10)
+    with subject:
+        subject.close()
+    assert [data[0] for _, _, data in chunk.entries()] == [0, 1, 2]
+    assert subject.size == 3 * BLOCK
+
+
 def test_threads_that_keep_while_others_flush_and_replay(make: Make) -> None:
     """Each copy holds the number of its change; nothing is lost, and nothing torn."""
     journal, slots = make(8 * CHUNK)
