@@ -128,6 +128,7 @@ def fio_command(job: Job, engine: Sequence[str], seconds: float) -> list[str]:
         "--time_based",
         "--thread",  # one process: its CPU time and memory are one line
         "--norandommap",
+        "--randrepeat=0",  # else each run, however short, goes to the places of the one before it
         "--output-format=json",
     ]
 

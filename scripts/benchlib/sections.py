@@ -175,12 +175,13 @@ def _run_once(
 
 
 def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[tuple[int, Row]]:
-    """A B A B …, with the number of the round: the rows of one job stand side by side, all its
-    rounds in a row. What slows the machine for a while then meets all that are compared."""
+    """A B B A A B …, with the number of the round: the rows of one job stand side by side, all its
+    rounds in a row. What slows the machine for a while then meets all that are compared, and
+    nobody always comes after the same one, whose leavings the caches hold."""
     for job in dict.fromkeys(row.job for row in rows):
         side_by_side = [row for row in rows if row.job == job]
         for number in range(rounds):
-            for row in side_by_side:
+            for row in reversed(side_by_side) if number % 2 else side_by_side:
                 yield number, row
 
 

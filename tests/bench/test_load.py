@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,16 @@ def test_fio_runs_for_parts_of_a_second() -> None:
     command = load.fio_command(READ, ["--ioengine=null", "--size=1M"], 0.3)
     measured = load.parse_fio(load.run_client(command, 0.3).output, READ)
     assert measured.seconds >= 0.3  # not once over the file
+
+
+def test_fio_goes_elsewhere_each_time(tmp_path: Path) -> None:
+    places = []
+    for name in "ab":
+        log = tmp_path / name
+        engine = ["--ioengine=null", "--size=256M", f"--write_iolog={log}", "--rate_iops=200"]
+        load.run_client(load.fio_command(READ, engine, 0.3), 0.3)
+        places.append(re.findall(r" read (\d+) ", log.read_text())[:20])
+    assert len(places[0]) == 20 and places[0] != places[1]
 
 
 def test_fio_flushes_when_a_journal_would() -> None:

@@ -46,10 +46,10 @@ def run(plan: Plan, tmp_path: Path, **openers: Callable[[Bench], Endpoint]) -> l
 
 def test_rounds_are_interleaved() -> None:
     rows = [Row("nbd", job, subject) for job in (JOB, OTHER_JOB) for subject in "AB"]
-    order = [(number, row.job.name, row.subject) for number, row in in_rounds(rows, 2)]
-    assert [subject for _, _, subject in order] == list("ABABABAB")
-    assert [number for number, _, _ in order] == [0, 0, 1, 1] * 2
-    assert len({job for _, job, _ in order[:4]}) == 1
+    order = [(number, row.job.name, row.subject) for number, row in in_rounds(rows, 3)]
+    assert [subject for _, _, subject in order] == list("ABBAABABBAAB")
+    assert [number for number, _, _ in order] == [0, 0, 1, 1, 2, 2] * 2
+    assert len({job for _, job, _ in order[:6]}) == 1
 
 
 def test_subject_that_cannot_be_had_stops_nothing(tmp_path: Path) -> None:
