@@ -72,8 +72,12 @@ class Copies:
 
     def acquire(self) -> None:
         self._lock.acquire()
-        while self._held:  # by a ``keep`` in the midst of which a finalizer lets others run
-            sleep(0)
+        try:
+            while self._held:  # by a ``keep`` in the midst of which a finalizer lets others run
+                sleep(0)
+        except BaseException:  # a signal
+            self._lock.release()
+            raise
         self._held = True
 
     def release(self) -> None:

@@ -190,11 +190,11 @@ def test_one_at_a_time() -> None:
         with subject:
             sizes.append(subject.size)
 
-    threads = [threading.Thread(target=subject.keep, args=(slots[0],))]
+    threads = [threading.Thread(target=subject.keep, args=(slots[0],), daemon=True)]
     threads[0].start()
     assert inside.wait(10)
-    threads += [threading.Thread(target=subject.keep, args=(slots[1],))]
-    threads += [threading.Thread(target=hold)]
+    threads += [threading.Thread(target=subject.keep, args=(slots[1],), daemon=True)]
+    threads += [threading.Thread(target=hold, daemon=True)]
     for thread in threads[1:]:
         thread.start()
         thread.join(0.1)
@@ -205,7 +205,7 @@ def test_one_at_a_time() -> None:
         thread.join(10)
     assert subject.size == 2 * BLOCK and sizes[0] in (BLOCK, 2 * BLOCK)
     with subject:
-        thread = threading.Thread(target=subject.keep, args=(slots[2],))
+        thread = threading.Thread(target=subject.keep, args=(slots[2],), daemon=True)
         thread.start()
         thread.join(0.1)
         assert thread.is_alive() and slots[2].change
@@ -214,6 +214,35 @@ def test_one_at_a_time() -> None:
         subject.close()
     assert [data[0] for _, _, data in chunk.entries()] == [0, 1, 2]
     assert subject.size == 3 * BLOCK
+
+
+def test_who_is_interrupted_waiting_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("iserblk.disk._copies", reason="not compiled: run scripts/setup")
+    inside, go_on = threading.Event(), threading.Event()
+
+    def next_chunk() -> copies.Chunk:
+        inside.set()
+        assert go_on.wait(10)
+        return copies.Chunk(BLOCK)
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    subject = module.Copies(BLOCK, next_chunk)
+    slot = TaskSlot(0)
+    slot.change_data = memoryview(bytes(BLOCK))
+    thread = threading.Thread(target=subject.keep, args=(slot,))
+    thread.start()
+    assert inside.wait(10)
+    monkeypatch.setattr(module, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        subject.acquire()
+    go_on.set()
+    thread.join(10)
+    other = threading.Thread(target=subject.acquire, daemon=True)
+    other.start()
+    other.join(10)
+    assert not other.is_alive() and subject.size == BLOCK
 
 
 def test_threads_that_keep_while_others_flush_and_replay(make: Make) -> None:
