@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.nbdattach.programs import nbdkit_environment
 from tests.cli.commands import COMMAND, bad, environment, good
 from tests.cli.ways import FUSE, WAYS, ended, one_line
 from tests.support.fuse import need_fuse, running_mount
@@ -212,7 +213,9 @@ def test_a_missing_package(
     absent = f"raise ModuleNotFoundError('No module named {package}', name='{package}')"
     (tmp_path / f"{package}.py").write_text(absent)
     call = WAYS[way].call(f"{url}/0", place)
-    line = one_line(ended(call, PYTHONPATH=f"{tmp_path}:{ROOT}"), status)
+    # nbdkit says something else where another Python, of a .venv say, comes before its own.
+    path = nbdkit_environment()["PATH"]
+    line = one_line(ended(call, PYTHONPATH=f"{tmp_path}:{ROOT}", PATH=path), status)
     assert package in line
     assert "run scripts/setup" in line
     assert list(place.iterdir()) == []
