@@ -73,7 +73,7 @@ class Copies:
     def acquire(self) -> None:
         self._lock.acquire()
         try:
-            while self._held:  # by a ``keep`` in the midst of which a finalizer lets others run
+            while self._held:  # by a ``keep`` whose ``next_chunk``, or a finalizer, lets others run
                 sleep(0)
         except BaseException:  # a signal
             self._lock.release()
@@ -101,11 +101,8 @@ class Copies:
             finally:
                 self._held = False
         else:
-            self.acquire()
-            try:
+            with self:
                 self._keep(slot)
-            finally:
-                self.release()
 
     def _keep(self, slot: TaskSlot) -> None:
         data = slot.change_data
