@@ -144,6 +144,10 @@ class TargetConnection:
     # -- notifications ----------------------------------------------------------------------------
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        if self.done:
+            # It was received already when the session ended, perhaps because another one took its
+            # name: an old write must not land now.
+            return
         opcode = message[at] & bhs.OPCODE_MASK
         if self.parameters is None:
             self._login(message, at, opcode)

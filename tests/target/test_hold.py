@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from iserblk.errors import ConnectionLost
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
 from iserblk.target.slot import TargetTask
@@ -70,6 +73,19 @@ def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
     connection.finish(running[1])
     assert told == [True]
     assert connection.nexus.end_tasks(0, lambda: told.append(True)) == 0
+
+
+def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off() -> None:
+    """A command may lie in the descriptor when another session takes the name."""
+    client = IserClient().logged_in([("ImmediateData", "Yes")])
+    head = bytearray(28)
+    head[0] = 0x10
+    client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, 20, 512) + bytes(512))
+    client.connection.abandon()
+    with pytest.raises(ConnectionLost):
+        while True:
+            client.connection.progress(0.0)
+    assert not any(call[0] == "write" for call in client.store.calls)
 
 
 def test_a_reset_is_answered_when_other_sessions_write_no_more() -> None:

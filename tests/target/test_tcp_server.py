@@ -242,6 +242,32 @@ def test_an_abort_does_not_wait_for_data(client: Client) -> None:
     client.close()
 
 
+def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off(
+    client: Client,
+) -> None:
+    """A write may lie in the socket when another session takes the name: it must not land behind
+    what that one writes."""
+    client.socket.sendall(
+        pdu.ScsiCommand(
+            flags=bhs.FLAG_FINAL | bhs.FLAG_WRITE,
+            data_length=512,
+            lun=bytes(8),
+            itt=1,
+            edtl=512,
+            cmd_sn=client.cmd_sn,
+            exp_stat_sn=1,
+            cdb=cdb10(WRITE_10, 1),
+        ).pack()
+        + b"o" * 512
+    )
+    client.connection.abandon()
+    with pytest.raises(ConnectionLost):
+        while True:
+            client.connection.progress(0.0)
+    assert not any(client.store.content)
+    client.close()
+
+
 def test_many_reads_go_on_when_buffers_come_back(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
