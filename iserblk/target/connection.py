@@ -317,9 +317,10 @@ class TargetConnection:
         if slot.buffer is None:
             # Not yet as large as the task's, which has to wait for its turn.
             slot.buffer = self._pool.take(max(min(task.length, most), 1))
-        data = data[: len(slot.buffer) - at]
-        slot.buffer[at : at + len(data)] = data
-        slot.filled = at + len(data)
+        data = data[: max(0, len(slot.buffer) - at)]  # EDTL may promise more than the CDB takes
+        if data:
+            slot.buffer[at : at + len(data)] = data
+            slot.filled = at + len(data)
 
     def _begin(self, slot: TargetTask) -> None:
         """All that comes unasked has come."""

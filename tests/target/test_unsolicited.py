@@ -182,6 +182,21 @@ def test_more_than_the_command_is_long_ends_the_session() -> None:
         client.run()
 
 
+def test_unasked_data_beyond_what_the_cdb_takes_is_dropped() -> None:
+    """An EDTL larger than the CDB's length: the rest is residual, wherever a Data-Out begins."""
+    client = unsolicited()
+    post(client, client.scsi(rw10(0x2A, 512), NOT_FINAL, 4 * SEGMENT))
+    for number in range(4):
+        at = number * SEGMENT
+        post(client, data_out(at, SEGMENT, number, number == 3), DATA[at : at + SEGMENT])
+    client.run()
+    response = pdu.ScsiResponse.unpack_from(client.heard[-1].bhs)
+    assert (response.opcode, response.status) == (bhs.SCSI_RESPONSE, 0)
+    assert response.flags & bhs.RESIDUAL_FLAGS == bhs.RESIDUAL_UNDERFLOW
+    assert response.residual == 4 * SEGMENT - 512
+    assert client.store.content[:1024] == DATA[:512] + bytes(512)
+
+
 def test_data_behind_a_final_command_ends_the_session() -> None:
     client = unsolicited()
     stag = advertised(client, DATA[:16384])
