@@ -211,13 +211,14 @@ class TargetServer:
             await trio.to_thread.run_sync(
                 self.device.run, slot.task, slot.buffer, limiter=self._limiter
             )
-        connection.finish(slot)
-        if connection.done:
-            return
         try:
+            connection.finish(slot)
+            if connection.done:
+                return
             connection.flush()
         except TransportError as error:
-            log.debug("connection ended while a command ran: %s", error)
+            log.info("connection ended while a command ran: %s", error)
+            connection.abandon()
         if connection.wants_write():
             writes.wake()
 
@@ -266,7 +267,8 @@ class TargetServer:
         try:
             connection.unhold()
         except TransportError as error:
-            log.debug("a reinstated session ended at once: %s", error)
+            log.info("a reinstated session ended at once: %s", error)
+            connection.abandon()
         if connection in self._connections:
             self._connections[connection].wake()
 

@@ -17,7 +17,7 @@ from iserblk.initiator.session import Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.rcap import seam
-from iserblk.target.device import LogicalUnit
+from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, parse_url
 from tests.target.fake_store import FakeStore
@@ -28,10 +28,10 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[str]:
+async def serving(store: FakeStore | None = None) -> AsyncIterator[str]:
     """The URL of LUN 0 of a target in this process."""
     send, receive = trio.open_memory_channel[str](1)
-    luns = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}
+    luns = {0: LogicalUnit(store or FakeStore(1 << 20), serial="S", block=512)}
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, "127.0.0.1:0", IQN, luns, send.send_nowait)
@@ -69,6 +69,31 @@ async def test_a_format_error_ends_the_connection(message: bytes) -> None:
         other = await connect(parse_url(url), Options())
         assert other.error is None
         other.fail(TransportError("end of test"))
+
+
+async def test_a_violation_found_when_a_thread_is_done_ends_the_connection(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A READ from the disk that advertised no STag for its data: told in words, and no bug."""
+    caplog.set_level("INFO")
+    # No unit attention is in the way.
+    monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
+    store = FakeStore(1 << 20)
+    store.cached = False
+    async with serving(store) as url:
+        session = await connect(parse_url(url), Options())
+        cdb = bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0")
+        cmd_sn = session._cmd_sn
+        read = bhs.SCSI_COMMAND_FIELDS.pack(1, 0xC1, 0, bytes(8), 99, 512, cmd_sn, 0, cdb)
+        request = seam.WorkRequest(seam.SEND_SE)
+        request.data = memoryview(HEAD + read)
+        session._dm._qp.post([request])  # type: ignore[attr-defined]
+        await ended(session)
+        other = await connect(parse_url(url), Options())
+        assert other.error is None
+        other.fail(TransportError("end of test"))
+    assert "advertised no Read STag" in caplog.text
+    assert "internal error" not in caplog.text
 
 
 async def test_a_login_with_the_same_name_ends_the_session_before(
