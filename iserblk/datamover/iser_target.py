@@ -129,6 +129,8 @@ class IserTarget:
         """
         if not slot.write_stag:
             raise RemoteProtocolError("iSER", "a command that writes advertised no Write STag")
+        if not self._qp.ord:
+            raise RemoteProtocolError("iSER", "the initiator takes no RDMA Reads (IRD 0)")
         transfer = slot.transfer
         transfer.opcode = RDMA_READ
         transfer.data = sink
