@@ -253,11 +253,11 @@ class TargetConnection:
         if not self._attached:
             self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
             return
+        if itt in self._tasks and self._numbers.is_next(first, cmd_sn):
+            self._answers.reject(message, at, pdu.REJECT_TASK_IN_PROGRESS)
+            return
         if not self._numbers.accept(first, cmd_sn):
             log.warning("%s: command with CmdSN %d ignored", self._portal, cmd_sn)
-            return
-        if itt in self._tasks:
-            self._answers.reject(message, at, pdu.REJECT_TASK_IN_PROGRESS)
             return
         if not self._free:
             raise RemoteProtocolError("iSCSI", "more commands than MaxCmdSN allows")

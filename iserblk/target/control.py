@@ -82,14 +82,14 @@ class ControlAnswers:
         """SendTargets, in discovery sessions and in normal ones (appendix C); ``limit``: bytes of
         one answer, of which a longer one gets several."""
         request = pdu.TextRequest.unpack_from(message, at)
-        if not self._numbers.accept(request.opcode, request.cmd_sn):
+        if not self._numbers.is_next(request.opcode, request.cmd_sn):
             return
         question = bytes(bhs.data_segment_untrusted(message, at))
         part = self._text.receive(request, question, targets, limit)
         if part is None:
-            self._numbers.ended(request.opcode & bhs.IMMEDIATE)
             self.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
             return
+        self._numbers.accept(request.opcode, request.cmd_sn)
         slot = self._take(part.data)
         pdu.TextResponse(
             flags=part.flags,

@@ -91,6 +91,13 @@ class Numbers:
         self.exp_cmd_sn = 0
         self.max_cmd_sn = 0
 
+    def is_next(self, first: int, cmd_sn: int) -> bool:
+        """Whether ``accept`` would take it. Nothing changes: a PDU that is rejected does not count
+        as received, and its number comes again (7.3)."""
+        return bool(first & bhs.IMMEDIATE) or (
+            cmd_sn == self.exp_cmd_sn and not serial_lt(self.max_cmd_sn, cmd_sn)
+        )
+
     def accept(self, first: int, cmd_sn: int) -> bool:
         """Whether the PDU with byte 0 ``first`` is next. On one connection commands come in order:
         any other number is a duplicate, or outside of the window, and ignored (4.2.2.1)."""

@@ -218,6 +218,35 @@ def test_a_write_same_whose_edtl_is_another(client: Client, edtl: int) -> None:
     client.close()
 
 
+def test_a_command_that_is_rejected_was_not_received(client: Client) -> None:
+    """Its CmdSN is expected still, and the window stays as wide as it was (RFC 7143 section 7.3):
+    a tag in use, and a text under a Target Transfer Tag that there is not."""
+    client.write(1)  # waits for its data
+    client.heard.clear()
+    text = pdu.TextRequest(
+        flags=bhs.FLAG_FINAL,
+        data_length=0,
+        lun=bytes(8),
+        itt=2,
+        ttt=77,
+        cmd_sn=client.cmd_sn,
+        exp_stat_sn=1,
+    )
+    for _ in range(3):
+        client.write(1)
+        client.cmd_sn -= 1
+        client.send(text)
+    for (head, _), reason in zip(client.heard, 3 * [7, 4], strict=True):
+        reject = pdu.Reject.unpack_from(head)
+        assert (reject.opcode, reject.reason) == (bhs.REJECT, reason)
+        assert reject.exp_cmd_sn == client.cmd_sn
+        assert reject.max_cmd_sn - reject.exp_cmd_sn == 126  # 128, and one is outstanding
+    client.heard.clear()
+    client.command(bytes(16), itt=3)
+    assert client.opcodes() == [bhs.SCSI_RESPONSE]
+    client.close()
+
+
 def test_an_abort_does_not_wait_for_data(client: Client) -> None:
     """An initiator that aborts a write sends no more of it; what is under way is dropped."""
     client.write(4)
