@@ -43,7 +43,7 @@ QUEUE_DEPTH = 128  # commands that an initiator may have outstanding
 UNEXPECTED = 32  # immediate PDUs beside them
 UNSOLICITED_PDUS = 64  # Data-Outs, where the initiator sends some unasked
 LOGIN_SLOTS = 4
-CONTROL_SLOTS = 32  # for answers to NOP, text, task management
+CONTROL_SLOTS = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
 CONTROL_INLINE = 8192
 SENSE_INLINE = 256
 _OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
@@ -236,10 +236,9 @@ class TargetConnection:
             self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks, self.port)
             self._device.attach(self.nexus)
             self._attached = True
-        controls = [TargetTask(i, True) for i in range(CONTROL_SLOTS)]
         unexpected = UNEXPECTED if self.parameters.initial_r2t else UNEXPECTED + UNSOLICITED_PDUS
-        self._dm.allocate_connection_resources(controls, CONTROL_INLINE, unexpected)
-        self._answers.add(controls)
+        self._dm.allocate_connection_resources([], 0, unexpected)
+        self._answers.enlarge(CONTROL_INLINE, CONTROL_SLOTS)
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()
         self._on_login(self)

@@ -11,6 +11,8 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text_target import TextResponder
 from iserblk.target.slot import ENDED, Numbers, TargetTask
 
+_BATCH = 16  # slots that are made at a time
+
 
 class _Stamp(TypedDict):
     stat_sn: int
@@ -19,8 +21,11 @@ class _Stamp(TypedDict):
 
 
 class ControlAnswers:
-    """Fills and queues answers. Its slots come back through ``give_back`` when they have left; a
-    peer that asks without taking the answers runs out of them, and is cut off."""
+    """Fills and queues answers. Its slots come back through ``give_back`` when they have left.
+
+    The command window is open to control PDUs as well, so there can be as many answers as that
+    is wide, and as many again as unexpected PDUs are taken: memory for them is made when it is
+    first needed. A peer that asks for more without taking the answers is cut off."""
 
     def __init__(
         self, datamover: IserTarget | TcpTarget, numbers: Numbers, slots: list[TargetTask]
@@ -28,15 +33,28 @@ class ControlAnswers:
         self._dm = datamover
         self._numbers = numbers
         self._free = slots
+        self._inline = 0
+        self._more = 0  # slots that may still be made
         self._text = TextResponder()
 
-    def add(self, slots: list[TargetTask]) -> None:
+    def enlarge(self, inline: int, most: int) -> None:
+        """Up to ``most`` slots more, with room for ``inline`` bytes of data each."""
+        self._inline = inline
+        self._more = most
+
+    def _make(self) -> None:
+        count = min(_BATCH, self._more)
+        self._more -= count
+        slots = [TargetTask(index, True) for index in range(count)]
+        self._dm.allocate_connection_resources(slots, self._inline, 0)
         self._free += slots
 
     def give_back(self, slot: TargetTask) -> None:
         self._free.append(slot)
 
     def _take(self, data: bytes | memoryview = b"") -> TargetTask:
+        if not self._free:
+            self._make()
         if not self._free:
             raise RemoteProtocolError("iSCSI", "flood of control PDUs: answers are not taken")
         slot = self._free.pop()

@@ -189,6 +189,19 @@ def test_no_reads_where_the_initiator_takes_none() -> None:
 # -- other PDUs ----------------------------------------------------------------------------------
 
 
+def test_the_command_window_is_open_to_pings_as_well() -> None:
+    """As many at once as it is wide; each is answered."""
+    client = IserClient().logged_in()
+    heard = len(client.heard)
+    for n in range(128):
+        ping = pdu.NopOut(
+            opcode=bhs.NOP_OUT, itt=100 + n, lun=bytes(8), cmd_sn=client._cmd_sn + n, exp_stat_sn=1
+        )
+        client.send(b"\x10" + bytes(27) + ping.pack())
+    client.run()
+    assert [each.number(16) for each in client.heard[heard:]] == list(range(100, 228))
+
+
 def test_other_answers_are_sends() -> None:
     """Each in a Send with Solicited Event.
 

@@ -247,6 +247,25 @@ def test_a_command_that_is_rejected_was_not_received(client: Client) -> None:
     client.close()
 
 
+def test_the_command_window_is_open_to_pings_as_well(client: Client) -> None:
+    """As many at once as it is wide, none of them immediate: each is answered, and it is as wide
+    as before."""
+    for _ in range(3):
+        pings = b""
+        for itt in range(100, 228):
+            ping = pdu.NopOut(
+                opcode=bhs.NOP_OUT, itt=itt, lun=bytes(8), cmd_sn=client.cmd_sn, exp_stat_sn=1
+            )
+            pings += ping.pack()
+            client.cmd_sn += 1
+        client.say(pings)
+        answers = [pdu.NopIn.unpack_from(head) for head, _ in client.heard]
+        assert [answer.itt for answer in answers] == list(range(100, 228))
+        assert answers[-1].max_cmd_sn - answers[-1].exp_cmd_sn == 127
+        client.heard.clear()
+    client.close()
+
+
 def test_an_abort_does_not_wait_for_data(client: Client) -> None:
     """An initiator that aborts a write sends no more of it; what is under way is dropped."""
     client.write(4)
