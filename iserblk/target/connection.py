@@ -56,7 +56,8 @@ class TargetConnection:
     ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread and then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
     ``on_reset(lun, self, ended)``: a LOGICAL UNIT RESET was asked for; ends the tasks of other
-    sessions, as ``Nexus.end_tasks``.
+    sessions, as ``Nexus.end_tasks``. ``on_done``: set by the owner; called outside of ``progress``
+    when the session has been logged out of.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TargetConnection:
         self.login = login
         self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
         self.on_output: Callable[[], None] = lambda: None  # by the owner: something may be unsent
+        self.on_done: Callable[[], None] = lambda: None
         self._on_login = on_login
         self._on_reset = on_reset
         self._portal, self.port = portal, port
@@ -84,6 +86,7 @@ class TargetConnection:
         self._attached = False
         self.running = 0  # tasks in threads
         self._held = False
+        self._leaving = False  # a Logout was received
         self._pool = BufferPool()
         self._tasks: dict[int, TargetTask] = {}  # by ITT: not yet ended
         self._deferred: deque[TargetTask] = deque()
@@ -144,7 +147,7 @@ class TargetConnection:
     # -- notifications ----------------------------------------------------------------------------
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
-        if self.done:
+        if self.done or self._leaving:
             # It was received already when the session ended, perhaps because another one took its
             # name: an old write must not land now.
             return
@@ -163,8 +166,7 @@ class TargetConnection:
             addresses = self.port.ports.target_addresses(self._portal, self.port)
             self._answers.text(message, at, {self.login.target_name: addresses}, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
-            self._answers.logout(pdu.LogoutRequest.unpack_from(message, at))
-            self.done = True
+            self._log_out(pdu.LogoutRequest.unpack_from(message, at))
         elif opcode in (bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST):
             # Neither belongs into full feature phase of iSER (RFC 7145 sections 7.3.9, 7.3.11), nor
             # into Traditional iSCSI's at ErrorRecoveryLevel 0.
@@ -444,15 +446,38 @@ class TargetConnection:
 
         if request.function == pdu.TMF_LOGICAL_UNIT_RESET:  # those of other sessions as well
             left += self._on_reset(luns.decode(request.lun), self, partial(one_ended, True))
+        self._end_each(slots, one_ended)
+        one_ended()
+
+    def _end_each(self, slots: list[TargetTask], ended: Callable[[], None]) -> None:
+        """Without a response; ``ended`` is called for each."""
         for slot in slots:
             slot.aborted = True
-            slot.on_aborted.append(one_ended)
+            slot.on_aborted.append(ended)
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
             if slot.state in (DEFERRED, UNSOLICITED) or (
                 slot.state == FETCHING and self._dm.cancel_data(slot)
             ):
                 self._drop(slot)
+
+    def _log_out(self, request: pdu.LogoutRequest) -> None:
+        """All pending commands end first (RFC 7143 section 11.14): the initiator may let another
+        session write as soon as it has the answer."""
+        self._leaving = True
+        slots = list(self._tasks.values())
+        left = 1 + len(slots)
+
+        def one_ended() -> None:
+            nonlocal left
+            left -= 1
+            if not left and not self.done:
+                self._answers.logout(request)
+                self.done = True
+                self._flush_quietly()
+                self.on_done()
+
+        self._end_each(slots, one_ended)
         one_ended()
 
     def _drop(self, slot: TargetTask) -> None:

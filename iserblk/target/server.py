@@ -186,19 +186,21 @@ class TargetServer:
         deadline = trio.current_time() + LOGIN_TIMEOUT_S
         fd = connection.fileno()
         pace = Pace(self._busy_poll)
-        while not connection.done:
-            if connection.parameters is None:
-                with trio.move_on_at(deadline) as scope:
+        with trio.CancelScope() as session:
+            connection.on_done = session.cancel
+            while not connection.done:
+                if connection.parameters is None:
+                    with trio.move_on_at(deadline) as scope:
+                        await trio.lowlevel.wait_readable(fd)
+                    if scope.cancelled_caught:
+                        raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
+                    connection.progress(monotonic())
+                else:
+                    pace.rest(connection.answered)
                     await trio.lowlevel.wait_readable(fd)
-                if scope.cancelled_caught:
-                    raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
-                connection.progress(monotonic())
-            else:
-                pace.rest(connection.answered)
-                await trio.lowlevel.wait_readable(fd)
-                connection.progress(pace.work())
-            if connection.wants_write():
-                writes.wake()
+                    connection.progress(pace.work())
+                if connection.wants_write():
+                    writes.wake()
         # The last answer (to a logout, or why a login failed) still has to leave.
         with trio.move_on_after(LAST_WORDS_S):
             while connection.wants_write():  # noqa: ASYNC110 (once a session, rarely at all)

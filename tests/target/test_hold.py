@@ -88,6 +88,38 @@ def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off() 
     assert not any(call[0] == "write" for call in client.store.calls)
 
 
+def test_a_logout_is_answered_when_nothing_is_written_any_more() -> None:
+    """Commands that wait for data or for their turn end; one that a thread is in is waited for.
+    Nothing that follows the Logout is looked at."""
+    client = IserClient().logged_in([("ImmediateData", "Yes"), ("InitialR2T", "No")])
+    connection = client.connection
+    head = bytearray(28)
+    head[0] = 0x10
+    running: list[TargetTask] = []
+    connection.offload = running.append
+    fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
+    client.send(bytes(head) + client.scsi(fua, 0xA0, 512, 20, 512) + bytes(512))
+    client.send(bytes(head) + client.scsi(rw10(0x2A, 1024), 0x20, 1024, 21))
+    logout = pdu.LogoutRequest(reason=0, itt=30, cmd_sn=client._cmd_sn, exp_stat_sn=0)
+    client.send(bytes(head) + logout.pack())
+    behind = pdu.DataOut(
+        flags=0x80, data_length=1024, lun=bytes(8), itt=21, exp_stat_sn=0, data_sn=0,
+        buffer_offset=0,
+    )  # fmt: skip
+    client.send(bytes(head) + behind.pack() + bytes(1024))
+    client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, 22, 512) + bytes(512))
+    client.run()
+    told: list[bool] = []
+    connection.on_done = lambda: told.append(True)
+    assert not client.sent and not connection.done and len(running) == 1
+    connection.finish(running[0])
+    assert connection.done and told
+    client.run()
+    assert [each.opcode for each in client.heard[-1:]] == [bhs.LOGOUT_RESPONSE]
+    assert len(client.sent) == 1
+    assert not any(call[0] == "write" for call in client.store.calls)
+
+
 def test_a_reset_is_answered_when_other_sessions_write_no_more() -> None:
     """The one that a thread is in is waited for; the answer leaves at once then."""
     other = IserClient().logged_in([("ImmediateData", "Yes")])

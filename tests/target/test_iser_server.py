@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
 from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.errors import TransportError
 from iserblk.initiator.connect import connect
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import TaskSlot
-from iserblk.iscsi import bhs
+from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, parse_url
+from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
 
 IQN = "iqn.2026-11.example:disk"
@@ -109,6 +112,60 @@ async def test_a_login_with_the_same_name_ends_the_session_before(
         slot = second.take_now()
         assert isinstance(slot, TaskSlot) and second.error is None
         second.fail(TransportError("end of test"))
+
+
+class SlowStore(FakeStore):
+    """A durable write begins, and ends when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.begun = threading.Event()
+        self.go = threading.Event()
+
+    def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        if durable:
+            self.begun.set()
+            assert self.go.wait(PATIENCE_S)
+        return super().write(data, offset, durable, nowait)
+
+
+async def pdus(stream: trio.SocketStream, count: int) -> list[bytes]:
+    """The headers of the next PDUs."""
+    received, heads = b"", []
+    while len(heads) < count:
+        while len(received) < 48 or len(received) < 48 + (int.from_bytes(received[5:8]) + 3 & ~3):
+            received += await stream.receive_some()
+        heads.append(received[:48])
+        received = received[48 + (int.from_bytes(received[5:8]) + 3 & ~3) :]
+    return heads
+
+
+async def test_a_logout_waits_for_what_a_thread_still_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over TCP, to the end: the write lands before the answer, and then the connection ends."""
+    monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
+    store = SlowStore()
+    async with serving(store) as url:
+        there = parse_url(url)
+        async with await trio.open_tcp_stream(there.host, there.port) as stream:
+            header, data = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)])
+            await stream.send_all(header + data + bytes(-len(data) & 3))
+            (head,) = await pdus(stream, 1)
+            cmd_sn = int.from_bytes(head[28:32])
+            cdb = bytes((0x2A, 8, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0")
+            write = bhs.SCSI_COMMAND_FIELDS.pack(1, 0xA1, 512, bytes(8), 9, 512, cmd_sn, 0, cdb)
+            await stream.send_all(write + b"w" * 512)
+            await trio.to_thread.run_sync(store.begun.wait)
+            logout = pdu.LogoutRequest(reason=0, itt=10, cmd_sn=cmd_sn + 1, exp_stat_sn=0)
+            await stream.send_all(logout.pack())
+            for _ in range(10):
+                await trio.testing.wait_all_tasks_blocked()
+            assert not store.content[0]
+            store.go.set()
+            (head,) = await pdus(stream, 1)
+            assert head[0] == bhs.LOGOUT_RESPONSE and store.content[0]
+            assert not await stream.receive_some()
 
 
 async def test_a_peer_that_is_gone_before_it_was_accepted() -> None:
