@@ -190,7 +190,11 @@ def _one_command(option: int, opcode: int, action: int, timeouts: bytes) -> byte
     if (option == _ONE_OPCODE and has_actions) or (option == _ONE_ACTION and not has_actions):
         raise invalid_field(2, 2)
     found = COMMANDS.get(opcode << 8 | action if has_actions else opcode)
-    if found is None or (action and not has_actions and option == _EITHER):
+    if (
+        found is None
+        or (action > _ACTION_MASK and has_actions)  # that would be another opcode
+        or (action and not has_actions and option == _EITHER)
+    ):
         return bytes((0, _NOT_SUPPORTED, 0, 0))
     support = _SUPPORTED | (_CTDP if timeouts else 0)
     return struct.pack(">BBH", 0, support, found.length) + found.usage + timeouts

@@ -339,6 +339,8 @@ def test_one_supported_command(client: Client) -> None:
         supported(2, 0x9E, 0x1F),
         supported(3, 0xFF),
         supported(3, opcodes.READ_10, 1),
+        supported(2, 0x5E, 0x0100),  # more than a service action has room for
+        supported(3, 0x5E, 0x0101),
     ):
         assert client.data(unknown) == b"\0\x01\0\0"
     for wrong in (
