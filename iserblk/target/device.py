@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # between two looks at the sizes of the files; only while commands come
 _EMPTY = memoryview(b"")
+# Bytes of sense data, up to and with its additional sense code and qualifier.
+_FIXED_CODE = 14
+_DESCRIPTOR_CODE = 4
 _SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 all, 1 the well-known ones only
 _SELECT_WELL_KNOWN = 1
 # What a port in standby, or unavailable, carries out besides (SPC-4, target port group states).
@@ -120,11 +123,13 @@ class DeviceServer:
         if code not in pending:
             pending.append(code)
 
-    def _next_attention(self, nexus: Nexus, lun: int) -> int:
-        """Take the oldest one; 0: there is none."""
+    def _next_attention(self, nexus: Nexus, lun: int, told: bool = True) -> int:
+        """The oldest one, which is over when it is told; 0: there is none."""
         pending = self._attentions.get((nexus, lun))
         if not pending:
             return 0
+        if not told:
+            return pending[0]
         code = pending.pop(0)
         if not pending:
             del self._attentions[nexus, lun]
@@ -259,14 +264,18 @@ class DeviceServer:
         task.respond(report, int.from_bytes(task.cdb[6:10], "big"))
 
     def _request_sense(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
-        """GOOD, with the sense as data. A pending unit attention is told thereby, and over."""
+        """GOOD, with the sense as data. A pending unit attention is told thereby, and over; not
+        where the allocation length leaves no room for it."""
+        descriptors, allocation = task.cdb[1] & DESC, task.cdb[4]
         if lun not in self._units:
             key, code = sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED
         else:
-            code = self._next_attention(nexus, lun)
+            code = self._next_attention(
+                nexus, lun, allocation >= (_DESCRIPTOR_CODE if descriptors else _FIXED_CODE)
+            )
             key = sense.UNIT_ATTENTION if code else sense.NO_SENSE
-        encode = sense.encode_descriptor if task.cdb[1] & DESC else sense.encode_fixed
-        task.respond(encode(key, code >> 8, code & 0xFF), task.cdb[4])
+        encode = sense.encode_descriptor if descriptors else sense.encode_fixed
+        task.respond(encode(key, code >> 8, code & 0xFF), allocation)
 
 
 def _end(task: DeviceTask, sense_data: bytes, status: int = sam.CHECK_CONDITION) -> None:

@@ -76,6 +76,20 @@ def test_request_sense_tells_the_unit_attention_as_data(server: DeviceServer) ->
     assert client.code(TEST_UNIT_READY) == GOOD
 
 
+@pytest.mark.parametrize(("descriptor", "short"), [(False, 0), (False, 13), (True, 0), (True, 3)])
+def test_a_unit_attention_that_request_sense_has_no_room_for_is_not_over(
+    server: DeviceServer, descriptor: bool, short: int
+) -> None:
+    client = Client(server, ready=False)
+    assert len(client.data(cdb.request_sense(short, descriptor))) == short
+    found = sense.decode(client.data(cdb.request_sense(short + 1, descriptor)))
+    if short:
+        assert (found.key, found.code) == POWER_ON
+        assert client.code(TEST_UNIT_READY) == GOOD
+    else:
+        assert client.code(TEST_UNIT_READY) == POWER_ON
+
+
 def test_lun_reset_is_told_to_every_nexus(server: DeviceServer) -> None:
     one, other = Client(server), Client(server)
     fresh = Client(server, ready=False)
