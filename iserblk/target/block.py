@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from iserblk.scsi import capacity, opcodes, sense
 from iserblk.scsi.cdb import BYTCHK, FUA, RW6, RW10, RW12, RW16
 from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA
 from iserblk.target.task import CheckCondition, DeviceTask, invalid_field, nothing
 from iserblk.target.unit import MAX_PREFETCH, LogicalUnit
+
+log = logging.getLogger(__name__)
 
 _unpack10 = RW10.unpack_from
 _unpack16 = RW16.unpack_from
@@ -222,18 +226,27 @@ def begin_verify16(task: DeviceTask, unit: LogicalUnit) -> None:
     _begin_verify(task, unit, flags, lba, blocks)
 
 
+def _read_stored(task: DeviceTask, buffer: memoryview, offset: int) -> None:
+    """For a command that takes data, or moves none: an error is one of reading all the same."""
+    try:
+        task.unit.store.read_into(buffer, offset, False)
+    except OSError as error:
+        log.warning("%s: %s", opcodes.name(task.cdb), error)
+        raise CheckCondition(sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR) from None
+
+
 def _verify_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     """Can it be read?"""
     end = task.offset + task.extent
     scratch = memoryview(bytearray(min(_VERIFY_STEP, task.extent)))
     for offset in range(task.offset, end, _VERIFY_STEP):
-        task.unit.store.read_into(scratch[: min(_VERIFY_STEP, end - offset)], offset, False)
+        _read_stored(task, scratch[: min(_VERIFY_STEP, end - offset)], offset)
     return True
 
 
 def _verify_compare(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     stored = memoryview(bytearray(task.extent))
-    task.unit.store.read_into(stored, task.offset, False)
+    _read_stored(task, stored, task.offset)
     at = _first_difference(stored, buffer)
     if at >= 0:
         raise _miscompare(at)
@@ -296,7 +309,7 @@ def _compare_and_write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bo
     unit = task.unit
     stored = memoryview(bytearray(task.extent))
     with unit.guard.exclusive((task.offset, task.offset + task.extent)):
-        unit.store.read_into(stored, task.offset, False)
+        _read_stored(task, stored, task.offset)
         at = _first_difference(stored, buffer[: task.extent])
         if at >= 0:
             raise _miscompare(at)

@@ -238,7 +238,10 @@ def test_verify(client: Client, store: FakeStore, block: int, build: object) -> 
         assert client.run(build(0, 1, unknown)).sense.field == 1
     assert not store.calls
     store.failure = OSError(errno.EIO, "bad block")
-    assert client.code(build(1, 3))[0] == sense.MEDIUM_ERROR
+    unread = (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR)
+    assert client.code(build(1, 3)) == unread
+    assert client.code(build(1, 3, cdb.BYTCHK), bytes(3 * block)) == unread
+    assert client.code(cdb.compare_and_write(0, 1), bytes(2 * block)) == unread
 
 
 def changed_opcode(command: bytes, opcode: int) -> bytes:
