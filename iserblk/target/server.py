@@ -76,7 +76,8 @@ class TargetServer:
         self.device = DeviceServer(luns, iqn, ports)
         self._connections: dict[TargetConnection, WriteWatch] = {}
         self._sessions: dict[_SessionName, TargetConnection] = {}
-        self._successors: dict[TargetConnection, TargetConnection] = {}
+        # Of each name, the connections that have ended but for tasks in threads.
+        self._elders: dict[_SessionName, set[TargetConnection]] = {}
         self._next_tsih = 1
         self._tsihs: set[int] = set()  # in use by a connection
         self._limiter = trio.CapacityLimiter(16)  # disk threads
@@ -240,19 +241,17 @@ class TargetServer:
         login = connection.login
         if login.discovery:
             return
-        name = _SessionName(login.initiator_name, login.isid, connection.port.tag)
+        name = _name_of(connection)
         old = self._sessions.get(name)
         if old is not None:
             log.info("%s: session reinstated", login.initiator_name)
             self._forget(old)
             old.abandon()
             if old.running:
-                self._successors[old] = connection
-                connection.hold()
-            for elder, held in list(self._successors.items()):
-                if held is old:  # it never began: its elder's tasks are waited for still
-                    self._successors[elder] = connection
-                    connection.hold()
+                self._elders.setdefault(name, set()).add(old)
+        if name in self._elders:
+            # Perhaps of one before the last, which never began.
+            connection.hold()
         self._sessions[name] = connection
 
     def _forget(self, connection: TargetConnection) -> None:
@@ -262,8 +261,17 @@ class TargetServer:
                 del self._sessions[name]
 
     def _release_successor(self, old: TargetConnection) -> None:
-        """The last task of ``old`` has ended: the session that took its name may begin."""
-        connection = self._successors.pop(old, None)
+        """The last task of ``old`` has ended: the session that has its name by now may begin, if
+        no elder one still writes."""
+        name = _name_of(old)
+        elders = self._elders.get(name, set())
+        if old not in elders:
+            return
+        elders.remove(old)
+        if elders:
+            return
+        del self._elders[name]
+        connection = self._sessions.get(name)
         if connection is None or connection.done:
             return
         try:
@@ -278,6 +286,11 @@ class TargetServer:
         """End the LUN's tasks of all other sessions, also of those that were reinstated and whose
         last tasks still run. As ``Nexus.end_tasks``."""
         return self.device.end_tasks_of_others(lun, by.nexus, ended)
+
+
+def _name_of(connection: TargetConnection) -> _SessionName:
+    login = connection.login
+    return _SessionName(login.initiator_name, login.isid, connection.port.tag)
 
 
 def _progress_quietly(connection: TargetConnection) -> None:

@@ -140,6 +140,53 @@ async def pdus(stream: trio.SocketStream, count: int) -> list[bytes]:
     return heads
 
 
+async def log_in(stream: trio.SocketStream) -> int:
+    """Over TCP, always by the same name; returns the CmdSN to go on with."""
+    header, data = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)])
+    await stream.send_all(header + data + bytes(-len(data) & 3))
+    (head,) = await pdus(stream, 1)
+    assert head[36:38] == bytes(2)
+    return int.from_bytes(head[28:32])
+
+
+def block_write(cmd_sn: int, data: bytes, durable: bool) -> bytes:
+    """A WRITE of block 0 with its data."""
+    cdb = bytes((0x2A, 8 if durable else 0, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0")
+    return bhs.SCSI_COMMAND_FIELDS.pack(1, 0xA1, 512, bytes(8), 9, 512, cmd_sn, 0, cdb) + data
+
+
+async def test_a_session_waits_for_the_one_before_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one between them took the name, never began, and ended by itself: the write that its
+    elder has in a thread must still not land behind the third's."""
+    monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
+    store = SlowStore()
+    async with serving(store) as url:
+        there = parse_url(url)
+        first = await trio.open_tcp_stream(there.host, there.port)
+        cmd_sn = await log_in(first)
+        await first.send_all(block_write(cmd_sn, b"1" * 512, durable=True))
+        await trio.to_thread.run_sync(store.begun.wait)
+        second = await trio.open_tcp_stream(there.host, there.port)
+        cmd_sn = await log_in(second)
+        await second.send_all(
+            pdu.LogoutRequest(reason=0, itt=1, cmd_sn=cmd_sn, exp_stat_sn=0).pack()
+        )
+        await pdus(second, 1)
+        assert not await second.receive_some()
+        third = await trio.open_tcp_stream(there.host, there.port)
+        cmd_sn = await log_in(third)
+        await third.send_all(block_write(cmd_sn, b"3" * 512, durable=False))
+        for _ in range(10):
+            await trio.testing.wait_all_tasks_blocked()
+        store.go.set()
+        (head,) = await pdus(third, 1)
+        assert (head[0], head[3]) == (bhs.SCSI_RESPONSE, 0)
+        assert bytes(store.content[:512]) == b"3" * 512
+        assert [call[3] for call in store.calls if call[0] == "write"] == [True, False]
+        for stream in (first, second, third):
+            await stream.aclose()
+
+
 async def test_a_logout_waits_for_what_a_thread_still_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,13 +196,8 @@ async def test_a_logout_waits_for_what_a_thread_still_writes(
     async with serving(store) as url:
         there = parse_url(url)
         async with await trio.open_tcp_stream(there.host, there.port) as stream:
-            header, data = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)])
-            await stream.send_all(header + data + bytes(-len(data) & 3))
-            (head,) = await pdus(stream, 1)
-            cmd_sn = int.from_bytes(head[28:32])
-            cdb = bytes((0x2A, 8, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0")
-            write = bhs.SCSI_COMMAND_FIELDS.pack(1, 0xA1, 512, bytes(8), 9, 512, cmd_sn, 0, cdb)
-            await stream.send_all(write + b"w" * 512)
+            cmd_sn = await log_in(stream)
+            await stream.send_all(block_write(cmd_sn, b"w" * 512, durable=True))
             await trio.to_thread.run_sync(store.begun.wait)
             logout = pdu.LogoutRequest(reason=0, itt=10, cmd_sn=cmd_sn + 1, exp_stat_sn=0)
             await stream.send_all(logout.pack())
