@@ -289,8 +289,9 @@ class TargetServer:
 
 
 def _name_of(connection: TargetConnection) -> _SessionName:
+    """Names are compared without their case (RFC 7143 section 4.2.7.1), as NexusName has it."""
     login = connection.login
-    return _SessionName(login.initiator_name, login.isid, connection.port.tag)
+    return _SessionName(login.initiator_name.lower(), login.isid, connection.port.tag)
 
 
 def _progress_quietly(connection: TargetConnection) -> None:

@@ -140,9 +140,9 @@ async def pdus(stream: trio.SocketStream, count: int) -> list[bytes]:
     return heads
 
 
-async def log_in(stream: trio.SocketStream) -> int:
-    """Over TCP, always by the same name; returns the CmdSN to go on with."""
-    header, data = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)])
+async def log_in(stream: trio.SocketStream, name: str = "iqn.x:y") -> int:
+    """Over TCP, always with the same ISID; returns the CmdSN to go on with."""
+    header, data = logins.request([("InitiatorName", name), ("TargetName", IQN)])
     await stream.send_all(header + data + bytes(-len(data) & 3))
     (head,) = await pdus(stream, 1)
     assert head[36:38] == bytes(2)
@@ -185,6 +185,17 @@ async def test_a_session_waits_for_the_one_before_the_last(monkeypatch: pytest.M
         assert [call[3] for call in store.calls if call[0] == "write"] == [True, False]
         for stream in (first, second, third):
             await stream.aclose()
+
+
+async def test_names_that_differ_in_case_are_one() -> None:
+    """For sessions as for I_T nexuses: the later login ends the session before."""
+    async with serving() as url:
+        there = parse_url(url)
+        async with await trio.open_tcp_stream(there.host, there.port) as first:
+            await log_in(first, "iqn.x:y")
+            async with await trio.open_tcp_stream(there.host, there.port) as second:
+                await log_in(second, "IQN.x:Y")
+                assert not await first.receive_some()
 
 
 async def test_a_logout_waits_for_what_a_thread_still_writes(
