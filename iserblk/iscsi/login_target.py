@@ -278,6 +278,8 @@ class LoginTarget:
         name = received.get("InitiatorName", "")
         if not name or len(name) > _MAXIMUM_NAME:
             raise _Refusal(MISSING_PARAMETER)
+        if not name.isprintable():  # section 4.2.7.1; and a log shows it as it is
+            raise _Refusal(INITIATOR_ERROR)
         kind = received.get("SessionType", "Normal")
         if kind not in ("Normal", "Discovery"):
             raise _Refusal(SESSION_TYPE_NOT_SUPPORTED)

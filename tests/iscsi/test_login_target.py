@@ -215,6 +215,7 @@ NAME = [("InitiatorName", logins.INITIATOR)]
         (request([*WHO, ("MaxBurstLength", "Reject")]), 0x0200),
         (request([*WHO, ("TargetAlias", "mine")]), 0x0200),
         (request(b"InitiatorName\0"), 0x0200),
+        (request([("InitiatorName", "iqn.x:y\nanother line"), WHO[1]]), 0x0200),
         (request([*WHO, ("InitialR2T", "Yes"), ("InitialR2T", "Yes")]), 0x0200),
         (request([*WHO, *((f"X-{i:060}", "") for i in range(200))]), 0x0200),
     ],
