@@ -10,7 +10,13 @@ import logging
 from iserblk.scsi import capacity, opcodes, sense
 from iserblk.scsi.cdb import BYTCHK, FUA, RW6, RW10, RW12, RW16
 from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA
-from iserblk.target.task import CheckCondition, DeviceTask, invalid_field, nothing
+from iserblk.target.task import (
+    CheckCondition,
+    DeviceTask,
+    check_wanted,
+    invalid_field,
+    nothing,
+)
 from iserblk.target.unit import MAX_PREFETCH, LogicalUnit
 
 log = logging.getLogger(__name__)
@@ -240,6 +246,7 @@ def _verify_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     end = task.offset + task.extent
     scratch = memoryview(bytearray(min(_VERIFY_STEP, task.extent)))
     for offset in range(task.offset, end, _VERIFY_STEP):
+        check_wanted(task)
         _read_stored(task, scratch[: min(_VERIFY_STEP, end - offset)], offset)
     return True
 

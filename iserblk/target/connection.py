@@ -131,6 +131,7 @@ class TargetConnection:
         self.done = True
         for task in self._tasks.values():
             task.aborted = True
+            task.task.cancelled = True
         # Those in threads may have to be waited for by a PREEMPT AND ABORT.
         self._tasks = {itt: each for itt, each in self._tasks.items() if each.state == RUNNING}
         self._deferred.clear()
@@ -268,11 +269,11 @@ class TargetConnection:
         slot.flags = flags
         slot.immediate = first & bhs.IMMEDIATE
         slot.lun = lun = luns.decode(lun_field)
-        self._tasks[itt] = slot
         self._dm.map_task(slot)
         if lengths >> 24:
             cdb += bhs.extended_cdb_untrusted(message, at)
         task = slot.task = self._device.begin(self.nexus, lun, cdb)
+        self._tasks[itt] = slot
         immediate = lengths & 0xFFFFFF
         if immediate and not self.parameters.immediate_data:  # type: ignore[union-attr]
             raise RemoteProtocolError("iSCSI", f"{immediate} bytes of immediate data")
@@ -453,6 +454,7 @@ class TargetConnection:
         """Without a response; ``ended`` is called for each."""
         for slot in slots:
             slot.aborted = True
+            slot.task.cancelled = True
             slot.on_aborted.append(ended)
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
@@ -494,6 +496,7 @@ class TargetConnection:
         tasks = [slot for slot in self._tasks.values() if slot.lun == lun]
         running = [slot for slot in tasks if slot.state == RUNNING]
         for slot in running:
+            slot.task.cancelled = True
             slot.on_ended.append(ended)
         for slot in tasks:
             if slot.state != RUNNING:

@@ -9,7 +9,7 @@ from iserblk.scsi.cdb import NDOB, RW10, RW16, UNMAP
 from iserblk.target.block import check_range, check_writable, out_of_range, too_long
 from iserblk.target.seam import DATA_IN, DATA_OUT
 from iserblk.target.store import Extent
-from iserblk.target.task import CheckCondition, DeviceTask
+from iserblk.target.task import CheckCondition, DeviceTask, check_wanted
 from iserblk.target.unit import MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME, LogicalUnit
 
 _TILE = 1 << 20  # bytes of a repeated pattern that are written at once
@@ -54,6 +54,7 @@ def _unmap(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         )
     for lba, blocks in ranges:
         if blocks:
+            check_wanted(task)
             _clear(unit, lba * unit.block, blocks * unit.block, True)
     unit.settle()
     return True
@@ -109,17 +110,19 @@ def _write_same(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     if pattern.count(0) == len(pattern):
         _clear(unit, task.offset, task.extent, bool(task.cdb[1] & UNMAP))
     else:
-        _repeat(unit, pattern, task.offset, task.extent)
+        _repeat(task, pattern)
     unit.settle()
     return True
 
 
-def _repeat(unit: LogicalUnit, pattern: bytes, offset: int, length: int) -> None:
+def _repeat(task: DeviceTask, pattern: bytes) -> None:
+    unit, offset, length = task.unit, task.offset, task.extent
     tile = memoryview(pattern * (min(_TILE, length) // len(pattern)))
     span = (offset, offset + length)
     unit.guard.enter(span, False)
     try:
         for start, count in limits.split_blocks(offset, length, len(tile)):
+            check_wanted(task)
             unit.store.write(tile[:count], start, False, False)
     finally:
         unit.guard.leave(span)

@@ -26,6 +26,10 @@ class ReservationConflict(Ended):
     status = sam.RESERVATION_CONFLICT
 
 
+class TaskAborted(Ended):
+    status = sam.TASK_ABORTED
+
+
 class CheckCondition(Ended):
     """The command ends with CHECK CONDITION; ``sense`` says why.
 
@@ -51,6 +55,12 @@ class CheckCondition(Ended):
 def invalid_field(field: int, bit: int | None = None) -> CheckCondition:
     """Byte ``field`` of the CDB asks for what is not to be had."""
     return CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB, field=field, bit=bit)
+
+
+def check_wanted(task: DeviceTask) -> None:
+    """Between the steps of what takes long: raises TaskAborted where it was cancelled."""
+    if task.cancelled:
+        raise TaskAborted
 
 
 def nothing(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
@@ -84,6 +94,7 @@ class DeviceTask(ScsiTask):
         self.direction = 0
         self.length = 0
         self.may_block = False
+        self.cancelled = False
         self.plan = None
         self.status = 0
         self.sense = b""

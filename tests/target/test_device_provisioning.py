@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from iserblk.scsi import cdb, lba, sense
+from iserblk.scsi import status as sam
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.provisioning import _block_ranges
 from iserblk.target.store import Extent
@@ -230,3 +232,38 @@ def test_blocks_are_deallocated_only_when_all_of_them_is(
 def test_extents_of_more_blocks_than_a_descriptor_holds() -> None:
     found = _block_ranges([(0, (2**32 + 5) * 512, False)], 512)
     assert found == [(0, 2**32 - 1, lba.DEALLOCATED), (2**32 - 1, 6, lba.DEALLOCATED)]
+
+
+# -- what takes long -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "data"),
+    [
+        (cdb.verify16(0, 3 << 11), b""),
+        (cdb.write_same16(0, 3 << 11), b"x" * BLOCK),
+        (cdb.unmap(40), lba.unmap_parameters([(0, 8), (16, 8)])),
+    ],
+    ids=["VERIFY", "WRITE SAME", "UNMAP"],
+)
+def test_a_cancelled_command_ends_between_its_steps(command: bytes, data: bytes) -> None:
+    """It has TASK ABORTED, what it has not done yet stays undone, and others may write there."""
+    store = FakeStore(4 << 20)
+    client = Client(DeviceServer({0: LogicalUnit(store, serial="S", block=BLOCK)}, IQN))
+    task = client.server.begin(client.nexus, 0, command)
+    steps: list[str] = []
+
+    def step(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def stepped(*arguments: object) -> object:
+            steps.append(name)
+            task.cancelled = True
+            return call(*arguments)
+
+        return stepped
+
+    for name in ("read_into", "write", "punch"):
+        setattr(store, name, step(name, getattr(store, name)))
+    assert client.server.run(task, memoryview(bytearray(data)))
+    assert task.status == sam.TASK_ABORTED and not task.sense
+    assert len(steps) == 1
+    assert client.code(cdb.write_same16(0, 3 << 11, ndob=True)) == GOOD

@@ -120,6 +120,37 @@ def test_a_logout_is_answered_when_nothing_is_written_any_more() -> None:
     assert not any(call[0] == "write" for call in client.store.calls)
 
 
+@pytest.mark.parametrize("how", ["ABORT TASK", "reset", "another's reset", "cut off"])
+def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
+    """A task that a thread is in, however it comes to its end."""
+    client = IserClient().logged_in([("ImmediateData", "Yes")])
+    connection = client.connection
+    head = bytearray(28)
+    head[0] = 0x10
+    running: list[TargetTask] = []
+    connection.offload = running.append
+    client.send(bytes(head) + client.scsi(rw10(0x2F, 512), 0x80, 0, 20))
+    client.run()
+    assert [slot.task.cancelled for slot in running] == [False]
+    functions = {"ABORT TASK": pdu.TMF_ABORT_TASK, "reset": pdu.TMF_LOGICAL_UNIT_RESET}
+    if how in functions:
+        request = pdu.TaskManagementRequest(
+            function=functions[how],
+            lun=bytes(8),
+            itt=30,
+            referenced_task_tag=20,
+            cmd_sn=client._cmd_sn,
+            exp_stat_sn=0,
+        )
+        client.send(bytes(head) + request.pack())
+        client.run()
+    elif how == "cut off":
+        connection.abandon()
+    else:
+        assert connection.nexus.end_tasks(0, lambda: None) == 1
+    assert [slot.task.cancelled for slot in running] == [True]
+
+
 def test_a_reset_is_answered_when_other_sessions_write_no_more() -> None:
     """The one that a thread is in is waited for; the answer leaves at once then."""
     other = IserClient().logged_in([("ImmediateData", "Yes")])
