@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 from iserblk.scsi import capacity, opcodes, sense
@@ -81,7 +82,7 @@ def _read(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 def _read_from_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     """FUA: what is cached and newer reaches the medium first."""
-    task.unit.store.flush()
+    task.unit.flush(task.nexus)
     return _read(task, buffer, nowait)
 
 
@@ -108,9 +109,23 @@ def _write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     if not unit.guard.enter(span, nowait):
         return False
     try:
-        return unit.store.write(buffer, offset, task.durable, nowait)
+        if task.durable:
+            return _write_durably(task, buffer, nowait)
+        done = unit.store.write(buffer, offset, False, nowait)
+        unit.unflushed.wrote(task.nexus)
+        return done
     finally:
         unit.guard.leave(span)
+
+
+def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
+    unit = task.unit
+    try:
+        return unit.store.write(data, task.offset, True, nowait)
+    except OSError as error:
+        if error.errno == errno.EIO:  # it may be about what others wrote, as a flush's
+            unit.unflushed.failed(task.nexus, error)
+        raise
 
 
 # What their Data-Out means depends on how long it is: the CDB and the initiator must agree.
@@ -320,7 +335,12 @@ def _compare_and_write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bo
         at = _first_difference(stored, buffer[: task.extent])
         if at >= 0:
             raise _miscompare(at)
-        unit.store.write(buffer[task.extent :], task.offset, task.durable, False)
+        new = buffer[task.extent :]
+        if task.durable:
+            _write_durably(task, new, False)
+        else:
+            unit.store.write(new, task.offset, False, False)
+            unit.unflushed.wrote(task.nexus)
     return True
 
 
@@ -328,7 +348,7 @@ def _compare_and_write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bo
 
 
 def flush(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    task.unit.store.flush()
+    task.unit.flush(task.nexus)
     return True
 
 

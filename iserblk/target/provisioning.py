@@ -56,7 +56,7 @@ def _unmap(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         if blocks:
             check_wanted(task)
             _clear(unit, lba * unit.block, blocks * unit.block, True)
-    unit.settle()
+    unit.settle(task.nexus)
     return True
 
 
@@ -111,7 +111,7 @@ def _write_same(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         _clear(unit, task.offset, task.extent, bool(task.cdb[1] & UNMAP))
     else:
         _repeat(task, pattern)
-    unit.settle()
+    unit.settle(task.nexus)
     return True
 
 

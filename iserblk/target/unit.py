@@ -11,8 +11,9 @@ from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
 from iserblk.target.guard import RangeGuard
 from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.reservations import Reservations
-from iserblk.target.seam import NexusName
+from iserblk.target.seam import Nexus, NexusName
 from iserblk.target.store import Store
+from iserblk.target.unflushed import Unflushed
 
 VENDOR = "ISERBLK"
 PRODUCT = "FILE"
@@ -65,6 +66,7 @@ class LogicalUnit:
         self.read_only = read_only
         self.write_cache = write_cache
         self.guard = RangeGuard()
+        self.unflushed = Unflushed()
         self.reservations = Reservations()
         # End the tasks of these I_T nexuses here, as Nexus.end_tasks does; by the device server.
         self.end_tasks: EndTasksOf = lambda _names, _ended: 0
@@ -99,9 +101,15 @@ class LogicalUnit:
         """There may be bytes that only a flush makes durable."""
         return self.write_cache and not self.read_only
 
-    def settle(self) -> None:
+    def flush(self, nexus: Nexus) -> None:
+        """For ``nexus``; raises OSError where anything that it wrote may be lost."""
+        self.unflushed.flush(nexus, self.store.flush)
+
+    def settle(self, nexus: Nexus) -> None:
         """After a change other than a write: durable at once where there is no write cache."""
-        if not self.write_cache:
+        if self.write_cache:
+            self.unflushed.wrote(nexus)
+        else:
             self.store.flush()
 
     def vpd_pages(self, iqn: str, port: TargetPort = ONLY_PORT) -> dict[int, bytes]:

@@ -1,0 +1,137 @@
+"""A flush that fails is told to every session whose writes may be lost, not only to the first."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from iserblk.scsi import cdb, opcodes, sense
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.seam import Nexus
+from iserblk.target.unflushed import MOST_NAMES, Unflushed
+from tests.target.fake_store import FakeStore
+from tests.target.scsi_client import GOOD, IQN, Client
+
+LOST = (sense.MEDIUM_ERROR, sense.WRITE_ERROR)
+FLUSH = cdb.synchronize_cache16(0, 0)
+FUA = 0x08
+
+
+def write(client: Client, flags: int = 0) -> tuple[int, int]:
+    command = bytes((opcodes.WRITE_10, flags, 0, 0, 0, 0, 0, 0, 1, 0))
+    return client.code(command, bytes(512))
+
+
+def fails(store: FakeStore, ask: Callable[[], tuple[int, int]], number: int = errno.EIO) -> None:
+    """Once: the system tells of it, and that was it."""
+    store.failure = OSError(number, "lost")
+    assert ask() != GOOD
+    store.failure = None
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore(1 << 20)
+
+
+@pytest.fixture
+def server(store: FakeStore) -> DeviceServer:
+    return DeviceServer({0: LogicalUnit(store, serial="S")}, IQN)
+
+
+def test_each_that_has_written_meets_the_error_once(server: DeviceServer, store: FakeStore) -> None:
+    one, other = Client(server, isid=b"one..."), Client(server, isid=b"other.")
+    reader, clean = Client(server, isid=b"reader"), Client(server, isid=b"clean.")
+    assert write(clean) == GOOD and clean.code(FLUSH) == GOOD
+    assert write(one) == write(other) == GOOD
+    fails(store, lambda: one.code(FLUSH))
+    assert one.code(FLUSH) == GOOD, "it has been told"
+    assert other.code(FLUSH) == LOST
+    for client in (one, other, reader, clean):
+        assert client.code(FLUSH) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("command", "data"),
+    [
+        (cdb.write_same16(0, 1), b"x" * 512),
+        (cdb.write_same16(0, 8, ndob=True), b""),
+        (cdb.unmap(24), b"\0\x16\0\x10" + bytes(15) + b"\x08" + bytes(4)),
+        (cdb.compare_and_write(0, 1), bytes(1024)),
+    ],
+    ids=["WRITE SAME", "zeroes", "UNMAP", "COMPARE AND WRITE"],
+)
+def test_whatever_changes_the_lun_counts(
+    server: DeviceServer, store: FakeStore, command: bytes, data: bytes
+) -> None:
+    one, other = Client(server, isid=b"one..."), Client(server, isid=b"other.")
+    assert other.code(command, data) == GOOD
+    fails(store, lambda: one.code(FLUSH))
+    assert other.code(FLUSH) == LOST
+
+
+def test_a_session_that_came_back_hears_of_it(server: DeviceServer, store: FakeStore) -> None:
+    one, other = Client(server, isid=b"one..."), Client(server, isid=b"other.")
+    assert write(other) == GOOD
+    server.detach(other.nexus)
+    fails(store, lambda: one.code(FLUSH))
+    assert Client(server, isid=b"other.").code(FLUSH) == LOST
+
+
+def test_other_ways_to_take_the_error(server: DeviceServer, store: FakeStore) -> None:
+    """A FUA read, which flushes, and a durable write that meets EIO; not one for want of space,
+    which says nothing of others' data."""
+    one, other = Client(server, isid=b"one..."), Client(server, isid=b"other.")
+    fua_read = bytes((opcodes.READ_10, FUA, 0, 0, 0, 0, 0, 0, 1, 0))
+    for ask in (lambda: one.code(fua_read), lambda: write(one, FUA)):
+        assert write(other) == GOOD
+        fails(store, ask)
+        assert other.code(FLUSH) == LOST
+    assert write(other) == GOOD
+    fails(store, lambda: write(one, FUA), errno.ENOSPC)
+    assert other.code(FLUSH) == GOOD
+    assert write(other) == GOOD
+    fails(store, lambda: one.code(FLUSH))
+    assert other.code(fua_read) != GOOD
+
+
+def test_flushes_at_the_same_time() -> None:
+    """One of them meets the error: the other began before that, and may have lost the same data."""
+    unflushed = Unflushed()
+    nexus, late = Nexus("iqn.x:y", b"nexus."), Nexus("iqn.x:y", b"late..")
+
+    def failing() -> None:
+        unflushed.wrote(late)  # while the flush is under way
+        raise OSError(errno.ENOSPC, "lost")
+
+    def meanwhile() -> None:
+        with pytest.raises(OSError, match="lost"):
+            unflushed.flush(nexus, failing)
+
+    for who in (nexus, late):
+        with pytest.raises(OSError, match="meanwhile") as caught:
+            unflushed.flush(who, meanwhile if who is nexus else lambda: None)
+        assert caught.value.errno == errno.ENOSPC
+        unflushed.flush(who, lambda: None)
+
+
+def test_the_names_are_bounded() -> None:
+    unflushed = Unflushed()
+    for number in range(MOST_NAMES + 10):
+        unflushed.wrote(Nexus(f"iqn.x:{number}", bytes(6)))
+    assert len(unflushed._writers) == MOST_NAMES
+
+
+def test_no_session_is_kept(server: DeviceServer) -> None:
+    """A session that has ended is gone with its memory, although it wrote last."""
+    client = Client(server)
+    assert write(client) == GOOD
+    server.detach(client.nexus)
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is None
