@@ -56,13 +56,19 @@ async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream 
 async def _is_iwarp(sock: trio.socket.SocketType) -> bool | None:
     """Look at the first bytes, and leave them there; None when the peer went away."""
     prefix = b""
-    while (verdict := looks_like_mpa(prefix)) is None:
+    while True:
         known = len(prefix)
         prefix = await sock.recv(_PEEK, socket.MSG_PEEK)
-        if not prefix:
+        if len(prefix) == known:  # nothing behind what there was: the end
             return None
-        if len(prefix) == known:
-            await trio.sleep(0.01)  # part of the key: the rest is on its way
+        verdict = looks_like_mpa(prefix)
+        if known or verdict is None:
+            # Part of the key stays in the socket, which is readable only with more than that.
+            at_least = 1 if verdict is not None else len(prefix) + 1
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_least)
+        if verdict is not None:
+            break
+        await trio.lowlevel.wait_readable(sock)
     if not verdict and prefix[0] & OPCODE_MASK != LOGIN_REQUEST:
         raise RemoteProtocolError("iSCSI", "the peer speaks neither iSER over iWARP nor iSCSI")
     return verdict

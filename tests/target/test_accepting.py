@@ -1,0 +1,81 @@
+"""The first bytes of a TCP connection, however they come."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+import trio.testing
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.rcap.iwarp.mpa import REQUEST_KEY
+from iserblk.target import accepting
+
+
+class Counting:
+    """A trio socket that counts how often it is looked into."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._sock = sock
+        self.looks = 0
+
+    async def recv(self, size: int, flags: int) -> bytes:
+        self.looks += 1
+        return await self._sock.recv(size, flags)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+async def pair() -> tuple[trio.SocketStream, Counting]:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    theirs = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
+    ours = await listener.accept()
+    await listener.aclose()
+    return theirs, Counting(ours.socket)
+
+
+async def test_part_of_a_key_is_not_looked_at_again_and_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A peer that stays with half a key costs nothing, and many of them no processor."""
+    theirs, ours = await pair()
+    found: list[bool | None] = []
+
+    async def look() -> None:
+        found.append(await accepting._is_iwarp(ours))  # type: ignore[arg-type]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        for count, at in enumerate(range(0, 16, 4), 1):
+            await theirs.send_all(REQUEST_KEY[at : at + 4])
+            await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(10)
+            assert ours.looks == count
+    assert found == [True]
+    assert ours._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    await theirs.aclose()
+    ours._sock.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"M", REQUEST_KEY[:15]])
+async def test_a_peer_that_goes_away_with_part_of_a_key(sent: bytes) -> None:
+    theirs, ours = await pair()
+    if sent:
+        await theirs.send_all(sent)
+    await theirs.aclose()
+    with trio.fail_after(20):
+        assert await accepting._is_iwarp(ours) is None  # type: ignore[arg-type]
+    ours._sock.close()
+
+
+async def test_other_bytes_behind_part_of_a_key() -> None:
+    theirs, ours = await pair()
+    await theirs.send_all(b"MPA")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(theirs.send_all, b"?" * 16)
+        with pytest.raises(RemoteProtocolError, match="neither iSER"):
+            await accepting._is_iwarp(ours)  # type: ignore[arg-type]
+    await theirs.aclose()
+    ours._sock.close()
