@@ -161,7 +161,7 @@ class TargetConnection:
             self._data_out(message, at)
         elif opcode == bhs.NOP_OUT:
             self._answers.nop_in(message, at, self._data_limit)
-        elif opcode == bhs.TASK_MANAGEMENT_REQUEST:
+        elif opcode == bhs.TASK_MANAGEMENT_REQUEST and self._attached:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
             addresses = self.port.ports.target_addresses(self._portal, self.port)

@@ -12,6 +12,7 @@ from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.memory import Message
 from iserblk.target.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.seam import Nexus
 from tests.target.iser_client import IserClient, rw10, tasks_of
 
 TEST_UNIT_READY = bytes(6)
@@ -187,6 +188,27 @@ def test_no_reads_where_the_initiator_takes_none() -> None:
 
 
 # -- other PDUs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", range(1, 9))
+def test_a_discovery_session_manages_no_tasks(function: int) -> None:
+    """It has no I_T nexus, and must not reset what is others'."""
+    client = IserClient()
+    client.login([("SessionType", "Discovery")])
+    other = Nexus("iqn.x:y", bytes(6))
+    device = client.connection._device
+    device.attach(other)
+    assert device.begin(other, 0, bytes(6)).status
+    request = pdu.TaskManagementRequest(
+        opcode=bhs.TASK_MANAGEMENT_REQUEST | bhs.IMMEDIATE,
+        function=function,
+        lun=bytes(8),
+        itt=10,
+        cmd_sn=1,
+        exp_stat_sn=0,
+    )
+    assert client.ask(request.pack()).opcode == bhs.REJECT
+    assert not device.begin(other, 0, bytes(6)).status, "no unit attention of a reset"
 
 
 def test_the_command_window_is_open_to_pings_as_well() -> None:
