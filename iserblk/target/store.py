@@ -13,6 +13,7 @@ from typing import Protocol
 from iserblk.target.falloc import PUNCH_HOLE, ZERO_RANGE, fallocate
 
 ZEROES = memoryview(bytes(1 << 20))
+_SECTOR = 4096  # bytes: the largest that devices have
 
 # offset, length, whether data is there: ascending and adjoining.
 Extent = tuple[int, int, bool]
@@ -132,17 +133,36 @@ class FileStore:
 
     def punch(self, offset: int, length: int) -> None:
         if self._can_punch:
-            if fallocate(self.fd, PUNCH_HOLE, offset, length):
+            if self._fallocate(PUNCH_HOLE, offset, length):
                 return
             self._can_punch = False
         self._write_zeroes(offset, length)
 
     def zero(self, offset: int, length: int) -> None:
         if self._can_zero:
-            if fallocate(self.fd, ZERO_RANGE, offset, length):
+            if self._fallocate(ZERO_RANGE, offset, length):
                 return
             self._can_zero = False
         self.punch(offset, length)
+
+    def _fallocate(self, mode: int, offset: int, length: int) -> bool:
+        """A device whose sectors are larger than the LUN's blocks refuses what is not made of whole
+        ones: there zeroes are written at both ends. Returns as ``fallocate``."""
+        try:
+            return fallocate(self.fd, mode, offset, length)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        end = offset + length
+        start, stop = -(-offset // _SECTOR) * _SECTOR, end // _SECTOR * _SECTOR
+        if start >= stop or (start, stop) == (offset, end):
+            self._write_zeroes(offset, length)
+            return True
+        if not fallocate(self.fd, mode, start, stop - start):
+            return False
+        self._write_zeroes(offset, start - offset)
+        self._write_zeroes(stop, end - stop)
+        return True
 
     def _write_zeroes(self, offset: int, length: int) -> None:
         end = offset + length

@@ -123,6 +123,52 @@ def test_clearing_where_the_file_system_cannot(
     assert asked == modes
 
 
+@pytest.mark.parametrize("operation", ["punch", "zero"])
+@pytest.mark.parametrize(
+    ("offset", "length", "asked"),
+    [
+        (512, 512, []),
+        (512, 8192, [(4096, 4096)]),
+        (4096, 4608, [(4096, 4096)]),
+        (3584, 13312, [(4096, 12288)]),
+        (8192, 4096, [(8192, 4096)]),
+    ],
+)
+def test_clearing_where_sectors_are_larger_than_blocks(
+    lun: FileStore,
+    operation: str,
+    offset: int,
+    length: int,
+    asked: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device of 4096-byte sectors refuses parts of them: they are written, the rest is not."""
+    done: list[tuple[int, int]] = []
+    written: list[int] = []
+    write = lun.write
+
+    def device(fd: int, mode: int, offset: int, length: int) -> bool:
+        if offset % 4096 or length % 4096:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        done.append((offset, length))
+        os.pwrite(fd, bytes(length), offset)
+        return True
+
+    def counted(data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        written.append(len(data))
+        return write(data, offset, durable, nowait)
+
+    lun.write(memoryview(b"x" * 32768), 0, False, False)
+    monkeypatch.setattr(store, "fallocate", device)
+    monkeypatch.setattr(lun, "write", counted)
+    for _ in range(2):
+        getattr(lun, operation)(offset, length)
+    expected = b"x" * offset + bytes(length) + b"x" * (32768 - offset - length)
+    assert read(lun, 0, 32768) == expected
+    assert done == 2 * asked
+    assert sum(written) == 2 * (length - sum(each for _, each in asked))
+
+
 def test_fallocate_raises_what_is_no_lack_of_support(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
     with pytest.raises(OSError, match="Invalid argument") as info:
@@ -315,11 +361,12 @@ def test_a_device_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert flags[0] & os.O_EXCL and not flags[0] & os.O_CREAT
 
 
-@pytest.fixture
-def loop_device(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(params=["512", "4096"])
+def loop_device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """With sectors of so many bytes."""
     image = tmp_path / "image"
     image.write_bytes(b"x" * SIZE)
-    command = ["losetup", "--find", "--show", str(image)]
+    command = ["losetup", "--find", "--show", "--sector-size", request.param, str(image)]
     try:
         made = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -335,11 +382,15 @@ def test_a_block_device(loop_device: Path) -> None:
     assert lun.extents(0, SIZE, 10) == [(0, SIZE, True)]
     lun.punch(4096, 8192)
     lun.zero(65536, 4096)
+    lun.punch(131072 + 512, 8192)
+    lun.zero(262144 + 512, 512)
     lun.write(memoryview(b"y" * 512), 512, True, False)
     lun.flush()
     expected = bytearray(b"x" * SIZE)
     expected[4096:12288] = bytes(8192)
     expected[65536:69632] = bytes(4096)
+    expected[131584:139776] = bytes(8192)
+    expected[262656:263168] = bytes(512)
     expected[512:1024] = b"y" * 512
     assert read(lun, 0, SIZE) == expected
     lun.close()
