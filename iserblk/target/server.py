@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 LOGIN_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 1024
 LAST_WORDS_S = 5.0
+DISK_THREADS = 16  # of one LUN
 RDMA_TICK_S = 1.0
 
 
@@ -80,7 +81,8 @@ class TargetServer:
         self._elders: dict[_SessionName, set[TargetConnection]] = {}
         self._next_tsih = 1
         self._tsihs: set[int] = set()  # in use by a connection
-        self._limiter = trio.CapacityLimiter(16)  # disk threads
+        # Of each LUN, so that one whose disk does not answer takes none from the others.
+        self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
     async def serve_tcp(self, sock: trio.socket.SocketType, port: TargetPort = ONLY_PORT) -> None:
         """One TCP connection from accept to end; raises nothing but Cancelled."""
@@ -212,7 +214,7 @@ class TargetServer:
     ) -> None:
         with trio.CancelScope(shield=True):  # a write under way ends before its buffer goes
             await trio.to_thread.run_sync(
-                self.device.run, slot.task, slot.buffer, limiter=self._limiter
+                self.device.run, slot.task, slot.buffer, limiter=self._limiters[slot.lun]
             )
         try:
             connection.finish(slot)

@@ -19,6 +19,7 @@ from iserblk.initiator.session import Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
+from iserblk.scsi import luns
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, parse_url
@@ -31,13 +32,16 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 
 
 @asynccontextmanager
-async def serving(store: FakeStore | None = None) -> AsyncIterator[str]:
-    """The URL of LUN 0 of a target in this process."""
+async def serving(*stores: FakeStore) -> AsyncIterator[str]:
+    """The URL of LUN 0 of a target in this process; one LUN for each store."""
     send, receive = trio.open_memory_channel[str](1)
-    luns = {0: LogicalUnit(store or FakeStore(1 << 20), serial="S", block=512)}
+    units = {
+        lun: LogicalUnit(store, serial=f"S{lun}", block=512)
+        for lun, store in enumerate(stores or [FakeStore(1 << 20)])
+    }
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve, "127.0.0.1:0", IQN, luns, send.send_nowait)
+            nursery.start_soon(serve, "127.0.0.1:0", IQN, units, send.send_nowait)
             yield f"{await receive.receive()}/0"
             nursery.cancel_scope.cancel()
 
@@ -149,10 +153,11 @@ async def log_in(stream: trio.SocketStream, name: str = "iqn.x:y") -> int:
     return int.from_bytes(head[28:32])
 
 
-def block_write(cmd_sn: int, data: bytes, durable: bool) -> bytes:
+def block_write(cmd_sn: int, data: bytes, durable: bool, lun: int = 0) -> bytes:
     """A WRITE of block 0 with its data."""
     cdb = bytes((0x2A, 8 if durable else 0, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0")
-    return bhs.SCSI_COMMAND_FIELDS.pack(1, 0xA1, 512, bytes(8), 9, 512, cmd_sn, 0, cdb) + data
+    where = luns.encode(lun)
+    return bhs.SCSI_COMMAND_FIELDS.pack(1, 0xA1, 512, where, cmd_sn, 512, cmd_sn, 0, cdb) + data
 
 
 async def test_a_session_waits_for_the_one_before_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +190,28 @@ async def test_a_session_waits_for_the_one_before_the_last(monkeypatch: pytest.M
         assert [call[3] for call in store.calls if call[0] == "write"] == [True, False]
         for stream in (first, second, third):
             await stream.aclose()
+
+
+async def test_a_disk_that_does_not_answer_is_in_the_way_of_its_own_lun_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole command window waits for LUN 0; LUN 1 is written durably all the same."""
+    monkeypatch.setattr(DeviceServer, "attach", lambda self, nexus: self._nexuses.add(nexus))
+    hung, well = SlowStore(), FakeStore(1 << 20)
+    async with serving(hung, well) as url:
+        there = parse_url(url)
+        try:
+            async with await trio.open_tcp_stream(there.host, there.port) as stream:
+                cmd_sn = await log_in(stream)
+                for n in range(100):
+                    await stream.send_all(block_write(cmd_sn + n, b"h" * 512, durable=True))
+                last = cmd_sn + 100
+                await stream.send_all(block_write(last, b"w" * 512, durable=True, lun=1))
+                (head,) = await pdus(stream, 1)
+                assert (head[0], head[3], int.from_bytes(head[16:20])) == (0x21, 0, last)
+                assert bytes(well.content[:512]) == b"w" * 512
+        finally:
+            hung.go.set()
 
 
 async def test_names_that_differ_in_case_are_one() -> None:
