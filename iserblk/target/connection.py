@@ -285,7 +285,8 @@ class TargetConnection:
         if immediate:
             # Copied: the receive buffer is good until the next progress only.
             self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
-        if flags & (bhs.FLAG_WRITE | bhs.FLAG_FINAL) == bhs.FLAG_WRITE:
+        more = flags & (bhs.FLAG_WRITE | bhs.FLAG_FINAL) == bhs.FLAG_WRITE
+        if more and not self.parameters.initial_r2t:  # type: ignore[union-attr]
             slot.state = UNSOLICITED  # more of it is on its way
         else:
             self._begin(slot)

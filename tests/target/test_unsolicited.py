@@ -218,6 +218,15 @@ def test_memory_waits_for_its_turn() -> None:
     assert client.connection._pool.used <= 20 * 65536
 
 
+def test_a_command_that_announces_it_where_it_was_not_agreed_on() -> None:
+    """Nothing of it may come, so nothing is waited for: all data is asked for."""
+    client = unsolicited([("InitialR2T", "Yes")])
+    post(client, client.scsi(rw10(0x2A, 16384), NOT_FINAL, 16384), header=advertised(client, DATA))
+    client.run()
+    assert (client.heard[-1].opcode, client.heard[-1].bhs[3]) == (bhs.SCSI_RESPONSE, 0)
+    assert client.store.content[:16384] == DATA[:16384]
+
+
 def test_it_is_refused_where_it_was_not_agreed_on() -> None:
     client = unsolicited([("InitialR2T", "Yes")])
     answer = client.ask(data_out(0, 512, 0, True), DATA[:512])
