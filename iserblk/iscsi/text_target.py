@@ -6,11 +6,12 @@ answers longer than one PDU go in parts, under a Target Transfer Tag.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.keys import NOT_UNDERSTOOD
 from iserblk.iscsi.text import Collector, decode_untrusted, encode
 
 
@@ -20,14 +21,26 @@ def send_targets_answer(request: bytes, targets: Mapping[str, Sequence[str]]) ->
     ``targets``: addresses (``host:port,tag``) by target name. An empty value names the session's
     own target: there is just one here.
     """
-    return _answer(decode_untrusted(request), targets)
+    return _answer(decode_untrusted(request), targets, understand_nothing)
 
 
-def _answer(question: list[tuple[str, str]], targets: Mapping[str, Sequence[str]]) -> bytes:
+Declare = Callable[[str, str], str | None]
+
+
+def understand_nothing(key: str, value: str) -> str | None:
+    """A ``Declare``: the answer to a key other than SendTargets, None where it gets none."""
+    return NOT_UNDERSTOOD
+
+
+def _answer(
+    question: list[tuple[str, str]], targets: Mapping[str, Sequence[str]], declare: Declare
+) -> bytes:
     answer: list[tuple[str, str]] = []
     for key, value in question:
         if key != "SendTargets":
-            answer.append((key, "NotUnderstood"))
+            answered = declare(key, value)
+            if answered is not None:
+                answer.append((key, answered))
             continue
         for name, portals in targets.items():
             if value in ("All", "", name):
@@ -45,9 +58,11 @@ class TextPart(NamedTuple):
 
 
 class TextResponder:
-    """Gives the part to send for each Text Request."""
+    """Gives the part to send for each Text Request. ``declare`` takes what may be declared at any
+    time."""
 
-    def __init__(self) -> None:
+    def __init__(self, declare: Declare = understand_nothing) -> None:
+        self._declare = declare
         self._collector = Collector()
         self._rest: bytes | None = None  # of an answer; None: the question is not complete
         self._itt = bhs.NO_TAG
@@ -75,7 +90,7 @@ class TextResponder:
                 if request.flags & bhs.FLAG_FINAL:
                     raise RemoteProtocolError("iSCSI", "a Text Request with both F and C")
                 return TextPart(0, self._take_ttt(), b"")
-            self._rest = _answer(self._collector.take(), targets)
+            self._rest = _answer(self._collector.take(), targets, self._declare)
         part, self._rest = self._rest[:limit], self._rest[limit:]
         if self._rest:
             return TextPart(bhs.FLAG_CONTINUE, self._take_ttt(), part)

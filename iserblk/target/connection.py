@@ -16,7 +16,7 @@ from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import PduSlot
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError, TransportError
-from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
 from iserblk.scsi import luns
@@ -47,6 +47,7 @@ CONTROL_SLOTS = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task manag
 CONTROL_INLINE = 8192
 SENSE_INLINE = 256
 _OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
+_AT_ANY_TIME = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
 
@@ -93,7 +94,7 @@ class TargetConnection:
         self._free: list[TargetTask] = []
         self._numbers = Numbers()
         slots = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
-        self._answers = ControlAnswers(datamover, self._numbers, slots)
+        self._answers = ControlAnswers(datamover, self._numbers, slots, self._declare)
         self._data_limit = CONTROL_INLINE
         datamover.user = self
         datamover.notice_numbers(self._numbers)
@@ -231,7 +232,7 @@ class TargetConnection:
         self._numbers.exp_cmd_sn = login.exp_cmd_sn
         self._numbers.max_cmd_sn = login.max_cmd_sn
         self.parameters = login.parameters
-        self._data_limit = min(CONTROL_INLINE, login.parameters.initiator_recv_data_segment_length)
+        self._limit_data(login.parameters.initiator_recv_data_segment_length)
         if not login.discovery:
             # Twice the depth: a slot is free again only when its response is known to have left.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
@@ -245,6 +246,23 @@ class TargetConnection:
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()
         self._on_login(self)
+
+    def _limit_data(self, most: int) -> None:
+        """The initiator takes ``most`` bytes of data in one PDU."""
+        self._data_limit = min(CONTROL_INLINE, most)
+
+    def _declare(self, key: str, value: str) -> str | None:
+        """What a Text Request may declare in full feature phase; returns the answer, if there is
+        one. From then on no PDU is longer than the initiator says (RFC 7143 section 13.12)."""
+        if key not in _AT_ANY_TIME or self.parameters is None:
+            return keys.NOT_UNDERSTOOD
+        parameters = self.parameters
+        answer = keys.answer(parameters, key, value, self.login.discovery)
+        if answer is None and not parameters.rdma_extensions:  # iSER has a key of its own
+            most = parameters.max_recv_data_segment_length
+            parameters.initiator_recv_data_segment_length = most
+            self._limit_data(most)
+        return answer
 
     # -- SCSI commands ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
-from iserblk.iscsi.text_target import TextResponder
+from iserblk.iscsi.text_target import Declare, TextResponder
 from iserblk.target.slot import ENDED, Numbers, TargetTask
 
 _BATCH = 16  # slots that are made at a time
@@ -28,14 +28,18 @@ class ControlAnswers:
     first needed. A peer that asks for more without taking the answers is cut off."""
 
     def __init__(
-        self, datamover: IserTarget | TcpTarget, numbers: Numbers, slots: list[TargetTask]
+        self,
+        datamover: IserTarget | TcpTarget,
+        numbers: Numbers,
+        slots: list[TargetTask],
+        declare: Declare,
     ) -> None:
         self._dm = datamover
         self._numbers = numbers
         self._free = slots
         self._inline = 0
         self._more = 0  # slots that may still be made
-        self._text = TextResponder()
+        self._text = TextResponder(declare)
 
     def enlarge(self, inline: int, most: int) -> None:
         """Up to ``most`` slots more, with room for ``inline`` bytes of data each."""

@@ -156,6 +156,51 @@ def test_a_read_comes_in_segments_with_its_status(client: Client) -> None:
     client.close()
 
 
+def test_the_segments_of_a_session_under_way_become_shorter(client: Client) -> None:
+    """MaxRecvDataSegmentLength may be declared at any time; what cannot be is told."""
+
+    def declare(*pairs: tuple[str, str]) -> bytes:
+        text = encode(pairs)
+        client.heard.clear()
+        client.send(
+            pdu.TextRequest(
+                opcode=bhs.TEXT_REQUEST,
+                flags=bhs.FLAG_FINAL,
+                data_length=len(text),
+                lun=bytes(8),
+                itt=2,
+                ttt=bhs.NO_TAG,
+                cmd_sn=client.cmd_sn,
+                exp_stat_sn=1,
+            ),
+            text,
+        )
+        client.cmd_sn += 1
+        ((head, answer),) = client.heard
+        assert head[0] == bhs.TEXT_RESPONSE
+        client.heard.clear()
+        return answer
+
+    assert declare(("MaxRecvDataSegmentLength", "512"), ("InitiatorAlias", "me")) == b""
+    client.command(cdb10(READ_10, 3), bhs.FLAG_FINAL | bhs.FLAG_READ, 3 * 512)
+    assert [len(data) for _, data in client.heard] == [512] * 3
+    answer = declare(("MaxRecvDataSegmentLength", "5"), ("MaxBurstLength", "512"), ("X-a", "1"))
+    assert answer == encode(
+        [
+            ("MaxRecvDataSegmentLength", "Reject"),
+            ("MaxBurstLength", "NotUnderstood"),
+            ("X-a", "NotUnderstood"),
+        ]
+    )
+    client.send(
+        pdu.NopOut(data_length=1024, lun=bytes(8), itt=3, cmd_sn=client.cmd_sn, exp_stat_sn=1),
+        bytes(1024),
+    )
+    ((_, data),) = client.heard
+    assert len(data) == 512
+    client.close()
+
+
 def test_a_write_is_asked_for_burst_by_burst(client: Client) -> None:
     data = bytes(i * 3 & 255 for i in range(12 * 512))
     client.write(12, data[:512])
@@ -224,6 +269,7 @@ def test_a_command_that_is_rejected_was_not_received(client: Client) -> None:
     client.write(1)  # waits for its data
     client.heard.clear()
     text = pdu.TextRequest(
+        opcode=bhs.TEXT_REQUEST,
         flags=bhs.FLAG_FINAL,
         data_length=0,
         lun=bytes(8),
