@@ -2,8 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 _SMALLEST = 12  # 4 KiB: what a block layer asks for most
 _KEPT_BYTES = 16 << 20  # of free buffers
+
+
+GUARANTEED = 2 << 20  # bytes that each connection may have whatever the others have
+TOTAL = 1 << 30  # bytes of all connections together
+
+
+class DataBudget:
+    """What the buffers of all connections of a target may take together, so that peers which ask
+    for much and take nothing cannot use up the machine's memory. Not thread-safe.
+
+    ``used``: bytes handed out by the pools. ``waiting``: true while any connection waits.
+    """
+
+    def __init__(self, most: int = TOTAL) -> None:
+        self._most = most
+        self.used = 0
+        self.waiting: dict[Callable[[], None], None] = {}  # oldest first
+        self._waking = False
+
+    def fits(self, length: int) -> bool:
+        return self.used + length <= self._most
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called once, when there may be room."""
+        self.waiting[wake] = None
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        self.waiting.pop(wake, None)
+
+    def wake(self) -> None:
+        """Buffers came back: call those who wait, in their order, while there is room."""
+        if self._waking:
+            return
+        self._waking = True
+        try:
+            for wake in list(self.waiting):
+                if self.used >= self._most:
+                    return
+                if wake in self.waiting:
+                    del self.waiting[wake]
+                    wake()
+        finally:
+            self._waking = False
 
 
 class BufferPool:
@@ -13,7 +58,8 @@ class BufferPool:
     sends a buffer must have filled it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: DataBudget) -> None:
+        self._budget = budget
         self._free: list[list[memoryview]] = [[] for _ in range(40)]
         self._kept = 0
         self.used = 0
@@ -23,6 +69,7 @@ class BufferPool:
         order = max(_SMALLEST, (length - 1).bit_length())
         size = 1 << order
         self.used += size
+        self._budget.used += size
         free = self._free[order]
         if free:
             self._kept -= size
@@ -36,6 +83,7 @@ class BufferPool:
         whole = memoryview(buffer.obj)
         size = len(whole)
         self.used -= size
+        self._budget.used -= size
         if self._kept + size <= _KEPT_BYTES:
             self._kept += size
             self._free[size.bit_length() - 1].append(whole)
@@ -47,3 +95,9 @@ class BufferPool:
             larger[:filled] = buffer[:filled]
             self.give(buffer)
         return larger
+
+    def close(self) -> None:
+        """Nobody uses any of the buffers any more, given back or not."""
+        self._budget.used -= self.used
+        self.used = 0
+        self._budget.wake()

@@ -21,7 +21,7 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
 from iserblk.scsi import luns
 from iserblk.scsi import status as sam
-from iserblk.target.buffers import BufferPool
+from iserblk.target.buffers import GUARANTEED, BufferPool, DataBudget
 from iserblk.target.control import ControlAnswers
 from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
@@ -71,6 +71,7 @@ class TargetConnection:
         on_reset: Callable[[int, TargetConnection, Callable[[], None]], int],
         portal: str,
         port: TargetPort = ONLY_PORT,
+        budget: DataBudget | None = None,
     ) -> None:
         self._dm = datamover
         self._device = device
@@ -88,7 +89,8 @@ class TargetConnection:
         self.running = 0  # tasks in threads
         self._held = False
         self._leaving = False  # a Logout was received
-        self._pool = BufferPool()
+        self._budget = budget or DataBudget()
+        self._pool = BufferPool(self._budget)
         self._tasks: dict[int, TargetTask] = {}  # by ITT: not yet ended
         self._deferred: deque[TargetTask] = deque()
         self._free: list[TargetTask] = []
@@ -115,6 +117,8 @@ class TargetConnection:
             if before:
                 self._resume()
             self._dm.flush()
+        if self._budget.waiting:
+            self._budget.wake()
 
     def hold(self) -> None:
         """Start no command until ``unhold``: tasks of the session that this one reinstates are
@@ -142,6 +146,8 @@ class TargetConnection:
         """Give everything back. No thread may be running a task of this connection."""
         self.done = True
         self._dm.connection_terminate()
+        self._budget.forget(self._wake)
+        self._pool.close()
         if self._attached:
             self._attached = False
             self._device.detach(self.nexus)
@@ -349,8 +355,11 @@ class TargetConnection:
         if task.status:
             self._respond(slot)
             return
-        used = self._pool.used
-        if self._held or self._deferred or (used and used + task.length > DATA_BUDGET):
+        if (
+            self._held
+            or self._deferred
+            or (self._pool.used + task.length > GUARANTEED and not self._has_room(task.length))
+        ):
             slot.state = DEFERRED
             self._deferred.append(slot)
         else:
@@ -360,10 +369,32 @@ class TargetConnection:
         """Buffers came back: go on with what waited for them, in order."""
         while self._deferred and not self._held:
             slot = self._deferred[0]
-            if self._pool.used and self._pool.used + slot.task.length > DATA_BUDGET:
+            if not self._has_room(slot.task.length):
                 return
             self._deferred.popleft()
             self._start(slot)
+
+    def _has_room(self, length: int) -> bool:
+        """A task may have its buffer now; if not, ``_resume`` follows when that may have changed:
+        when buffers come back, of this connection or of others."""
+        used = self._pool.used
+        if used + length <= GUARANTEED:
+            return True
+        if not self._budget.fits(length):
+            self._budget.wait(self._wake)
+            return False
+        return not used or used + length <= DATA_BUDGET
+
+    def _wake(self) -> None:
+        """Buffers of other connections came back. Called from their tasks."""
+        if self.done:
+            return
+        try:
+            self.flush()
+        except TransportError as error:
+            log.info("a connection ended: %s", error)
+            self.abandon()
+        self.on_output()
 
     def _start(self, slot: TargetTask) -> None:
         """Get the buffer and the data that the task needs, and run it."""

@@ -29,6 +29,7 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.rcap.stream import SocketStream
 from iserblk.target.accepting import RECEIVE_DATA, TCP_RECEIVE_DATA, accept
+from iserblk.target.buffers import DataBudget
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.listening import (
@@ -81,6 +82,7 @@ class TargetServer:
         self._elders: dict[_SessionName, set[TargetConnection]] = {}
         self._next_tsih = 1
         self._tsihs: set[int] = set()  # in use by a connection
+        self._budget = DataBudget()
         # Of each LUN, so that one whose disk does not answer takes none from the others.
         self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
@@ -155,6 +157,7 @@ class TargetServer:
             on_reset=self._reset,
             portal=portal,
             port=port,
+            budget=self._budget,
         )
         writes = WriteWatch(connection, lambda: _progress_quietly(connection))
         connection.on_output = writes.wake

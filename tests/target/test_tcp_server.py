@@ -16,6 +16,7 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap.stream import SocketStream
 from iserblk.scsi import status as sam
+from iserblk.target.buffers import DataBudget
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.slot import TargetTask
@@ -29,7 +30,7 @@ WRITE_10, READ_10 = 0x2A, 0x28
 class Client:
     """An initiator of bare PDUs; ``heard``: what the target has said since login."""
 
-    def __init__(self, *extra: tuple[str, str]) -> None:
+    def __init__(self, *extra: tuple[str, str], budget: DataBudget | None = None) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         self.store = FakeStore(SIZE)
@@ -41,6 +42,7 @@ class Client:
             on_login=lambda _: None,
             on_reset=lambda _lun, _by, _ended: 0,
             portal="10.0.0.1:3260",
+            budget=budget,
         )
 
         def offload(slot: TargetTask) -> None:
@@ -367,11 +369,68 @@ def test_many_reads_go_on_when_buffers_come_back(
 ) -> None:
     """Commands that waited for memory start when what was sent has given some back."""
     monkeypatch.setattr("iserblk.target.connection.DATA_BUDGET", 8192)
+    monkeypatch.setattr("iserblk.target.connection.GUARANTEED", 0)
     for itt in range(1, 30):
         client.command(cdb10(READ_10, 8), bhs.FLAG_FINAL | bhs.FLAG_READ, 4096, itt=itt)
     whole = b"".join(got for _, got in client.heard)
     assert len(whole) == 29 * 4096
     client.close()
+
+
+@pytest.mark.parametrize("how", ["data", "abort", "close"])
+def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All connections share a bound; one that waits goes on as soon as another gives some back,
+    however that comes. A little each may always have."""
+    monkeypatch.setattr("iserblk.target.connection.GUARANTEED", 4096)
+    budget = DataBudget(32768)
+    greedy, modest = Client(budget=budget), Client(budget=budget)
+    greedy.write(64, itt=1)  # holds its buffer until its data has come
+    assert budget.used == 32768
+    modest.command(cdb10(READ_10, 8), bhs.FLAG_FINAL | bhs.FLAG_READ, 4096)
+    assert modest.opcodes() == [bhs.DATA_IN]
+    modest.heard.clear()
+    modest.command(cdb10(READ_10, 16), bhs.FLAG_FINAL | bhs.FLAG_READ, 8192)
+    modest.command(cdb10(READ_10, 1), bhs.FLAG_FINAL | bhs.FLAG_READ, 512, itt=2)
+    assert not modest.heard
+    woken: list[bool] = []
+    modest.connection.on_output = lambda: woken.append(True)
+    if how == "data":
+        r2t = pdu.ReadyToTransfer.unpack_from(greedy.heard.pop()[0])
+        greedy.data_out(bytes(16384), 0, r2t.ttt, 0, False)
+        assert not woken
+        greedy.data_out(bytes(16384), 16384, r2t.ttt, 1)
+    elif how == "abort":
+        abort = pdu.TaskManagementRequest(
+            function=pdu.TMF_ABORT_TASK,
+            lun=bytes(8),
+            itt=2,
+            referenced_task_tag=1,
+            cmd_sn=greedy.cmd_sn,
+            exp_stat_sn=1,
+        )
+        greedy.send(abort)
+    else:
+        greedy.close()
+    assert woken
+    sent = modest.socket.recv(1 << 20)  # without a look at its connection
+    assert len(sent) == 48 + 8192 + 48 + 512
+    modest.close()
+    greedy.close()
+    assert budget.used == 0 and not budget.waiting
+
+
+def test_a_connection_that_ends_waits_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iserblk.target.connection.GUARANTEED", 0)
+    budget = DataBudget(4096)
+    greedy, waiting, last = Client(budget=budget), Client(budget=budget), Client(budget=budget)
+    greedy.write(8)
+    for client in (waiting, last):
+        client.command(cdb10(READ_10, 8), bhs.FLAG_FINAL | bhs.FLAG_READ, 4096)
+        assert not client.heard
+    waiting.close()
+    greedy.close()
+    assert len(last.socket.recv(1 << 20)) == 48 + 4096
+    last.close()
 
 
 _SMALL = st.integers(0, 8) | st.just(bhs.NO_TAG) | st.integers(0, 0xFFFFFFFF)
