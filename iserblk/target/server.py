@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 LOGIN_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 1024
+MAX_LOGINS = MAX_CONNECTIONS // 2  # connections that have not logged in yet
 LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # of one LUN
 RDMA_TICK_S = 1.0
@@ -80,6 +81,8 @@ class TargetServer:
         self._sessions: dict[_SessionName, TargetConnection] = {}
         # Of each name, the connections that have ended but for tasks in threads.
         self._elders: dict[_SessionName, set[TargetConnection]] = {}
+        # Connections that have not logged in yet, oldest first.
+        self._logins: dict[object, trio.CancelScope] = {}
         self._next_tsih = 1
         self._tsihs: set[int] = set()  # in use by a connection
         self._budget = DataBudget()
@@ -96,8 +99,12 @@ class TargetServer:
                 return
             accepted = None
             with _contained(peer):
-                with trio.move_on_after(LOGIN_TIMEOUT_S):
-                    accepted = await accept(sock)
+                with trio.move_on_after(LOGIN_TIMEOUT_S) as scope:
+                    self._login_begins(sock, scope)
+                    try:
+                        accepted = await accept(sock)
+                    finally:
+                        self._logins.pop(sock, None)
                 if accepted is None:
                     log.info("%s: went away before it had said what it speaks", peer)
                     return
@@ -165,6 +172,7 @@ class TargetServer:
         error: IserblkError | None = None
         try:
             async with trio.open_nursery() as nursery:
+                self._login_begins(connection, nursery.cancel_scope)
                 connection.offload = lambda slot: nursery.start_soon(
                     self._run_blocking, connection, slot, writes
                 )
@@ -181,6 +189,7 @@ class TargetServer:
         finally:
             # Only now, with no task waiting for the descriptor and no thread in a buffer.
             self._forget(connection)
+            self._logins.pop(connection, None)
             self._tsihs.discard(tsih)
             connection.close()
             self._release_successor(connection)
@@ -230,6 +239,15 @@ class TargetServer:
         if connection.wants_write():
             writes.wake()
 
+    def _login_begins(self, who: object, scope: trio.CancelScope) -> None:
+        """Where too many have begun, the oldest make room: peers that connect and say nothing
+        keep nobody out, who needs a moment for a login."""
+        self._logins[who] = scope
+        while len(self._logins) > MAX_LOGINS:
+            oldest = next(iter(self._logins))
+            log.info("a login that has not ended is given up: %d others came since", MAX_LOGINS)
+            self._logins.pop(oldest).cancel()
+
     # -- sessions ---------------------------------------------------------------------------------
 
     def _take_tsih(self) -> int:
@@ -244,6 +262,7 @@ class TargetServer:
         """A login with the name of a living session reinstates it: the old one ends first, with
         all its tasks (RFC 7143 section 6.3.5). Through another portal group it is another one."""
         login = connection.login
+        self._logins.pop(connection, None)
         if login.discovery:
             return
         name = _name_of(connection)

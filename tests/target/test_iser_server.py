@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -19,6 +20,7 @@ from iserblk.initiator.session import Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
+from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.scsi import luns
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
@@ -212,6 +214,36 @@ async def test_a_disk_that_does_not_answer_is_in_the_way_of_its_own_lun_only(
                 assert bytes(well.content[:512]) == b"w" * 512
         finally:
             hung.go.set()
+
+
+async def test_connections_without_login_make_room_for_newer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest first, whatever they have said; those that have logged in stay."""
+    monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 3)
+    beginnings = [b"", b"MPA", b"C", MpaInitiator().data_to_send()]
+    async with serving() as url:
+        there = parse_url(url)
+        async with await trio.open_tcp_stream(there.host, there.port) as stream:
+            cmd_sn = await log_in(stream)
+            half = []
+            for number in range(12):
+                half.append(await trio.open_tcp_stream(there.host, there.port))
+                await half[-1].send_all(beginnings[number % 4])
+                await trio.testing.wait_all_tasks_blocked()
+                if number % 4 == 3:
+                    await half[-1].receive_some()  # the MPA Reply
+            for each in half[:9]:
+                with contextlib.suppress(trio.BrokenResourceError):  # reset: it was not read
+                    assert not await each.receive_some()
+            newest = await trio.open_tcp_stream(there.host, there.port)
+            await log_in(newest, "iqn.x:newest")
+            ping = pdu.NopOut(lun=bytes(8), itt=1, cmd_sn=cmd_sn, exp_stat_sn=0)
+            for session in (stream, newest):
+                await session.send_all(ping.pack())
+                assert (await pdus(session, 1))[0][0] == bhs.NOP_IN
+            for each in (*half, newest):
+                await each.aclose()
 
 
 async def test_names_that_differ_in_case_are_one() -> None:
