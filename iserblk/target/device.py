@@ -26,6 +26,7 @@ from iserblk.target.task import (
     DeviceTask,
     Ended,
     ReservationConflict,
+    TaskAborted,
     invalid_field,
 )
 from iserblk.target.unit import PRODUCT, REVISION, VENDOR
@@ -210,6 +211,8 @@ class DeviceServer:
     def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
         assert isinstance(task, DeviceTask)
         try:
+            if task.cancelled:  # while it waited for a thread
+                raise TaskAborted
             return task.execute(task, _EMPTY if buffer is None else buffer, nowait)
         except Ended as end:
             _end(task, end.sense, end.status)

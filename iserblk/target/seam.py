@@ -27,9 +27,10 @@ class ScsiTask:
     ``direction``: NO_DATA, DATA_IN or DATA_OUT. ``length``: bytes of the Data-In buffer that
     ``run`` wants (an upper bound) or of Data-Out that it must be given (exact).
     ``may_block``: ``run`` may wait for a disk (flush, punching, verifying…) and belongs in a
-    thread. ``cancelled``: set by any thread where nobody wants the outcome any more; a ``run``
-    that takes long ends early then, with TASK ABORTED. After ``run``: ``status`` (SAM), ``sense``
-    (SPC sense data, b"" if none), ``transferred`` (Data-In bytes that were put into the buffer).
+    thread. ``cancelled``: set by any thread where nobody wants the outcome any more; ``run`` does
+    nothing then, or no more where it takes long, and ends with TASK ABORTED. After ``run``:
+    ``status`` (SAM), ``sense`` (SPC sense data, b"" if none), ``transferred`` (Data-In bytes that
+    were put into the buffer).
     """
 
     __slots__ = ("cancelled", "cdb", "direction", "length", "may_block", "plan", "sense", "status",

@@ -267,3 +267,17 @@ def test_a_cancelled_command_ends_between_its_steps(command: bytes, data: bytes)
     assert task.status == sam.TASK_ABORTED and not task.sense
     assert len(steps) == 1
     assert client.code(cdb.write_same16(0, 3 << 11, ndob=True)) == GOOD
+
+
+@pytest.mark.parametrize(
+    "command", [cdb.write_same16(0, 8, ndob=True), cdb.synchronize_cache16(0, 0)]
+)
+def test_a_command_that_was_cancelled_before_it_began_does_nothing(
+    client: Client, store: FakeStore, command: bytes
+) -> None:
+    """As when it waits for a thread, and its session is cut off meanwhile."""
+    task = client.server.begin(client.nexus, 0, command)
+    task.cancelled = True
+    assert client.server.run(task, None)
+    assert task.status == sam.TASK_ABORTED
+    assert not store.calls
