@@ -22,7 +22,7 @@ from iserblk.iscsi.login_target import LoginTarget
 from iserblk.scsi import luns
 from iserblk.scsi import status as sam
 from iserblk.target.buffers import GUARANTEED, BufferPool, DataBudget
-from iserblk.target.control import ControlAnswers
+from iserblk.target.control import LOGOUT_FOR_RECOVERY, ControlAnswers
 from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
 from iserblk.target.slot import (
@@ -174,7 +174,11 @@ class TargetConnection:
             addresses = self.port.ports.target_addresses(self._portal, self.port)
             self._answers.text(message, at, {self.login.target_name: addresses}, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
-            self._log_out(pdu.LogoutRequest.unpack_from(message, at))
+            request = pdu.LogoutRequest.unpack_from(message, at)
+            if request.reason == LOGOUT_FOR_RECOVERY:
+                self._answers.logout(request)  # it is refused, and the session goes on
+            else:
+                self._log_out(request)
         elif opcode in (bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST):
             # Neither belongs into full feature phase of iSER (RFC 7145 sections 7.3.9, 7.3.11), nor
             # into Traditional iSCSI's at ErrorRecoveryLevel 0.

@@ -12,6 +12,9 @@ from iserblk.iscsi.text_target import Declare, TextResponder
 from iserblk.target.slot import ENDED, Numbers, TargetTask
 
 _BATCH = 16  # slots that are made at a time
+LOGOUT_FOR_RECOVERY = 2  # reason of a Logout
+_CLOSED = 0  # responses to it
+_RECOVERY_NOT_SUPPORTED = 2
 
 
 class _Stamp(TypedDict):
@@ -123,10 +126,15 @@ class ControlAnswers:
         self._dm.send_control(slot)
 
     def logout(self, request: pdu.LogoutRequest) -> None:
+        """A wish to remove the connection for recovery is refused: there is that at
+        ErrorRecoveryLevel 2 only (RFC 7143 sections 11.14.1, 11.15.1)."""
+        recovery = request.reason == LOGOUT_FOR_RECOVERY
         slot = self._take()
-        pdu.LogoutResponse(response=0, itt=request.itt, **self._stamp(request.opcode)).pack_into(
-            slot.bhs
-        )
+        pdu.LogoutResponse(
+            response=_RECOVERY_NOT_SUPPORTED if recovery else _CLOSED,
+            itt=request.itt,
+            **self._stamp(request.opcode),
+        ).pack_into(slot.bhs)
         self._dm.send_control(slot)
 
     def task_management(self, request: pdu.TaskManagementRequest, response: int) -> None:

@@ -383,3 +383,20 @@ def test_immediate_data_that_was_not_agreed_on() -> None:
     client = IserClient().logged_in([("ImmediateData", "No")])
     with pytest.raises(RemoteProtocolError, match="immediate data"):
         client.write(DATA[:1024], 512)
+
+
+def test_a_logout_for_recovery_is_refused_and_the_session_goes_on() -> None:
+    """It takes ErrorRecoveryLevel 2; a Logout of the session is carried out."""
+    client = IserClient().logged_in()
+
+    def logout(reason: int) -> int:
+        request = pdu.LogoutRequest(reason=reason, itt=22, cmd_sn=2, exp_stat_sn=0)
+        answer = client.ask(request.pack())
+        assert answer.opcode == bhs.LOGOUT_RESPONSE
+        return answer.bhs[2]
+
+    assert logout(2) == 2
+    assert not client.connection.done
+    assert client.command(bytes(6)).bhs[3] == 0
+    assert logout(0) == 0
+    assert client.connection.done
