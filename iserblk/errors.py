@@ -24,6 +24,7 @@
         └── ScsiError             a SCSI status other than GOOD; carries status and sense
             ├── NoSuchLun
             ├── WriteProtected
+            ├── OutOfSpace        there is no room left behind a thin LUN
             ├── ReservationConflict   another initiator has reserved the LUN
             └── OutOfRange        the address is past the end
 
@@ -192,6 +193,13 @@ class NoSuchLun(ScsiError):
 class WriteProtected(ScsiError):
     errno = _errno.EROFS
     exit_status = 13
+
+
+class OutOfSpace(ScsiError):
+    """The target has no room for what was written (DATA PROTECT, SPACE ALLOCATION FAILED WRITE
+    PROTECT, of SBC-4). Nothing of the command may be counted on; the LUN is whole."""
+
+    errno = _errno.ENOSPC
 
 
 class ReservationConflict(ScsiError):

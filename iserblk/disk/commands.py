@@ -16,6 +16,7 @@ from iserblk.errors import (
     IserblkError,
     NoSuchLun,
     OutOfRange,
+    OutOfSpace,
     ReservationConflict,
     ScsiError,
     WriteProtected,
@@ -98,7 +99,8 @@ def _from_sense(text: str, sense: Sense) -> ScsiError:
     }
     kind = kinds.get((sense.asc, sense.ascq), ScsiError)
     if sense.key == sense_data.DATA_PROTECT:
-        kind = WriteProtected
+        full = sense.code == sense_data.SPACE_ALLOCATION_FAILED
+        kind = OutOfSpace if full else WriteProtected
     return kind(text, sam.CHECK_CONDITION, sense)
 
 

@@ -52,6 +52,7 @@ def status_of_main() -> int:
         (errors.CommandTimeout("x"), 11),
         (errors.PermissionDenied("x"), 13),
         (errors.WriteProtected("x"), 13),
+        (errors.OutOfSpace("x"), 1),
         (errors.TargetNotFound("x"), 21),
         (errors.NoSuchLun("x"), 21),
         (errors.HostNotFound("x"), 23),

@@ -221,6 +221,7 @@ def test_a_read_only_lun(start: Start) -> None:
         ("ConnectionLost", errno.EIO),
         ("ScsiError", errno.EIO),
         ("WriteProtected", errno.EPERM),
+        ("OutOfSpace", errno.ENOSPC),
         ("OutOfRange", errno.EINVAL),
     ],
 )

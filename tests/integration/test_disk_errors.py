@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import socket
+import subprocess
 import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +25,7 @@ from iserblk.errors import (
     IserblkError,
     NoSuchLun,
     OutOfRange,
+    OutOfSpace,
     RemoteProtocolError,
     TargetNotFound,
     WriteProtected,
@@ -121,6 +125,44 @@ async def test_a_read_only_lun(start_target: StartTarget, face: str) -> None:
             assert caught.value.errno == errno.EROFS
         await disk.flush()
         assert await read(disk, 0, 4096) == b"kept" * 1024
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[str]:
+    """A file system with room for 1 MiB: its name in ``tmp_path``."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1M", "none", place],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"cannot mount a small file system: {made.stderr.strip()}")
+    try:
+        yield place.name
+    finally:
+        # Its target may still be about to end.
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@face
+async def test_a_thin_lun_whose_disk_is_full(
+    small: str, start_target: StartTarget, face: str
+) -> None:
+    """It says that there is no room, not that it is read-only; what there is room for goes on."""
+    running = start_target(f"{small}/lun:size=4M")
+    async with one_disk(face, f"{running.url}/0") as disk:
+        await write(disk, b"kept" * 1024, 0)
+        with pytest.raises(OutOfSpace, match="27/07") as caught:
+            await write(disk, b"x" * (2 * MIB), MIB)
+        assert caught.value.errno == errno.ENOSPC
+        await disk.trim(MIB, 2 * MIB)
+        await write(disk, b"more" * 1024, 4096)
+        assert await read(disk, 0, 8192) == b"kept" * 1024 + b"more" * 1024
 
 
 # --- addresses ---------------------------------------------------------------------------------
