@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import limits, sense
@@ -153,9 +155,13 @@ def _get_lba_status(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     extents = unit.store.extents(
         task.offset, unit.blocks * unit.block - task.offset, _STATUS_DESCRIPTORS
     )
+    ranges = _block_ranges(extents, unit.block)
+    if not ranges:  # a file that was made smaller ends within the first block
+        block = task.offset // unit.block
+        raise OSError(errno.EIO, f"the file was made smaller: it ends within block {block}")
     # At least one descriptor, even where the allocation length cuts it.
     room = max(1, (task.length - lba_data.LBA_STATUS_HEADER) // lba_data.LBA_STATUS_DESCRIPTOR)
-    answer = lba_data.encode_lba_status(_block_ranges(extents, unit.block)[:room])
+    answer = lba_data.encode_lba_status(ranges[:room])
     task.transferred = min(len(answer), task.length)
     buffer[: task.transferred] = answer[: task.transferred]
     return True

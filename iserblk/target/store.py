@@ -23,8 +23,8 @@ class Store(Protocol):
     size: int
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
-        """Fill ``buffer``. False, only with ``nowait``: it would wait for a disk; the buffer
-        then holds anything."""
+        """Fill ``buffer``; what the file no longer has is an error. False, only with ``nowait``:
+        it would wait for a disk; the buffer then holds anything."""
         ...
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
@@ -46,7 +46,8 @@ class Store(Protocol):
 
     def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
         """What is allocated in the range, from ``offset`` on; ``limit`` entries or fewer, so it
-        may end early."""
+        may end early. It ends where a file that was made smaller does; a range behind that is an
+        error."""
         ...
 
     def prefetch(self, offset: int, length: int) -> None:
@@ -110,15 +111,33 @@ class FileStore:
         return True
 
     def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
-        """After a short read: go on to the end of the file, behind which there are zeroes."""
+        """After a short read: go on to the end, which is an error where the file has shrunk."""
         while done < len(buffer):
             count = os.preadv(self.fd, (buffer[done:],), offset + done)
             if not count:
-                buffer[done:] = bytes(len(buffer) - done)
-                return
+                raise self._too_small(os.lseek(self.fd, 0, os.SEEK_END))
             done += count
 
+    def _too_small(self, end: int) -> OSError:
+        """The file ends at byte ``end``, before its LUN does."""
+        try:
+            name = os.readlink(f"/proc/self/fd/{self.fd}")
+        except OSError:
+            name = "the LUN's file"
+        return OSError(
+            errno.EIO,
+            f"{name} was made smaller: it ends at byte {end}, its LUN has {self.size} bytes",
+        )
+
+    def _check_end(self, end: int) -> None:
+        """Nothing is written behind the end of a file that has shrunk: it would grow by that, and
+        what was cut off read as zeroes from then on, with no error."""
+        present = os.lseek(self.fd, 0, os.SEEK_END)
+        if present < end:
+            raise self._too_small(present)
+
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        self._check_end(offset + len(data))
         flags = os.RWF_DSYNC if durable else 0
         done = os.pwritev(self.fd, (data,), offset, flags)
         while done < len(data):
@@ -132,6 +151,7 @@ class FileStore:
         os.fdatasync(self.fd)
 
     def punch(self, offset: int, length: int) -> None:
+        self._check_end(offset + length)
         if self._can_punch:
             if self._fallocate(PUNCH_HOLE, offset, length):
                 return
@@ -139,6 +159,7 @@ class FileStore:
         self._write_zeroes(offset, length)
 
     def zero(self, offset: int, length: int) -> None:
+        self._check_end(offset + length)
         if self._can_zero:
             if self._fallocate(ZERO_RANGE, offset, length):
                 return
@@ -184,6 +205,16 @@ class FileStore:
                 if hole > offset:
                     found.append((offset, hole - offset, True))
                 offset = hole
+        # Looked at last: what was cut off meanwhile looks like a hole.
+        present = os.lseek(self.fd, 0, os.SEEK_END)
+        if found and present < offset:
+            found = [
+                (start, min(count, present - start), is_data)
+                for start, count, is_data in found
+                if start < present
+            ]
+            if not found:
+                raise self._too_small(present)
         return found
 
     def _seek(self, offset: int, whence: int, end: int) -> int:

@@ -27,6 +27,7 @@ from iserblk.errors import (
     OutOfRange,
     OutOfSpace,
     RemoteProtocolError,
+    ScsiError,
     TargetNotFound,
     WriteProtected,
 )
@@ -163,6 +164,30 @@ async def test_a_thin_lun_whose_disk_is_full(
         await disk.trim(MIB, 2 * MIB)
         await write(disk, b"more" * 1024, 4096)
         assert await read(disk, 0, 8192) == b"kept" * 1024 + b"more" * 1024
+
+
+@face
+async def test_a_lun_whose_file_was_made_smaller(
+    start_target: StartTarget, tmp_path: Path, face: str
+) -> None:
+    """What is missing is an error, for reads and for extents; the target says so in its log."""
+    running = start_target("lun:size=1M")
+    async with one_disk(face, f"{running.url}/0") as disk:
+        await write(disk, b"kept" * (MIB // 4), 0)
+        os.truncate(tmp_path / "lun", 65536)
+        assert await read(disk, 0, 65536) == b"kept" * 16384
+        told = await disk.extents(0, MIB)
+        assert told[-1][0] + told[-1][1] == 65536
+        for call in (
+            lambda: read(disk, 65536, 4096),
+            lambda: read(disk, 61440, 8192),
+            lambda: disk.extents(MIB - 4096, 4096),
+            lambda: write(disk, b"x" * 4096, MIB - 4096),
+        ):
+            with pytest.raises(ScsiError, match="medium error") as caught:
+                await call()
+            assert caught.value.errno == errno.EIO
+    assert "made smaller: it ends at byte 65536" in running.log.read_text()
 
 
 # --- addresses ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -281,3 +282,25 @@ def test_a_command_that_was_cancelled_before_it_began_does_nothing(
     assert client.server.run(task, None)
     assert task.status == sam.TASK_ABORTED
     assert not store.calls
+
+
+def test_what_was_cut_off_a_file_has_no_status(tmp_path: Path) -> None:
+    """MEDIUM ERROR, as for READ: neither a hole nor data. The log says why."""
+
+    def read10(block: int, count: int) -> bytes:
+        return bytes((0x28, 0, 0, 0, 0, block, 0, 0, count, 0))
+
+    fd = os.open(tmp_path / "disk", os.O_CREAT | os.O_RDWR)
+    os.ftruncate(fd, BLOCKS * BLOCK)
+    os.pwrite(fd, bytes(BLOCKS * BLOCK), 0)
+    client = Client(DeviceServer({0: make_unit(fd, BLOCKS * BLOCK)}, IQN))
+    os.ftruncate(fd, 8 * BLOCK + 100)
+    lost = (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR)
+    for block in (8, 9, BLOCKS - 1):
+        assert client.code(cdb.get_lba_status16(block, 512)) == lost
+        assert client.code(read10(block, 1)) == lost
+    assert client.code(read10(7, 2)) == lost
+    found = lba.decode_lba_status(client.data(cdb.get_lba_status16(0, 512)))
+    assert [each[:2] for each in found] == [(0, 8)]
+    assert client.data(read10(7, 1)) == bytes(BLOCK)
+    os.close(fd)

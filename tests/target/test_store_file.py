@@ -61,14 +61,31 @@ def test_a_hole_that_is_not_cached_still_reads_without_error(lun: FileStore) -> 
     assert buffer == bytes(4096)
 
 
-def test_a_file_that_shrank_reads_as_zeroes(lun: FileStore) -> None:
-    lun.write(memoryview(b"x" * 4096), 0, False, False)
-    os.ftruncate(lun.fd, 1000)
-    assert read(lun, 512, 4096) == b"x" * 488 + bytes(3608)
-    assert read(lun, 8192, 512) == bytes(512)
-    buffer = memoryview(bytearray(b"\xee" * 4096))
-    if lun.read_into(buffer, 512, nowait=True):
-        assert bytes(buffer) == b"x" * 488 + bytes(3608)
+def test_what_was_cut_off_a_file_is_an_error(lun: FileStore) -> None:
+    """Zeroes would be taken for data. No write makes the file larger again, which would hide it."""
+    lun.write(memoryview(b"x" * 8192), 0, False, False)
+    os.ftruncate(lun.fd, 4096)
+    assert read(lun, 0, 4096) == b"x" * 4096
+    words = f"lun was made smaller: it ends at byte 4096, its LUN has {SIZE} bytes"
+    for offset, length in ((3584, 1024), (4096, 512), (SIZE - 512, 512)):
+        with pytest.raises(OSError, match=words) as caught:
+            read(lun, offset, length)
+        assert caught.value.errno == errno.EIO
+        for change in (
+            lambda at, n: lun.write(memoryview(bytes(n)), at, False, False),
+            lambda at, n: lun.write(memoryview(bytes(n)), at, True, True),
+            lun.punch,
+            lun.zero,
+        ):
+            with pytest.raises(OSError, match=words):
+                change(offset, length)
+    assert os.fstat(lun.fd).st_size == 4096
+    assert read(lun, 0, 4096) == b"x" * 4096
+    assert lun.extents(0, SIZE, 100) == [(0, 4096, True)]
+    with pytest.raises(OSError, match=words):
+        lun.extents(8192, 4096, 100)
+    os.ftruncate(lun.fd, SIZE)  # on purpose: then there are zeroes
+    assert read(lun, 4096, 512) == bytes(512)
 
 
 @pytest.mark.parametrize("operation", ["punch", "zero"])
@@ -183,8 +200,12 @@ def test_fallocate_raises_what_is_no_lack_of_support(tmp_path: Path) -> None:
 
 
 def test_extents_of_what_cannot_tell(lun: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    seek = os.lseek
+
     def refuse(fd: int, offset: int, whence: int) -> int:
-        raise OSError(errno.EINVAL, "Invalid argument")
+        if whence != os.SEEK_END:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return seek(fd, offset, whence)
 
     monkeypatch.setattr(os, "lseek", refuse)
     assert lun.extents(4096, 8192, 10) == [(4096, 8192, True)]
