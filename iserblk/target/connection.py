@@ -46,7 +46,9 @@ LOGIN_SLOTS = 4
 CONTROL_SLOTS = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
 CONTROL_INLINE = 8192
 SENSE_INLINE = 256
-_OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
+# A LUN has one task set for all sessions (TST 0 in the Control mode page).
+_OF_ALL_SESSIONS = (pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
+_OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, *_OF_ALL_SESSIONS)
 _AT_ANY_TIME = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
@@ -56,9 +58,9 @@ class TargetConnection:
 
     ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread and then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
-    ``on_reset(lun, self, ended)``: a LOGICAL UNIT RESET was asked for; ends the tasks of other
-    sessions, as ``Nexus.end_tasks``. ``on_done``: set by the owner; called outside of ``progress``
-    when the session has been logged out of.
+    ``on_reset(lun, self, ended)``: a LOGICAL UNIT RESET or CLEAR TASK SET was asked for; ends the
+    tasks of other sessions, as ``Nexus.end_tasks``. ``on_done``: set by the owner; called outside
+    of ``progress`` when the session has been logged out of.
     """
 
     def __init__(
@@ -481,14 +483,18 @@ class TargetConnection:
                 self._abort([slot] if slot else [], request)
         elif request.function not in _OF_A_LUN:
             self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
-        elif request.function == pdu.TMF_LOGICAL_UNIT_RESET and not self._device.reset_lun(lun):
+        elif not self._device.has_lun(lun):
             self._answers.task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
         else:
+            if request.function == pdu.TMF_LOGICAL_UNIT_RESET:
+                self._device.reset_lun(lun)
             self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
 
     def _abort(self, slots: list[TargetTask], request: pdu.TaskManagementRequest) -> None:
         """End tasks without a response; the function is answered when the last has ended: none of
-        them touches the initiator's buffers, or the medium, after that."""
+        them touches the initiator's buffers, or the medium, after that. A function that ends
+        several waits for what they have asked for, over TCP, too: the initiator goes on answering
+        R2Ts (RFC 7143 section 4.2.3.3)."""
         left = 1 + len(slots)
 
         def one_ended(flush: bool = False) -> None:
@@ -499,13 +505,15 @@ class TargetConnection:
                 if flush:
                     self._flush_quietly()
 
-        if request.function == pdu.TMF_LOGICAL_UNIT_RESET:  # those of other sessions as well
+        if request.function in _OF_ALL_SESSIONS:
             left += self._on_reset(luns.decode(request.lun), self, partial(one_ended, True))
-        self._end_each(slots, one_ended)
+        # Of a whole set the initiator goes on sending what was asked for (RFC 7143 section 4.2.3.3).
+        self._end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
         one_ended()
 
-    def _end_each(self, slots: list[TargetTask], ended: Callable[[], None]) -> None:
-        """Without a response; ``ended`` is called for each."""
+    def _end_each(self, slots: list[TargetTask], ended: Callable[[], None], cancel: bool) -> None:
+        """Without a response; ``ended`` is called for each. ``cancel``: data that was asked for is
+        not waited for, where that can be."""
         for slot in slots:
             slot.aborted = True
             slot.task.cancelled = True
@@ -513,7 +521,7 @@ class TargetConnection:
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
             if slot.state in (DEFERRED, UNSOLICITED) or (
-                slot.state == FETCHING and self._dm.cancel_data(slot)
+                slot.state == FETCHING and cancel and self._dm.cancel_data(slot)
             ):
                 self._drop(slot)
 
@@ -533,7 +541,7 @@ class TargetConnection:
                 self._flush_quietly()
                 self.on_done()
 
-        self._end_each(slots, one_ended)
+        self._end_each(slots, one_ended, cancel=True)
         one_ended()
 
     def _drop(self, slot: TargetTask) -> None:

@@ -88,6 +88,9 @@ class DeviceServer:
         for lun in self._units:
             self._attentions.pop((nexus, lun), None)
 
+    def has_lun(self, lun: int) -> bool:
+        return lun in self._units
+
     def reset_lun(self, lun: int) -> bool:
         if lun not in self._units:
             return False

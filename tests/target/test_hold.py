@@ -151,8 +151,10 @@ def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
     assert [slot.task.cancelled for slot in running] == [True]
 
 
-def test_a_reset_is_answered_when_other_sessions_write_no_more() -> None:
-    """The one that a thread is in is waited for; the answer leaves at once then."""
+@pytest.mark.parametrize("function", [pdu.TMF_LOGICAL_UNIT_RESET, pdu.TMF_CLEAR_TASK_SET])
+def test_a_reset_is_answered_when_other_sessions_write_no_more(function: int) -> None:
+    """CLEAR TASK SET, too, is of all sessions: a LUN has one task set (TST 0). The one that a
+    thread is in is waited for; the answer leaves at once then."""
     other = IserClient().logged_in([("ImmediateData", "Yes")])
     client = IserClient().logged_in()
     head = bytearray(28)
@@ -166,7 +168,7 @@ def test_a_reset_is_answered_when_other_sessions_write_no_more() -> None:
         lun, ended
     )
     reset = pdu.TaskManagementRequest(
-        function=pdu.TMF_LOGICAL_UNIT_RESET, lun=bytes(8), itt=30, cmd_sn=2, exp_stat_sn=0
+        function=function, lun=bytes(8), itt=30, cmd_sn=2, exp_stat_sn=0
     )
     client.send(bytes(head) + reset.pack())
     client.run()

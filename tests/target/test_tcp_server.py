@@ -25,6 +25,7 @@ from tests.target.fake_store import FakeStore
 INITIATOR, IQN = "iqn.2026-11.example:host", "iqn.2026-11.example:disk"
 SIZE = 1 << 20
 WRITE_10, READ_10 = 0x2A, 0x28
+OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
 
 
 class Client:
@@ -361,6 +362,46 @@ def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off(
         while True:
             client.connection.progress(0.0)
     assert not any(client.store.content)
+    client.close()
+
+
+def manage(client: Client, function: int, lun: int = 0) -> None:
+    client.send(
+        pdu.TaskManagementRequest(
+            function=function,
+            lun=bytes((0, lun, *bytes(6))),
+            itt=2,
+            cmd_sn=client.cmd_sn,
+            exp_stat_sn=1,
+        )
+    )
+
+
+@pytest.mark.parametrize("function", OF_A_LUN)
+def test_what_ends_a_set_of_tasks_waits_for_the_data_they_asked_for(
+    client: Client, function: int
+) -> None:
+    """The initiator goes on answering R2Ts (RFC 7143 section 4.2.3.3); nothing is written."""
+    client.store.content[:2048] = b"a" * 2048
+    client.write(4)
+    r2t = pdu.ReadyToTransfer.unpack_from(client.heard.pop()[0])
+    manage(client, function)
+    client.data_out(b"b" * 1024, 0, r2t.ttt, final=False)
+    assert not client.heard
+    client.data_out(b"b" * 1024, 1024, r2t.ttt, 1)
+    ((head, _),) = client.heard
+    answer = pdu.TaskManagementResponse.unpack_from(head)
+    assert (answer.opcode, answer.response) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)
+    assert client.store.content[:2048] == b"a" * 2048
+    client.close()
+
+
+@pytest.mark.parametrize("function", OF_A_LUN)
+def test_task_management_of_a_lun_that_does_not_exist(client: Client, function: int) -> None:
+    manage(client, function, 7)
+    ((head, _),) = client.heard
+    answer = pdu.TaskManagementResponse.unpack_from(head)
+    assert answer.response == pdu.TMF_LUN_DOES_NOT_EXIST
     client.close()
 
 
