@@ -30,6 +30,8 @@ SESSION_TYPE_NOT_SUPPORTED = 0x0209
 SESSION_DOES_NOT_EXIST = 0x020A
 
 FIRST_BURST = 65536  # bytes of a command's data that we take unasked
+# Data-Outs of all commands: of 128 in segments of 8 KiB, of 8 in segments of 512 bytes.
+UNSOLICITED_PDUS = 1024
 _DIGESTS = "CRC32C,None"  # that Traditional iSCSI may choose from
 _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
 
@@ -38,7 +40,9 @@ _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
 class LoginTargetConfig:
     """``tsih``: what a new session gets. ``receive_data_segment_length``: data bytes of one PDU
     that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
-    ``queue_depth``: commands that an initiator may have outstanding. ``sessions``: the TSIHs that
+    ``queue_depth``: commands that an initiator may have outstanding, at most.
+    ``unsolicited_pdus``: Data-Outs of these that we have room for over iSER, where they come
+    unasked; what makes them many, makes the commands few. ``sessions``: the TSIHs that
     are in use. ``accounts`` None: nobody has to authenticate.
     ``rdma`` False: the connection is Traditional iSCSI. ``portal_group``: its tag."""
 
@@ -47,6 +51,7 @@ class LoginTargetConfig:
     receive_data_segment_length: int = 8192
     unexpected_pdus: int = 32
     queue_depth: int = 128
+    unsolicited_pdus: int = UNSOLICITED_PDUS
     sessions: Container[int] = ()
     rdma: bool = True
     accounts: Accounts | None = None
@@ -65,8 +70,10 @@ class LoginTarget:
     """Call ``receive`` for each Login Request until ``done`` or ``failed``.
 
     Then ``parameters``, ``initiator_name``, ``isid``, ``discovery``, ``stat_sn``, ``exp_cmd_sn``
-    and ``max_cmd_sn`` hold what full feature phase begins with; ``user``: as whom the initiator
-    authenticated itself. ``problem``: why it failed, in words for the log, if there are any.
+    and ``max_cmd_sn`` hold what full feature phase begins with; ``depth``: commands between these,
+    ``unsolicited_of_each``: Data-Outs that each may have unasked, over iSER; ``user``: as whom the
+    initiator authenticated itself. ``problem``: why it failed, in words for the log, if there are
+    any.
     """
 
     def __init__(self, config: LoginTargetConfig) -> None:
@@ -89,6 +96,8 @@ class LoginTarget:
         self.stat_sn = 0
         self.exp_cmd_sn = 0
         self.max_cmd_sn = 0
+        self.depth = 0
+        self.unsolicited_of_each = 0
         self.parameters = SessionParameters(
             rdma_extensions=config.rdma,
             header_digest="None" if config.rdma else _DIGESTS,
@@ -128,7 +137,8 @@ class LoginTarget:
             # StatSN starts where the initiator expects it; CmdSN is of its choice.
             self.stat_sn = request.exp_stat_sn
             self.exp_cmd_sn = request.cmd_sn
-            self.max_cmd_sn = (request.cmd_sn + self._config.queue_depth - 1) & MASK32
+            # One command, none of which comes yet: the window opens when it is known how wide.
+            self.max_cmd_sn = request.cmd_sn
         try:
             return self._take(request, self._first, data)
         except _Refusal as refusal:
@@ -204,6 +214,16 @@ class LoginTarget:
             # One name for what a PDU may carry, whatever moves the data.
             outcome.initiator_recv_data_segment_length = outcome.max_recv_data_segment_length
             outcome.target_recv_data_segment_length = self._config.receive_data_segment_length
+        depth = self._config.queue_depth
+        self.unsolicited_of_each = 0
+        if self._config.rdma and not self.discovery and not outcome.initial_r2t:
+            # RFC 7145 section 8.1.1.2: so many Data-Outs has each command at most, whose number
+            # MaxCmdSN bounds. Each finds a receive.
+            segment = outcome.target_recv_data_segment_length
+            self.unsolicited_of_each = -(-outcome.first_burst_length // segment)
+            depth = min(depth, self._config.unsolicited_pdus // self.unsolicited_of_each)
+        self.depth = depth
+        self.max_cmd_sn = (self.exp_cmd_sn + depth - 1) & MASK32
 
     def _may_finish(self, stage: int) -> bool:
         """Full feature phase may follow on ``stage``. Where the connection is iSER already, it

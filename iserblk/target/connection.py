@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 QUEUE_DEPTH = 128  # commands that an initiator may have outstanding
 UNEXPECTED = 32  # immediate PDUs beside them
-UNSOLICITED_PDUS = 64  # Data-Outs, where the initiator sends some unasked
 LOGIN_SLOTS = 4
 CONTROL_SLOTS = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
 CONTROL_INLINE = 8192
@@ -252,8 +251,8 @@ class TargetConnection:
             self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks, self.port)
             self._device.attach(self.nexus)
             self._attached = True
-        unexpected = UNEXPECTED if self.parameters.initial_r2t else UNEXPECTED + UNSOLICITED_PDUS
-        self._dm.allocate_connection_resources([], 0, unexpected)
+        unasked = login.depth * login.unsolicited_of_each
+        self._dm.allocate_connection_resources([], 0, UNEXPECTED + unasked)
         self._answers.enlarge(CONTROL_INLINE, CONTROL_SLOTS)
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()

@@ -10,6 +10,7 @@ from iserblk.datamover.iser import CONTROL, WSV, ControlHeader
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
+from iserblk.target.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
 from tests.target.iser_client import PLAIN, IserClient, rw10, tasks_of
 
 DATA = random.Random(3).randbytes(128 << 10)
@@ -205,6 +206,48 @@ def test_data_behind_a_final_command_ends_the_session() -> None:
     post(client, data_out(0, SEGMENT, 0, True), DATA[:SEGMENT])
     with pytest.raises(RemoteProtocolError, match="nobody asked for"):
         client.run()
+
+
+@pytest.mark.parametrize(
+    ("segment", "burst", "depth"),
+    [(8192, 65536, 128), (2048, 65536, 32), (512, 65536, 8), (512, 4096, 128), (600, 65536, 9)],
+)
+def test_whatever_may_come_unasked_finds_a_receive(segment: int, burst: int, depth: int) -> None:
+    """As many writes as MaxCmdSN allows, with all their Data-Outs, while the target is busy
+    elsewhere; and the same again. proves: ISER-8.1.1.2-1"""
+    client = IserClient()
+    pairs = [
+        ("TargetRecvDataSegmentLength", str(segment)),
+        ("InitialR2T", "No"),
+        ("ImmediateData", "No"),
+        ("FirstBurstLength", str(burst)),
+    ]
+    client.logged_in(pairs)
+    client.ours.post_receive(1000)
+    for _ in range(2):
+        last = client.heard[-1]
+        exp_cmd_sn, max_cmd_sn = last.number(28), last.number(32)
+        assert bhs.window_size(exp_cmd_sn, max_cmd_sn) == depth
+        heard = len(client.heard)
+        for itt in range(100, 100 + depth):
+            post(client, client.scsi(rw10(0x2A, burst), NOT_FINAL, burst, itt))
+            for number, at in enumerate(range(0, burst, segment)):
+                length = min(segment, burst - at)
+                unit = data_out(at, length, number, at + length == burst, itt)
+                post(client, unit, DATA[at : at + length])
+        client.run()
+        answers = client.heard[heard:]
+        assert [(each.opcode, each.bhs[3]) for each in answers] == [(bhs.SCSI_RESPONSE, 0)] * depth
+        assert client.store.content[:burst] == DATA[:burst]
+
+
+@pytest.mark.parametrize("initial_r2t", ["Yes", "No"])
+def test_receives_for_data_come_after_login_only_where_it_comes_unasked(initial_r2t: str) -> None:
+    client = IserClient()
+    assert client.receives == LOGIN_SLOTS
+    client.logged_in([("InitialR2T", initial_r2t), ("TargetRecvDataSegmentLength", "512")])
+    data = 1024 if initial_r2t == "No" else 0
+    assert client.receives == LOGIN_SLOTS + QUEUE_DEPTH + UNEXPECTED + data
 
 
 def test_memory_waits_for_its_turn() -> None:

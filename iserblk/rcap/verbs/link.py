@@ -23,7 +23,7 @@ from iserblk.rcap.verbs.pool import Memory, Registration
 log = logging.getLogger(__name__)
 
 SENDS = 1024  # work requests that may be under way
-RECEIVES = 1024  # receives that may be posted
+RECEIVES = 1280  # receives that may be posted: 1024 for Data-Outs alone, at a target
 MAX_DEPTH = 255  # RDMA Reads: a byte on the wire
 SYS = Path("/sys/class/infiniband")
 _layout_checked = False
