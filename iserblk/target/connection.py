@@ -88,6 +88,7 @@ class TargetConnection:
         self.nexus: Nexus  # since login
         self._attached = False
         self.running = 0  # tasks in threads
+        self.silent = False  # set by the owner, who clears it when something comes
         self._held = False
         self._leaving = False  # a Logout was received
         self._budget = budget or DataBudget()
@@ -120,6 +121,13 @@ class TargetConnection:
             self._dm.flush()
         if self._budget.waiting:
             self._budget.wake()
+
+    def ping(self) -> None:
+        """Ask a silent initiator whether it is there (RFC 7143 section 11.19). A discovery session
+        is not asked: its initiator expects answers only."""
+        if self._attached:
+            self._answers.ping()
+            self._flush_quietly()
 
     def hold(self) -> None:
         """Start no command until ``unhold``: tasks of the session that this one reinstates are

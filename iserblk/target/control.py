@@ -12,6 +12,7 @@ from iserblk.iscsi.text_target import Declare, TextResponder
 from iserblk.target.slot import ENDED, Numbers, TargetTask
 
 _BATCH = 16  # slots that are made at a time
+_PING_TAG = 1  # Target Transfer Tag of our pings: at most one is on its way
 LOGOUT_FOR_RECOVERY = 2  # reason of a Logout
 _CLOSED = 0  # responses to it
 _RECOVERY_NOT_SUPPORTED = 2
@@ -100,6 +101,22 @@ class ControlAnswers:
             itt=request.itt,
             data_length=len(data),
             **self._stamp(request.opcode),
+        ).pack_into(slot.bhs)
+        self._dm.send_control(slot)
+
+    def ping(self) -> None:
+        """Ask for a sign of life. It takes no StatSN (11.19.4). Nothing is sent where answers wait
+        for the peer to take them: they ask as well."""
+        if not self._free:
+            return
+        numbers = self._numbers
+        slot = self._take()
+        pdu.NopIn(
+            itt=bhs.NO_TAG,
+            ttt=_PING_TAG,
+            stat_sn=numbers.stat_sn,
+            exp_cmd_sn=numbers.exp_cmd_sn,
+            max_cmd_sn=numbers.max_cmd_sn,
         ).pack_into(slot.bhs)
         self._dm.send_control(slot)
 

@@ -50,6 +50,7 @@ MAX_CONNECTIONS = 1024
 MAX_LOGINS = MAX_CONNECTIONS // 2  # connections that have not logged in yet
 LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # of one LUN
+PING_S = 30.0  # of silence, after which an initiator is asked; and for its answer
 RDMA_TICK_S = 1.0
 
 
@@ -177,6 +178,7 @@ class TargetServer:
                     self._run_blocking, connection, slot, writes
                 )
                 nursery.start_soon(writes.run)
+                nursery.start_soon(_watch, connection, peer)
                 try:
                     await self._pump(connection, writes)
                     if login.problem:
@@ -213,6 +215,7 @@ class TargetServer:
                 else:
                     pace.rest(connection.answered)
                     await trio.lowlevel.wait_readable(fd)
+                    connection.silent = False
                     connection.progress(pace.work())
                 if connection.wants_write():
                     writes.wake()
@@ -318,8 +321,26 @@ def _name_of(connection: TargetConnection) -> _SessionName:
     return _SessionName(login.initiator_name.lower(), login.isid, connection.port.tag)
 
 
+async def _watch(connection: TargetConnection, peer: str) -> None:
+    """End a session whose initiator has vanished without a word: of its host or network nothing
+    says so, and it would keep its memory, its registrations and its name for ever."""
+    asked = False
+    while not connection.done:
+        connection.silent = True
+        await trio.sleep(PING_S)
+        if not connection.silent or connection.parameters is None:  # a login has its own limit
+            asked = False
+        elif asked:
+            log.warning("%s: ended, nothing comes any more, nor an answer to a ping", peer)
+            connection.abandon()
+        else:
+            connection.ping()
+            asked = True
+
+
 def _progress_quietly(connection: TargetConnection) -> None:
     """Progress from the task that waits to write; the pump finds the end by itself."""
+    connection.silent = False  # it takes what is sent
     try:
         connection.progress(monotonic())
     except IserblkError as error:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.errors import TransportError
@@ -22,6 +23,8 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.scsi import luns
+from iserblk.target.connection import TargetConnection
+from iserblk.target.control import ControlAnswers
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, parse_url
@@ -289,4 +292,71 @@ async def test_a_peer_that_is_gone_before_it_was_accepted() -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         session = await connect(there, Options())
         assert session.error is None
+        session.fail(TransportError("end of test"))
+
+
+Closed = trio.MemoryReceiveChannel[TargetConnection]
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Closed:
+    """Connections that the target has closed. Pings come soon."""
+    monkeypatch.setattr("iserblk.target.server.PING_S", 1.0)
+    send, receive = trio.open_memory_channel[TargetConnection](10)
+    close = TargetConnection.close
+
+    def spy(connection: TargetConnection) -> None:
+        close(connection)
+        send.send_nowait(connection)
+
+    monkeypatch.setattr(TargetConnection, "close", spy)
+    return receive
+
+
+schemes = pytest.mark.parametrize("scheme", ["iser", "iscsi"])
+
+
+@schemes
+async def test_a_session_whose_initiator_has_vanished_is_ended(
+    scheme: str,
+    closed: Closed,
+    mock_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It neither sends nor closes. All that it had is given back, as with a lost connection."""
+    mock_clock.autojump_threshold = 0.02
+    async with serving() as url:
+        session = await connect(parse_url(url.replace("iser:", f"{scheme}:")), Options())
+        connection = await closed.receive()
+        assert not connection._attached and connection.nexus not in connection._device._nexuses
+        assert "nothing comes any more, nor an answer to a ping" in caplog.text
+        caplog.clear()
+        await ended(session)
+        assert isinstance(session.error, TransportError)
+
+
+@schemes
+async def test_a_session_that_is_only_idle_answers_pings(
+    scheme: str,
+    closed: Closed,
+    mock_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinged, pings = trio.open_memory_channel[None](10)
+    ping = ControlAnswers.ping
+
+    def spy(answers: ControlAnswers) -> None:
+        pinged.send_nowait(None)
+        ping(answers)
+
+    monkeypatch.setattr(ControlAnswers, "ping", spy)
+    mock_clock.autojump_threshold = 0.02
+    async with serving() as url, trio.open_nursery() as nursery:
+        session = await connect(parse_url(url.replace("iser:", f"{scheme}:")), Options())
+        nursery.start_soon(ended, session)
+        for _ in range(3):
+            await pings.receive()
+        assert session.error is None
+        assert not closed.statistics().current_buffer_used
+        nursery.cancel_scope.cancel()
         session.fail(TransportError("end of test"))
