@@ -128,6 +128,33 @@ def test_a_request_of_1_mib_arrives_whole(mounts: Mounts) -> None:
     assert mounts.log()[-1] == f"write 0 {MIB}"
 
 
+def test_a_shared_mapping_needs_the_page_cache(mounts: Mounts) -> None:
+    """README's limit, and what helps: with `-o auto_cache` msync(2) brings it to the disk."""
+    data = os.urandom(8192)
+    direct = mounts.start()
+    with open(mounts.place / "lun0", "r+b", buffering=0) as file:
+        with pytest.raises(OSError, match="No such device") as caught:
+            mmap.mmap(file.fileno(), SIZE)
+        assert caught.value.errno == errno.ENODEV
+        with mmap.mmap(file.fileno(), SIZE, mmap.MAP_PRIVATE) as private:
+            assert private[:512] == bytes(512)
+    subprocess.run(["umount", mounts.place], check=True)
+    assert ended(direct)[0] == 0
+    mounts.start("auto_cache")
+    with (
+        open(mounts.place / "lun0", "r+b", buffering=0) as file,
+        mmap.mmap(file.fileno(), SIZE) as shared,
+    ):
+        shared[4096:12288] = data
+        shared.flush()
+        assert mounts.log()[-1] == "lun0 flush"
+        past_the_cache = os.open(mounts.place / "lun0", os.O_RDONLY | os.O_DIRECT)
+        with mmap.mmap(-1, 8192) as there:
+            assert os.preadv(past_the_cache, [there], 4096) == 8192
+            assert there[:] == data
+        os.close(past_the_cache)
+
+
 def test_the_end_and_truncating(mounts: Mounts) -> None:
     mounts.start()
     path = mounts.place / "lun0"
