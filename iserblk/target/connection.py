@@ -514,7 +514,7 @@ class TargetConnection:
 
         if request.function in _OF_ALL_SESSIONS:
             left += self._on_reset(luns.decode(request.lun), self, partial(one_ended, True))
-        # Of a whole set the initiator goes on sending what was asked for (RFC 7143 section 4.2.3.3).
+        # Of a whole set the initiator sends what it was asked for all the same (RFC 7143, 4.2.3.3).
         self._end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
         one_ended()
 
