@@ -44,8 +44,10 @@ class Geometry:
         )
 
     def write_same_ranges(self, first: int, blocks: int) -> Iterator[tuple[int, int]]:
-        """(first block, blocks) as WRITE SAME(16) takes them."""
-        return limits.split_blocks(first, blocks, self.max_write_same_blocks or MAXIMUM_BLOCKS)
+        """(first block, blocks) as WRITE SAME(16) takes them. (MAXIMUM WRITE SAME LENGTH has 64
+        bits, the CDB's own field 32.)"""
+        most = min(self.max_write_same_blocks or MAXIMUM_BLOCKS, MAXIMUM_BLOCKS)
+        return limits.split_blocks(first, blocks, most)
 
     @property
     def lba_status_length(self) -> int:
@@ -53,7 +55,8 @@ class Geometry:
         return lba_data.LBA_STATUS_HEADER + LBA_STATUS_DESCRIPTORS * lba_data.LBA_STATUS_DESCRIPTOR
 
     def extents_untrusted(self, answer: memoryview, offset: int, length: int) -> list[Extent]:
-        """GET LBA STATUS parameter data as extents of the byte range, which may end early.
+        """GET LBA STATUS parameter data as extents of the byte range, which may end early. Blocks
+        of a status that is not known here count as data: a reader then reads them.
 
         Raises RemoteProtocolError when the descriptors do not begin at the range, or leave gaps.
         """
@@ -68,7 +71,7 @@ class Geometry:
             if start > position:
                 raise RemoteProtocolError("SCSI", f"GET LBA STATUS left a gap at byte {position}")
             stop = min(stop, end)
-            flags = EXTENT_DATA if status == lba_data.MAPPED else hole
+            flags = hole if status in lba_data.HOLES else EXTENT_DATA
             if extents and extents[-1][2] == flags:
                 extents[-1] = (extents[-1][0], stop - extents[-1][0], flags)
             else:

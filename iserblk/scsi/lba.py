@@ -17,10 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from iserblk.errors import RemoteProtocolError
 
-# Provisioning status.
+# Provisioning status. (SBC-3 ends with 2; SBC-4 has 3 and 4, where 0 may be either of them.)
 MAPPED = 0  # or unknown
 DEALLOCATED = 1
 ANCHORED = 2
+MAPPED_FOR_SURE = 3
+UNKNOWN = 4
+HOLES = frozenset((DEALLOCATED, ANCHORED))  # nothing was written there
 
 LBA_STATUS_HEADER = 8
 LBA_STATUS_DESCRIPTOR = 16

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from iserblk.disk.geometry import Geometry
 from iserblk.errors import RemoteProtocolError
+from iserblk.scsi.cdb import write_same16
 from iserblk.scsi.lba import encode_lba_status
 
 
@@ -45,6 +46,26 @@ def test_write_same_is_cut_at_what_a_cdb_holds(blocks: int) -> None:
     pieces = list(geometry().write_same_ranges(7, blocks))
     assert pieces[0][0] == 7 and sum(count for _, count in pieces) == blocks
     assert all(count <= 0xFFFFFFFF for _, count in pieces)
+
+
+@pytest.mark.parametrize("most", [0xFFFFFFFF, 0x100000000, 1 << 40, (1 << 64) - 1])
+def test_a_write_same_limit_of_64_bits(most: int) -> None:
+    """MAXIMUM WRITE SAME LENGTH may be more than any CDB can say."""
+    pieces = list(geometry(max_write_same_blocks=most).write_same_ranges(0, (1 << 32) + 5))
+    for first, blocks in pieces:
+        assert write_same16(first, blocks, False, True)[10:14] == blocks.to_bytes(4, "big")
+    assert sum(blocks for _, blocks in pieces) == (1 << 32) + 5
+
+
+@pytest.mark.parametrize("status", range(16))
+def test_only_deallocated_and_anchored_are_holes(status: int) -> None:
+    """SBC-4 has two statuses more than SBC-3 (mapped, and unknown); the rest is reserved."""
+    answer = encode_lba_status([(0, 8, 0), (8, 8, status), (16, 8, 0)])
+    got = geometry().extents_untrusted(memoryview(answer), 0, 24 * 512)
+    if status in (1, 2):
+        assert got == [(0, 4096, 0), (4096, 4096, 3), (8192, 4096, 0)]
+    else:
+        assert got == [(0, 24 * 512, 0)]
 
 
 def test_extents_follow_the_descriptors() -> None:
