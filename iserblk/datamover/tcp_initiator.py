@@ -25,6 +25,7 @@ _DATA_OUT = Struct(">BBxxI8sII4xI4xII4x")
 _RESIDUAL_OFFSET = 44
 _STAT_SN_OFFSET = 24
 _WORD = Struct(">I")
+_CHECK_CONDITION = 0x02  # SAM-5; its sense data is the session's to read
 
 
 class _Transfer:
@@ -260,10 +261,12 @@ class TcpInitiator:
 
     def _check_moved(self, message: memoryview) -> None:
         """A read that ends well has brought what it does not call residual: what is missing is
-        called that, too, whatever the target says."""
+        called that, too, whatever the target says. So may one that ends with CHECK CONDITION."""
         (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
         transfer = self._tasks.get(itt)
-        if transfer is None or transfer.direction != READ or message[2] or message[3]:
+        if transfer is None or transfer.direction != READ or message[2]:
+            return
+        if message[3] and message[3] != _CHECK_CONDITION:
             return
         missing = len(transfer.data) - transfer.moved
         (residual,) = _WORD.unpack_from(message, _RESIDUAL_OFFSET)

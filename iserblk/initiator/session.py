@@ -32,6 +32,9 @@ from iserblk.initiator.submitting import ignore_closing as ignore_closing  # noq
 from iserblk.initiator.task import INDEX_MASK, QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
+from iserblk.scsi import luns
+from iserblk.scsi import sense as sense_data
+from iserblk.scsi import status as sam
 
 log = logging.getLogger(__name__)
 
@@ -116,14 +119,37 @@ class Session(Submitting):
             slot.residual = 0
         if lengths:
             slot.sense = bhs.sense_of_untrusted(message, at)
-            if status and slot.lun in self.on_sense:
-                self.on_sense[slot.lun](slot)
+            if status:
+                self._hear_sense(slot)
         elif status:
             slot.sense = b""
         if max_cmd_sn != self._max_cmd_sn or self._queued:
             self._window(exp_cmd_sn, max_cmd_sn)
         slot.state = TAKEN
         slot.waiter.task_done()
+
+    def _hear_sense(self, slot: TaskSlot) -> None:
+        """A status other than GOOD came with ``slot.sense``. What was carried out all the same
+        (RECOVERED ERROR, NO SENSE) has succeeded, for all who look at the slot from now on; its
+        residual counts as ever."""
+        if slot.lun in self.on_sense:
+            self.on_sense[slot.lun](slot)
+        if slot.status != sam.CHECK_CONDITION or not sense_data.tells_of_success(slot.sense):
+            return
+        slot.status = sam.GOOD
+        sense = sense_data.decode(slot.sense)
+        told = (slot.lun, sense.code)
+        # A disk that wears out says so with each command: once is enough for the log.
+        level = logging.DEBUG if told in self._recovered_told else logging.WARNING
+        self._recovered_told.add(told)
+        log.log(
+            level,
+            "%s: LUN %d: command %#04x was carried out, and the LUN says: %s",
+            self.portal,
+            luns.decode(slot.lun),
+            slot.cdb[0],
+            sense,
+        )
 
     def _window(self, exp_cmd_sn: int, max_cmd_sn: int) -> None:
         """ExpCmdSN and MaxCmdSN of a PDU (RFC 7143 section 4.2.2.1): only ever forward."""

@@ -79,6 +79,8 @@ class Submitting:
         self.reconnect_at = 0.0
         self.reconnects = 0
         self.replayed = 0  # commands that were sent once more
+        # What the log has of commands that were carried out with sense data: (LUN field, code).
+        self._recovered_told: set[tuple[bytes, int]] = set()
         self.last_heard = monotonic()
         self.new_waiter: Callable[[], Waiter]  # set by the driver
         # What a write may carry in its command; 0 where immediate data was not negotiated.

@@ -156,6 +156,21 @@ def decode(data: bytes | memoryview) -> Sense:
     )
 
 
+def tells_of_success(data: bytes) -> bool:
+    """The command that ended with CHECK CONDITION and these bytes was carried out: RECOVERED ERROR,
+    or NO SENSE. (SPC-4, Sense key and sense code definitions.)
+
+    Not where the sense key itself is cut off or missing, which says nothing; nor for a deferred
+    error, whose bearer was not executed; nor with FILEMARK, EOM or ILI, which say that less was
+    done than asked.
+    """
+    if len(data) > 2 and data[0] & 0x7F == FIXED:
+        return data[2] & 0xEF in (NO_SENSE, RECOVERED_ERROR)  # bit 4 is SDAT_OVFL
+    if len(data) > 1 and data[0] & 0x7F == DESCRIPTOR:
+        return data[1] & 0x0F in (NO_SENSE, RECOVERED_ERROR)
+    return False
+
+
 def _decode_descriptor(response: int, raw: bytes) -> Sense:
     head = raw.ljust(8, b"\0")
     key, information, field, in_cdb = head[1] & 0x0F, None, None, False

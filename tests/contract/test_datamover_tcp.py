@@ -229,14 +229,17 @@ def test_sense_and_residual(plain: Ends) -> None:
     assert (response.exp_data_sn, buffer[:5]) == (1, b"part\0")
 
 
+@pytest.mark.parametrize("status", [0, 2])  # 2: its sense data may say that it went well
 @pytest.mark.parametrize("said", [0, 3])
-def test_missing_data_is_residual_whatever_the_target_says(plain: Ends, said: int) -> None:
+def test_missing_data_is_residual_whatever_the_target_says(
+    plain: Ends, said: int, status: int
+) -> None:
     buffer = bytearray(100)
     plain.command(0, READ, memoryview(buffer))
     plain.until(lambda: bool(plain.down.pdus))
     plain.target.put_data(plain.answers[0], memoryview(b"abc"), 40)
     flags = bhs.FLAG_FINAL | (bhs.RESIDUAL_UNDERFLOW if said else 0)
-    plain.respond(0, flags=flags, residual=said)
+    plain.respond(0, status, flags=flags, residual=said)
     plain.until(lambda: bool(plain.up.pdus))
     response = pdu.ScsiResponse.unpack_from(plain.up.pdus[0][0])
     assert response.flags == bhs.FLAG_FINAL | bhs.RESIDUAL_UNDERFLOW

@@ -98,6 +98,8 @@ class FakeSession:
         slot.response = slot.residual = 0
         if sense and slot.lun in self.on_sense:
             self.on_sense[slot.lun](slot)
+        if sense_data.tells_of_success(sense):  # as ``Session`` does
+            slot.status = 0
         slot.state = TAKEN
         slot.waiter.task_done()
 
