@@ -1,4 +1,10 @@
-"""Who a LUN is and what it can: the commands that are sent once, after login."""
+"""Who a LUN is and what it can: the commands that are sent once, after each login.
+
+A LUN lacks what it refuses with ILLEGAL REQUEST, as an invalid operation code or an invalid field
+in the CDB. Any other error says nothing of the kind, and is raised: a target that has just started
+may well answer an error for a while. Taken for an answer, it would make another LUN of this one, or
+a smaller one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,11 @@ from typing import NamedTuple
 from iserblk.disk.commands import command
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import NoSuchLun, NotSupported, ScsiError
+from iserblk.errors import NoSuchLun, NotSupported, ReservationConflict, ScsiError
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
 from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode
+from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
@@ -48,26 +55,36 @@ class _Identify:
         )
         return answer[:moved]
 
+    def ask_optional(
+        self, command_block: bytes, what: str, length: int = _ALLOCATION, reserved_ok: bool = False
+    ) -> Operation[memoryview | None]:
+        """As ``ask``; None when the LUN does not have that. ``reserved_ok``: also when it does not
+        tell, because another initiator has reserved it; the caller can live with not knowing."""
+        try:
+            answer = yield from self.ask(command_block, length)
+        except ScsiError as error:
+            hidden = reserved_ok and isinstance(error, ReservationConflict)
+            lacks = isinstance(error.sense, Sense) and error.sense.is_not_there
+            if not hidden and not lacks:
+                raise
+            log.info("%s: no %s: %s", self.name, what, error)
+            return None
+        return answer
+
     def page(self, code: int, pages: tuple[int, ...]) -> Operation[memoryview | None]:
         """One VPD page; None when the LUN does not have it."""
         if code not in pages:
             return None
-        try:
-            answer = yield from self.ask(cdb.inquiry(_ALLOCATION, code))
-        except ScsiError as error:
-            log.info("%s: VPD page %#04x: %s", self.name, code, error)
-            return None
-        return answer
+        return (
+            yield from self.ask_optional(cdb.inquiry(_ALLOCATION, code), f"VPD page {code:#04x}")
+        )
 
     def answers_lba_status(self) -> Operation[bool]:
         """Thin provisioning does not promise GET LBA STATUS: LIO has the one without the other."""
         length = lba.LBA_STATUS_HEADER + lba.LBA_STATUS_DESCRIPTOR
-        try:
-            yield from self.ask(cdb.get_lba_status16(0, length), length)
-        except ScsiError as error:
-            log.info("%s: no GET LBA STATUS: %s", self.name, error)
-            return False
-        return True
+        request = cdb.get_lba_status16(0, length)
+        answer = yield from self.ask_optional(request, "GET LBA STATUS", length, reserved_ok=True)
+        return answer is not None
 
 
 class Names(NamedTuple):
@@ -97,11 +114,8 @@ def names(session: Session, lun: int, name: str, url: str) -> Operation[Names]:
             "name another LUN"
         )
     yield from command(session, steps.lun, cdb.test_unit_ready(), name)
-    pages: tuple[int, ...] = ()
-    try:
-        pages = inquiry.decode_supported_pages((yield from steps.ask(cdb.inquiry(_ALLOCATION, 0))))
-    except ScsiError as error:
-        log.info("%s: no vital product data: %s", name, error)
+    listed = yield from steps.ask_optional(cdb.inquiry(_ALLOCATION, 0), "vital product data")
+    pages = inquiry.decode_supported_pages(listed)
     return Names(
         vendor=standard.vendor,
         product=standard.product,
@@ -122,18 +136,16 @@ def identify(
     characteristics = inquiry.decode_characteristics((yield from steps.page(0xB1, pages)))
     provisioning = inquiry.decode_provisioning((yield from steps.page(0xB2, pages)))
 
-    long_cdbs = True
-    try:
-        size = capacity.decode16((yield from steps.ask(cdb.read_capacity16(32), 32)))
-    except ScsiError as error:
-        log.info("%s: READ CAPACITY(16): %s", name, error)
+    long_answer = yield from steps.ask_optional(cdb.read_capacity16(32), "READ CAPACITY(16)", 32)
+    long_cdbs = long_answer is not None
+    if long_answer is not None:
+        size = capacity.decode16(long_answer)
+    else:
         size = capacity.decode10((yield from steps.ask(cdb.read_capacity10(), 8)))
-        long_cdbs = False
-    try:
-        modes = mode.decode_sense6((yield from steps.ask(cdb.mode_sense6(0x08, 192), 192)))
-    except ScsiError as error:
-        log.info("%s: no caching mode page: %s", name, error)
-        modes = mode.UNKNOWN
+    caching = yield from steps.ask_optional(
+        cdb.mode_sense6(0x08, 192), "caching mode page", 192, reserved_ok=True
+    )
+    modes = mode.decode_sense6(caching) if caching is not None else mode.UNKNOWN
 
     can_extents = size.lbpme and long_cdbs and (yield from steps.answers_lba_status())
     block = size.block_size

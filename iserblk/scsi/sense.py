@@ -120,6 +120,14 @@ class Sense(NamedTuple):
         return self.key == ILLEGAL_REQUEST and self.code == INVALID_OPERATION_CODE
 
     @property
+    def is_not_there(self) -> bool:
+        """The LUN does not have what was asked for (a command, a page), and never will."""
+        return self.key == ILLEGAL_REQUEST and self.code in (
+            INVALID_OPERATION_CODE,
+            INVALID_FIELD_IN_CDB,
+        )
+
+    @property
     def is_retryable(self) -> bool:
         """The same command may well succeed when it is sent again."""
         return self.key in (UNIT_ATTENTION, ABORTED_COMMAND) or self.is_becoming_ready
