@@ -35,7 +35,7 @@ def command(
                     f"{disk.info.url} has {disk.size} bytes: the range that begins at --offset "
                     f"{offset} leaves it"
                 )
-            await disk.trim(offset, count)
+            await disk.trim(offset, count, patient=True)
             await disk.flush()
             return count
 

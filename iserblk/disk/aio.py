@@ -74,8 +74,10 @@ class Disk:
     async def flush(self) -> None:
         await self._driver.run_operation(self._core.flush())
 
-    async def trim(self, offset: int, length: int, fua: bool = False) -> None:
-        await self._driver.run_operation(self._core.trim(offset, length, fua))
+    async def trim(
+        self, offset: int, length: int, fua: bool = False, *, patient: bool = False
+    ) -> None:
+        await self._driver.run_operation(self._core.trim(offset, length, fua, patient))
 
     async def zero(
         self,
@@ -85,8 +87,11 @@ class Disk:
         may_trim: bool = False,
         fast: bool = False,
         fua: bool = False,
+        patient: bool = False,
     ) -> None:
-        await self._driver.run_operation(self._core.zero(offset, length, may_trim, fast, fua))
+        await self._driver.run_operation(
+            self._core.zero(offset, length, may_trim, fast, fua, patient)
+        )
 
     async def extents(self, offset: int, length: int) -> list[Extent]:
         return await self._driver.run_operation(self._core.extents(offset, length))

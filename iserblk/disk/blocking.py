@@ -99,8 +99,8 @@ class Disk:
     def flush(self) -> None:
         self._run(self._core.flush())
 
-    def trim(self, offset: int, length: int, fua: bool = False) -> None:
-        self._run(self._core.trim(offset, length, fua))
+    def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
+        self._run(self._core.trim(offset, length, fua, patient))
 
     def zero(
         self,
@@ -110,8 +110,9 @@ class Disk:
         may_trim: bool = False,
         fast: bool = False,
         fua: bool = False,
+        patient: bool = False,
     ) -> None:
-        self._run(self._core.zero(offset, length, may_trim, fast, fua))
+        self._run(self._core.zero(offset, length, may_trim, fast, fua, patient))
 
     def extents(self, offset: int, length: int) -> list[Extent]:
         return self._run(self._core.extents(offset, length))

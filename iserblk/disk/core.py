@@ -289,8 +289,10 @@ class DiskCore:
         deadline: float,
         kept: list[int] | None = None,
         durable: bool = False,
+        short_ok: bool = False,
     ) -> Operation[None]:
         """One command a piece, as many at once as slots allow, each retried where that is legal.
+        ``short_ok``: a residual is no error.
         ``kept``: they change the LUN; what is in the journal then is added to it. ``durable``: what
         they write needs no flush.
 
@@ -331,6 +333,8 @@ class DiskCore:
                     yield waiter
                 stale = kept is None and self.durability.stale(epoch)
                 for slot, (lba, view, attempt) in running:
+                    if short_ok and slot.residual > 0:
+                        slot.residual = 0
                     problem = failure(slot, self.info.name)
                     if problem is None:
                         if stale:  # it may have read what was there before a write that was lost
@@ -355,6 +359,8 @@ class DiskCore:
                 yield pause
         if error is not None:
             raise error
+
+    run_pieces = _run  # for the operations that are in modules of their own
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -492,13 +498,21 @@ class DiskCore:
 
     # -- what moves no data -----------------------------------------------------------------------
 
-    def trim(self, offset: int, length: int, fua: bool = False) -> Operation[None]:
-        return provisioning.trim(self, offset, length, fua)
+    def trim(
+        self, offset: int, length: int, fua: bool = False, patient: bool = False
+    ) -> Operation[None]:
+        return provisioning.trim(self, offset, length, fua, patient)
 
     def zero(
-        self, offset: int, length: int, may_trim: bool, fast: bool, fua: bool
+        self,
+        offset: int,
+        length: int,
+        may_trim: bool,
+        fast: bool,
+        fua: bool,
+        patient: bool = False,
     ) -> Operation[None]:
-        return provisioning.zero(self, offset, length, may_trim, fast, fua)
+        return provisioning.zero(self, offset, length, may_trim, fast, fua, patient)
 
     def extents(self, offset: int, length: int) -> Operation[list[Extent]]:
         return provisioning.extents(self, offset, length)

@@ -118,9 +118,9 @@ class MeteredBlocking:
         with _Timed(self._metrics, FLUSH):
             self._disk.flush()
 
-    def trim(self, offset: int, length: int, fua: bool = False) -> None:
+    def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
         with _Timed(self._metrics, TRIM, length):
-            self._disk.trim(offset, length, fua)
+            self._disk.trim(offset, length, fua, patient=patient)
 
     def zero(
         self,
@@ -130,9 +130,10 @@ class MeteredBlocking:
         may_trim: bool = False,
         fast: bool = False,
         fua: bool = False,
+        patient: bool = False,
     ) -> None:
         with _Timed(self._metrics, ZERO, length):
-            self._disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua)
+            self._disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua, patient=patient)
 
     def extents(self, offset: int, length: int) -> list[Extent]:
         return self._disk.extents(offset, length)
@@ -193,9 +194,11 @@ class MeteredAsync:
         with _Timed(self._metrics, FLUSH):
             await self._disk.flush()
 
-    async def trim(self, offset: int, length: int, fua: bool = False) -> None:
+    async def trim(
+        self, offset: int, length: int, fua: bool = False, *, patient: bool = False
+    ) -> None:
         with _Timed(self._metrics, TRIM, length):
-            await self._disk.trim(offset, length, fua)
+            await self._disk.trim(offset, length, fua, patient=patient)
 
     async def zero(
         self,
@@ -205,9 +208,12 @@ class MeteredAsync:
         may_trim: bool = False,
         fast: bool = False,
         fua: bool = False,
+        patient: bool = False,
     ) -> None:
         with _Timed(self._metrics, ZERO, length):
-            await self._disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua)
+            await self._disk.zero(
+                offset, length, may_trim=may_trim, fast=fast, fua=fua, patient=patient
+            )
 
     async def extents(self, offset: int, length: int) -> list[Extent]:
         return await self._disk.extents(offset, length)

@@ -89,9 +89,13 @@ class BlockingDisk(Protocol):
         """All writes, trims and zeroes that have returned are on stable storage at return."""
         ...
 
-    def trim(self, offset: int, length: int, fua: bool = False) -> None:
+    def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
         """Tell that the range is not needed. Only whole blocks inside it; their content is
-        undefined afterwards. Raises NotSupported where the LUN cannot."""
+        undefined afterwards. Raises NotSupported where the LUN cannot.
+
+        ``patient``: ``io-timeout`` is the time for each step, not for the whole request, which for
+        a large range may have thousands. Not for callers who repeat what takes them too long, as
+        the kernel's NBD client does: the first request may end behind what was written since."""
         ...
 
     def zero(
@@ -102,9 +106,11 @@ class BlockingDisk(Protocol):
         may_trim: bool = False,
         fast: bool = False,
         fua: bool = False,
+        patient: bool = False,
     ) -> None:
         """The range reads as zeroes afterwards. ``may_trim``: it may be deallocated. ``fast``:
-        raise NotSupported (nothing done) where it would be no faster than writing."""
+        raise NotSupported (nothing done) where it would be no faster than writing. ``patient``: as
+        of ``trim``."""
         ...
 
     def extents(self, offset: int, length: int) -> list[Extent]:
@@ -140,7 +146,9 @@ class AsyncDisk(Protocol):
 
     async def flush(self) -> None: ...
 
-    async def trim(self, offset: int, length: int, fua: bool = False) -> None: ...
+    async def trim(
+        self, offset: int, length: int, fua: bool = False, *, patient: bool = False
+    ) -> None: ...
 
     async def zero(
         self,
@@ -150,6 +158,7 @@ class AsyncDisk(Protocol):
         may_trim: bool = False,
         fast: bool = False,
         fua: bool = False,
+        patient: bool = False,
     ) -> None: ...
 
     async def extents(self, offset: int, length: int) -> list[Extent]: ...

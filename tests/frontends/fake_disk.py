@@ -110,7 +110,7 @@ class FakeDisk:
         self.check("flush", 0, 0)
         self.dirty = False
 
-    def trim(self, offset: int, length: int, fua: bool = False) -> None:
+    def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
         note(f"{self.info.name} trim {offset} {length} fua={fua}")
         self.check("trim", offset, length)
         self._punch(offset, length)
@@ -123,6 +123,7 @@ class FakeDisk:
         may_trim: bool = False,
         fast: bool = False,
         fua: bool = False,
+        patient: bool = False,
     ) -> None:
         note(f"{self.info.name} zero {offset} {length} may_trim={may_trim} fast={fast} fua={fua}")
         self.check("zero", offset, length)
