@@ -169,10 +169,12 @@ class BlockingDriver:
 
     def wait(self, waiter: ThreadWaiter) -> None:
         """Return when ``waiter.pending`` is 0. The GIL is free while nothing happens."""
-        while waiter.pending:
+        if not waiter.pending:
+            return
+        while True:
             with self._mutex:
                 if not waiter.pending:
-                    return
+                    break
                 if self._led:
                     self._followers[waiter] = None
                     leader = False
@@ -181,8 +183,8 @@ class BlockingDriver:
                     self._followers.pop(waiter, None)
             if not leader:
                 waiter.sleep()
-                if self._heir is waiter and not waiter.pending:
-                    self._wake_next()  # it was woken to lead, but is done
+                if not waiter.pending:
+                    break
                 continue
             try:
                 self._lead(waiter)
@@ -193,6 +195,10 @@ class BlockingDriver:
             finally:
                 waiter.polling = False  # poll may have been interrupted
                 self._hand_on()
+            if not waiter.pending:
+                return
+        if self._heir is waiter:
+            self._wake_next()  # it was woken to lead, but is done
 
     def _lead(self, waiter: ThreadWaiter) -> None:
         """Poll and progress until ``waiter`` is done, or the session has failed."""
@@ -240,8 +246,9 @@ class BlockingDriver:
             while followers and not self._led:
                 follower = next(iter(followers))
                 del followers[follower]
+                # In this order: one that is done just now sees that it is the heir, or is seen.
+                self._heir = follower
                 if follower.pending:
-                    self._heir = follower
                     follower.wake()
                     return
 

@@ -189,6 +189,76 @@ def test_follower_that_is_done_before_it_can_lead_wakes_the_next() -> None:
     thread.join(20)
 
 
+@pytest.mark.parametrize("when", ["before the lock", "as it is chosen"])
+def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
+    """Another thread ends what it waits for (it unlocks a range, say) just before it would lead, or
+    while the leader that steps down looks at it. ``second`` waits for an answer: it must be woken,
+    or nobody polls for that."""
+    driver, _, _ = _driver()
+    mutex = driver._mutex
+
+    class Heir(ThreadWaiter):
+        """``pending`` of the follower that is chosen, done right behind a look at it."""
+
+        __slots__ = ("count", "looked_at")
+
+        @property
+        def pending(self) -> int:  # type: ignore[override]
+            count = self.count
+            if self.looked_at and threading.current_thread() is not thread:
+                self.looked_at = False
+                self.count = 0
+                self._wake()
+                seen.wait(20)  # its thread gets to run before this one goes on
+            elif not self.count:
+                seen.set()
+            return count
+
+        @pending.setter
+        def pending(self, value: int) -> None:
+            self.count = value
+
+    class Mutex:
+        """``first``'s thread is done just before it gets the lock for the second time."""
+
+        entered = 0
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is thread:
+                self.entered += 1
+                if self.entered == 2 and when == "before the lock":
+                    first.pending = 0
+            mutex.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            mutex.release()
+
+    first = Heir(lambda: None)
+    first.looked_at = False
+    first.pending = 1
+    second = ThreadWaiter(lambda: None)
+    second.pending = 1
+    woken, done, seen = threading.Event(), threading.Event(), threading.Event()
+    second._wake = woken.set
+    driver._mutex = Mutex()  # type: ignore[assignment]
+    driver._led = True
+
+    def follow() -> None:
+        driver.wait(first)
+        done.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    while first not in driver._followers:
+        os.sched_yield()
+    driver._followers[second] = None
+    first.looked_at = when == "as it is chosen"
+    driver._hand_on()
+    assert woken.wait(20)
+    assert done.wait(20)
+    thread.join(20)
+
+
 def test_wait_for_a_lock_after_the_connection_has_ended_is_idle() -> None:
     """The closed descriptor does not end every poll at once."""
     session, datamover = fake.session()
