@@ -35,9 +35,9 @@ FLAGS_NO_DATA = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
 FLAGS_READ = FLAGS_NO_DATA | bhs.FLAG_READ
 FLAGS_WRITE = FLAGS_NO_DATA | bhs.FLAG_WRITE
 
-ATTEMPTS = 10  # for unit attentions, BUSY, TASK SET FULL and their like, per command
+ATTEMPTS = 10  # for unit attentions, aborted commands and their like, per command
 BACK_OFF_S = 0.02  # first pause after BUSY; doubles
-MOST_BACK_OFF_S = 1.0  # while a port changes its state, which ends by itself
+MOST_BACK_OFF_S = 1.0
 
 
 class PortRefused(ScsiError):
@@ -105,22 +105,34 @@ def _from_sense(text: str, sense: Sense) -> ScsiError:
 
 
 def retry_delay(error: IserblkError, attempt: int) -> float | None:
-    """Seconds to wait before the command may be sent again; None: do not."""
+    """Seconds to wait before the command may be sent again; None: do not. What ends by itself is
+    waited for until the caller's deadline: room for a command, a LUN or port that gets ready."""
     if not isinstance(error, ScsiError):
         return None
-    if isinstance(error, PortRefused) or port_state(error) == alua.TRANSITIONING:
-        return min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
+    pause = min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
+    sense = error.sense if isinstance(error.sense, Sense) else None
+    if (
+        isinstance(error, PortRefused)
+        or no_room(error)
+        or port_state(error) == alua.TRANSITIONING
+        or (sense is not None and sense.is_ready_soon and not sense.is_deferred)
+    ):
+        return pause
     if attempt >= ATTEMPTS:
         return None
-    if error.status in (sam.BUSY, sam.TASK_SET_FULL, sam.TASK_ABORTED):
-        return BACK_OFF_S * (1 << attempt)
-    sense = error.sense
-    if isinstance(sense, Sense):
+    if error.status == sam.TASK_ABORTED:
+        return pause
+    if sense is not None:
         if sense.is_unit_attention or sense.is_deferred:
             return 0.0  # the command was not executed
-        if sense.key == sense_data.ABORTED_COMMAND or sense.is_becoming_ready:
-            return BACK_OFF_S * (1 << attempt)
+        if sense.key == sense_data.ABORTED_COMMAND:
+            return pause
     return None
+
+
+def no_room(error: IserblkError | None) -> bool:
+    """The target has more commands than it can take. ``Submitting.shrink`` is called for each."""
+    return isinstance(error, ScsiError) and error.status in (sam.BUSY, sam.TASK_SET_FULL)
 
 
 def port_state(error: ScsiError) -> int | None:
@@ -227,6 +239,8 @@ def command(
             release_ended(session, [slot])
         if error is None:
             return moved
+        if no_room(error):
+            session.shrink()
         delay = retry_delay(error, attempt)
         if delay is None or monotonic() + delay >= deadline:
             raise error

@@ -18,6 +18,7 @@ from iserblk.disk.commands import (
     failure,
     fill_read,
     fill_write,
+    no_room,
     release_ended,
     retry_delay,
     take,
@@ -259,6 +260,8 @@ class DiskCore:
         deadline = slot.deadline
         self.session.release(slot)
         if problem is not None:
+            if no_room(problem):
+                self.session.shrink()
             if retry_delay(problem, 0) is None or monotonic() >= deadline:
                 raise problem
             self.metrics.retried()
@@ -308,6 +311,7 @@ class DiskCore:
             running: list[tuple[TaskSlot, tuple[int, memoryview, int]]] = []
             taken: TaskSlot | None = yield from take(session, waiter, deadline, self.info.name)
             pause = 0.0
+            refused = 0
             try:
                 while taken is not None:
                     piece = todo[0]
@@ -341,6 +345,7 @@ class DiskCore:
                             pause = max(pause, flushing.AGAIN_S)
                             todo.append((lba, view, attempt))
                         continue
+                    refused += no_room(problem)
                     delay = retry_delay(problem, attempt)
                     if delay is None or monotonic() + delay >= deadline:
                         error = error or problem
@@ -355,6 +360,8 @@ class DiskCore:
                 release_ended(session, [slot for slot, _ in running])
                 if running:  # or two who wait for a lock would wake each other for ever
                     self.ranges.changed()
+            for _ in range(refused):
+                session.shrink()
             if pause and error is None:
                 yield pause
         if error is not None:

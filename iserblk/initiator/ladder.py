@@ -98,6 +98,7 @@ class Ladder:
         for step in list(self._steps.values()):
             if now >= step.until:
                 self._climb(step, now)
+        session.grow()
         session.wake_takers()
         self._abort_waiting(now)
         if session.parting is not None:

@@ -64,6 +64,8 @@ class Submitting:
         self._table = slots
         self.tasks = slots[:-CONTROL_SLOTS]
         self._free = list(reversed(self.tasks))
+        self._withheld: list[TaskSlot] = []  # not in use, because the target has no room
+        self._in_play = len(self.tasks)  # the others
         self._free_controls = slots[-CONTROL_SLOTS:]
         self.parameters = parameters
         self.portal = portal
@@ -188,6 +190,28 @@ class Submitting:
                 taker = self._takers.popleft() if self._takers else None
             if taker is not None:
                 taker.task_done()
+
+    def shrink(self) -> None:
+        """From any thread: the target had no room for a command (BUSY, TASK SET FULL), whose slot
+        has been given back. Keep one less in flight from now on, but always one. Without a free
+        slot nothing happens: there will be another refusal."""
+        with self._lock:
+            if self._in_play <= 1:
+                return
+            try:
+                self._withheld.append(self._free.pop())
+            except IndexError:
+                return
+            self._in_play -= 1
+            count = self._in_play
+        log.info("%s: the target is full: %d commands at once from now on", self.portal, count)
+
+    def grow(self) -> None:
+        """About once a second: try one more command than the target had room for lately."""
+        if self._withheld:
+            with self._lock:
+                self._in_play += 1
+                self._free.append(self._withheld.pop())
 
     def submit(self, slot: TaskSlot) -> None:
         """Send the command of ``slot``, or queue it in order while the window is closed, or the
@@ -382,7 +406,7 @@ class Submitting:
     @property
     def busy(self) -> int:
         """Slots that are taken, in flight or not: cheap, for heuristics."""
-        return len(self.tasks) - len(self._free)
+        return self._in_play - len(self._free)
 
     @property
     def sent(self) -> int:

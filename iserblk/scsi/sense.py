@@ -45,6 +45,14 @@ DESCRIPTOR_DEFERRED = 0x73
 
 # Additional sense codes that programs decide by: ASC << 8 | ASCQ.
 BECOMING_READY = 0x0401
+# NOT READY for as long as something lasts that ends by itself (SPC-4, ASC 04h): becoming ready;
+# rebuild, recalculation, an operation, a long write, a self-test in progress; asymmetric access
+# state transition; a security session in progress; NOTIFY (ENABLE SPINUP) required, which the
+# transport sends; SA creation, space allocation, START STOP UNIT in progress; power not granted
+# yet; configuration in progress. Not format, sanitize and depopulation: they take hours, and data.
+READY_SOON = frozenset(
+    0x0400 | ascq for ascq in (1, 5, 6, 7, 8, 9, 0x0A, 0x0E, 0x11, 0x13, 0x14, 0x1A, 0x1C, 0x1D)
+)
 WRITE_ERROR = 0x0C00
 INVALID_FIELD_IN_COMMAND_IU = 0x0E03
 UNRECOVERED_READ_ERROR = 0x1100
@@ -65,6 +73,7 @@ RESERVATIONS_RELEASED = 0x2A04
 REGISTRATIONS_PREEMPTED = 0x2A05
 CAPACITY_CHANGED = 0x2A09
 SAVING_NOT_SUPPORTED = 0x3900
+REPORTED_LUNS_CHANGED = 0x3F0E
 INTERNAL_TARGET_FAILURE = 0x4400
 NO_ROOM_FOR_REGISTRATION = 0x5504
 
@@ -107,8 +116,9 @@ class Sense(NamedTuple):
         return self.key == UNIT_ATTENTION
 
     @property
-    def is_becoming_ready(self) -> bool:
-        return self.key == NOT_READY and self.code == BECOMING_READY
+    def is_ready_soon(self) -> bool:
+        """The LUN is not ready, and will be without anybody's doing."""
+        return self.key == NOT_READY and self.code in READY_SOON
 
     @property
     def is_invalid_field(self) -> bool:
@@ -130,7 +140,7 @@ class Sense(NamedTuple):
     @property
     def is_retryable(self) -> bool:
         """The same command may well succeed when it is sent again."""
-        return self.key in (UNIT_ATTENTION, ABORTED_COMMAND) or self.is_becoming_ready
+        return self.key in (UNIT_ATTENTION, ABORTED_COMMAND) or self.is_ready_soon
 
     def __str__(self) -> str:
         key = KEY_WORDS.get(self.key) or f"sense key {self.key:#x}"

@@ -43,6 +43,7 @@ class FakeSession:
         self.on_retry: dict[bytes, Callable[[], None]] = {}
         self.disconnected = False
         self.suspended = False
+        self.shrunk = 0
 
     def take_now(self) -> TaskSlot | None:
         if not self._free:
@@ -69,6 +70,9 @@ class FakeSession:
         slot.last = -1
         slot.deadline = 0.0
         self._free.append(slot)
+
+    def shrink(self) -> None:
+        self.shrunk += 1
 
     @property
     def busy(self) -> int:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
+from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.task import FREE, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import CountingWaiter, cmd_sn_of, command, itt_of, response, session
@@ -82,6 +83,31 @@ def test_slots_run_out_and_come_back() -> None:
     made.progress(1.0)
     made.release(slot)
     assert second.pending == 0 and made.take(second) is slot
+
+
+def test_a_full_target_keeps_slots_back_and_gives_them_back() -> None:
+    """One less for each refusal, but one at least; one more each second, whose taker is woken."""
+    made, _ = session(depth=3)
+    slots = [made.take_now() for _ in range(3)]
+    made.shrink()  # no slot is free at the moment
+    for slot in slots:
+        assert slot is not None
+        made.release(slot)
+    assert made.busy == 0
+    for _ in range(5):
+        made.shrink()
+    assert made.busy == 0
+    only = made.take_now()
+    assert only is not None and made.take_now() is None and made.busy == 1
+    waiter = CountingWaiter()
+    assert made.take(waiter) is None and waiter.pending == 1
+    ladder = Ladder(made)
+    ladder.tick(1.0)
+    assert waiter.woken == 1 and made.take(waiter) is not None
+    assert made.take_now() is None
+    ladder.tick(2.0)
+    ladder.tick(3.0)
+    assert made.take_now() is not None and made.take_now() is None and made.busy == 3
 
 
 def test_forgotten_taker_takes_nothing() -> None:

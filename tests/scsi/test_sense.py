@@ -85,7 +85,7 @@ def test_deferred() -> None:
     ("key", "code", "which"),
     [
         (sense.UNIT_ATTENTION, sense.POWER_ON_OR_RESET, {"is_unit_attention", "is_retryable"}),
-        (sense.NOT_READY, sense.BECOMING_READY, {"is_becoming_ready", "is_retryable"}),
+        (sense.NOT_READY, sense.BECOMING_READY, {"is_ready_soon", "is_retryable"}),
         (sense.NOT_READY, 0x0402, set()),
         (sense.ABORTED_COMMAND, 0x4703, {"is_retryable"}),
         (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB, {"is_invalid_field"}),
@@ -99,7 +99,7 @@ def test_what_an_initiator_decides_by(key: int, code: int, which: set[str]) -> N
     found = sense.decode(sense.encode_fixed(key, code >> 8, code & 0xFF))
     questions = {
         "is_unit_attention",
-        "is_becoming_ready",
+        "is_ready_soon",
         "is_invalid_field",
         "is_unsupported_command",
         "is_retryable",

@@ -1,0 +1,100 @@
+"""Which errors a command is sent again for, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.disk.commands import ATTEMPTS, command
+from iserblk.errors import ScsiError
+from iserblk.scsi import cdb, status
+from iserblk.scsi.sense import (
+    ABORTED_COMMAND,
+    NOT_READY,
+    RECOVERED_ERROR,
+    UNIT_ATTENTION,
+    encode_fixed,
+)
+from tests.disk.fake_lun import FakeLun, FakeLuns, finish
+from tests.disk.fake_target import LUN, FakeSession, FakeTarget, disk, run
+
+# "In progress" of something that ends by itself; and of what does not, or takes the data with it.
+SOON = [0x01, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0E, 0x11, 0x13, 0x14, 0x1A, 0x1C, 0x1D]
+NOT_SOON = [0x00, 0x02, 0x03, 0x04, 0x0B, 0x0C, 0x12, 0x16, 0x1B, 0x1E, 0x20, 0x22, 0x24]
+PATIENCE = {f"04/{ascq:02x}": encode_fixed(NOT_READY, 0x04, ascq) for ascq in SOON}
+
+
+def ask(session: FakeLuns) -> list[float]:
+    """TEST UNIT READY, to its end; the pauses that were made."""
+    steps = command(session, LUN, cdb.test_unit_ready(), "lun0")  # type: ignore[arg-type]
+    return finish(steps)[1]
+
+
+@pytest.mark.parametrize("error", [status.BUSY, status.TASK_SET_FULL, *PATIENCE.values()], ids=str)
+def test_what_ends_by_itself_is_waited_for(error: bytes | int) -> None:
+    session = FakeLuns(FakeLun(errors={"TEST UNIT READY": [error] * 100}))
+    pauses = ask(session)
+    assert len(session.asked) == 101 and len(pauses) == 100
+    assert pauses == sorted(pauses) and pauses[-1] == 1.0
+    assert session.shrunk == (100 if isinstance(error, int) else 0)
+
+
+@pytest.mark.parametrize("error", [status.BUSY, status.TASK_SET_FULL, PATIENCE["04/01"]], ids=str)
+def test_until_the_deadline(error: bytes | int) -> None:
+    session = FakeLuns(FakeLun(errors={"TEST UNIT READY": error}))
+    session.io_timeout = 0.5
+    with pytest.raises(ScsiError):
+        ask(session)
+    assert len(session.asked) > 1 and session.busy == 0
+
+
+@pytest.mark.parametrize("ascq", NOT_SOON)
+def test_what_does_not_end_by_itself_is_an_error(ascq: int) -> None:
+    error = encode_fixed(NOT_READY, 0x04, ascq)
+    session = FakeLuns(FakeLun(errors={"TEST UNIT READY": [error]}))
+    with pytest.raises(ScsiError):
+        ask(session)
+    assert len(session.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [encode_fixed(UNIT_ATTENTION, 0x3F, 0x03), encode_fixed(ABORTED_COMMAND, 0x47, 0x00)],
+)
+def test_what_need_not_end_is_tried_a_few_times(error: bytes) -> None:
+    session = FakeLuns(FakeLun(errors={"TEST UNIT READY": error}))
+    with pytest.raises(ScsiError):
+        ask(session)
+    assert len(session.asked) == ATTEMPTS + 1
+
+
+def test_a_recovered_error_is_not_asked_again() -> None:
+    session = FakeLuns(
+        FakeLun(errors={"TEST UNIT READY": [encode_fixed(RECOVERED_ERROR, 0x5D, 0)]})
+    )
+    assert ask(session) == [] and len(session.asked) == 1
+
+
+@pytest.mark.parametrize("refusal", [status.BUSY, status.TASK_SET_FULL])
+def test_a_full_target_gets_less_at_once(refusal: int) -> None:
+    """Of 16 commands of one write the target refuses 12: no error, and it is told of each."""
+    session, target = FakeSession(), FakeTarget(64)
+    core = disk(session, 64, max_transfer=512)
+    write = core.write(memoryview(b"W" * 16 * 512), 0)
+    next(write)
+    assert len(session.flight) == 16
+    for slot in session.flight[4:]:
+        session.end(slot, status=refusal)
+    run(write, session, target)
+    assert session.shrunk == 12 and session.busy == 0
+    assert all(target.block(lba) == b"W" * 512 for lba in range(16))
+
+
+def test_the_fast_way_tells_of_it_too() -> None:
+    session = FakeSession()
+    core = disk(session, 64)
+    waiter = session.new_waiter()
+    slot = core.begin_read(memoryview(bytearray(512)), 0, waiter)
+    assert slot is not None
+    session.end(slot, status=status.TASK_SET_FULL)
+    assert core.ended(slot) > 0.0  # the slow way goes on with it
+    assert session.shrunk == 1
