@@ -25,6 +25,7 @@ from iserblk.disk.commands import (
 )
 from iserblk.disk.durable import Durability
 from iserblk.disk.geometry import Geometry
+from iserblk.disk.inventory import Inventory
 from iserblk.disk.journal import Journal
 from iserblk.disk.ranges import RangeLock
 from iserblk.disk.replay import replay
@@ -71,6 +72,7 @@ class DiskCore:
         self.durability = Durability(info.name, info.write_cache, self.ranges)
         session.on_sense[lun] = self._hear
         self.reservation: Reservation | None = None  # with reserve=exclusive
+        self.inventory: Inventory | None = None  # of a URL without a LUN, all its disks have one
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
@@ -89,6 +91,8 @@ class DiskCore:
 
     def _hear(self, slot: TaskSlot) -> None:
         self.sizing.hear(slot)
+        if self.inventory is not None:
+            self.inventory.hear(slot)
         if self.durability.hear(slot):
             self.session.disconnect()
 
@@ -96,6 +100,8 @@ class DiskCore:
         """Hears of sense data that come on a connection which is to take the place of the session's
         (``Session.on_sense`` of it, from before its first command)."""
         self.sizing.hear(slot)
+        if self.inventory is not None:
+            self.inventory.hear(slot)
         self.durability.hear_resuming(slot)
 
     def take_info(self, info: LunInfo) -> None:
@@ -122,7 +128,10 @@ class DiskCore:
         yield from replay(session, self.lun, self.info, self.durability, self.pack_write)
 
     def know_size(self, deadline: float) -> Operation[None]:
-        """READ CAPACITY, if the target has reported that the capacity changed."""
+        """READ CAPACITY, if the target has reported that the capacity changed; and REPORT LUNS,
+        if its list has."""
+        if self.inventory is not None and self.inventory.changed:
+            yield from self.inventory.look_again(self.session, deadline)
         if self.sizing.changed:
             yield from self.refresh(deadline)
 

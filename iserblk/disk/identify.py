@@ -26,20 +26,6 @@ MAX_TRANSFER = 1 << 20  # bytes of one READ or WRITE, unless the LUN allows less
 _ALLOCATION = 512
 
 
-def report_luns(session: Session) -> Operation[list[int]]:
-    """The LUNs of the target, ascending."""
-    answer = memoryview(bytearray(16384))
-    moved = yield from command(
-        session,
-        bytes(8),
-        cdb.report_luns(len(answer)),
-        session.portal,
-        data_in=answer,
-        short_ok=True,
-    )
-    return sorted(set(luns.decode_report_luns(answer[:moved])))
-
-
 class _Identify:
     """The steps for one LUN."""
 

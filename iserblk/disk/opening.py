@@ -12,13 +12,22 @@ from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
 from iserblk.disk.failback import FailBack, PathsKeeper
 from iserblk.disk.geometry import Geometry
-from iserblk.disk.identify import identify, names, report_luns
+from iserblk.disk.identify import identify, names
+from iserblk.disk.inventory import REREADS, Inventory
 from iserblk.disk.paths import Paths
 from iserblk.disk.paths_opening import open_path
 from iserblk.disk.reserve import Reservation, host_key
 from iserblk.disk.resume import check_identity, listen, resume_all
 from iserblk.disk.seam import LunInfo
-from iserblk.errors import BadArgument, ConnectionLost, NoSuchLun, NotSupported
+from iserblk.errors import (
+    BadArgument,
+    CommandError,
+    ConnectionLost,
+    IserblkError,
+    NoSuchLun,
+    NotSupported,
+    RemoteProtocolError,
+)
 from iserblk.initiator.connect import connect
 from iserblk.initiator.keeper import Driver, Keeper
 from iserblk.initiator.session import Session
@@ -148,15 +157,41 @@ async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
     session = driver.session
     if url.lun is not None:
         return [await _identify(driver, address, url.lun)]
-    found: list[DiskCore] = []
-    for lun in await driver.run_operation(report_luns(session)):
-        try:
-            found.append(await _identify(driver, address, lun))
-        except (NotSupported, NoSuchLun) as error:
-            log.info("skipped: %s", error)
-    if not found:
+    inventory = Inventory()
+    found: dict[int, DiskCore | None] = {}  # None: it cannot be used
+    problem: IserblkError | None = None
+    for _ in range(REREADS):
+        session.on_sense.setdefault(bytes(8), inventory.hear)
+        present = await driver.run_operation(inventory.read(session))
+        for lun in present:
+            if lun in found:
+                continue
+            # Until there is a DiskCore that listens.
+            session.on_sense[luns.encode(lun)] = inventory.hear
+            farewells = len(session.farewells)
+            try:
+                disk = found[lun] = await _identify(driver, address, lun)
+                disk.inventory = inventory
+                continue
+            except (NotSupported, NoSuchLun) as error:
+                log.info("skipped: %s", error)
+            except (CommandError, RemoteProtocolError) as error:
+                if session.error is not None:
+                    raise  # nothing of the session can be used
+                log.warning("%s: LUN %d is left out: %s", url.redacted(), lun, error)
+                problem = problem or error
+            found[lun] = None
+            for farewell in session.farewells[farewells:]:  # it may have been reserved already
+                await driver.run_operation(farewell())
+            del session.farewells[farewells:]
+        if not inventory.changed:
+            break
+    cores = [core for lun in present if (core := found[lun]) is not None]
+    if not cores and problem is not None:
+        raise problem
+    if not cores:
         raise NoSuchLun(f"{url.redacted()}: the target has no disks for us; check its access rules")
-    return found
+    return cores
 
 
 async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:

@@ -47,6 +47,14 @@ def encode_report_luns(luns: Iterable[int]) -> bytes:
     return _REPORT_HEADER.pack(len(fields)) + fields
 
 
+def length_of_report(data: bytes | memoryview) -> int:
+    """How many bytes the whole answer has, of which ``data`` is the beginning; at least 8."""
+    if len(data) < _REPORT_HEADER.size:
+        return _REPORT_HEADER.size
+    (length,) = _REPORT_HEADER.unpack_from(data)
+    return _REPORT_HEADER.size + int(length)
+
+
 def decode_report_luns(data: bytes | memoryview) -> list[int]:
     """The LUNs in REPORT LUNS parameter data, as far as it goes; those of other address methods
     are left out. Raises RemoteProtocolError without a header."""

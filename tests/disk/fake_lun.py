@@ -66,18 +66,19 @@ class FakeLuns(FakeSession):
         self.luns = {0: lun or FakeLun()}
         self.asked: list[tuple[int, str]] = []
         self.error = None
+        self.farewells: list[object] = []
 
     def describe(self) -> dict[str, object]:
         return {}
 
-    def report_luns(self) -> bytes:
+    def answer_luns(self) -> bytes:
         return luns.encode_report_luns(self.luns)
 
     def submit(self, slot: TaskSlot) -> None:
         super().submit(slot)
         number = luns.decode(slot.lun)
         if slot.cdb[0] == opcodes.REPORT_LUNS:
-            what, data, error = "REPORT LUNS", self.report_luns(), self.luns[0].error("REPORT LUNS")
+            what, data, error = "REPORT LUNS", self.answer_luns(), self.luns[0].error("REPORT LUNS")
         else:
             lun = self.luns.get(number)
             if lun is None:

@@ -1,0 +1,92 @@
+"""Which LUNs a target reports: for URLs without a LUN, when they are opened and later.
+
+The disks of an open URL stay what they are: front-ends have told their names to others. A LUN that
+comes later is there when the URL is opened again; of one that is gone the target fails each
+command. Both are in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from iserblk.disk.commands import command
+from iserblk.errors import CommandError
+from iserblk.initiator.session import Session
+from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.scsi import cdb, luns
+from iserblk.scsi import sense as sense_data
+
+log = logging.getLogger(__name__)
+
+FIRST_ALLOCATION = 16384  # bytes: 2,047 LUNs
+MOST_ALLOCATION = 1 << 20
+REREADS = 3  # a list that changes while it is looked at
+
+
+def report_luns(session: Session, deadline: float = 0.0) -> Operation[list[int]]:
+    """The LUNs of the target, ascending: all of them. ``deadline``: as of ``command``."""
+    length = FIRST_ALLOCATION
+    while True:
+        answer = memoryview(bytearray(length))
+        moved = yield from command(
+            session,
+            bytes(8),
+            cdb.report_luns(length),
+            session.portal,
+            data_in=answer,
+            short_ok=True,
+            deadline=deadline,
+        )
+        found = sorted(set(luns.decode_report_luns(answer[:moved])))
+        whole = luns.length_of_report(answer[:moved])
+        if whole <= length:
+            return found
+        if length == MOST_ALLOCATION:
+            log.warning(
+                "%s: the target reports LUNs in %d bytes; only the first %d are looked at",
+                session.portal,
+                whole,
+                length,
+            )
+            return found
+        length = min(whole, MOST_ALLOCATION)
+
+
+class Inventory:
+    """Of one session. ``changed``: the target has said so, and nobody has read the list since."""
+
+    def __init__(self) -> None:
+        self.changed = False
+        self._known: list[int] = []
+
+    def hear(self, slot: TaskSlot) -> None:
+        """A command of any LUN ended with ``slot.sense``."""
+        sense = sense_data.decode(slot.sense)
+        if sense.is_unit_attention and sense.code == sense_data.REPORTED_LUNS_CHANGED:
+            self.changed = True
+
+    def read(self, session: Session, deadline: float = 0.0) -> Operation[list[int]]:
+        """The present list. Raises as ``command``."""
+        for _ in range(REREADS):
+            self.changed = False
+            self._known = yield from report_luns(session, deadline)
+            if not self.changed:
+                break
+        return self._known
+
+    def look_again(self, session: Session, deadline: float) -> Operation[None]:
+        """What has come and gone, for the log. Raises TransportError only."""
+        before = set(self._known)
+        try:
+            now = set((yield from self.read(session, deadline)))
+        except CommandError as error:
+            log.warning("%s: the target's LUNs have changed: %s", session.portal, error)
+            return
+        for lun in sorted(now - before):
+            log.warning(
+                "%s: LUN %d is new at the target: open the URL again to have it",
+                session.portal,
+                lun,
+            )
+        for lun in sorted(before - now):
+            log.warning("%s: LUN %d is gone from the target", session.portal, lun)
