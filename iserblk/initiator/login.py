@@ -133,7 +133,7 @@ class Login:
                     self._dm.progress(monotonic())
                 outgoing.extend(login.receive(*self._received.popleft()))
         except ConnectionLost as error:
-            raise ConnectionLost(f"{self._portal}: during login: {error}") from None
+            raise ConnectionLost(f"{self._portal}: during login: {error}{login.hint}") from None
         except RemoteProtocolError as error:
             raise at_portal(self._portal, error) from None
         return login

@@ -29,7 +29,10 @@ from iserblk.secret import Secret
 MD5, SHA1, SHA256, SHA3_256 = 5, 6, 7, 8
 _HASHES = {MD5: "md5", SHA1: "sha1", SHA256: "sha256", SHA3_256: "sha3_256"}
 # What is offered, in order of preference. SHA-256 is last: tgtd takes its number for SHA-1, and
-# must have found MD5 before. All four hide the secret alike.
+# must have found MD5 before. All four hide the secret alike. MD5 is not first, although that is all
+# that LIO before Linux 3.15, and Synology's, look at: current targets take the first that they
+# know, and would all take it. Nor is MD5 alone offered after a refusal: whoever can forge one would
+# choose the algorithm.
 OFFER = (SHA3_256, SHA1, MD5, SHA256)
 
 MAXIMUM_BINARY = 1024  # bytes of a challenge or response
@@ -178,7 +181,7 @@ class ChapInitiator:
     """Call ``start`` when the target has chosen CHAP, then ``receive`` with the CHAP keys of each
     response, until ``done``: the target takes us for the user, and has proved itself if it had to.
 
-    ``responded``: our response is out, and the login may ask to go on.
+    ``offered``: algorithms are. ``responded``: our response is out, and the login may ask to go on.
     """
 
     def __init__(self, credentials: Credentials, random: Random = secrets.token_bytes) -> None:
@@ -186,10 +189,12 @@ class ChapInitiator:
         self._random = random
         self._own = b""  # what the target must answer with to be who it is
         self._reflected = b""  # what it answers with when it has our secret instead
+        self.offered = False
         self.responded = False
         self.done = False
 
     def start(self) -> Pairs:
+        self.offered = True
         offer = ",".join(str(algorithm) for algorithm in self._credentials.algorithms)
         return [("CHAP_A", offer)]
 

@@ -297,6 +297,8 @@ class LoginInitiator:
         given = dict(pairs)
         if "AuthMethod" not in self._settled:
             raise RemoteProtocolError("iSCSI", "the target did not answer to AuthMethod")
+        if given.get("CHAP_A") in keys.ANSWER_WORDS and self.hint:
+            raise AuthenticationError(f"no algorithm of CHAP was agreed on{self.hint}")
         if "AuthMethod" not in given:
             return chap_initiator.receive([pair for pair in pairs if chap.is_key(pair[0])])
         method = given["AuthMethod"]
@@ -339,6 +341,24 @@ class LoginInitiator:
                     f"say {name}-digest=crc32c,none to go on without"
                 )
 
+    @property
+    def hint(self) -> str:
+        """What to add to the words for a login that ends now: where the target ends it instead of
+        choosing an algorithm of CHAP, a shorter list may help. It is for the user to choose, and
+        not tried here. "": nothing."""
+        one = self._chap
+        if one is None or self._config.credentials is None or not one.offered or one.responded:
+            return ""
+        offered = self._config.credentials.algorithms
+        if offered == (chap.MD5,):
+            return ""
+        if chap.MD5 not in offered:
+            return "; it may not have the algorithm of CHAP that auth= asks for"
+        return (
+            "; it ended the login before its challenge: a target that looks at the first algorithm "
+            "of CHAP only and wants MD5 (an old LIO or Synology) needs auth=md5 in the URL"
+        )
+
     def _refused(self, status: int, data: bytes | memoryview) -> LoginError:
         words = reasons.login_status(status)
         name = self._config.target_name
@@ -348,6 +368,7 @@ class LoginInitiator:
             address = next((value for key, value in pairs if key == "TargetAddress"), "")[:256]
             where = f", to {address}" if address else ""
             return LoginError(f"{words}{where}", status, address)
+        words += self.hint
         if status == _AUTHENTICATION_FAILURE:
             none = "" if self._chap else "; none were given: write USER@ and chap-secret-file="
             return AuthenticationError(f"login refused: {words}{none}", status)

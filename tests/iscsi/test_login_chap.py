@@ -359,6 +359,71 @@ def test_no_target_gets_past_mutual_chap(messages: list[tuple[Pairs, int, int | 
     assert not one.done
 
 
+class OldTarget:
+    """What LIO did before Linux 3.15, and Synology's did in 2019: it compares the beginning of the
+    key with CHAP_A=5, and ends the login where that is not so."""
+
+    def __init__(self, refusal: int) -> None:
+        self.refusal = refusal
+
+    def answer(self, asked: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        if asked[1].startswith(b"CHAP_A=5"):
+            return response(CHALLENGE, SECURITY, None)
+        if b"CHAP_A=" in asked[1]:
+            return response(status=self.refusal)
+        return response(CHAP, SECURITY, None)
+
+
+@pytest.mark.parametrize("refusal", [0x0201, 0x0200, 0x0300])
+def test_a_target_that_looks_at_the_first_algorithm_only(refusal: int) -> None:
+    """The error says what helps, and that does; nothing is tried that was not asked for."""
+    old = OldTarget(refusal)
+    one = started()
+    (offer,) = one.receive(*old.answer(request(WHO + CHAP)))
+    with pytest.raises(LoginError, match="auth=md5") as error:
+        one.receive(*old.answer(offer))
+    assert error.value.status == refusal
+    assert "\n" not in str(error.value) and SECRET.reveal() not in str(error.value)
+
+    one = started(Credentials("host", SECRET, algorithms=(chap.MD5,)))
+    (offer,) = one.receive(*old.answer(request(WHO + CHAP)))
+    (answer,) = one.receive(*old.answer(offer))
+    assert set(said(answer)) == {"CHAP_N", "CHAP_R"}
+    assert one.hint == ""
+
+
+@pytest.mark.parametrize("word", ["Reject", "NotUnderstood"])
+def test_a_target_that_answers_no_algorithm(word: str) -> None:
+    one = started()
+    one.receive(*response(CHAP, SECURITY, None))
+    with pytest.raises(AuthenticationError, match="auth=md5"):
+        one.receive(*response([("CHAP_A", word)], SECURITY, None))
+
+
+def test_what_would_not_help_is_not_said() -> None:
+    """Before CHAP has begun, after the challenge, and for one algorithm that is not MD5."""
+    one = started()
+    with pytest.raises(AuthenticationError) as error:
+        one.receive(*response(status=0x0201))
+    assert "auth=" not in str(error.value)
+    one = started()
+    one.receive(*response(CHAP, SECURITY, None))
+    one.receive(*response(CHALLENGE, SECURITY, None))
+    with pytest.raises(AuthenticationError) as error:
+        one.receive(*response(status=0x0201))
+    assert "auth=" not in str(error.value)
+    one = started(Credentials("host", SECRET, algorithms=(chap.SHA256,)))
+    one.receive(*response(CHAP, SECURITY, None))
+    with pytest.raises(AuthenticationError, match="algorithm of CHAP that auth= asks for"):
+        one.receive(*response(status=0x0201))
+
+
+def test_md5_is_offered_behind_better_ones() -> None:
+    """Targets take the first that they know."""
+    assert chap.OFFER.index(chap.MD5) > chap.OFFER.index(chap.SHA3_256)
+    assert chap.OFFER[0] != chap.MD5
+
+
 def test_the_algorithms_can_be_chosen() -> None:
     one = started(Credentials("host", SECRET, algorithms=(chap.SHA256,)))
     (asked,) = one.receive(*response(CHAP, SECURITY, None))
