@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from iserblk.disk.commands import command
-from iserblk.errors import CommandError
+from iserblk.errors import CommandError, TransportError
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation, TaskSlot
 from iserblk.scsi import cdb, luns
@@ -75,11 +75,12 @@ class Inventory:
         return self._known
 
     def look_again(self, session: Session, deadline: float) -> Operation[None]:
-        """What has come and gone, for the log. Raises TransportError only."""
+        """What has come and gone, for the log; so an error is only logged, too. When it is the
+        connection's, the request that comes behind finds it."""
         before = set(self._known)
         try:
             now = set((yield from self.read(session, deadline)))
-        except CommandError as error:
+        except (CommandError, TransportError) as error:
             log.warning("%s: the target's LUNs have changed: %s", session.portal, error)
             return
         for lun in sorted(now - before):

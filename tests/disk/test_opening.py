@@ -165,11 +165,16 @@ async def test_a_list_that_changes_later_is_read_again(
     assert core.inventory is not None and not core.inventory.changed
 
 
+@pytest.mark.parametrize("words", ["5/20/00", "answered with 3 bytes"])
 def test_a_list_that_cannot_be_read_again_fails_no_request(
-    caplog: pytest.LogCaptureFixture,
+    words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = FakeLuns(FakeLun(errors={"REPORT LUNS": encode_fixed(ILLEGAL_REQUEST, 0x20, 0)}))
+    session = FakeLuns()
+    if words == "5/20/00":
+        session.luns[0].errors["REPORT LUNS"] = encode_fixed(ILLEGAL_REQUEST, 0x20, 0)
+    else:
+        monkeypatch.setattr(session, "answer_luns", lambda: bytes(3))
     inventory = Inventory()
     finish(inventory.look_again(session, 0.0))  # type: ignore[arg-type]
-    assert "5/20/00" in caplog.text and session.asked == [(0, "REPORT LUNS")]
+    assert words in caplog.text and session.asked == [(0, "REPORT LUNS")]
     assert session.busy == 0
