@@ -22,11 +22,13 @@ from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.scsi import opcodes
 from iserblk.scsi.cdb import Slot
 
 log = logging.getLogger(__name__)
 
 PARALLEL = 16  # commands in flight at the most
+_UNMAP = bytes([opcodes.UNMAP])
 
 PackWrite = Callable[[Slot, int, int, int], None]
 
@@ -110,6 +112,8 @@ def _send(
             while waiter.pending:
                 yield waiter
             for sent, entry, attempt in running:
+                if entry.command_block[:1] == _UNMAP and sent.residual > 0:
+                    sent.residual = 0  # as in ``provisioning.trim``: tgtd takes it for that
                 problem = failure(sent, info.name)
                 if problem is None:
                     continue
