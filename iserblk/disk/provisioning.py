@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from iserblk.disk import flushing
-from iserblk.disk.commands import command, fill_no_data, fill_write
+from iserblk.disk.commands import check_time, command, fill_no_data, fill_write
 from iserblk.disk.seam import EXTENT_DATA, Extent
 from iserblk.errors import NotSupported, ScsiError
 from iserblk.initiator.task import NO_BYTES, Operation, TaskSlot, Waiter
@@ -200,15 +200,21 @@ def extents(core: DiskCore, offset: int, length: int) -> Operation[list[Extent]]
     if not core.info.can_extents or not length:
         return whole
     answer = memoryview(bytearray(core.geometry.lba_status_length))
-    moved = yield from command(
-        core.session,
-        core.lun,
-        cdb.get_lba_status16(offset // core.block, len(answer)),
-        core.info.name,
-        data_in=answer,
-        short_ok=True,
-        deadline=deadline,
-    )
+    while True:
+        epoch = core.durability.epoch
+        moved = yield from command(
+            core.session,
+            core.lun,
+            cdb.get_lba_status16(offset // core.block, len(answer)),
+            core.info.name,
+            data_in=answer,
+            short_ok=True,
+            deadline=deadline,
+        )
+        if not core.durability.stale(epoch):
+            break
+        yield flushing.AGAIN_S  # holes where writes were lost, that are about to be sent again
+        check_time(core.session, deadline, core.info.name)
     return core.geometry.extents_untrusted(answer[:moved], offset, length) or whole
 
 
