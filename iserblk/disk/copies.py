@@ -28,16 +28,35 @@ _ATOMIC = __name__ == "iserblk.disk._copies"
 
 
 class Chunk:
-    """``data``: CHUNK bytes, of copies. ``index``: records, of 64-bit numbers, of which the first
-    ``used`` numbers count. ``block``: bytes."""
+    """``data``: CHUNK bytes, of which the first ``at`` are copies. ``index``: records, of 64-bit
+    numbers, of which the first ``used`` numbers count. ``block``: bytes."""
 
-    __slots__ = ("data", "index", "used")
+    __slots__ = ("at", "data", "index", "used")
 
     def __init__(self, block: int) -> None:
         self.data = memoryview(bytearray(CHUNK))
         # No copy is shorter than a block.
         self.index = memoryview(bytearray(CHUNK // block * _RECORD * 8)).cast("Q")
         self.used = 0
+        self.at = 0
+
+    def take_in(self, other: Chunk) -> bool:
+        """Copies all that ``other`` has behind what is here. False, and nothing is done: there is
+        no room. Neither is being filled."""
+        start, stop = self.at, self.at + other.at
+        if stop > CHUNK:
+            return False
+        self.data[start:stop] = other.data[: other.at]
+        used = self.used
+        for at in range(0, other.used, _RECORD):
+            self.index[used] = other.index[at]
+            self.index[used + 1] = other.index[at + 1]
+            self.index[used + 2] = other.index[at + 2] + start
+            self.index[used + 3] = other.index[at + 3] + start
+            used += _RECORD
+        self.used = used
+        self.at = stop
+        return True
 
     def entries(self) -> Iterator[tuple[int, int, memoryview]]:
         """(sequence, first block, its part of ``data``), in the order in which they came."""
@@ -149,5 +168,6 @@ class Copies:
         chunk = self._chunk
         if chunk is not None:
             chunk.used = self._used
+            chunk.at = self._at
             self._chunk = None
             self._at = CHUNK

@@ -194,7 +194,8 @@ class DiskCore:
         """As ``begin_read``, for a write without FUA. Then ``ended_write``."""
         length = len(buffer)
         block = self.block
-        keeper = self.durability.keeper
+        durability = self.durability
+        keeper = durability.keeper
         if (
             not 0 < length <= self.max_transfer
             or offset % block
@@ -221,6 +222,7 @@ class DiskCore:
             return None
         fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
+        keeper = durability.keeper  # since the claim: see there
         if keeper is not None:
             slot.change_data = buffer  # as ``Journal.add``, without its call
             slot.change = next(keeper.numbers)
@@ -335,13 +337,15 @@ class DiskCore:
                     if not todo or len(running) == PARALLEL:
                         break
                     taken = session.take_now()
-                if not running:
-                    check_time(session, deadline, self.info.name)
-                waiter.pending += len(running)
                 epoch = self.durability.epoch
-                for slot, _ in running:
-                    session.submit(slot)
-                # With nothing running, this waits for the lock instead.
+                if running:
+                    # (Nobody else counts with it: with a claim of its own it waits for no lock.)
+                    waiter.pending = len(running)
+                    for slot, _ in running:
+                        session.submit(slot)
+                else:
+                    # It waits for the lock; who lets go of that counts, from another thread.
+                    check_time(session, deadline, self.info.name)
                 while waiter.pending:
                     yield waiter
                 stale = kept is None and self.durability.stale(epoch)
@@ -456,12 +460,18 @@ class DiskCore:
                 yield from self._run(pieces, self._write_filler(use_fua), deadline, kept, use_fua)
             for lba, start, part in edges:
                 yield from self._modify(lba, start, part, use_fua, deadline, kept)
+            keeper = self.durability.keeper  # the cache may have turned volatile meanwhile
             # More than the journal may hold is kept in the caller's own buffer, and flushed now.
             if (fua and not use_fua) or (keeper is not None and len(buffer) > keeper.limit):
                 yield from self.flush(deadline)
-        finally:
+        except BaseException:
+            # It was not acknowledged: nothing of it has to be kept, nor can it always be.
+            keeper = self.durability.keeper
             if keeper is not None:
-                keeper.settle(kept)
+                keeper.forget(kept)
+            raise
+        if keeper is not None:
+            keeper.settle(kept)
 
     def _write_filler(self, fua: bool) -> Filler:
         def fill(slot: TaskSlot, lba: int, view: memoryview, waiter: Waiter | None) -> bool:

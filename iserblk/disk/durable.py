@@ -8,6 +8,11 @@ What is done about a loss: with a journal, everything in it is sent again on a n
 (``replay_needed``), and no flush succeeds before that. Without one, or when the journal does not
 have everything, the next flush fails, and so does every one that is under way.
 
+The journal has everything (``_complete``) when each change that no flush covers is in it. That ends
+where the cache turns volatile while changes are under way that were submitted without, and begins
+again with a flush that succeeds, and began when there was none: what had ended is covered by it,
+what comes later is in the journal, because a change claims its blocks before it looks for one.
+
 A deferred error always makes the next flush fail, journal or not: the medium has refused a write
 that was acknowledged. To send everything again would most likely fail again, just as late; and with
 a target that reports it each time there would be no end.
@@ -49,6 +54,7 @@ class FlushToken(NamedTuple):
     losses: int
     replays: int
     batches: Batches
+    complete: bool  # what it does not cover is in the journal
 
 
 class Durability:
@@ -109,21 +115,26 @@ class Durability:
             self._flushing += needed
             self._dirty = False
             batches = self._journal.begin_flush() if self._journal is not None else []
-            return FlushToken(needed, self._losses, self._replays, batches)
+            complete = self._complete or not self._ranges.changing_outside()
+            return FlushToken(needed, self._losses, self._replays, batches, complete)
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
         """The flush is over; ``done``: the target says that it succeeded."""
         with self._lock:
             self._flushing -= token.needed
-            if self.replay_needed or token.replays != self._replays:
+            again = self.replay_needed or token.replays != self._replays
+            if self._journal is not None:
+                if done and not again:
+                    self._journal.flushed(token.batches)
+                else:
+                    self._journal.not_flushed(token.batches)
+            if again:
                 self._dirty = True
                 return Flushed.AGAIN
             lost = self._lost or token.losses != self._losses
             if done:
                 self._lost = False
-                if self._journal is not None:
-                    self._journal.flushed(token.batches)
-                self._complete = self._complete or not self._dirty
+                self._complete = self._complete or token.complete
             elif token.needed:
                 self._dirty = True
             return Flushed.LOST if lost else Flushed.DONE

@@ -13,7 +13,9 @@ acknowledged before another was submitted has the lower one. Of two at the same 
 there as here.
 
 Flushes: what has ended since the last flush began is a **batch**. A flush closes the present batch;
-when it succeeds, it drops that one and all before it; when not, they stay, for the next.
+when it succeeds, it drops that one and all before it; when not, they stay, for the next. Batches
+that the same flushes cover are one, with chunks that are more than half full: so what is kept costs
+no more than twice its size and a chunk for each flush under way, however many flushes fail.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
-from iserblk.disk.copies import Chunk
+from iserblk.disk.copies import CHUNK, Chunk
 from iserblk.initiator.task import NO_BYTES, QUEUED, TaskSlot, Waiter
 
 try:
@@ -46,14 +48,16 @@ class Entry(NamedTuple):
 class _Batch:
     """Changes that have ended: copies, in ``chunks``, and ``others``, those without: commands, and
     pieces of an operation that still has its buffer.
-    ``size``: bytes that all of it counts as, once it is closed."""
+    ``size``: bytes that all of it counts as, once it is closed. ``flushes``: how many that cover it
+    are under way; those of a younger batch cover all older ones as well."""
 
-    __slots__ = ("chunks", "others", "size")
+    __slots__ = ("chunks", "flushes", "others", "size")
 
     def __init__(self) -> None:
         self.others: dict[int, Entry] = {}
         self.chunks: list[Chunk] = []
         self.size = 0
+        self.flushes = 0
 
 
 Batches = list[_Batch]
@@ -62,6 +66,11 @@ Batches = list[_Batch]
 def _good(slot: TaskSlot) -> bool:
     """A command that has ended succeeded."""
     return not (slot.error or slot.status or slot.residual or slot.response)
+
+
+def _size(entry: Entry) -> int:
+    """What it counts as."""
+    return SMALL if entry.command_block or entry.data is None else len(entry.data)
 
 
 class Journal:
@@ -133,8 +142,7 @@ class Journal:
             if not good:
                 return 0
             self._batch.others[entry.sequence] = entry
-            size = SMALL if entry.command_block or entry.data is None else len(entry.data)
-            self.copies.size += size
+            self.copies.size += _size(entry)
         return entry.sequence
 
     def settle(self, sequences: Iterable[int]) -> None:
@@ -151,17 +159,30 @@ class Journal:
                     else:  # its chunks are closed
                         batch.others[sequence] = _owned(entry)
 
+    def forget(self, sequences: Iterable[int]) -> None:
+        """In place of ``settle``: the operation has failed, and nothing of these is kept."""
+        with self.copies:
+            for sequence in sequences:
+                for batch in (*self._closed, self._batch):
+                    entry = batch.others.pop(sequence, None)
+                    if entry is not None:
+                        size = _size(entry)
+                        self.copies.size -= size
+                        if batch is not self._batch:
+                            batch.size -= size
+
     def _next_chunk(self) -> Chunk:
         """Under the lock."""
         chunk = self._spare.pop() if self._spare else Chunk(self._block)
-        chunk.used = 0
+        chunk.used = chunk.at = 0
         self._batch.chunks.append(chunk)
         return chunk
 
     # -- flushes ----------------------------------------------------------------------------------
 
     def begin_flush(self) -> Batches:
-        """What has ended so far is about to be flushed; for ``flushed``, should that succeed."""
+        """What has ended so far is about to be flushed; for ``flushed``, should that succeed, or
+        for ``not_flushed``."""
         with self.copies:
             size = self.size - sum(batch.size for batch in self._closed)
             if size:
@@ -169,6 +190,9 @@ class Journal:
                 self._batch.size = size
                 self._closed.append(self._batch)
                 self._batch = _Batch()
+            for batch in self._closed:
+                batch.flushes += 1
+            self._merge()
             return list(self._closed)
 
     def flushed(self, batches: Batches) -> None:
@@ -178,8 +202,40 @@ class Journal:
                 if batch in self._closed:
                     self._closed.remove(batch)
                     self.copies.size -= batch.size
-                    if not self._replays:
-                        self._spare += batch.chunks
+                    self._spare_chunks(batch.chunks)
+
+    def not_flushed(self, batches: Batches) -> None:
+        """The flush has failed: all of this stays."""
+        with self.copies:
+            for batch in batches:
+                if batch in self._closed:  # else it was flushed, or merged with one that is here
+                    batch.flushes -= 1
+            self._merge()
+
+    def _merge(self) -> None:
+        """Makes one of closed batches that the same flushes cover. There are such only where a
+        flush has failed."""
+        closed = self._closed
+        at = 1
+        while at < len(closed):
+            older, younger = closed[at - 1], closed[at]
+            if older.flushes != younger.flushes:
+                at += 1
+                continue
+            del closed[at]
+            older.others.update(younger.others)
+            older.size += younger.size
+            for chunk in younger.chunks:
+                if older.chunks and older.chunks[-1].take_in(chunk):
+                    self._spare_chunks([chunk])
+                else:
+                    older.chunks.append(chunk)
+
+    def _spare_chunks(self, chunks: list[Chunk]) -> None:
+        """To be used again, unless a replay looks at them; no more than the journal needs."""
+        if not self._replays:
+            self._spare += chunks
+            del self._spare[self.limit // CHUNK + 2 :]
 
     def full(self, length: int) -> bool:
         """A write of so many bytes has to flush first (``claim_flush``). What is in flight is taken

@@ -86,6 +86,17 @@ class RangeLock:
             for slot in self._tasks
         )
 
+    def changing_outside(self) -> bool:
+        """As ``changing``, of changes that are in no journal. One that has just been claimed may be
+        taken for such."""
+        return any(
+            slot.last >= slot.first
+            and slot.state != FREE
+            and not slot.change
+            and slot.lun == self._lun
+            for slot in self._tasks
+        )
+
     def changed(self) -> None:
         """A claimed write has ended, or a range was unlocked. Cheap when nobody waits."""
         if self._waiters:
