@@ -68,6 +68,7 @@ class Options:
 
     rcap: str = "auto"
     mpa_crc: bool = True
+    mpa_frames: int = 0  # TCP segments that one may fill; 0: as the peer takes them
     initiator_name: str = ""
     io_timeout: float = 30.0
     queue_depth: int = 128
@@ -142,6 +143,14 @@ def _rcap(key: str, value: str) -> str:
     if value not in ("auto", "verbs", "iwarp"):
         raise BadArgument(f"{key}={_shown(value)}: say auto, verbs or iwarp")
     return value
+
+
+def _frames(key: str, value: str) -> int:
+    if value.lower() == "auto":
+        return 0
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= 64:
+        raise BadArgument(f"{key}={_shown(value)}: say auto, or a number of segments from 1 to 64")
+    return int(value)
 
 
 def _fallback(key: str, value: str) -> str:
@@ -259,6 +268,7 @@ def _reserve_key(key: str, value: str) -> int:
 _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "rcap": ("rcap", _rcap),
     "mpa-crc": ("mpa_crc", _yes_no),
+    "mpa-frames": ("mpa_frames", _frames),
     "initiator-name": ("initiator_name", _name),
     "io-timeout": ("io_timeout", _seconds),
     "queue-depth": ("queue_depth", _depth),

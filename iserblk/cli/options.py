@@ -22,6 +22,12 @@ CONNECTION = (
         "yes|no",
         "CRC on every iWARP frame; the only protection of the data. Default yes.",
     ),
+    (
+        "mpa-frames",
+        "auto|N",
+        "How many TCP segments an iWARP frame with CRC may fill. Default auto: as many as the peer"
+        " says that it takes, else one.",
+    ),
     ("busy-poll", "US", "Stay awake so long for an answer while they come quickly. Default 300."),
     ("immediate-data", "yes|no", "Send writes of up to 8 KiB with their command. Default yes."),
     ("initiator-name", "IQN", "Who we are; default: the machine's own name."),

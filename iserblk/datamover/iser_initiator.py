@@ -23,6 +23,7 @@ from iserblk.datamover.iser import (
 )
 from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
 from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
     RECEIVE,
     REMOTE_READ,
@@ -58,7 +59,9 @@ class IserInitiator:
         self._qp.post_receive(len(slots) + unexpected)
 
     def notice_key_values(self, parameters: object) -> None:
-        """Nothing to do: what iSER needs of the keys is fixed when the slots are allocated."""
+        assert isinstance(parameters, SessionParameters)
+        if parameters.max_ulpdu:
+            self._qp.allow_ulpdu(parameters.max_ulpdu)
 
     def enable_datamover(self) -> None:
         """Nothing to do in the cm style: login already travels in Sends."""

@@ -23,6 +23,7 @@ from iserblk.datamover.iser import (
 )
 from iserblk.datamover.seam import PduSlot, TargetUser
 from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
     RDMA_READ,
     RDMA_WRITE,
@@ -87,7 +88,9 @@ class IserTarget:
         self._qp.post_receive(receives)
 
     def notice_key_values(self, parameters: object) -> None:
-        """Nothing to do: what iSER needs of the keys is fixed when the slots are allocated."""
+        assert isinstance(parameters, SessionParameters)
+        if parameters.max_ulpdu:
+            self._qp.allow_ulpdu(parameters.max_ulpdu)
 
     def enable_datamover(self) -> None:
         """Nothing to do in the cm style: login already travels in Sends."""

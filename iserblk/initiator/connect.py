@@ -236,5 +236,6 @@ async def _by_iwarp(addresses: Sequence[Address], options: Options, portal: str)
         MPA_TIMEOUT_S if options.fallback == "iscsi" else CONNECT_TIMEOUT_S,
         private_data=connection_flags(True),
         crc=options.mpa_crc,
+        segments=options.mpa_frames,
         ird=READ_DEPTH,
     )

@@ -48,10 +48,12 @@ async def connect_iwarp(
     *,
     private_data: bytes,
     crc: bool,
+    segments: int,
     ird: int,
 ) -> IwarpQueuePair:
     """A queue pair with the first address that answers. Raises TransportError and its kin; then
-    nothing is left open. ``patience``: seconds, for TCP; ``mpa_patience``: for MPA start-up."""
+    nothing is left open. ``patience``: seconds, for TCP; ``mpa_patience``: for MPA start-up.
+    ``segments``: see IwarpQueuePair."""
     sock = await connect_tcp(addresses, portal, patience)
     try:
         mpa = MpaInitiator(private_data=private_data, crc=crc, ird=ird)
@@ -72,7 +74,9 @@ async def connect_iwarp(
         sock.close()  # nothing any more, once detached
     plain.setblocking(False)
     try:  # it sends at once where the connection is opened by a message (RFC 6581 section 9.2)
-        return IwarpQueuePair(plain, parameters, initiator=True, receive_size=RECEIVE_SIZE)
+        return IwarpQueuePair(
+            plain, parameters, initiator=True, receive_size=RECEIVE_SIZE, segments=segments
+        )
     except BaseException:
         plain.close()
         raise

@@ -59,6 +59,7 @@ class Login:
         self._options = options
         self._portal = portal
         self._rdma = True
+        self._max_ulpdu = qp.max_ulpdu
         self._use(IserInitiator(qp, INLINE_SIZE))
 
     @classmethod
@@ -69,6 +70,7 @@ class Login:
         login._options = options
         login._portal = portal
         login._rdma = False
+        login._max_ulpdu = 0
         login._use(TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA))
         return login
 
@@ -117,6 +119,7 @@ class Login:
                 receive_data_segment_length=RECEIVE_DATA if self._rdma else TCP_RECEIVE_DATA,
                 send_data_segment_length=INLINE_SIZE,
                 unexpected_pdus=UNEXPECTED,
+                max_ulpdu=self._max_ulpdu,
                 rdma=self._rdma,
                 header_digest="None" if self._rdma else options.header_digest,
                 data_digest="None" if self._rdma else options.data_digest,

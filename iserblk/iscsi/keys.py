@@ -41,6 +41,13 @@ IRRELEVANT = "Irrelevant"
 REJECT = "Reject"
 ANSWER_WORDS = (NOT_UNDERSTOOD, IRRELEVANT, REJECT)
 
+# A key of our own (RFC 7143 section 13.22): bytes of the largest ULPDU that its sender takes over
+# software iWARP, wherever TCP cuts it up. It has to be said, because receivers are bound to take
+# no more than what fits into a TCP segment (RFC 5044 section 4.5), and some lose the CRC of what
+# does not. Offered by the initiator alone; a peer that does not know it says NotUnderstood.
+MAX_ULPDU = "X-io.github.iserblk.MaxULPDULength"
+SMALLEST_ULPDU = 8192  # less is no gain, but work
+
 _MAXIMUM_LENGTH = (1 << 24) - 1
 _MAXIMUM_NUMBER = (1 << 32) - 1
 
@@ -77,6 +84,7 @@ class SessionParameters:
     initiator_recv_data_segment_length: int = 8192
     max_outstanding_unexpected_pdus: int = 0
     max_ahs_length: int = 256
+    max_ulpdu: int = 0  # 0: never said
     tagged_buffer_for_solicited_data_only: bool | None = None  # None: never said
     iser_hello_required: bool = False
     max_recv_data_segment_length: int = 8192
@@ -194,6 +202,7 @@ _ROWS = (
     _text("TargetAddress", DECLARE, "target_address", TARGET),
     _text("InitiatorAlias", DECLARE, "initiator_alias", INITIATOR),
     _text("X#NodeArchitecture", DECLARE, "node_architecture"),
+    _number(MAX_ULPDU, DECLARE, "max_ulpdu", SMALLEST_ULPDU, 65535, discovery=False),
 )
 TABLE = {row.name: row for row in _ROWS}
 

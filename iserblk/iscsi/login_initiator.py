@@ -72,6 +72,8 @@ class LoginInitiatorConfig:
     bytes of one PDU that we take, and at most send. ``unexpected_pdus``: how many PDUs that answer
     nothing we take at once. ``discovery``: a discovery session, which has no target name.
 
+    ``max_ulpdu``: what is declared as such; 0: nothing.
+
     ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are what is
     offered (lists, best first), and ``receive_data_segment_length`` is for Data-In as well.
     ``credentials`` None: AuthMethod=None."""
@@ -83,6 +85,7 @@ class LoginInitiatorConfig:
     receive_data_segment_length: int = 8192
     send_data_segment_length: int = 8192
     unexpected_pdus: int = 32
+    max_ulpdu: int = 0
     discovery: bool = False
     cid: int = 0
     rdma: bool = True
@@ -149,8 +152,11 @@ class LoginInitiator:
         declared: dict[str, int] = {
             "MaxOutstandingUnexpectedPDUs": self._config.unexpected_pdus,
             "MaxRecvDataSegmentLength": self._config.receive_data_segment_length,
+            keys.MAX_ULPDU: self._config.max_ulpdu,
         }
         names = _NORMAL if self._config.rdma else _TRADITIONAL
+        if self._config.max_ulpdu:
+            names = (*names, keys.MAX_ULPDU)
         if self._config.discovery:
             names = _DISCOVERY
         offers: list[tuple[str, str]] = []

@@ -40,6 +40,7 @@ _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
 class LoginTargetConfig:
     """``tsih``: what a new session gets. ``receive_data_segment_length``: data bytes of one PDU
     that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
+    ``max_ulpdu``: what is declared as such to an initiator that does so; 0: nothing.
     ``queue_depth``: commands that an initiator may have outstanding, at most.
     ``unsolicited_pdus``: Data-Outs of these that we have room for over iSER, where they come
     unasked; what makes them many, makes the commands few. ``sessions``: the TSIHs that
@@ -50,6 +51,7 @@ class LoginTargetConfig:
     tsih: int
     receive_data_segment_length: int = 8192
     unexpected_pdus: int = 32
+    max_ulpdu: int = 0
     queue_depth: int = 128
     unsolicited_pdus: int = UNSOLICITED_PDUS
     sessions: Container[int] = ()
@@ -327,12 +329,16 @@ class LoginTarget:
             self._offered.remove(name)
             keys.accept(self.parameters, name, value)
             return []
+        if name == keys.MAX_ULPDU and not self._config.max_ulpdu:
+            return [(name, keys.NOT_UNDERSTOOD)]
         answer = keys.answer(self.parameters, name, value, self.discovery)
         if answer is not None:
             return [(name, answer)]
         if name == "MaxOutstandingUnexpectedPDUs" and self._config.rdma:
             # Ours, too; but only to those who know the key: others take it for an error.
             return [(name, str(self._config.unexpected_pdus))]
+        if name == keys.MAX_ULPDU:
+            return [(name, str(self._config.max_ulpdu))]
         return []
 
     def _response(

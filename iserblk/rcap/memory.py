@@ -52,6 +52,7 @@ class MemoryQueuePair:
 
     provider = "memory"
     can_receive_invalidate = True
+    max_ulpdu = 0
 
     def __init__(self, *, ird: int, ord: int, private_data: bytes, receive_size: int) -> None:
         self.ird = ird
@@ -93,6 +94,9 @@ class MemoryQueuePair:
     def hold(self, value: bool) -> None:
         self._hold = value
         self._ring()
+
+    def allow_ulpdu(self, size: int) -> None:
+        """Nothing to do: messages are not cut."""
 
     # --- memory ---
 

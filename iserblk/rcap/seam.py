@@ -107,9 +107,18 @@ class QueuePair(Protocol):
     peer_private_data: bytes  # what the peer's ULP sent in connection management
     receive_size: int  # bytes of the largest message that a posted receive takes
     can_receive_invalidate: bool  # the peer may use SEND_INVALIDATE towards us
+    # Bytes of the largest ULPDU that this end takes wherever TCP cuts it up, for the peer to know;
+    # 0: there is nothing to say (a device makes its own segments, or they are as large already).
+    max_ulpdu: int
 
     def describe(self) -> dict[str, object]:
         """What was negotiated, for ``iserblk info`` and logs: JSON-ready names and values."""
+        ...
+
+    def allow_ulpdu(self, size: int) -> None:
+        """The peer's ``max_ulpdu``, from now on: its own word for it, learned while logging in.
+        Without it a ULPDU is kept to one TCP segment (RFC 5044 section 5.1). Nothing happens where
+        the own one is 0."""
         ...
 
     def alloc_headers(self, count: int, size: int) -> list[HeaderSlot]: ...

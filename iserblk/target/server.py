@@ -121,7 +121,7 @@ class TargetServer:
         with _contained(peer):
             try:
                 datamover = TcpTarget(stream, TCP_RECEIVE_DATA)
-                await self._serve(datamover, TCP_RECEIVE_DATA, portal, peer, port)
+                await self._serve(datamover, TCP_RECEIVE_DATA, 0, portal, peer, port)
             finally:
                 stream.close()
 
@@ -133,7 +133,7 @@ class TargetServer:
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
                 datamover = IserTarget(qp, flags.send_invalidate)
-                await self._serve(datamover, RECEIVE_DATA, portal, peer, port)
+                await self._serve(datamover, RECEIVE_DATA, qp.max_ulpdu, portal, peer, port)
             finally:
                 qp.close()
 
@@ -141,6 +141,7 @@ class TargetServer:
         self,
         datamover: IserTarget | TcpTarget,
         receive_data: int,
+        max_ulpdu: int,
         portal: str,
         peer: str,
         port: TargetPort,
@@ -151,6 +152,7 @@ class TargetServer:
                 target_name=self.iqn,
                 tsih=tsih,
                 receive_data_segment_length=receive_data,
+                max_ulpdu=max_ulpdu,
                 sessions=self._tsihs,
                 rdma=isinstance(datamover, IserTarget),
                 accounts=self._accounts,

@@ -133,6 +133,16 @@ def test_options_reach_the_connection(url: str) -> None:
     assert crc(f"{url}/0?mpa-crc=yes", "--mpa-crc", "no") is True
 
 
+def test_frames_between_our_ends_are_as_large_as_they_can_be(url: str) -> None:
+    def largest(*arguments: str) -> Any:
+        return good_json("info", *arguments)["disks"][0]["connection"]["mulpdu"]
+
+    assert largest(f"{url}/0") == 65534
+    assert largest(f"{url}/0?mpa-crc=no") == 65534
+    one_segment = largest(f"{url}/0", "--mpa-frames", "1")  # of the loopback device: it is large
+    assert 1000 < one_segment < 65534
+
+
 # --- copy --------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
             address = connect_iwarp.Address(socket.AF_INET, server.getsockname())
             with pytest.raises(TransportError, match="reset"):
                 await connect_iwarp.connect_iwarp(
-                    [address], "portal", 5.0, 5.0, private_data=b"", crc=True, ird=1
+                    [address], "portal", 5.0, 5.0, private_data=b"", crc=True, segments=0, ird=1
                 )
 
     trio.run(main)

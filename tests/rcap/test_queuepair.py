@@ -375,19 +375,63 @@ class RecordingSocket(socket.socket):
 
 
 @pytest.mark.parametrize("crc", [True, False])
-def test_with_crc_each_send_ends_a_segment(crc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What siw needs: no CRC behind the end of a TCP segment that it started in."""
+@pytest.mark.parametrize("allowed", [True, False])
+def test_with_crc_each_send_ends_a_segment(
+    crc: bool, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What siw needs: TCP puts nothing behind a batch into its last segment. A peer that takes
+    frames wherever they are cut does not."""
     monkeypatch.setattr("iserblk.rcap.iwarp.queuepair.wire", SocketWire)  # it can be watched
     first, second = connected_sockets()
     sock = RecordingSocket(fileno=first.detach())
     sock.sends = []
     pair = IwarpQueuePair(sock, parameters(crc=crc), initiator=True, emss=1448)
+    if allowed:
+        pair.allow_ulpdu(65535)
     pair.post([send_request(pair, b"small"), rdma_request(seam.RDMA_WRITE, bytes(9000), 1, 0)])
     pair.close()
     second.close()
     assert sock.sends
-    assert all(bool(flags & socket.MSG_EOR) is crc for _, flags in sock.sends)
-    assert (max(size for size, _ in sock.sends) <= 1448) is crc
+    assert all(bool(flags & socket.MSG_EOR) is (crc and not allowed) for _, flags in sock.sends)
+    assert len(sock.sends) == (2 if crc and not allowed else 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "crc", "declares", "after"),
+    [
+        ({}, True, 65535, 65534),
+        ({}, False, 0, 65534),  # they are as large already
+        ({"segments": 1}, True, 0, 1442),
+        ({"segments": 4}, True, 0, 4 * 1448 - 6),
+    ],
+)
+def test_largest_ulpdu(options: dict[str, int], crc: bool, declares: int, after: int) -> None:
+    """What is declared, and what an allowance of the peer leads to."""
+    first, second = connected_sockets()
+    with second:
+        pair = IwarpQueuePair(first, parameters(crc=crc), initiator=True, emss=1448, **options)
+        assert pair.max_ulpdu == declares
+        before = pair.describe()["mulpdu"]
+        assert before == (1442 if declares else after)
+        pair.allow_ulpdu(65535)
+        assert pair.describe()["mulpdu"] == after
+        pair.close()
+
+
+def test_frames_larger_than_a_segment_arrive() -> None:
+    """Between two ends that have said so, in both directions, over segments of 1,448 bytes."""
+    pairs = iwarp_pair(emss=1448)
+    for pair in pairs:
+        assert pair.max_ulpdu
+        pair.allow_ulpdu(pair.max_ulpdu)
+    driver = Driver(*pairs)
+    sinks = [bytearray(300_001), bytearray(300_001)]
+    for sink, pair, other in zip(sinks, pairs, reversed(pairs), strict=True):
+        stag, base = other.advertise(memoryview(sink), seam.REMOTE_WRITE)
+        pair.post([rdma_request(seam.RDMA_WRITE, pattern(len(sink)), stag, base)])
+    driver.run(lambda: all(sink == pattern(len(sink)) for sink in sinks))
+    for pair in pairs:
+        pair.close()
 
 
 def test_description_names_both_ends(benches: list[Bench]) -> None:

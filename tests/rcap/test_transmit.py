@@ -12,13 +12,18 @@ from iserblk.errors import LocalProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, rdmap
 from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
-from iserblk.rcap.iwarp.transmit import BATCH_BUFFERS, SendCore, SlotFrame
+from iserblk.rcap.iwarp.transmit import BATCH_BUFFERS, BATCH_BYTES, SendCore, SlotFrame
 from iserblk.rcap.stags import StagTable
 from tests.rcap.wire import Unmarker, pattern, rdma_request
 
 
 def core_for(
-    *, crc: bool = True, markers: bool = False, emss: int = 1448, ord: int = 4
+    *,
+    crc: bool = True,
+    markers: bool = False,
+    emss: int = 1448,
+    ord: int = 4,
+    segments: int = 1,
 ) -> SendCore:
     reads: deque[OutstandingRead] = deque()
     responses: deque[ReadResponse] = deque()
@@ -30,6 +35,7 @@ def core_for(
         reads=reads,
         responses=responses,
         opened=True,
+        segments=segments,
     )
 
 
@@ -143,17 +149,96 @@ def test_the_peers_offset_may_wrap_and_harms_nobody_here() -> None:
     ]
 
 
-@pytest.mark.parametrize("emss", [536, 1448, 65483])
-def test_with_crc_a_batch_is_whole_frames_of_one_segment(emss: int) -> None:
-    core = core_for(emss=emss)
+def places(batch: bytes) -> list[tuple[int, int, int]]:
+    """Of each frame of a batch: where it starts and ends, and the bytes of its pad and CRC."""
+    result = []
+    start = 0
+    while start < len(batch):
+        decoded = ddp.decode_fpdu_untrusted(batch[start:], crc=True)
+        assert decoded is not None
+        frame, size = decoded
+        result.append((start, start + size, size - ddp.LENGTH_SIZE - frame.header.length))
+        start += size
+    return result
+
+
+@given(
+    sizes=st.lists(
+        st.tuples(
+            st.sampled_from("swr"),
+            st.one_of(st.integers(0, 9000), st.sampled_from([1424, 1428, 2852, 2856, 100_000])),
+        ),
+        max_size=20,
+    ),
+    emss=st.sampled_from([136, 536, 1448, 1460, 8948]),
+    segments=st.sampled_from([1, 3, 64]),
+    take=st.sampled_from([1448, 1 << 30]),
+)
+def test_with_crc_tcp_cuts_no_trailer(
+    sizes: list[tuple[str, int]], emss: int, segments: int, take: int
+) -> None:
+    """A batch begins a TCP segment, and is cut at multiples of the EMSS: no pad or CRC lies on both
+    sides of a cut, nor, with one segment a frame, any frame. A pad is not cut off its CRC at any
+    multiple of four either (where the peer's window ends): its frame is a send and a segment."""
+    core = core_for(emss=emss, segments=segments, ord=100)
+    expected = {kind: b"" for kind in "sw"}
+    for n, (kind, size) in enumerate(sizes):
+        data = pattern(size, n)
+        if kind == "s":
+            core.requests.append(send(data[: size // 2], data[size // 2 :]))
+            expected["s"] += data
+        elif kind == "w":
+            core.requests.append(rdma_request(seam.RDMA_WRITE, data, 1, 0))
+            expected["w"] += data
+        else:
+            core.requests.append(rdma_request(seam.RDMA_READ, memoryview(bytearray(8)), 1, 0))
+    batches = drain(core, take)
+    for batch in batches:
+        for start, end, trailer in places(batch):
+            assert start % 4 == end % 4 == 0
+            assert (end - trailer) // emss == (end - 1) // emss
+            if segments == 1:
+                assert start // emss == (end - 1) // emss
+            assert end - start <= max(emss, min(segments * emss, 65544))
+            if trailer > ddp.CRC_SIZE:
+                assert len(batch) == end <= emss
+    received = [(frame.header, frame.payload) for batch in batches for frame in frames(batch)]
+    for kind, opcode in ("s", rdmap.SEND), ("w", rdmap.WRITE):
+        of_kind = [data for header, data in received if header.control & 15 == opcode]
+        assert b"".join(of_kind) == expected[kind]
+
+
+@pytest.mark.parametrize("emss", [537, 1447, 65483])
+def test_where_the_emss_is_no_multiple_of_four_a_batch_is_one_segment(emss: int) -> None:
+    core = core_for(emss=emss, segments=3)
     for n in range(50):
         core.requests.append(send(pattern(76, n)))
         core.requests.append(rdma_request(seam.RDMA_WRITE, pattern(n * 100), 1, 0))
     batches = drain(core)
-    for batch in batches:
-        assert len(batch) <= emss
-        assert frames(batch)
+    assert max(map(len, batches)) <= emss
     assert len(batches) < sum(len(frames(batch)) for batch in batches)
+
+
+def test_frames_of_one_segment_leave_many_at_a_time() -> None:
+    core = core_for(emss=1448)
+    core.requests.append(rdma_request(seam.RDMA_WRITE, bytes(1 << 20), 1, 0))
+    batches = drain(core)
+    assert sum(len(frames(batch)) for batch in batches) == -(-(1 << 20) // 1428)
+    assert len(batches) <= 4
+
+
+@pytest.mark.parametrize("allowed", [8192, 65535])
+def test_frames_are_as_long_as_the_peer_allows(allowed: int) -> None:
+    core = core_for(emss=1448)
+    assert core.mulpdu == 1442
+    core.allow(allowed)
+    assert allowed - 3 <= core.mulpdu <= allowed
+    core.requests.append(rdma_request(seam.RDMA_WRITE, pattern(200_000), 1, 0))
+    core.requests.append(send(pattern(76), pattern(100_001)))
+    lengths = [frame.header.length for batch in drain(core) for frame in frames(batch)]
+    assert allowed - 8 <= max(lengths) <= allowed
+    core.set_emss(536)  # it means nothing any more
+    assert allowed - 3 <= core.mulpdu <= allowed
 
 
 def test_without_crc_a_batch_is_bounded_in_bytes_and_buffers() -> None:
@@ -164,7 +249,7 @@ def test_without_crc_a_batch_is_bounded_in_bytes_and_buffers() -> None:
     total = 0
     while core.build():
         assert len(core.batch) <= BATCH_BUFFERS
-        assert core.batch_left <= 256 * 1024 + 65544
+        assert core.batch_left <= BATCH_BYTES
         total += core.batch_left
         core.sent(core.batch_left)
     assert total > 4 << 20
@@ -317,8 +402,9 @@ def test_terminate_follows_what_was_begun_and_nothing_else_does(
 ) -> None:
     core = core_for(markers=markers)
     memory = bytearray(pattern(5000))
-    core.requests.extend([rdma_request(seam.RDMA_WRITE, memory, 1, 0), send(b"never")])
+    core.requests.extend([rdma_request(seam.RDMA_WRITE, memory, 1, 0), send(bytes(1400))])
     core.build()
+    begun = [frame.header.control for frame in frames(b"".join(core.batch))] if not markers else []
     stream = b"".join(core.batch)[:already]
     if already:
         core.sent(already)
@@ -328,9 +414,9 @@ def test_terminate_follows_what_was_begun_and_nothing_else_does(
     core.requests.append(send(b"never"))
     assert not core.build()
     segments = frames(Unmarker(crc=True).feed(stream) if markers else stream)
-    assert [s.header.control for s in segments] == [0x8140, 0x4147]
-    assert segments[1].header == ddp.UntaggedHeader(22, 0x4147, 0, 2, 1, 0)
-    assert segments[1].payload == bytes.fromhex("20020000")
+    assert [s.header.control for s in segments] == [*(begun or [0x8140]), 0x4147]
+    assert segments[-1].header == ddp.UntaggedHeader(22, 0x4147, 0, 2, 1, 0)
+    assert segments[-1].payload == bytes.fromhex("20020000")
 
 
 def test_responder_sends_nothing_before_it_is_opened() -> None:

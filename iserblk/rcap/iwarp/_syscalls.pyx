@@ -43,14 +43,14 @@ cdef class SyscallWire:
     """Not thread-safe in one direction: the queue pair holds its lock for each."""
 
     cdef int fd
-    cdef int flags
+    cdef public bint end_of_record
     cdef ssize_t last_received
     cdef Py_buffer out_views[MAX_BUFFERS]
     cdef iovec out_vectors[MAX_BUFFERS]
 
     def __cinit__(self, int fd, bint end_of_record):
         self.fd = fd
-        self.flags = MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_EOR if end_of_record else 0)
+        self.end_of_record = end_of_record
         self.last_received = 0
 
     def send(self, list buffers, Py_ssize_t size):
@@ -59,7 +59,10 @@ cdef class SyscallWire:
         cdef Py_ssize_t index
         cdef ssize_t sent
         cdef int error
+        cdef int flags = MSG_DONTWAIT | MSG_NOSIGNAL
         cdef msghdr message
+        if self.end_of_record:
+            flags |= MSG_EOR
         if count > MAX_BUFFERS:
             raise ValueError("too many buffers")
         memset(&message, 0, sizeof(message))
@@ -73,9 +76,9 @@ cdef class SyscallWire:
                 taken += 1
             if size >= LARGE:
                 with nogil:
-                    sent = c_sendmsg(self.fd, &message, self.flags)
+                    sent = c_sendmsg(self.fd, &message, flags)
             else:
-                sent = c_sendmsg(self.fd, &message, self.flags)
+                sent = c_sendmsg(self.fd, &message, flags)
             error = errno
         finally:
             for index in range(taken):

@@ -43,6 +43,8 @@ class IwarpQueuePair:
 
     Owns ``sock`` from here on. ``initiator``: we sent the MPA Request; a responder's sends wait
     until the first FPDU has come. ``emss`` overrides the TCP segment size that the kernel reports.
+    ``segments``: how many TCP segments an FPDU with CRC may fill; 0: one, until the peer says that
+    it takes more (``allow_ulpdu``).
     Memory: 512 KiB of staging, touched as far as used, and one buffer of ``receive_size`` while a
     message arrives in segments.
     """
@@ -58,6 +60,7 @@ class IwarpQueuePair:
         initiator: bool,
         receive_size: int = DEFAULT_RECEIVE_SIZE,
         emss: int | None = None,
+        segments: int = 0,
     ) -> None:
         self._sock = sock
         self._params = params
@@ -66,6 +69,7 @@ class IwarpQueuePair:
         self.ord = params.ord
         self.peer_private_data = params.private_data
         self.receive_size = receive_size
+        self.max_ulpdu = ddp.MAX_ULPDU if params.crc and not segments else 0
         self._names = _names(sock)
         _prepare(sock)
         self._emss_fixed = emss is not None or not (params.crc or params.markers)
@@ -91,6 +95,7 @@ class IwarpQueuePair:
             reads=self._rx.reads,
             responses=self._rx.responses,
             opened=initiator,
+            segments=max(segments, 1),
         )
         # siw loses a CRC that is split between two TCP segments: mark where each send ends.
         self._wire = wire(sock, end_of_record=params.crc)
@@ -118,10 +123,17 @@ class IwarpQueuePair:
             "ird": self.ird,
             "ord": self.ord,
             "emss": self._emss,
-            "mulpdu": ddp.mulpdu(self._emss, crc=params.crc, markers=params.markers),
+            "mulpdu": self._tx.mulpdu,
             "receive_size": self.receive_size,
             "receive_invalidate": self.can_receive_invalidate,
         }
+
+    def allow_ulpdu(self, size: int) -> None:
+        if self.max_ulpdu and not self._params.markers:
+            with self._tx_lock:
+                self._emss_fixed = True  # it means nothing any more
+                self._tx.allow(size)
+                self._wire.end_of_record = False
 
     # --- memory ---
 

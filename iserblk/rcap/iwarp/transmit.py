@@ -4,9 +4,13 @@ Frames are made in batches, each the list of buffers for one ``sendmsg``, and th
 when the last one has left; so a peer that asks for 64 Reads of 1 MiB costs 64 small objects, and
 payload is gathered from where it lies, never copied (but for peers that want markers).
 
-With CRC a batch is no larger than one TCP segment (EMSS): then no CRC is ever split between two,
-which siw cannot take (RFC 5044 section 5.1 asks for the alignment anyway). Without, a batch is
-as large as the system call allows.
+How large a frame is depends on the peer. Without CRC, and towards a peer that has said so, it is
+as large as its length field allows, wherever TCP cuts it up. Towards all others a frame with CRC
+fits into one TCP segment (EMSS), and lies in one (RFC 5044 sections 4.5 and 5.1): full frames are
+as long as a segment, so that TCP cuts a batch of them, one system call, where they end. Where it
+cuts elsewhere all the same, at the end of the peer's window, that is at a multiple of four bytes,
+as long as segments are such: frames are multiples of four as well, so no CRC is split, which siw
+cannot take, and none is cut off but from a pad. So a frame with a pad is a batch of its own.
 
 Order: work requests start in the order they were posted. An RDMA Read that would exceed the ORD
 waits, and so does all that was posted behind it. Read Responses are answered in their own order,
@@ -26,8 +30,8 @@ from iserblk.rcap.iwarp.markers import MarkerFramer
 from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region
 
-# Without CRC: bytes and buffers of one batch (IOV_MAX is 1024; a frame is up to four buffers).
-BATCH_BYTES = 256 * 1024
+# Bytes and buffers of one batch (IOV_MAX is 1024; a frame is up to four buffers).
+BATCH_BYTES = 1 << 20
 BATCH_BUFFERS = 1000
 
 _PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
@@ -81,10 +85,11 @@ class SendCore:
     left. ``reads_finished``: Read Responses that have left.
     """
 
-    __slots__ = ("_batch_size", "_crc", "_framer", "_leaving", "_message", "_msn", "_offset",
-                 "_ord", "_position", "_read_msn", "_reads", "_response_ends", "_responses",
-                 "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
-                 "completions", "opened", "reads_finished", "requests")  # fmt: skip
+    __slots__ = ("_alone", "_batch_size", "_crc", "_emss", "_framer", "_leaving", "_message",
+                 "_msn", "_offset", "_one_segment", "_ord", "_peer_max", "_position", "_read_msn",
+                 "_reads", "_response_ends", "_responses", "_segment", "_segments", "_sink_key",
+                 "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left", "completions",
+                 "opened", "reads_finished", "requests")  # fmt: skip
 
     def __init__(
         self,
@@ -96,13 +101,21 @@ class SendCore:
         reads: deque[OutstandingRead],
         responses: deque[ReadResponse],
         opened: bool,
+        segments: int = 1,
     ) -> None:
-        """``opened`` False: send nothing until it is set (a responder before the first FPDU)."""
+        """``opened`` False: send nothing until it is set (a responder before the first FPDU).
+        ``segments``: how many TCP segments a frame may fill, while the peer has not allowed more
+        (with CRC, and without markers; else it means nothing)."""
         self._crc = crc
         self._framer = MarkerFramer(crc=crc) if markers else None
-        self._tagged_max = 0
+        self._segments = segments
+        self._peer_max = 0 if crc else ddp.MAX_ULPDU  # the peer takes such, however they are cut
+        self._tagged_max = 0  # bytes of payload in one frame
         self._untagged_max = 0
+        self._one_segment = 0  # bytes of payload in a frame that must have a pad
         self._batch_size = 0
+        self._segment = 0  # bytes from one place where TCP cuts a batch to the next; 0: no matter
+        self._alone = False  # the batch is one frame, and takes no other
         self.set_emss(emss)
         self._ord = ord
         self._reads = reads
@@ -127,12 +140,38 @@ class SendCore:
 
     def set_emss(self, emss: int) -> None:
         """Follow TCP's segment size, which grows with the window and shrinks with the path."""
+        self._emss = emss
         markers = self._framer is not None
-        limit = ddp.mulpdu(emss, crc=self._crc, markers=markers) + ddp.LENGTH_SIZE
-        # Whole words, so that only the last segment of a message has a pad.
+        self._segment = 0
+        if self._peer_max and not markers:
+            limit = self._peer_max + ddp.LENGTH_SIZE
+            self._batch_size = BATCH_BYTES
+        else:
+            limit = ddp.mulpdu(emss, crc=self._crc, markers=markers) + ddp.LENGTH_SIZE
+            self._batch_size = emss
+        # Whole words, so that only the last frame of a message has a pad.
         self._tagged_max = (limit - ddp.TAGGED_SIZE) & ~3
         self._untagged_max = (limit - ddp.UNTAGGED_SIZE) & ~3
-        self._batch_size = emss if self._crc or markers else BATCH_BYTES
+        self._one_segment = self._tagged_max
+        if not markers and not self._peer_max and limit + ddp.CRC_SIZE == emss:
+            # A full frame fills its segment to the byte: the next begins with the next.
+            self._segment = emss
+            self._batch_size = BATCH_BYTES
+            more = (min(self._segments, ddp.MAX_FPDU // emss) - 1) * emss
+            self._one_segment = self._untagged_max
+            self._tagged_max += more
+            self._untagged_max += more
+
+    @property
+    def mulpdu(self) -> int:
+        """Bytes of the largest ULPDU that is sent at present."""
+        return self._tagged_max + ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
+
+    def allow(self, max_ulpdu: int) -> None:
+        """The peer takes ULPDUs of up to so many bytes, wherever TCP cuts them."""
+        if self._crc:
+            self._peer_max = max_ulpdu
+            self.set_emss(self._emss)
 
     # --- the batch ---
 
@@ -203,10 +242,20 @@ class SendCore:
 
     # --- messages: True when all of it is framed, False when the batch is full ---
 
-    def _full(self, frame: int) -> bool:
+    def _full(self, frame: int, odd: int = 0) -> bool:
+        """A frame of so many bytes does not fit behind those of the batch. ``odd``: it has a pad.
+        False: it is about to be emitted."""
         batch = self.batch
+        left = self.batch_left
+        if self._segment:
+            if not batch:
+                self._alone = bool(odd)
+                return False
+            start = left % self._segment
+            if odd or self._alone or (start and start + frame > self._segment):
+                return True
         return bool(batch) and (
-            self.batch_left + frame > self._batch_size
+            left + frame > self._batch_size
             or len(batch) > BATCH_BUFFERS - 4
             or self._framer is not None  # markers move with the frame before: one at a time
         )
@@ -216,14 +265,20 @@ class SendCore:
         frame = slot.frame if slot is not None else None
         if frame is not None and not isinstance(frame, SlotFrame):
             raise LocalProtocolError("this header slot belongs to another kind of queue pair")
-        if data or frame is None or size > self._untagged_max or self._framer:
+        if (
+            data
+            or frame is None
+            or size > self._untagged_max
+            or (size & 3 and size > self._one_segment)
+            or self._framer
+        ):
             if not self._send_gathered(request, frame):
                 return False
         else:
             if size != frame.size:
                 frame.fit(size)
             whole = frame.whole
-            if self._full(len(whole)):
+            if self._full(len(whole), size & 3):
                 return False
             stag = request.stag if request.opcode & seam.SEND_INVALIDATE else 0
             control = ddp.LAST | _SEND_CONTROL + request.opcode
@@ -249,7 +304,9 @@ class SendCore:
         stag = request.stag if request.opcode & seam.SEND_INVALIDATE else 0
         while True:
             size = min(total - offset, self._untagged_max)
-            if self._full(ddp.fpdu_size(size + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE)):
+            if size & 3 and size > self._one_segment:
+                size &= ~3
+            if self._full(ddp.fpdu_size(size + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE), size & 3):
                 self._offset = offset
                 return False
             end = offset + size
@@ -271,14 +328,22 @@ class SendCore:
         """RDMA Write or Read Response; an empty one takes one segment (RFC 5041 section 5.2)."""
         total = len(data)
         offset = self._offset
+        most = self._tagged_max
+        control = _TAGGED_CONTROL | opcode
         while True:
-            size = min(total - offset, self._tagged_max)
+            size = min(total - offset, most)
+            if size & 3 and size > self._one_segment:
+                size &= ~3
             ulpdu = size + ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
-            if self._full(ddp.fpdu_size(ulpdu)):
+            if self._full(ddp.fpdu_size(ulpdu), size & 3):
                 self._offset = offset
                 return False
+            if total - offset > most and self._framer is None:
+                offset = self._full_frames(control, stag, to, data, offset)
+                continue
             end = offset + size
-            control = _TAGGED_CONTROL | opcode | (ddp.LAST if end == total else 0)
+            if end == total:
+                control |= ddp.LAST
             # The peer chose the TO: where it wraps, the peer shall find out.
             header = ddp.TAGGED_HEADER.pack(ulpdu, control, stag, (to + offset) & ddp.MAX_TO)
             if size:
@@ -288,6 +353,33 @@ class SendCore:
             offset = end
             if offset == total:
                 return True
+
+    def _full_frames(self, control: int, stag: int, to: int, data: memoryview, offset: int) -> int:
+        """As many frames of full length as the batch takes, but for the last frame of the message,
+        in one pass: at 1,448 bytes a frame, what is done for each is what a MiB costs. Returns the
+        offset behind them. One fits."""
+        batch = self.batch
+        size = self._tagged_max
+        frame = size + ddp.TAGGED_SIZE + ddp.CRC_SIZE
+        count = min(
+            (len(data) - 1 - offset) // size,
+            max(1, (self._batch_size - self.batch_left) // frame),
+            max(1, (BATCH_BUFFERS - len(batch)) // 3),
+        )
+        ulpdu = size + ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
+        pack, pack_crc, crc = ddp.TAGGED_HEADER.pack, ddp.CRC.pack, self._crc
+        append = batch.append
+        trailer = _NO_CRC[0]
+        for start in range(offset, offset + count * size, size):
+            header = pack(ulpdu, control, stag, (to + start) & ddp.MAX_TO)
+            piece = data[start : start + size]
+            if crc:
+                trailer = pack_crc(crc32c(piece, crc32c(header)))
+            append(header)
+            append(piece)
+            append(trailer)
+        self.batch_left += count * frame
+        return offset + count * size
 
     def _read(self, request: seam.WorkRequest) -> bool:
         if self._full(ddp.fpdu_size(_READ_ULPDU)):

@@ -19,7 +19,11 @@ SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Wire(Protocol):
-    """One socket. Raises OSError as the system calls do, but for what means "not now"."""
+    """One socket. Raises OSError as the system calls do, but for what means "not now".
+
+    ``end_of_record``: TCP does not put a later send into the same segment."""
+
+    end_of_record: bool
 
     def send(self, buffers: list[bytes | memoryview], size: int) -> int:
         """Send the ``buffers``, ``size`` bytes in all; returns how many of these left, or
@@ -36,15 +40,15 @@ class SocketWire:
     """Implements Wire with ``socket``'s own methods."""
 
     def __init__(self, sock: socket.socket, end_of_record: bool) -> None:
-        """``end_of_record``: TCP shall not put a later send into the same segment."""
         self._sock = sock
-        self._flags = SEND_FLAGS | (socket.MSG_EOR if end_of_record else 0)
+        self.end_of_record = end_of_record
 
     def send(self, buffers: list[bytes | memoryview], size: int) -> int:
+        flags = SEND_FLAGS | socket.MSG_EOR if self.end_of_record else SEND_FLAGS
         try:
             if len(buffers) == 1:
-                return self._sock.send(buffers[0], self._flags)
-            return self._sock.sendmsg(buffers, (), self._flags)
+                return self._sock.send(buffers[0], flags)
+            return self._sock.sendmsg(buffers, (), flags)
         except (BlockingIOError, InterruptedError):
             return WOULD_BLOCK
 

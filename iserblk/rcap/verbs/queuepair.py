@@ -57,6 +57,7 @@ class VerbsQueuePair:
     """Implements QueuePair. Owns ``link`` from here on."""
 
     provider = "verbs"
+    max_ulpdu = 0
 
     def __init__(self, link: Link, *, receive_size: int, receives: int, budget: int) -> None:
         """Posts ``receives`` receives in advance: the first of ``post_receive`` count as these.
@@ -124,6 +125,9 @@ class VerbsQueuePair:
             "receive_invalidate": self.can_receive_invalidate,
             "compiled": api.gaps() is not None,
         }
+
+    def allow_ulpdu(self, size: int) -> None:
+        """Nothing to do: the device makes its own segments."""
 
     # --- memory ---
 
