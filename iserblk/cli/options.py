@@ -29,7 +29,7 @@ CONNECTION = (
         " says that it takes, else one.",
     ),
     ("busy-poll", "US", "Stay awake so long for an answer while they come quickly. Default 300."),
-    ("immediate-data", "yes|no", "Send writes of up to 8 KiB with their command. Default yes."),
+    ("immediate-data", "yes|no", "Send small writes with their command. Default yes."),
     ("initiator-name", "IQN", "Who we are; default: the machine's own name."),
     (
         "io-timeout",

@@ -32,7 +32,7 @@ RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
 # four times, which cost a tenth of the throughput.
 TCP_RECEIVE_DATA = 1 << 20
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
-INLINE_SIZE = 8192  # data behind a BHS of ours: login text, immediate data
+INLINE_SIZE = 8192  # data behind a BHS of ours over TCP: text
 
 
 def at_portal(portal: str, error: RemoteProtocolError, remedy: str = "") -> RemoteProtocolError:
@@ -60,7 +60,8 @@ class Login:
         self._portal = portal
         self._rdma = True
         self._max_ulpdu = qp.max_ulpdu
-        self._use(IserInitiator(qp, INLINE_SIZE))
+        self._inline_size = qp.inline_size
+        self._use(IserInitiator(qp, qp.inline_size))
 
     @classmethod
     def traditional(cls, stream: ByteStream, url: Url, options: Options, portal: str) -> Self:
@@ -71,6 +72,7 @@ class Login:
         login._portal = portal
         login._rdma = False
         login._max_ulpdu = 0
+        login._inline_size = INLINE_SIZE
         login._use(TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA))
         return login
 
@@ -117,7 +119,7 @@ class Login:
                 isid=self.isid,
                 immediate_data=options.immediate_data,
                 receive_data_segment_length=RECEIVE_DATA if self._rdma else TCP_RECEIVE_DATA,
-                send_data_segment_length=INLINE_SIZE,
+                send_data_segment_length=self._inline_size,
                 unexpected_pdus=UNEXPECTED,
                 max_ulpdu=self._max_ulpdu,
                 rdma=self._rdma,

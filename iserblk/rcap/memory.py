@@ -53,6 +53,7 @@ class MemoryQueuePair:
     provider = "memory"
     can_receive_invalidate = True
     max_ulpdu = 0
+    inline_size = 8192
 
     def __init__(self, *, ird: int, ord: int, private_data: bytes, receive_size: int) -> None:
         self.ird = ird

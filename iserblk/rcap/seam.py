@@ -110,6 +110,9 @@ class QueuePair(Protocol):
     # Bytes of the largest ULPDU that this end takes wherever TCP cuts it up, for the peer to know;
     # 0: there is nothing to say (a device makes its own segments, or they are as large already).
     max_ulpdu: int
+    # Bytes of data that go best behind the BHS of a command, in the memory of its header slot; more
+    # is advertised. A device's slots are registered memory, of which there is little.
+    inline_size: int
 
     def describe(self) -> dict[str, object]:
         """What was negotiated, for ``iserblk info`` and logs: JSON-ready names and values."""

@@ -22,9 +22,12 @@ from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.stream import SocketStream
 
-RECEIVE_DATA = 8192  # TargetRecvDataSegmentLength
+# TargetRecvDataSegmentLength: over software iWARP a receive is but a number, until a message comes.
+IWARP_RECEIVE_DATA = 16384
+RECEIVE_DATA = 8192  # of a device, which has memory registered for each
 TCP_RECEIVE_DATA = 262144  # MaxRecvDataSegmentLength of Traditional iSCSI
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
+IWARP_RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + IWARP_RECEIVE_DATA
 _PEEK = 16  # bytes that tell an MPA Request from an iSCSI Login
 
 
@@ -50,7 +53,7 @@ async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream 
             return None
         plain = socket.socket(fileno=sock.detach())
     plain.setblocking(False)
-    return IwarpQueuePair(plain, parameters, initiator=False, receive_size=RECEIVE_SIZE)
+    return IwarpQueuePair(plain, parameters, initiator=False, receive_size=IWARP_RECEIVE_SIZE)
 
 
 async def _is_iwarp(sock: trio.socket.SocketType) -> bool | None:

@@ -20,7 +20,7 @@ from time import monotonic
 import trio
 
 from iserblk.busypoll import BusyPoll, Pace
-from iserblk.datamover.iser import ConnectionFlags
+from iserblk.datamover.iser import MINIMUM_LENGTH, ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import BadArgument, IserblkError, TransportError
@@ -28,7 +28,7 @@ from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.rcap.stream import SocketStream
-from iserblk.target.accepting import RECEIVE_DATA, TCP_RECEIVE_DATA, accept
+from iserblk.target.accepting import TCP_RECEIVE_DATA, accept
 from iserblk.target.buffers import DataBudget
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
@@ -133,7 +133,8 @@ class TargetServer:
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
                 datamover = IserTarget(qp, flags.send_invalidate)
-                await self._serve(datamover, RECEIVE_DATA, qp.max_ulpdu, portal, peer, port)
+                receive_data = qp.receive_size - MINIMUM_LENGTH
+                await self._serve(datamover, receive_data, qp.max_ulpdu, portal, peer, port)
             finally:
                 qp.close()
 

@@ -291,13 +291,21 @@ async def test_two_urls_keep_their_order(start_target: StartTarget, face: str) -
 
 @face
 @pytest.mark.parametrize(
-    "options", [{"mpa-crc": "no"}, {"queue-depth": "1"}, {"immediate-data": "yes"}]
+    "options",
+    [
+        {"mpa-crc": "no"},
+        {"queue-depth": "1"},
+        {"immediate-data": "yes"},
+        {"immediate-data": "no"},
+        {"mpa-frames": "1"},
+        {"mpa-frames": "2"},
+    ],
 )
 async def test_the_connection_options_change_no_byte(
     target: TargetProcess, face: str, options: dict[str, str]
 ) -> None:
     async with one_disk(face, url(target, 512), options) as disk:
-        for length in (1, 512, 4096, 8192, 100_000, 3 * MIB + 17):
+        for length in (1, 512, 4096, 8192, 16384, 16385, 20480, 100_000, 3 * MIB + 17):
             data = noise(length, length)
             await write(disk, data, 777)
             assert await read(disk, 777, length) == data

