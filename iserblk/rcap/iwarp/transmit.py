@@ -31,7 +31,7 @@ from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region
 
 # Bytes and buffers of one batch (IOV_MAX is 1024; a frame is up to four buffers).
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = (1 << 20) + (1 << 17)
 BATCH_BUFFERS = 1000
 
 _PADS = (b"", b"\0", b"\0\0", b"\0\0\0")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import subprocess
 
 import pytest
+import trio
 
+from iserblk.disk.aio import open_disks
 from tests.support.blockwork import everything
 from tests.support.interop import Record
+
+PIECE, PIECES = 1 << 20, 32
 
 
 def set_mtu(mtu: int) -> None:
@@ -16,16 +22,55 @@ def set_mtu(mtu: int) -> None:
     subprocess.run(["ip", "link", "set", "lo", "mtu", str(mtu)], check=True)
 
 
-@pytest.mark.parametrize("mtu", [65536, 1500])
-@pytest.mark.parametrize("crc", ["yes", "no"])
-async def test_all_block_operations(crc: str, mtu: int, record: Record) -> None:
+@pytest.mark.parametrize(
+    ("crc", "mtu", "frames"),
+    [
+        ("yes", 65536, "auto"),
+        ("no", 65536, "auto"),
+        ("yes", 1500, "auto"),
+        ("no", 1500, "auto"),
+        ("yes", 1500, "8"),
+    ],
+)
+async def test_all_block_operations(crc: str, mtu: int, frames: str, record: Record) -> None:
     set_mtu(mtu)
-    options = {"rcap": "iwarp", "mpa-crc": crc}
+    options = {"rcap": "iwarp", "mpa-crc": crc, "mpa-frames": frames}
     outcome = await everything(os.environ["LAB_URL"], options)
     assert outcome.connection["provider"] == "iwarp"
     record(
         ours="initiator, software iWARP",
         peer="LIO isert on siw",
-        transport=f"iWARP, CRC {'on' if crc == 'yes' else 'off'}, MTU {mtu}",
+        transport=f"iWARP, CRC {'on' if crc == 'yes' else 'off'}, MTU {mtu}"
+        + (f", frames of {frames} segments" if frames != "auto" else ""),
         outcome=outcome,
     )
+
+
+@pytest.mark.parametrize(
+    ("mtu", "frames", "mulpdu"),
+    [(1500, "1", 1442), (1500, "8", 8 * 1448 - 6), (1500, "64", 45 * 1448 - 6), (1499, "8", 1438)],
+)
+async def test_no_crc_is_split_when_windows_fill_up(
+    mtu: int, frames: str, mulpdu: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batches of frames, faster than siw takes them: TCP cuts where the window ends, too. One CRC
+    cut in two, and siw ends the connection. Segments of MTU
+    1499 are no multiple of four bytes."""
+    set_mtu(mtu)
+    options = {"rcap": "iwarp", "mpa-crc": "yes", "mpa-frames": frames, "queue-depth": "32"}
+    async with open_disks([os.environ["LAB_URL"]], options) as disks:
+        disk = disks.disks[disks.default]
+        data = random.Random(frames).randbytes(PIECE + PIECES)
+
+        async def write(index: int) -> None:
+            await disk.write(memoryview(data)[index : index + PIECE], index * PIECE)
+
+        async with trio.open_nursery() as nursery:
+            for index in range(PIECES):
+                nursery.start_soon(write, index)
+        back = bytearray(PIECE)
+        for index in range(PIECES):
+            await disk.read_into(memoryview(back), index * PIECE)
+            assert back == data[index : index + PIECE]
+        assert disk.info.connection["mulpdu"] == mulpdu
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
