@@ -23,7 +23,11 @@ from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.iscsi.chap import Credentials
-from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
+from iserblk.iscsi.login_initiator import (
+    SAFE_SEGMENT_LENGTH,
+    LoginInitiator,
+    LoginInitiatorConfig,
+)
 from iserblk.rcap.seam import QueuePair
 from iserblk.url import Options, Url, initiator_name
 
@@ -60,7 +64,11 @@ class Login:
         self._portal = portal
         self._rdma = True
         self._max_ulpdu = qp.max_ulpdu
-        self._inline_size = qp.inline_size
+        # Where more than 8 KiB would be sent inline: more than that, so that a target's answer is
+        # its own word, and no echo (see LoginInitiatorConfig).
+        self._offer = (
+            qp.inline_size if qp.inline_size <= SAFE_SEGMENT_LENGTH else 2 * qp.inline_size
+        )
         self._use(IserInitiator(qp, qp.inline_size))
 
     @classmethod
@@ -72,7 +80,7 @@ class Login:
         login._portal = portal
         login._rdma = False
         login._max_ulpdu = 0
-        login._inline_size = INLINE_SIZE
+        login._offer = INLINE_SIZE
         login._use(TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA))
         return login
 
@@ -119,7 +127,7 @@ class Login:
                 isid=self.isid,
                 immediate_data=options.immediate_data,
                 receive_data_segment_length=RECEIVE_DATA if self._rdma else TCP_RECEIVE_DATA,
-                send_data_segment_length=self._inline_size,
+                send_data_segment_length=self._offer,
                 unexpected_pdus=UNEXPECTED,
                 max_ulpdu=self._max_ulpdu,
                 rdma=self._rdma,

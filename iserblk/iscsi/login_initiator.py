@@ -23,6 +23,8 @@ from iserblk.iscsi.serial import MASK32, serial_lt
 from iserblk.iscsi.text import Collector, encode
 
 MAXIMUM_ROUNDS = 32
+# The default of TargetRecvDataSegmentLength; also what is believed where an offer is repeated.
+SAFE_SEGMENT_LENGTH = 8192
 _ITT = 0
 _FIRST_CMD_SN = 1
 _AUTHENTICATION_FAILURE = 0x0201
@@ -69,8 +71,9 @@ _DISCOVERY = (
 @dataclass(slots=True, frozen=True)
 class LoginInitiatorConfig:
     """``isid``: 6 bytes. ``receive_data_segment_length`` and ``send_data_segment_length``: data
-    bytes of one PDU that we take, and at most send. ``unexpected_pdus``: how many PDUs that answer
-    nothing we take at once. ``discovery``: a discovery session, which has no target name.
+    bytes of one PDU that we take, and at most send (of the latter more than 8192 counts as agreed
+    to where the target says less than what it was offered). ``unexpected_pdus``: how many PDUs that
+    answer nothing we take at once. ``discovery``: a discovery session, which has no target name.
 
     ``max_ulpdu``: what is declared as such; 0: nothing.
 
@@ -328,6 +331,11 @@ class LoginInitiator:
             raise IserRefused(
                 "the target does not agree to iSER (RDMAExtensions is not Yes); use a portal of it "
                 "that has iSER enabled, an iscsi:// URL, or fallback=iscsi"
+            )
+        elif outcome.target_recv_data_segment_length == config.send_data_segment_length:
+            # LIO says whatever was offered, and takes no more than it has always done.
+            outcome.target_recv_data_segment_length = min(
+                outcome.target_recv_data_segment_length, SAFE_SEGMENT_LENGTH
             )
         self.done = True
 

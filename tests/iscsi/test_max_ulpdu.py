@@ -75,3 +75,34 @@ def test_bad_values(value: str) -> None:
     ((header, data),) = other.receive(*request([*WHO, *YES, (KEY, value)]))
     assert said((header, data))[KEY] == "Reject"
     assert other.parameters.max_ulpdu == 0
+
+
+# --- TargetRecvDataSegmentLength, which allows larger messages ---
+
+
+@pytest.mark.parametrize(
+    ("offered", "answered", "believed"),
+    [
+        (32768, "16384", 16384),
+        (32768, "32768", 8192),  # LIO: an echo, while its receives stay as they are
+        (32768, "4096", 4096),
+        (32768, None, 8192),
+        (8192, "8192", 8192),
+        (4096, "4096", 4096),
+    ],
+)
+def test_an_echo_of_what_was_offered_is_no_word_of_the_target(
+    offered: int, answered: str | None, believed: int
+) -> None:
+    one = LoginInitiator(
+        LoginInitiatorConfig(
+            initiator_name=logins.INITIATOR,
+            target_name=logins.TARGET,
+            isid=logins.ISID,
+            send_data_segment_length=offered,
+        )
+    )
+    assert said(one.start())["TargetRecvDataSegmentLength"] == str(offered)
+    answer = [("TargetRecvDataSegmentLength", answered)] if answered else []
+    assert one.receive(*response([*YES, *answer])) == []
+    assert one.parameters.target_recv_data_segment_length == believed

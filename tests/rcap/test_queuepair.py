@@ -418,6 +418,35 @@ def test_largest_ulpdu(options: dict[str, int], crc: bool, declares: int, after:
         pair.close()
 
 
+def test_frames_follow_the_segment_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the path shrinks: soon, and from the next batch on."""
+    sizes = [1448]
+    monkeypatch.setattr("iserblk.rcap.iwarp.queuepair._emss", lambda _sock: sizes[0])
+    first, second = connected_sockets()
+    with second:
+        second.settimeout(PATIENCE_S)
+        pair = IwarpQueuePair(first, parameters(), initiator=True)
+        sizes[0] = 1388
+        stream = b""
+        for _ in range(3):
+            pair.post([rdma_request(seam.RDMA_WRITE, bytes(70_000), 1, 0)])
+            wanted = len(stream) + 70_000
+            while len(stream) < wanted:
+                stream += second.recv(1 << 20)
+        lengths = [frame.header.length for frame in whole_frames(stream)]
+        assert max(lengths[:49]) == 1442
+        assert max(lengths[49:]) == 1382
+        pair.close()
+
+
+def whole_frames(stream: bytes) -> list[ddp.Fpdu]:
+    found = []
+    while (decoded := ddp.decode_fpdu_untrusted(stream, crc=True)) is not None:
+        found.append(decoded[0])
+        stream = stream[decoded[1] :]
+    return found
+
+
 def test_frames_larger_than_a_segment_arrive() -> None:
     """Between two ends that have said so, in both directions, over segments of 1,448 bytes."""
     pairs = iwarp_pair(emss=1448)

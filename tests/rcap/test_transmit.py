@@ -170,7 +170,7 @@ def places(batch: bytes) -> list[tuple[int, int, int]]:
         ),
         max_size=20,
     ),
-    emss=st.sampled_from([136, 536, 1448, 1460, 8948]),
+    emss=st.sampled_from([136, 536, 1448, 1460, 8948, 10924, 21848, 32772]),
     segments=st.sampled_from([1, 3, 64]),
     take=st.sampled_from([1448, 1 << 30]),
 )
@@ -225,6 +225,34 @@ def test_frames_of_one_segment_leave_many_at_a_time() -> None:
     batches = drain(core)
     assert sum(len(frames(batch)) for batch in batches) == -(-(1 << 20) // 1428)
     assert len(batches) <= 4
+
+
+@pytest.mark.parametrize("emss", [1449, 10924, 21848, 32772, 65480, 65483])
+def test_no_ulpdu_is_longer_than_its_field_can_say(emss: int) -> None:
+    core = core_for(emss=emss, segments=64)
+    core.requests.append(rdma_request(seam.RDMA_WRITE, pattern(200_000), 1, 0))
+    assert sum(len(frame.payload) for batch in drain(core) for frame in frames(batch)) == 200_000
+
+
+@pytest.mark.parametrize("change", ["emss", "allow"])
+def test_a_send_goes_on_where_it_was_when_frames_grow(change: str) -> None:
+    core = core_for(emss=1449)  # a batch is a segment
+    message = pattern(8000)
+    core.requests.append(send(message))
+    core.build()
+    first = b"".join(core.batch)
+    core.sent(core.batch_left)
+    if change == "emss":
+        core.set_emss(8949)
+    else:
+        core.allow(65535)
+    segments = frames(first + b"".join(drain(core)))
+    offset = 0
+    for segment in segments:
+        assert isinstance(segment.header, ddp.UntaggedHeader)
+        assert (segment.header.msn, segment.header.mo) == (1, offset)
+        offset += len(segment.payload)
+    assert b"".join(segment.payload for segment in segments) == message
 
 
 @pytest.mark.parametrize("allowed", [8192, 65535])

@@ -33,9 +33,7 @@ MAX_EMSS = 65483  # loopback's; FPDUs with CRC never need more
 # One call of ``progress`` reads this many times at most, and again only after a large read.
 READ_ROUNDS = 16
 LARGE_READ = 16 * 1024
-# TCP's segment size is looked up again with every 64th batch of more than 1 KiB.
-EMSS_PERIOD = 64
-LARGE_BATCH = 1024
+EMSS_PERIOD = 65536  # bytes sent after which TCP's segment size is looked up again
 DRAIN_BYTES = 1024 * 1024  # read and thrown away at close, so that TCP does not reset
 
 
@@ -76,7 +74,7 @@ class IwarpQueuePair:
         _prepare(sock)
         self._emss_fixed = emss is not None or not (params.crc or params.markers)
         self._emss = _emss(sock) if emss is None else emss
-        self._large_batches = 0
+        self._since_emss = 0  # bytes sent since the look-up
         self._rx_lock = Lock()
         self._tx_lock = Lock()
         self._post_lock = Lock()
@@ -325,13 +323,14 @@ class IwarpQueuePair:
         tx, wire = self._tx, self._wire
         try:
             while tx.batch or tx.build():
-                if tx.batch_left > LARGE_BATCH and not self._emss_fixed:
-                    self._follow_emss()
                 count = wire.send(tx.batch, tx.batch_left)
                 if count == WOULD_BLOCK:
                     self._blocked = True
                     return
                 tx.sent(count)
+                self._since_emss += count
+                if self._since_emss >= EMSS_PERIOD and not self._emss_fixed:
+                    self._follow_emss()
             self._blocked = False
         except OSError as error:
             # What came before the end is still to be read; ``progress`` then sees the end itself.
@@ -341,11 +340,12 @@ class IwarpQueuePair:
             _shutdown(self._sock, socket.SHUT_RDWR)
 
     def _follow_emss(self) -> None:
-        """Ask TCP for its segment size now and then while there is much to send."""
-        if self._large_batches % EMSS_PERIOD == 0:
-            self._emss = _emss(self._sock)
-            self._tx.set_emss(self._emss)
-        self._large_batches += 1
+        """Ask TCP for its segment size, for the batches to come: it changes with the path."""
+        self._since_emss = 0
+        emss = _emss(self._sock)
+        if emss != self._emss:
+            self._emss = emss
+            self._tx.set_emss(emss)
 
     def _reads_finished(self) -> int:
         with self._tx_lock:

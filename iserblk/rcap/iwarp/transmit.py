@@ -163,7 +163,8 @@ class SendCore:
             # A full frame fills its segment to the byte: the next begins with the next.
             self._segment = emss
             self._batch_size = BATCH_BYTES
-            more = (min(self._segments, ddp.MAX_FPDU // emss) - 1) * emss
+            most = (ddp.LENGTH_SIZE + ddp.MAX_ULPDU + ddp.CRC_SIZE) // emss
+            more = (min(self._segments, most) - 1) * emss
             self._one_segment = self._untagged_max
             self._tagged_max += more
             self._untagged_max += more
@@ -276,6 +277,7 @@ class SendCore:
             or frame is None
             or size > self._untagged_max
             or (size & 3 and size > self._one_segment)
+            or self._offset  # the rest of one that was larger than a frame, and is not any more
             or self._framer
         ):
             if not self._send_gathered(request, frame):

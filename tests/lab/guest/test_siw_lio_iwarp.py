@@ -46,6 +46,24 @@ async def test_all_block_operations(crc: str, mtu: int, frames: str, record: Rec
     )
 
 
+@pytest.mark.parametrize("immediate", ["yes", "no"])
+async def test_writes_around_the_size_of_its_receives(
+    immediate: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LIO says that it takes messages as large as were offered, and has receives of 8,268 bytes."""
+    set_mtu(65536)
+    options = {"rcap": "iwarp", "immediate-data": immediate}
+    async with open_disks([os.environ["LAB_URL"]], options) as disks:
+        disk = disks.disks[disks.default]
+        for size in (4096, 8192, 8704, 12288, 16384, 16896):
+            data = random.Random(size).randbytes(size)
+            await disk.write(memoryview(data), 1 << 20)
+            back = bytearray(size)
+            await disk.read_into(memoryview(back), 1 << 20)
+            assert back == data
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
 @pytest.mark.parametrize(
     ("mtu", "frames", "mulpdu"),
     [(1500, "1", 1442), (1500, "8", 8 * 1448 - 6), (1500, "64", 45 * 1448 - 6), (1499, "8", 1438)],
