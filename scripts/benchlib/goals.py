@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from benchlib.load import JOBS, MEMORY_JOBS
+from benchlib.load import JOBS, MEMORY_JOBS, NET_JOBS
 from benchlib.results import Row, ratio
 
 OURS = "iserblk"
@@ -19,11 +19,16 @@ OURS_NO_POLL = "iserblk-nopoll"
 OURS_NO_JOURNAL = "iserblk-nojournal"
 OURS_FLUSHED = "iserblk-flushed"
 OURS_TCP = "iserblk-tcp"
+OURS_ISCSI = "iserblk-iscsi"
+OURS_ONE_SEGMENT = "iserblk-1-segment"
+NET_MTUS = (1500, 9000)
 MEMORY_LIMIT = 150 << 20
 MEMORY_PROCESS = "nbdkit"
 
 # What each section is compared with.
 PEERS = {"nbd": "qemu-nbd", "fuse": "qemu-fuse", "api": "iscsi-perf"}
+# Over a network iSER's own measure is iSCSI on the same target.
+PEERS |= {f"net-{mtu}": OURS_ISCSI for mtu in NET_MTUS}
 CEILINGS = {"nbd": "python-150us", "fuse": "pyfuse3-null"}
 
 
@@ -79,6 +84,12 @@ def goals() -> list[Goal]:
         Goal("nbd", job.name, OURS_NO_JOURNAL, 0.95)
         for job in JOBS
         if not (job.large and job.writes)
+    ]
+    # On an ordinary Ethernet: no slower than without RDMA's frames, though each has a CRC.
+    found += [
+        Goal("net-1500", job.name, OURS_ISCSI, 0.9)
+        for job in NET_JOBS
+        if job.large or job.depth > 1
     ]
     found += [Goal("nbd", job.name, MEMORY_PROCESS, MEMORY_LIMIT, True) for job in MEMORY_JOBS]
     return found

@@ -52,6 +52,11 @@ JOBS = (
     Job("1m-read-d8", "read", 1 << 20, 8),
     Job("1m-write-d8", "write", 1 << 20, 8),
 )
+NET_JOBS = (
+    *(job for job in JOBS if job.name != "4k-randwrite-d1"),
+    Job("16k-randread-d32", "randread", 16384, 32),
+    Job("16k-randwrite-d32", "randwrite", 16384, 32),
+)
 MEMORY_JOBS = (
     Job("1m-read-d32", "read", 1 << 20, 32),
     Job("1m-write-d32", "write", 1 << 20, 32),

@@ -83,9 +83,10 @@ def parse_listeners(table: str) -> dict[str, tuple[str, int]]:
 
 def listening(pid: int) -> set[tuple[str, int]]:
     """The IPv4 (address, port) pairs that the process listens on."""
-    listeners = parse_listeners(Path("/proc/net/tcp").read_text(encoding="ascii"))
     found = set()
     with suppress(FileNotFoundError):
+        # Of the namespace that it is in.
+        listeners = parse_listeners(Path(f"/proc/{pid}/net/tcp").read_text(encoding="ascii"))
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):
                 kind, _, inode = os.readlink(entry).partition(":")

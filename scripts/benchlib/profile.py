@@ -227,7 +227,9 @@ def profile(name: str, seconds: int, keep: Path | None) -> None:
         directory = keep or scratch
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            bench = Bench(stack, scratch, *files)
+            section = known[name].section
+            mtu = next(each.mtu for each in SECTIONS if each.name == section)
+            bench = Bench(stack, scratch, *files, mtu=mtu)
             run, recordings = sample(bench, known[name], seconds, spy, directory)
         except (Absent, JobFailed, proc.NoSuchProcess) as error:
             raise click.ClickException(str(error)) from None

@@ -13,15 +13,18 @@ from pathlib import Path
 from benchlib import proc, subjects
 from benchlib.goals import (
     CEILINGS,
+    NET_MTUS,
     OURS,
     OURS_FLUSHED,
+    OURS_ISCSI,
     OURS_NO_CRC,
     OURS_NO_JOURNAL,
     OURS_NO_POLL,
+    OURS_ONE_SEGMENT,
     OURS_TCP,
     PEERS,
 )
-from benchlib.load import JOBS, MEMORY_JOBS, Job, JobFailed
+from benchlib.load import JOBS, MEMORY_JOBS, NET_JOBS, Job, JobFailed
 from benchlib.results import Row, Sample
 from benchlib.servers import Absent
 from benchlib.subjects import Bench, Endpoint
@@ -38,6 +41,8 @@ class Section:
     openers: dict[str, Opener]
     memory_subjects: Sequence[str] = ()  # those that run MEMORY_JOBS too
     large_writes_only: Sequence[str] = ()  # those that run nothing else
+    reads_only: Sequence[str] = ()
+    mtu: int = 0  # of the network between client and target; 0: the loopback device
 
     def rows(self, *patterns: str) -> list[Row]:
         """By job, then subject: those whose name one of the globs matches."""
@@ -46,6 +51,7 @@ class Section:
             for job in self.jobs
             for subject in self.openers
             if subject not in self.large_writes_only or (job.large and job.writes)
+            if subject not in self.reads_only or not job.writes
         ]
         found += [
             Row(self.name, job, subject) for job in MEMORY_JOBS for subject in self.memory_subjects
@@ -95,6 +101,29 @@ SECTIONS = (
             PEERS["api"]: subjects.api_iscsi_perf,
         },
     ),
+    *(
+        Section(
+            f"net-{mtu}",
+            NET_JOBS,
+            {
+                OURS: partial(subjects.api_ours, mpa_crc="yes"),
+                OURS_NO_CRC: partial(subjects.api_ours, mpa_crc="no"),
+                OURS_ONE_SEGMENT: partial(subjects.api_ours, mpa_crc="yes", frames="1"),
+                OURS_ISCSI: subjects.api_iscsi,
+                OURS_TCP: subjects.api_tcp,
+                PEERS["api"]: subjects.api_iscsi_perf,
+                "nbd-iserblk": partial(subjects.nbd_ours, mpa_crc="yes"),
+                "nbd-iserblk-tcp": subjects.nbd_tcp,
+                PEERS["nbd"]: subjects.nbd_qemu,
+                "fuse-iserblk": partial(subjects.fuse_ours, mpa_crc="yes"),
+                "fuse-iserblk-tcp": subjects.fuse_tcp,
+                PEERS["fuse"]: subjects.fuse_qemu,
+            },
+            reads_only=(PEERS["api"],),
+            mtu=mtu,
+        )
+        for mtu in NET_MTUS
+    ),
 )
 
 
@@ -136,7 +165,7 @@ def run_section(
             name = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir="/tmp")
             )
-            bench = Bench(stack, Path(name), *files)
+            bench = Bench(stack, Path(name), *files, mtu=section.mtu)
             _run_once(section, plan, bench, [row for row in rows if not row.missing], progress)
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 from benchlib import load, proc
 from benchlib.load import ClientUse, Job, Measurement
+from benchlib.network import TARGET_ADDRESS, Network
 from benchlib.servers import Absent, Server, run
 
 OUR_IQN = "iqn.2026-11.example:bench"
@@ -57,9 +58,14 @@ class Endpoint:
 class Bench:
     """The servers of one section, started when a subject first needs them."""
 
-    def __init__(self, stack: ExitStack, directory: Path, ours: Path, theirs: Path) -> None:
-        """``directory`` takes logs, sockets and mount points; the two files back the disks."""
+    def __init__(
+        self, stack: ExitStack, directory: Path, ours: Path, theirs: Path, mtu: int = 0
+    ) -> None:
+        """``directory`` takes logs, sockets and mount points; the two files back the disks.
+        ``mtu``: targets and clients are in network namespaces of their own, with a link of that
+        MTU between them; 0: on the loopback device."""
         self._stack = stack
+        self._mtu = mtu
         self._directory = directory
         self._ours = ours
         self._theirs = theirs
@@ -68,14 +74,32 @@ class Bench:
     def path(self, name: str) -> Path:
         return self._directory / name
 
+    def _network(self) -> Network:
+        return self.once("network", lambda: Network(self._stack, self._mtu))
+
+    @property
+    def address(self) -> str:
+        """Where targets listen."""
+        return TARGET_ADDRESS if self._mtu else "127.0.0.1"
+
+    def at_client(self, command: Sequence[str]) -> list[str]:
+        """The command, where clients run. Raises Absent."""
+        return [*self._network().client, *command] if self._mtu else [*command]
+
     def start(
         self,
         name: str,
         command: Sequence[str],
         stop_signal: signal.Signals = signal.SIGTERM,
         environment: dict[str, str] | None = None,
+        target: bool = False,
     ) -> Server:
-        """Start a server that ends with the section. Raises Absent."""
+        """Start a server that ends with the section, where clients run, or with ``target`` where
+        targets do. Raises Absent."""
+        if target and self._mtu:
+            command = [*self._network().target, *command]
+        else:
+            command = self.at_client(command)
         server = Server(
             name, command, self._directory, environment=environment, stop_signal=stop_signal
         )
@@ -124,8 +148,8 @@ class Bench:
         return cast(T, found)
 
     def _start_our_target(self, name: str, file: Path, *options: str) -> tuple[Server, str]:
-        command = iserblk("target", "--listen", "127.0.0.1:0", "--iqn", OUR_IQN, *options)
-        server = self.start(name, [*command, "--lun", f"{file}:wce=1"])
+        command = iserblk("target", "--listen", f"{self.address}:0", "--iqn", OUR_IQN, *options)
+        server = self.start(name, [*command, "--lun", f"{file}:wce=1"], target=True)
         portal = server.wait_until(lambda: ready_url(server)).removeprefix("iser://").split("/")[0]
         return server, f"iser://{portal}/{OUR_IQN}/0"
 
@@ -138,10 +162,10 @@ class Bench:
             run("tgtadm", [str(sbin / "tgtadm"), "--lld", "iscsi", *arguments], environment)
 
         for _ in range(_BIND_TRIES):
-            portal = ("127.0.0.1", proc.free_port())
+            portal = (self.address, proc.free_port())
             command = [str(sbin / "tgtd"), "-f", "--iscsi", f"portal={portal[0]}:{portal[1]}"]
             # It ignores SIGTERM while it has targets, and has nothing to lose: KILL.
-            server = self.start("tgtd", command, signal.SIGKILL, environment)
+            server = self.start("tgtd", command, signal.SIGKILL, environment, target=True)
             bound = server.wait_until(partial(_listens, server))
             if bound == {portal}:
                 break
@@ -153,6 +177,11 @@ class Bench:
               "-b", str(self._theirs))  # fmt: skip
         admin("--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL")
         return server, f"iscsi://{portal[0]}:{portal[1]}/{PEER_IQN}/1"
+
+
+def with_iscsi(url: str) -> str:
+    """The same LUN of our target over Traditional iSCSI."""
+    return url.replace("iser://", "iscsi://", 1)
 
 
 def _ours(url: str, mpa_crc: str, busy_poll: bool) -> str:
@@ -284,20 +313,27 @@ def fuse_null(bench: Bench) -> Endpoint:
 # --- API ---------------------------------------------------------------------------------------
 
 
-def api_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True) -> Endpoint:
+def api_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, frames: str = "auto") -> Endpoint:
     target, url = bench.our_target(busy_poll)
-    return _api(_ours(url, mpa_crc, busy_poll), {"target": target})
+    url = _ours(url, mpa_crc, busy_poll) + ("" if frames == "auto" else f"&mpa-frames={frames}")
+    return _api(bench, url, {"target": target})
+
+
+def api_iscsi(bench: Bench) -> Endpoint:
+    """Over Traditional iSCSI, on the same target of ours."""
+    target, url = bench.our_target()
+    return _api(bench, with_iscsi(url), {"target": target})
 
 
 def api_tcp(bench: Bench) -> Endpoint:
     """Ours over Traditional iSCSI, on the peers' target."""
     tgtd, url = bench.tgtd()
-    return _api(url, {"tgtd": tgtd})
+    return _api(bench, url, {"tgtd": tgtd})
 
 
-def _api(url: str, target: dict[str, Server]) -> Endpoint:
+def _api(bench: Bench, url: str, target: dict[str, Server]) -> Endpoint:
     def command(job: Job, seconds: float) -> list[str]:
-        return iserblk(*load.iserblk_bench_arguments(job, url, seconds))
+        return bench.at_client(iserblk(*load.iserblk_bench_arguments(job, url, seconds)))
 
     def parse(output: str, _job: Job, _seconds: float) -> Measurement:
         return load.parse_iserblk_bench(output)
@@ -309,7 +345,7 @@ def api_iscsi_perf(bench: Bench) -> Endpoint:
     tgtd, url = bench.tgtd()
 
     def command(job: Job, seconds: float) -> list[str]:
-        return load.iscsi_perf_command(job, url, seconds)
+        return bench.at_client(load.iscsi_perf_command(job, url, seconds))
 
     return Endpoint("iscsi-perf", command, load.parse_iscsi_perf, {"tgtd": tgtd})
 
