@@ -28,7 +28,6 @@ import sysconfig
 import syslog
 import traceback
 from collections.abc import Callable
-from threading import get_ident
 from typing import ParamSpec, TypeVar
 
 import nbdkit
@@ -61,7 +60,7 @@ try:
     from iserblk.errors import BadArgument, IserblkError
     from iserblk.url import Options, parse_url
 except ImportError as missing:
-    # Python looks for its library beside the first python3 in PATH, and takes that of another 3.11.
+    # Python looks for its library beside the first python3 in PATH, and takes that of another.
     if sys.prefix == "/usr":
         _remedy = "run scripts/setup in the checkout of iserblk"
     else:
@@ -252,18 +251,14 @@ def cleanup() -> None:
 
 
 class Handle:
-    """One NBD connection to one LUN; the methods of its disk bound once, for the hot callbacks.
+    """One NBD connection to one LUN; the methods of its disk bound once, for the hot callbacks."""
 
-    ``pinned``: the connection's threads whose Python state is kept, ident to PyThreadState.
-    """
-
-    __slots__ = ("disk", "pinned", "read", "write")
+    __slots__ = ("disk", "read", "write")
 
     def __init__(self, disk: BlockingDisk) -> None:
         self.disk = disk
         self.read = disk.read_into
         self.write = disk.write
-        self.pinned: dict[int, int] = {}
 
 
 def _describe(disk: BlockingDisk) -> str:
@@ -286,16 +281,6 @@ def open(readonly: bool) -> Handle:
         nbdkit.set_error(errno.ENOENT)
         raise BadArgument(f"no export {name[:80]!r}; there are: {', '.join(disks.disks)}")
     return Handle(disks.disks[name])
-
-
-def close(h: Handle) -> None:
-    """nbdkit has joined the connection's threads (or there is one, and this is it)."""
-    for ident, state in h.pinned.items():
-        if ident == get_ident():
-            _gil_release(_PyGILState_LOCKED)
-        else:
-            _state_clear(state)
-            _state_delete(state)
 
 
 def export_description(h: Handle) -> str:
@@ -362,45 +347,15 @@ def can_cache(h: Handle) -> int:
     return nbdkit.CACHE_NATIVE
 
 
-# --- Python's state of nbdkit's threads --------------------------------------------------------
-
-# nbdkit brackets every callback with PyGILState_Ensure and _Release, which build and destroy a
-# thread's whole Python state each time: with 32 threads that is most of what a request costs. One
-# more Ensure per thread, never released by it, keeps the state for the next callback.
-# fio 4k randread at depth 32 on two cores, without and with it: a pread that does nothing 29 K and
-# 130 K, one that sleeps for 150 µs 17 K and 53 K, a LUN on the embedded target 7.7 K and 10.9 K
-# (medians of five pairs, machine in use). At depth 1 the difference on a LUN is within the noise.
-# A thread of nbdkit serves one connection and has been joined when that is closed; ``close`` then
-# deletes the state, which nothing can use any more.
-_PyGILState_LOCKED = 0
-_gil_ensure = ctypes.pythonapi.PyGILState_Ensure
-_gil_ensure.restype = ctypes.c_int
-_gil_release = ctypes.pythonapi.PyGILState_Release
-_gil_release.argtypes = (ctypes.c_int,)
-_gil_release.restype = None
-_state_get = ctypes.pythonapi.PyThreadState_Get
-_state_get.restype = ctypes.c_void_p
-_state_clear = ctypes.pythonapi.PyThreadState_Clear
-_state_clear.argtypes = (ctypes.c_void_p,)
-_state_clear.restype = None
-_state_delete = ctypes.pythonapi.PyThreadState_Delete
-_state_delete.argtypes = (ctypes.c_void_p,)
-_state_delete.restype = None
-
-
-def _pin(h: Handle, ident: int) -> None:
-    _gil_ensure()
-    h.pinned[ident] = _state_get()
-
-
 # --- requests ----------------------------------------------------------------------------------
+# nbdkit brackets every callback with PyGILState_Ensure and _Release, which build and destroy a
+# thread's whole Python state each time: with 32 threads most of what a request costs. There is no
+# documented way round that: a state is its thread's to give back, and nbdkit tells no plugin when a
+# thread ends. (CPython 3.13 aborts where another thread does it.)
 # ``buf`` is nbdkit's memory and dead after the return; BlockingDisk gives it back before that.
 
 
 def pread(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
-    ident = get_ident()
-    if ident not in h.pinned:
-        _pin(h, ident)
     try:
         h.read(buf, offset)
         return
@@ -410,9 +365,6 @@ def pread(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
 
 
 def pwrite(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
-    ident = get_ident()
-    if ident not in h.pinned:
-        _pin(h, ident)
     try:
         h.write(buf, offset, flags & nbdkit.FLAG_FUA != 0)
         return

@@ -122,3 +122,15 @@ def test_protocol_layers_open_no_sockets(path: Path) -> None:
     if name_of(path).split(".")[0] in ("scsi", "iscsi", "datamover"):
         used = {module.split(".")[0] for module in imports_of(path)}
         assert not used & {"socket", "select", "os", "trio", "errno"}
+
+
+def test_nobody_keeps_the_state_of_a_thread() -> None:
+    """CPython's states of threads are for the code that made the threads: one that another thread
+    keeps or deletes aborts CPython 3.13."""
+    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "nbd_plugin").rglob("*.py")]
+    sources += (ROOT / "fuse_mount").rglob("*.py")
+    assert len(sources) > 100
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Attribute):
+                assert not node.attr.startswith(("PyGILState_", "PyThreadState_")), source

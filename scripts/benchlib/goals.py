@@ -103,7 +103,7 @@ def _through_front_ends(subject: str, at_depth_1: float) -> list[Goal]:
                 other, wanted = PEERS[section], 1.0
             elif job.depth == 1:
                 other, wanted = PEERS[section], at_depth_1
-            else:
+            else:  # nbdkit's threads miss it (docs/benchmarking.md): it is for what replaces them
                 other, wanted = CEILINGS[section], 0.6
             found.append(Goal(section, job.name, other, wanted, subject=subject))
     return found

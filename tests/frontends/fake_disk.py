@@ -7,6 +7,7 @@ environment, because nbdkit and a daemonised mount run in other processes:
     FAKE_LUNS    JSON: [{"size": 1048576, "read_only": true, ...}, ...]   changes to LunInfo
     FAKE_FAULTS  JSON: {"write": "CommandTimeout", "open": "ConnectFailed", ...}   error by method
     FAKE_CLOSE_S how long the logout of a mount takes, and a line "closing" before it
+    FAKE_LOCALS  reads and writes leave a note in thread-local storage, and log what they found
     FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
 """
 
@@ -29,6 +30,8 @@ from iserblk.strands import elsewhere
 
 MIB = 1 << 20
 BLOCK = 4096
+
+_locals = threading.local()
 
 
 def lun_info(number: int, **changes: Any) -> LunInfo:
@@ -82,6 +85,9 @@ class FakeDisk:
 
     def check(self, method: str, offset: int, length: int) -> None:
         self.dirty |= method in ("write", "trim", "zero")
+        if "FAKE_LOCALS" in os.environ:
+            note(f"{method} after {getattr(_locals, 'method', None)}")
+            _locals.method = method
         if self.faulty:
             note(f"{method} {offset} {length}")
             fail(method)

@@ -74,6 +74,17 @@ class Server:
         _, said = self.process.communicate(timeout=30)
         return said
 
+    def close(self) -> None:
+        """Whatever has become of it: nothing of it stays open."""
+        assert self.process.stderr is not None
+        try:
+            if self.process.poll() is None:
+                self.end()
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stderr.close()
+
     def log(self) -> list[str]:
         return self.calls.read_text().splitlines()
 
@@ -91,8 +102,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for server in servers:
-        if server.process.poll() is None:
-            server.end()
+        server.close()
 
 
 def test_what_is_advertised(start: Start) -> None:
@@ -249,7 +259,7 @@ def test_errors_reach_the_client_as_errno_and_the_log_as_one_line(
 
 
 def test_many_requests_at_once_keep_apart(start: Start) -> None:
-    """Several connections, several threads each: threads come and go with their Python state."""
+    """Several connections, several threads each; the threads end with their connection."""
     server = start()
     wrong: list[int] = []
 
@@ -271,6 +281,34 @@ def test_many_requests_at_once_keep_apart(start: Start) -> None:
         thread.join()
     assert wrong == []
     assert server.process.poll() is None
+
+
+def test_nothing_of_python_outlives_a_request_in_a_thread(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's state of a thread is made and deleted in that thread, by the Ensure and Release
+    around each callback: deleted by another thread it aborts Python 3.13."""
+    monkeypatch.setenv("FAKE_LOCALS", "1")
+    server = start("--threads=1")
+    client = server.connect()
+    for _ in range(2):
+        client.pwrite(b"x", 0)
+        client.pread(1, 0)
+    client.shutdown()
+    assert server.end() == ""
+    found = [line for line in server.log() if " after " in line]
+    assert found == [*["write after None", "read after None"] * 2, "flush after None"]
+
+
+def test_nothing_stays_open_of_a_server_that_died(start: Start) -> None:
+    """Else a test that runs when it is collected is the one that fails."""
+    server = start()
+    server.connect()
+    server.process.kill()
+    server.process.wait()
+    server.close()
+    assert server.process.stderr is not None and server.process.stderr.closed
+    server.close()
 
 
 def test_ending_flushes_and_logs_out(start: Start) -> None:
