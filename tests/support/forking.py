@@ -15,6 +15,7 @@ answers, decimal numbers: the new process, and, when that has ended, its status 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
@@ -160,6 +161,7 @@ def _forking_process() -> socket.socket:
             pass_fds=[theirs.fileno()],
         )
     process.returncode = 0  # nobody waits for it, and nobody is to complain
+    atexit.register(ours.close)
     return ours
 
 
