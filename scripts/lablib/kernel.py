@@ -115,6 +115,12 @@ def open_iscsi() -> Path:
         with filling() as scratch:
             if not directory.exists():
                 root = scratch / "root"
-                Archive(scratch).unpack(["open-iscsi", "libopeniscsiusr", "libisns0"], root)
+                archive = Archive(scratch)
+                own = [
+                    name  # libisns0t64 in some releases
+                    for name in archive.dependencies("open-iscsi")
+                    if name.startswith(("libopeniscsiusr", "libisns0"))
+                ]
+                archive.unpack(["open-iscsi", *own], root)
                 root.rename(directory)
     return directory
