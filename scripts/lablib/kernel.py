@@ -61,6 +61,8 @@ def _fetch_kernel(scratch: Path, current: Path) -> None:
     version = images[package]
     archive.unpack([f"{package}={version}" if version else package], root)
     release = package.removeprefix("linux-image-")
+    if not (root / "lib").exists():  # since Debian 13 packages know it as a link only
+        (root / "lib").symlink_to("usr/lib")
     call(["depmod", "-b", str(root), release], _BUILD_TIMEOUT_S)
     (root / "version").write_text(version)
     home = cache() / f"kernel-{release}-{version}"
