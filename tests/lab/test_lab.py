@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lablib.host import why_not
+from lablib import kernel
+from lablib.host import path, why_not
 from lablib.setups import SETUPS
 
 from tests.support.target import ROOT
@@ -49,6 +50,31 @@ def test_bad_arguments(arguments: list[str], words: str) -> None:
     done = lab(*arguments)
     assert done.returncode == 7
     assert words in done.stderr.decode()
+
+
+@pytest.mark.parametrize("lib", ["lib", "usr/lib"])
+def test_a_kernel_has_modules_where_its_release_puts_them(
+    lib: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages of Debian 13 have no /lib, which is a link to /usr/lib there."""
+
+    class FakeArchive:
+        def __init__(self, scratch: Path) -> None: ...
+
+        def dependencies(self, package: str) -> dict[str, str]:
+            return {"linux-image-6.12.1-amd64": "6.12.1-1"}
+
+        def unpack(self, packages: list[str], directory: Path) -> None:
+            (directory / "boot").mkdir(parents=True)
+            (directory / "boot" / "vmlinuz-6.12.1-amd64").touch()
+            (directory / lib / "modules" / "6.12.1-amd64").mkdir(parents=True)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", path())
+    monkeypatch.setattr(kernel, "Archive", FakeArchive)
+    found = kernel.the_kernel()
+    assert found.release == "6.12.1-amd64"
+    assert (found.modules / "modules.dep").exists()
 
 
 @pytest.mark.timeout(600)
