@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need
 from tests.support.target import ROOT
 
-SCRIPTS = ("setup", "test", "demo")
+SCRIPTS = ("setup", "test", "demo", "distros")
 
 
 def script(
@@ -36,7 +37,7 @@ def test_help_is_the_head_of_the_file(name: str) -> None:
     assert "#" not in done.stdout and "set -" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["setup", "demo"])
+@pytest.mark.parametrize("name", ["setup", "demo", "distros"])
 def test_wrong_arguments_do_nothing(name: str) -> None:
     assert script(name, "--frobnicate").returncode == 7
 
@@ -76,7 +77,7 @@ def left_of_demos(directory: Path) -> list[str]:
     """Files, mounts and processes that name ``directory``."""
     names = [str(directory), str(directory.resolve())]
     left = [path.name for path in directory.iterdir()]
-    left += [line for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    left += [line for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
              if any(name in line for name in names)]  # fmt: skip
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -122,3 +123,151 @@ def test_demo_cleans_up_when_it_is_stopped(
         rest = demo.stdout.read()
     assert demo.returncode == status, rest
     assert left_of_demos(tmp_path) == []
+
+
+# --- scripts/distros, with a debootstrap that makes a root of busybox -----------------------------
+
+DEBOOTSTRAP = """#!/bin/sh
+for argument; do case $argument in --*) shift ;; *) break ;; esac; done
+echo "debootstrap $1" >>"$CALLS"
+[ ! -e "$BROKEN" ] || { echo "E: made to fail"; exit 1; }
+mkdir -p "$2/bin" "$2/usr/bin" "$2/etc" "$2/home" "$2/tmp"
+for name in sh cat sleep touch; do cp "$BUSYBOX" "$2/bin/$name"; done
+cp "$BUSYBOX" "$2/usr/bin/env"
+"""
+
+
+class Distros:
+    """``calls``: of debootstrap. ``place``: where the script makes roots, unless told otherwise."""
+
+    def __init__(self, folder: Path, busybox: str) -> None:
+        self.place, self.bin = folder / "place", folder / "bin"
+        self.calls, self.broken = folder / "calls", folder / "broken"
+        self.place.mkdir()
+        self.bin.mkdir()
+        self.calls.touch()
+        self.program("debootstrap", DEBOOTSTRAP)
+        self.changes = {
+            "BUSYBOX": busybox,
+            "CALLS": str(self.calls),
+            "BROKEN": str(self.broken),
+            "TMPDIR": str(self.place),
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "PIP_NO_COLOR": "carried",
+        }
+
+    def program(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def run(self, *arguments: str, start: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        return script("distros", *arguments, start=start, **self.changes)
+
+
+@pytest.fixture
+def distros(tmp_path: Path) -> Distros:
+    need("busybox", "unshare", "git")
+    if os.geteuid() != 0:
+        pytest.skip("only root can make roots")
+    if subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], check=False).returncode:
+        pytest.skip("this machine lets not even root make namespaces")
+    busybox = shutil.which("busybox")
+    assert busybox is not None
+    return Distros(tmp_path, busybox)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--release", "woody"], "no such release: woody"),
+        (["--release"], "--release needs a value"),
+        (["--mirror", "somewhere"], "no URL: somewhere"),
+        (["--keep", ""], "--keep needs a directory"),
+        (["--frobnicate"], "no such option: --frobnicate"),
+    ],
+)
+def test_distros_says_what_is_wrong_with_its_arguments(arguments: list[str], words: str) -> None:
+    done = script("distros", *arguments)
+    assert (done.returncode, done.stdout) == (7, "")
+    (line,) = done.stderr.splitlines()
+    assert words in line
+
+
+def test_distros_needs_root(tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    done = script("distros", PATH=f"{tmp_path}:{os.environ['PATH']}", TMPDIR=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == "distros: debootstrap and chroot need root: run it as root\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["id"]
+
+
+def test_distros_runs_the_command_in_a_clone_and_leaves_nothing(distros: Distros) -> None:
+    script = (
+        "cat scripts/demo >/dev/null && cat /etc/hosts >/dev/null && [ $PIP_NO_COLOR = carried ]"
+    )
+    done = distros.run("sh", "-c", f"{script} && [ -e /dev/null ] && [ $$ -lt 100 ] && echo done")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\ndone\n"
+    assert distros.calls.read_text().splitlines() == ["debootstrap bookworm", "debootstrap trixie"]
+    last = done.stderr.splitlines()[-2:]
+    assert [line.split(":")[0].strip() for line in last] == ["bookworm", "trixie"]
+    assert all(": passed, " in line for line in last)
+    assert left_of_demos(distros.place) == []
+
+
+def test_distros_tells_of_a_command_that_fails(distros: Distros) -> None:
+    """What it started stays behind, and is ended."""
+    done = distros.run("--release", "13", "--", "sh", "-c", "sleep 1000 & exit 3")
+    assert done.returncode == 1
+    assert "trixie: sh -c sleep 1000 & exit 3: FAILED with status 3" in done.stderr
+    assert left_of_demos(distros.place) == []
+
+
+def test_distros_without_a_root_goes_on_to_the_next(distros: Distros) -> None:
+    distros.broken.touch()
+    done = distros.run("sh", "-c", "true")
+    assert done.returncode == 1
+    assert "E: made to fail" in done.stderr
+    assert "\n  bookworm: FAILED, there is no root" in done.stderr
+    assert "\n  trixie: FAILED, there is no root" in done.stderr
+    assert left_of_demos(distros.place) == []
+
+
+def test_distros_uses_a_kept_root_again(distros: Distros) -> None:
+    """With a new clone; the packages, that is all else, are those of before."""
+    arguments = ["--release", "trixie", "--keep", str(distros.place / "kept")]
+    first = distros.run(*arguments, "sh", "-c", "touch /was scripts/was")
+    again = distros.run(*arguments, "sh", "-c", "[ -e /was ] && [ ! -e scripts/was ]")
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    assert distros.calls.read_text() == "debootstrap trixie\n"
+    mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
+    assert (distros.place / "kept" / "trixie" / "was").exists() and str(distros.place) not in mounts
+
+
+def test_distros_of_a_checkout_of_another_user(distros: Distros, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(other)], check=True)
+    shutil.copy(ROOT / "scripts" / "distros", other / "scripts")
+    for path in [other, *other.rglob("*")]:
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    done = distros.run("--release", "bookworm", "cat", "scripts/demo", start=other)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (ROOT / "scripts" / "demo").read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)]
+)
+def test_distros_cleans_up_when_it_is_stopped(distros: Distros, number: int, status: int) -> None:
+    words = [str(ROOT / "scripts" / "distros"), "sh", "-c", "echo begun; sleep 1000"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **distros.changes}, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        _, said = process.communicate()
+    assert process.returncode == status, said
+    assert left_of_demos(distros.place) == []
