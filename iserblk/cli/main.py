@@ -144,7 +144,12 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _complain(text: str) -> None:
-    print(f"iserblk: {' '.join(text.split())}", file=sys.stderr)
+    """Where nothing can be said, the exit status is all that is left: so it stays."""
+    try:
+        print(f"iserblk: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        # Python's own flush at exit is not to fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _system_said_no(error: OSError) -> int:

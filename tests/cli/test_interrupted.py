@@ -153,6 +153,12 @@ def test_stderr_closed(url: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (21, "", "")
 
 
+def test_stderr_full(url: str) -> None:
+    """The exit status tells what nobody can read."""
+    done = ended(["sh", "-c", f"{sys.executable} -m iserblk.cli info {url}/7 2>/dev/full"])
+    assert (done.returncode, done.stdout, done.stderr) == (21, "", "")
+
+
 # --- a target that goes away -------------------------------------------------------------------
 
 
