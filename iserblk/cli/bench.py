@@ -16,7 +16,7 @@ import trio
 
 from iserblk.cli.endpoints import only_disk
 from iserblk.cli.histogram import Histogram
-from iserblk.cli.options import Size, connection, connection_options, json_option
+from iserblk.cli.options import Seconds, Size, connection, connection_options, json_option
 from iserblk.cli.output import print_json
 from iserblk.cli.running import run
 from iserblk.disk import aio, blocking
@@ -76,7 +76,7 @@ class Result:
 )
 @click.option("--bs", type=Size(), default="4k", show_default=True, help="Bytes of a request.")
 @click.option("--depth", type=click.IntRange(1, 1024), default=32, show_default=True)
-@click.option("--time", "seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
+@click.option("--time", "seconds", type=Seconds(0.1, 86400), default=10.0, show_default=True)
 @click.option(
     "--face",
     type=click.Choice(["async", "blocking"]),

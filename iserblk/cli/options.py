@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -92,6 +93,18 @@ class Size(click.ParamType[int]):
             return parse_size(value, "size")
         except BadArgument as error:
             self.fail(str(error), param, ctx)
+
+
+class Seconds(click.FloatRange):
+    """A time in the range given; "nan" is in none, though it compares with nothing."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
+        return seconds
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/json.md).")

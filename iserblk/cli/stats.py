@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from iserblk.cli.options import json_option
+from iserblk.cli.options import Seconds, json_option
 from iserblk.cli.output import print_json, print_table, size_words
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.metrics.address import (
@@ -53,7 +53,7 @@ class Row:
 @json_option
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=Seconds(0.1, 3600),
     default=None,
     metavar="S",
     help="Seconds from one look to the next, on a terminal. Default 1.",

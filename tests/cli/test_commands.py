@@ -268,6 +268,11 @@ def test_bench_does_not_write_unasked(url: str) -> None:
     assert "--bs 0" in bad(7, "bench", f"{url}/1", "--bs", "0")
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "1e300"])
+def test_bench_wants_a_time_that_ends(url: str, seconds: str) -> None:
+    assert "is not in the range" in bad(7, "bench", f"{url}/0", f"--time={seconds}")
+
+
 # --- nbd ---------------------------------------------------------------------------------------
 
 

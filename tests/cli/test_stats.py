@@ -262,6 +262,7 @@ def test_wrong_arguments(disk: BlockingDisk, place: Path, tmp_path: Path) -> Non
     assert "loopback interface only" in bad(7, "stats", "192.0.2.1:9100")
     assert "--interval" in bad(7, "stats", place, "--json", "--interval", "2")
     assert "--interval" in bad(7, "stats", place, "--interval", "0")
+    assert "--interval" in bad(7, "stats", place, "--interval", "nan")
     assert "metrics" in bad(
         7, "info", "iser://127.0.0.1/iqn.2026-11.example:disk", "--metrics", "x"
     )
