@@ -118,4 +118,4 @@ def _units(specs: Sequence[str], iqn: str) -> Iterator[list[LogicalUnit]]:
 
 def _serial(iqn: str, path: str) -> str:
     """The same at every start, and different for every file of every target."""
-    return hashlib.sha256(f"{iqn}\n{os.path.realpath(path)}".encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode(f"{iqn}\n{os.path.realpath(path)}")).hexdigest()[:16]

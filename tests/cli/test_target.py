@@ -57,6 +57,15 @@ def test_luns_are_numbered_in_order_and_keep_their_identity(tmp_path: Path) -> N
     assert not set(first[MIB]) & set(first[2 * MIB])
 
 
+def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    """File names are bytes; so is what the LUN's identity is made of."""
+    spec = tmp_path / os.fsdecode(b"disk-\xff:size=1M")
+    with serving(*target(spec), log=tmp_path / "log") as server:
+        (disk,) = good_json("info", server.url)["disks"]
+    assert disk["size"] == MIB
+    assert (tmp_path / os.fsdecode(b"disk-\xff")).stat().st_size == MIB
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "words"),
     [
