@@ -175,16 +175,23 @@ def _seconds(key: str, value: str) -> float:
     return seconds
 
 
+def _number(value: str) -> int:
+    """-1 for what is none, and for more digits than any option has use for."""
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else -1
+
+
 def _depth(key: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= 1024:
+    depth = _number(value)
+    if not 1 <= depth <= 1024:
         raise BadArgument(f"{key}={_shown(value)}: give a number from 1 to 1024")
-    return int(value)
+    return depth
 
 
 def _microseconds(key: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit() or int(value[:9]) > 1_000_000:
+    microseconds = _number(value)
+    if not 0 <= microseconds <= 1_000_000:
         raise BadArgument(f"{key}={_shown(value)}: give microseconds from 0 (never) to 1000000")
-    return int(value)
+    return microseconds
 
 
 def _journal(key: str, value: str) -> int:
@@ -324,14 +331,22 @@ def _check_later(key: str, value: str) -> None:
 
 def check_name(text: str, what: str, shown: Callable[[str], str] = _shown) -> str:
     """An iSCSI name (RFC 7143 section 4.2.7). Raises BadArgument, with ``shown`` of it."""
-    if len(text.encode()) > _MAXIMUM_NAME:
-        raise BadArgument(f"{what}: a name of {len(text.encode())} bytes; at most {_MAXIMUM_NAME}")
-    if not any(pattern.fullmatch(text) for pattern in (_IQN, _EUI, _NAA)):
+    # What is not UTF-8 on the command line is here as lone surrogates.
+    length = len(text.encode(errors="surrogatepass"))
+    if length > _MAXIMUM_NAME:
+        raise BadArgument(f"{what}: a name of {length} bytes; at most {_MAXIMUM_NAME}")
+    if not _is_utf8(text) or not any(pattern.fullmatch(text) for pattern in (_IQN, _EUI, _NAA)):
         raise BadArgument(
             f"{what} {shown(text)} is no iSCSI name; "
             "write iqn.YYYY-MM.reversed.domain[:string], eui.<16 hex> or naa.<16 or 32 hex>"
         )
     return text
+
+
+def _is_utf8(text: str) -> bool:
+    """Text of the command line or of the environment, in which Python has a lone surrogate for
+    each byte that is none of UTF-8. What goes into iSCSI's text keys has to be UTF-8."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def parse_url(text: str) -> Url:

@@ -134,6 +134,7 @@ WRONG = [
     (f"iser://host/{IQN}/٣", "LUN"),
     (f"iser://host/{IQN}/999999999999999999999", "LUN"),
     (f"iser://host/{IQN}/0?", "empty option"),
+    (f"iser://host/{IQN}\udcff/0", "is no iSCSI name"),  # a byte that is none of UTF-8
     (f"iser://host/{IQN}/0?&queue-depth=1", "empty option"),
     (f"iser://host/{IQN}/0?queue-depth=1&", "empty option"),
     (f"iser://host/{IQN}/0?=1", "empty option"),
@@ -296,6 +297,9 @@ def test_what_happens_anyway(key: str, value: str) -> None:
         ("queue-depth", "0", "from 1 to 1024"),
         ("queue-depth", "1025", "from 1 to 1024"),
         ("queue-depth", "1000000000000", "from 1 to 1024"),
+        ("queue-depth", "0000000012000000", "from 1 to 1024"),
+        ("busy-poll", "0000000012000000", "from 0 .never. to 1000000"),
+        ("initiator-name", f"{IQN}\udcff", "is no iSCSI name"),
         ("queue-depth", "٣", "from 1 to 1024"),
         ("queue-depth", "1e2", "from 1 to 1024"),
         ("initiator-name", "me", "is no iSCSI name"),
