@@ -64,9 +64,7 @@ def mount_foreground(
     then.
     """
     settled = parse_options(options)
-    if not mountpoint:
-        raise UsageError("the mount point is empty: name a directory")
-    mountpoint = os.path.abspath(mountpoint)
+    mountpoint = whole_path(mountpoint)
     _check_system()
     import trio  # noqa: PLC0415 - what may be missing was just looked for
 
@@ -117,7 +115,7 @@ def unmount(mountpoint: str) -> None:
     Flushes before, so that an error of that is seen here. Raises UsageError (nothing of ours is
     mounted there), MountFailed (in use; flush failed; the server did not end in time).
     """
-    mountpoint = os.path.abspath(mountpoint)
+    mountpoint = whole_path(mountpoint)
     kind, _ = _mounted(mountpoint)
     if kind != _FILE_SYSTEM:
         raise UsageError(f"{mountpoint}: no LUNs are mounted there")
@@ -142,6 +140,18 @@ def unmount(mountpoint: str) -> None:
             time.sleep(0.02)
     finally:
         os.close(directory)
+
+
+def whole_path(mountpoint: str) -> str:
+    """As a path from / on. Raises UsageError."""
+    if not mountpoint:
+        raise UsageError("the mount point is empty: name a directory")
+    try:
+        return os.path.abspath(mountpoint)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{mountpoint}: the current directory is gone: give the whole path, from / on"
+        ) from None
 
 
 # --- serving -----------------------------------------------------------------------------------

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from fuse_mount.mount import mount_background, mount_foreground
+from fuse_mount.mount import mount_background, mount_foreground, whole_path
 from iserblk.cli.main import UsageStatus
 from iserblk.cli.notify import ready
 from iserblk.cli.options import connection, connection_options
@@ -36,7 +34,7 @@ def command(
     given = [f"{name}={value}" for name, value in connection(options).items()]
     escaped = [word.replace("\\", "\\\\").replace(",", "\\,") for word in given]
     if foreground:
-        place = os.path.abspath(mountpoint)
+        place = whole_path(mountpoint)
         mount_foreground(urls, mountpoint, [*words, *escaped], lambda: ready(place))
     else:
         mount_background(urls, mountpoint, [*words, *escaped])

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import bad, environment, good, good_json, iserblk, serving
+from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserblk, serving
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need, run
 from tests.support.target import END_S, IQN, ROOT, TargetProcess, running_target
@@ -405,6 +406,25 @@ def test_mount_refuses(url: str, tmp_path: Path) -> None:
     assert "io-timeout" in bad(1, "mount", url, place, "--io-timeout", "soon")
     assert "scheme" in bad(1, "mount", "nonsense", place)
     assert "no target" in bad(32, "mount", f"{url}x", place)
+
+
+@pytest.mark.parametrize("words", ["mount {url} place", "mount -f {url} place", "umount place"])
+def test_in_a_directory_that_is_gone(words: str, url: str, tmp_path: Path) -> None:
+    need_fuse()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = shlex.join([*COMMAND, *words.format(url=url).split()])
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir {shlex.quote(str(gone))}; exec {command}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=gone,
+        env=environment(),
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("iserblk: place: the current directory is gone"), done.stderr
 
 
 # --- URLs, portals, targets, LUNs --------------------------------------------------------------
