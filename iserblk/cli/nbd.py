@@ -158,7 +158,7 @@ def _unix(path: str) -> Iterator[tuple[socket.socket, str]]:
             raise _refusal(error)(f"--socket {path}: {words}") from None
         try:
             sock.listen(_BACKLOG)
-            yield sock, f"nbd+unix:///?socket={quote(path)}"
+            yield sock, f"nbd+unix:///?socket={quote(os.fsencode(path))}"
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -186,12 +186,14 @@ def _remove_stale(path: str) -> None:
 def _tcp(listen: str) -> Iterator[tuple[socket.socket, str]]:
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
+    number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not host or not number or int(port) > 0xFFFF:
         raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. 127.0.0.1:10809 (port 0: any)")
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise BadArgument(f"--listen {listen}: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:  # the latter: no host could have that name
+        words = getattr(error, "strerror", None) or error
+        raise BadArgument(f"--listen {listen}: {words}") from None
     family, _, _, _, address = found[0]
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -37,13 +37,15 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
     """Raises BadArgument, PermissionDenied or Busy, in the words of ``--listen``."""
     host, separator, port_text = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not separator or not port_text.isdecimal() or int(port_text) > 0xFFFF:
+    number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
+    if not separator or not number or int(port_text) > 0xFFFF:
         raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. 127.0.0.1:3260 (port 0: any)")
     port = int(port_text)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host or None)
-    except socket.gaierror as error:
-        raise BadArgument(f"--listen {listen}: cannot resolve the host: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:  # the latter: no host could have that name
+        words = getattr(error, "strerror", None) or error
+        raise BadArgument(f"--listen {listen}: cannot resolve the host: {words}") from None
     except PermissionError:
         raise PermissionDenied(
             f"--listen {listen}: not permitted; use a port of 1024 or more, e.g. 3260"

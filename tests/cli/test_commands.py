@@ -289,6 +289,16 @@ def test_nbd_on_a_unix_socket(url: str, tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_nbd_on_a_socket_whose_name_is_not_utf8(url: str, tmp_path: Path) -> None:
+    need("nbdkit", "nbdinfo")
+    path = tmp_path / os.fsdecode(b"socket-\xff")
+    with serving("nbd", f"{url}/1", "--socket", path, log=tmp_path / "log") as server:
+        assert server.url == f"nbd+unix:///?socket={tmp_path}/socket-%FF"
+        assert run("nbdinfo", "--size", server.url).strip() == str(4 * MIB)
+        assert server.end(signal.SIGTERM) == 143
+    assert not path.exists()
+
+
 def test_nbd_on_tcp(url: str, tmp_path: Path) -> None:
     need("nbdkit", "nbdinfo")
     with serving("nbd", f"{url}/1", "--listen", "127.0.0.1:0", log=tmp_path / "log") as server:
@@ -337,7 +347,9 @@ def test_nbd_refuses(url: str, tmp_path: Path) -> None:
     assert "No such file" in bad(7, "nbd", url, "--socket", tmp_path / "no" / "s")
     assert "too long" in bad(7, "nbd", url, "--socket", tmp_path / ("s" * 200))
     assert "give HOST:PORT" in bad(7, "nbd", url, "--listen", "10809")
-    assert "--listen no.such.invalid" in bad(7, "nbd", url, "--listen", "no.such.invalid:0")
+    for host in ("no.such.invalid", "a..b", "a" * 64):
+        assert f"--listen {host}:0: " in bad(7, "nbd", url, "--listen", f"{host}:0")
+    assert "give HOST:PORT" in bad(7, "nbd", url, "--listen", f"127.0.0.1:{'9' * 5000}")
     bad(21, "nbd", f"{url}x", "--socket", tmp_path / "s")
     bad(24, "nbd", url.replace("//", "//user%secret@"), "--socket", tmp_path / "s")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
