@@ -1,6 +1,20 @@
 """``python3 -m iserblk.cli``."""
 
+import os
+import signal
 import sys
+from types import FrameType
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+# Until ``main`` looks after it: a ^C among the imports is to leave no traceback. One that is
+# ignored, as in a shell's background, stays so.
+_HEARD = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _HEARD:
+    signal.signal(signal.SIGINT, _end)
 
 try:
     from iserblk.cli.main import main
@@ -10,4 +24,6 @@ except ModuleNotFoundError as missing:
     sys.exit(f"iserblk: the Python package {missing.name} is missing: run scripts/setup")
 
 if __name__ == "__main__":
+    if _HEARD:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

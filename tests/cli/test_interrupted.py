@@ -20,7 +20,7 @@ from tests.cli.commands import COMMAND, environment, good
 from tests.cli.ways import WAYS, ended, one_line
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need, running_nbdkit
-from tests.support.target import END_S, IQN, running_target
+from tests.support.target import END_S, IQN, ROOT, running_target
 
 ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
@@ -131,6 +131,22 @@ def test_a_signal_while_nbdkit_logs_in(number: signal.Signals, tmp_path: Path) -
                 pass
     assert process.returncode
     assert len(said.splitlines()) <= 1
+
+
+def test_a_signal_among_the_imports(tmp_path: Path) -> None:
+    """The first package that is imported sends it: there is no traceback."""
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = f"{tmp_path}:{ROOT}"
+    done = subprocess.run(
+        [*COMMAND, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=path),
+        timeout=END_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # --- streams that are full or closed -----------------------------------------------------------
