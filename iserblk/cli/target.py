@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -13,7 +12,7 @@ import click
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
-from iserblk.errors import BadArgument
+from iserblk.errors import BadArgument, IserblkError
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.server import serve
 from iserblk.target.unit import LogicalUnit
@@ -95,25 +94,52 @@ def command(
     if rcap not in ("iwarp", "verbs"):
         raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp or verbs")
     check_name(iqn, "--iqn")
-    with _units(specs, iqn) as units:
-        rdma = rcap == "verbs"
-        luns = dict(enumerate(units))
-        states = Path(access_states) if access_states else None
-        run(lambda: serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts, states))
+    rdma = rcap == "verbs"
+    states = Path(access_states) if access_states else None
+    units = _Units()
 
+    async def serving() -> None:
+        luns = dict(enumerate(units.opened))
+        try:
+            await serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts, states)
+        finally:
+            # Here more signals wait; behind trio.run they would cut it short.
+            units.close()
 
-@contextmanager
-def _units(specs: Sequence[str], iqn: str) -> Iterator[list[LogicalUnit]]:
-    """The units, opened; at the end each is flushed and closed, even if another one fails."""
-    units: list[LogicalUnit] = []
     try:
-        for spec in [parse_lun_spec(text) for text in specs]:
-            units.append(open_lun(spec, _serial(iqn, spec.path)))
-        yield units
+        units.open(specs, iqn)
+        run(serving)
     finally:
-        tell_systemd("STOPPING=1")
-        for unit in units:
-            unit.close()
+        units.close()  # where it has not come to that
+
+
+class _Units:
+    """The units of the LUNs, in order."""
+
+    def __init__(self) -> None:
+        self.opened: list[LogicalUnit] = []
+        self._paths: list[str] = []
+
+    def open(self, specs: Sequence[str], iqn: str) -> None:
+        """Raises BadArgument and its kin; those before it are open then."""
+        for spec in [parse_lun_spec(text) for text in specs]:
+            self.opened.append(open_lun(spec, _serial(iqn, spec.path)))
+            self._paths.append(spec.path)
+
+    def close(self) -> None:
+        """Flush and close each, even if another one fails; when it is done, do nothing. Raises
+        IserblkError for the first that failed."""
+        if self.opened:
+            tell_systemd("STOPPING=1")
+        failed = ""
+        while self.opened:
+            path, unit = self._paths.pop(0), self.opened.pop(0)
+            try:
+                unit.close()
+            except OSError as error:
+                failed = failed or f"{path}: {error.strerror}: what its cache held is lost"
+        if failed:
+            raise IserblkError(failed)
 
 
 def _serial(iqn: str, path: str) -> str:

@@ -6,12 +6,14 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import bad, good, good_json, serving
-from tests.support.target import IQN
+from tests.cli.commands import bad, environment, good, good_json, serving
+from tests.support.target import END_S, IQN
 
 MIB = 1 << 20
 
@@ -39,6 +41,56 @@ def test_life(number: int, status: int, tmp_path: Path) -> None:
             assert manager.recv(100) == b"STOPPING=1"
     assert (tmp_path / "disk").read_bytes() == b"\x11" * MIB
     assert (tmp_path / "log").read_text() == ""
+
+
+# The command, in which each LUN's file ends by what the argument says.
+ENDING = """
+import errno, os, signal, sys
+from iserblk.cli.main import main
+from iserblk.target.unit import LogicalUnit
+
+close = LogicalUnit.close
+
+def closing(unit):
+    if sys.argv[1] == "signals":
+        os.kill(os.getpid(), signal.SIGTERM)
+    close(unit)
+    print("closed", flush=True)
+    if sys.argv[1] == "full":
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+LogicalUnit.close = closing
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "said"),
+    [
+        ("signals", 143, ""),
+        ("full", 1, "iserblk: a: No space left on device: what its cache held is lost\n"),
+    ],
+)
+def test_every_lun_is_closed(what: str, status: int, said: str, tmp_path: Path) -> None:
+    """Whatever comes while their caches are written: more signals, or a full disk."""
+    words = ["-c", ENDING, what, *map(str, target("a:size=1M", "b:size=1M"))]
+    server = subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("ready ")
+        server.send_signal(signal.SIGTERM)
+        out, err = server.communicate(timeout=END_S)
+    finally:
+        server.kill()
+        server.communicate()
+    assert (server.returncode, out, err) == (status, "closed\nclosed\n", said)
 
 
 def test_luns_are_numbered_in_order_and_keep_their_identity(tmp_path: Path) -> None:
