@@ -303,7 +303,8 @@ async def test_traditional_and_nobody_there() -> None:
 
 async def test_traditional_and_something_else() -> None:
     async with stranger(HTTP, close=True) as port:
-        report = await look(port, IQN, scheme="iscsi")
+        # (It answers: nothing is waited for.)
+        report = await look(port, IQN, Limits(), scheme="iscsi")
     assert report.error is not None and report.error.exit_status == 4
     assert at(report, "TCP").status == OK
     assert at(report, "login").status == ERROR
