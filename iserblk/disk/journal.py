@@ -26,12 +26,14 @@ from typing import NamedTuple
 
 from iserblk.disk.copies import CHUNK, Chunk
 from iserblk.initiator.task import NO_BYTES, QUEUED, TaskSlot, Waiter
+from iserblk.scsi import opcodes
 
 try:
     from iserblk.disk._copies import Copies  # compiled by scripts/setup
 except ImportError:
     from iserblk.disk.copies import Copies
 
+_UNMAP = bytes([opcodes.UNMAP])
 SMALL = 128  # bytes that an entry without data counts as
 
 
@@ -64,8 +66,10 @@ Batches = list[_Batch]
 
 
 def _good(slot: TaskSlot) -> bool:
-    """A command that has ended succeeded."""
-    return not (slot.error or slot.status or slot.residual or slot.response)
+    """A command that has ended succeeded. tgtd reports a residual for each UNMAP."""
+    if slot.error or slot.status or slot.response:
+        return False
+    return not slot.residual or slot.change_command[:1] == _UNMAP
 
 
 def _size(entry: Entry) -> int:
