@@ -12,6 +12,7 @@ from iserblk.disk.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError
 from iserblk.initiator.task import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter
+from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.luns import encode
@@ -21,6 +22,10 @@ BLOCK = 512
 LUN = encode(0)
 POWER_ON = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x29, 0x00)
 CAPACITY = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x2A, 0x09)
+MODE_CHANGED = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x2A, 0x01)
+RECOVERED = sense_data.encode_fixed(sense_data.RECOVERED_ERROR, 0x5D, 0x00)
+NOT_READY = sense_data.encode_fixed(sense_data.NOT_READY, 0x04, 0x01)
+GET_LBA_STATUS = 0x12
 MEDIUM_ERROR = sense_data.encode_fixed(sense_data.MEDIUM_ERROR, 0x0C, 0x00)
 DEFERRED = bytes((sense_data.FIXED_DEFERRED,)) + MEDIUM_ERROR[1:]
 
@@ -44,6 +49,7 @@ class FakeSession:
         self.disconnected = False
         self.suspended = False
         self.shrunk = 0
+        self.residual_of_unmap = False  # as tgtd's: of the whole parameter list
 
     def take_now(self) -> TaskSlot | None:
         if not self._free:
@@ -100,6 +106,8 @@ class FakeSession:
         slot.sense = sense
         slot.error = error
         slot.response = slot.residual = 0
+        if self.residual_of_unmap and slot.cdb[0] == opcodes.UNMAP and not slot.status:
+            slot.residual = slot.length
         if sense and slot.lun in self.on_sense:
             self.on_sense[slot.lun](slot)
         if sense_data.tells_of_success(sense):  # as ``Session`` does
@@ -109,9 +117,12 @@ class FakeSession:
 
 
 class FakeTarget:
-    """Blocks, of which ``cached`` are not on stable storage yet."""
+    """Blocks, of which ``cached`` are not on stable storage yet; none while ``write_through``.
+    ``statuses``: the provisioning statuses that blocks with data have, one after another."""
 
     def __init__(self, blocks: int) -> None:
+        self.write_through = False
+        self.statuses: tuple[int, ...] = (0,)
         self.stable = [bytes(BLOCK)] * blocks
         self.cached: dict[int, bytes] = {}
         self.executed: list[int] = []
@@ -120,6 +131,16 @@ class FakeTarget:
         return self.cached.get(lba, self.stable[lba])
 
     def execute(self, slot: TaskSlot) -> None:
+        self._execute(slot)
+        if self.write_through:
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        for at, content in self.cached.items():
+            self.stable[at] = content
+        self.cached.clear()
+
+    def _execute(self, slot: TaskSlot) -> None:
         operation = slot.cdb[0]
         self.executed.append(operation)
         lba = int.from_bytes(slot.cdb[2:10], "big")
@@ -143,14 +164,21 @@ class FakeTarget:
         elif operation == opcodes.READ_16:
             assert slot.data is not None
             slot.data[:] = b"".join(self.block(lba + at) for at in range(blocks))
+        elif operation == opcodes.SERVICE_ACTION_IN_16 and slot.cdb[1] & 0x1F == GET_LBA_STATUS:
+            assert slot.data is not None
+            answer = lba_data.encode_lba_status(
+                [
+                    (at, 1, self.statuses[at % len(self.statuses)] if any(self.block(at)) else 1)
+                    for at in range(lba, len(self.stable))
+                ]
+            )
+            slot.data[: len(answer)] = answer
         elif operation == opcodes.SERVICE_ACTION_IN_16:
             assert slot.data is not None
             slot.data[:12] = (len(self.stable) - 1).to_bytes(8, "big") + BLOCK.to_bytes(4, "big")
         else:
             assert operation == opcodes.SYNCHRONIZE_CACHE_16
-            for at, content in self.cached.items():
-                self.stable[at] = content
-            self.cached.clear()
+            self._synchronize()
 
     def lose(self, seed: int) -> None:
         """Power is lost: of what was cached, some has made it to stable storage."""
@@ -197,6 +225,7 @@ def reconnect(core: DiskCore, target: FakeTarget, lost: bool = True) -> FakeSess
     session: FakeSession = core.session  # type: ignore[assignment]
     session.suspend()
     fresh = FakeSession()
+    fresh.residual_of_unmap = session.residual_of_unmap
     fresh.on_sense[core.lun] = core.hear_resuming
     if lost:
         slot = fresh.take_now()

@@ -15,10 +15,10 @@ from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.task import Operation, TaskSlot, Waiter
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
-from iserblk.scsi import sense as sense_data
 from tests.disk.fake_target import (
     BLOCK,
     MEDIUM_ERROR,
+    MODE_CHANGED,
     POWER_ON,
     FakeSession,
     FakeTarget,
@@ -27,8 +27,6 @@ from tests.disk.fake_target import (
     run,
 )
 from tests.initiator.fake import CountingWaiter
-
-MODE_CHANGED = sense_data.encode_fixed(sense_data.UNIT_ATTENTION, 0x2A, 0x01)
 
 
 class Play:
