@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 
 from benchlib.servers import Absent, run
 
 TARGET_ADDRESS = "192.0.2.1"  # RFC 5737: nobody's; and only the two namespaces have it
 _CLIENT_ADDRESS = "192.0.2.2"
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _numbers = count()
 
@@ -25,8 +29,9 @@ class Network:
         name = f"iserblk-bench-{os.getpid()}-{next(_numbers)}"
         ends = ((f"{name}t", "veth0", TARGET_ADDRESS), (f"{name}c", "veth1", _CLIENT_ADDRESS))
         for end, _, _ in ends:
-            _ip("netns", "add", end)
-            stack.callback(_remove, end)
+            with _signals_wait():
+                _ip("netns", "add", end)
+                stack.callback(_remove, end)
         (one, here, _), (other, there, _) = ends
         veth = ["type", "veth", "peer", "name", there, "mtu", str(mtu), "netns", other]
         _ip("link", "add", here, "mtu", str(mtu), "netns", one, *veth)
@@ -46,6 +51,28 @@ def _ip(*arguments: str) -> None:
 def _remove(name: str) -> None:
     """With its end of the pair, which takes the other along."""
     try:
-        _ip("netns", "delete", name)
+        with _signals_wait():
+            _ip("netns", "delete", name)
     except Absent as error:  # it has gone already: nothing to stop for
         print(f"bench: {error}")
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals that end the bench come at its end: a namespace outlives the bench, so none may be
+    made without its removal being noted."""
+    came: list[int] = []
+    handlers = {}
+    # `ip` inherits the mask: Ctrl-C goes to all processes of the terminal. For the bench it is
+    # not enough, the other threads have none.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        for each in _ENDING:
+            handlers[each] = signal.signal(each, lambda number, _frame: came.append(number))
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        if came:
+            signal.raise_signal(came[0])

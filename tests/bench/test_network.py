@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,14 +27,14 @@ import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as connection:
     print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG))
 """
+# What Ctrl-C in a terminal does while `ip` runs: it reaches `ip` and the bench.
+INTERRUPTED_IP = 'kill -INT $$ $PPID; exec ip "$@"'
 
 
 def namespaces() -> set[str]:
-    return (
-        {path.name for path in Path("/run/netns").iterdir()}
-        if Path("/run/netns").exists()
-        else set()
-    )
+    """Those of this process: others may measure meanwhile."""
+    found = Path("/run/netns").glob(f"iserblk-bench-{os.getpid()}-*")
+    return {path.name for path in found}
 
 
 @pytest.fixture
@@ -86,6 +89,52 @@ def test_half_a_network_is_removed(stack: ExitStack, monkeypatch: pytest.MonkeyP
         Network(stack, 1500)
     monkeypatch.undo()
     assert namespaces() == before
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background. As in the bench
+    there is another thread, which gets the signals that this one does not take."""
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+    end.set()
+    other.join()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("moment", ["add", "delete"])
+def test_ctrl_c_leaves_no_namespace(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with ExitStack() as trial:
+        try:
+            Network(trial, 1500)
+        except Absent as reason:
+            pytest.skip(f"no network namespaces here: {reason}")
+    before = namespaces()
+    made = network._ip
+    interrupted = []
+
+    def interrupts(*arguments: str) -> None:
+        if arguments[:2] == ("netns", moment) and not interrupted:
+            interrupted.append(arguments[2])
+            run("ip", ["sh", "-c", INTERRUPTED_IP, "sh", *arguments])
+        else:
+            made(*arguments)
+
+    monkeypatch.setattr(network, "_ip", interrupts)
+    try:
+        with pytest.raises(KeyboardInterrupt), stack:
+            Network(stack, 1500)
+        assert interrupted
+        assert namespaces() == before
+    finally:
+        for name in namespaces() - before:
+            made("netns", "delete", name)
 
 
 def test_without_root_its_rows_say_what_they_need(
