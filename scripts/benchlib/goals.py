@@ -29,7 +29,17 @@ MEMORY_PROCESS = "nbdkit"
 PEERS = {"nbd": "qemu-nbd", "fuse": "qemu-fuse", "api": "iscsi-perf"}
 # Over a network iSER's own measure is iSCSI on the same target.
 PEERS |= {f"net-{mtu}": OURS_ISCSI for mtu in NET_MTUS}
+# There the front-ends stand beside the API; theirs are what they are compared with elsewhere.
+_FRONT_ENDS = {"nbd-": PEERS["nbd"], "fuse-": PEERS["fuse"]}
 CEILINGS = {"nbd": "python-150us", "fuse": "pyfuse3-null"}
+
+
+def peer_of(section: str, subject: str) -> str:
+    """The subject that ratios in this row of the tables are to."""
+    for prefix, peer in _FRONT_ENDS.items():
+        if section.startswith("net-") and (subject == peer or subject.startswith(prefix)):
+            return peer
+    return PEERS[section]
 
 
 class Verdict(Enum):

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchlib.goals import PEERS, Outcome, Verdict
+from benchlib.goals import Outcome, Verdict, peer_of
 from benchlib.results import Row, Spread, ratio
 
 JSON_VERSION = 1
@@ -33,16 +33,16 @@ def by_process(values: dict[str, float], unit: str) -> str:
 
 
 def section_table(section: str, rows: Sequence[Row]) -> Table:
-    """One line per row that was measured; ratios are to the section's peer."""
-    peer = PEERS[section]
-    table = Table(title=f"{section}: ratios are to {peer}", title_justify="left")
+    """One line per row that was measured; ratios are to the subject's peer."""
+    found = list(dict.fromkeys(peer_of(section, row.subject) for row in rows))
+    table = Table(title=f"{section}: ratios are to {', '.join(found)}", title_justify="left")
     table.add_column("job", no_wrap=True)
     table.add_column("subject", no_wrap=True)
     for heading in ("median (low–high)", "ratio", "p50 µs", "p99 µs"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("CPU time per request")
     table.add_column("peak memory")
-    peers = {row.job: row for row in rows if row.subject == peer}
+    by_name = {(row.job, row.subject): row for row in rows}
     last_job = None
     for row in rows:
         if row.missing or not row.samples:
@@ -51,7 +51,8 @@ def section_table(section: str, rows: Sequence[Row]) -> Table:
             table.add_section()
         job = row.job.name if row.job != last_job else ""
         last_job = row.job
-        compared = ratio(row, peers[row.job]) if row.job in peers else None
+        peer = by_name.get((row.job, peer_of(section, row.subject)))
+        compared = ratio(row, peer) if peer is not None else None
         table.add_row(
             job,
             row.subject,

@@ -167,6 +167,18 @@ def test_report_shows_rows_reasons_and_verdicts() -> None:
     assert "not measured" in text.getvalue()
 
 
+def test_front_ends_through_a_network_are_compared_with_their_peers() -> None:
+    rates = {goals.OURS: 3000, goals.OURS_ISCSI: 4000, "nbd-iserblk": 1000, "qemu-nbd": 2000}
+    rates |= {"fuse-iserblk": 500, "qemu-fuse": 5000}
+    rows = [measured("net-1500", subject, rate) for subject, rate in rates.items()]
+    table = report.section_table("net-1500", rows)
+    text = io.StringIO()
+    Console(file=text, width=200).print(table)
+    printed = text.getvalue()
+    assert "ratios are to iserblk-iscsi, qemu-nbd, qemu-fuse" in printed
+    assert list(table.columns[3].cells) == ["0.75", "1.00", "0.50", "1.00", "0.10", "1.00"]
+
+
 def test_rates_of_large_jobs_are_mebibytes() -> None:
     assert report.rate_text(Spread(3 << 20, 2 << 20, 4 << 20), True) == "3 MiB/s (2–4)"
 
