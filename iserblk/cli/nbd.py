@@ -208,5 +208,6 @@ def _tcp(listen: str) -> Iterator[tuple[socket.socket, str]]:
 
 
 def _refusal(error: OSError) -> type[IserblkError]:
-    kinds = {errno.EADDRINUSE: Busy, errno.EACCES: PermissionDenied}
+    denied = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), PermissionDenied)
+    kinds: dict[int, type[IserblkError]] = {errno.EADDRINUSE: Busy, **denied}
     return kinds.get(error.errno or 0, BadArgument)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from iserblk.cli import nbd
 from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserblk, serving
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need, run
@@ -509,3 +511,12 @@ def test_something_else_listens() -> None:
         thread.start()
         bad(4, "info", f"iser://127.0.0.1:{port}/{IQN}")
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(errno.EROFS, 13), (errno.EPERM, 13), (errno.EACCES, 13), (errno.EADDRINUSE, 28)],
+)
+def test_a_place_that_nbd_may_not_listen_in_is_no_bad_argument(number: int, status: int) -> None:
+    """A read-only file system among them."""
+    assert nbd._refusal(OSError(number, "")).exit_status == status
