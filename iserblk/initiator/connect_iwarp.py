@@ -22,6 +22,11 @@ from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.stream import SocketStream
 
+# Between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair only after it
+# has sent the reply: it overlooks what comes in between until something follows, and its kernel may
+# even crash.
+SETTLE_S = 0.02
+
 
 class Address(NamedTuple):
     """One of a portal's: ``sockaddr`` as the system has it for ``family``."""
@@ -59,6 +64,7 @@ async def connect_iwarp(
         mpa = MpaInitiator(private_data=private_data, crc=crc, ird=ird)
         with trio.fail_after(mpa_patience):
             parameters = await start_mpa(sock, mpa, portal)
+        await trio.sleep(SETTLE_S)
         plain = socket.socket(fileno=sock.detach())
     except trio.TooSlowError:
         raise ConnectTimeout(

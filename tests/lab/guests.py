@@ -22,9 +22,6 @@ _LIMIT_S = 2400
 _TEST_LIMIT_S = 600
 _STOP_S = 20
 _POLL_S = 0.1
-# Of Linux 6.1 with siw and isert.
-_IWCM_BUG = "kernel BUG at drivers/infiniband/core/iwcm.c"
-_BEHIND_A_NETWORK = "siw-lio-net"
 _TAIL_LINES = 40
 
 
@@ -139,21 +136,6 @@ class Guest:
             yield report
 
     def _lost(self, item: pytest.Item) -> pytest.TestReport:
-        console = self.directory / "console"
-        if (
-            setup_of(item.path) == _BEHIND_A_NETWORK
-            and console.exists()
-            and _IWCM_BUG in console.read_text(errors="replace")
-        ):
-            # After a few quick reconnects through QEMU's network, with nothing unusual on the wire.
-            return pytest.TestReport(
-                nodeid=item.nodeid,
-                location=item.location,
-                keywords={},
-                outcome="skipped",
-                longrepr=(str(item.path), 0, f"Skipped: the guest's kernel died: {_IWCM_BUG}"),
-                when="call",
-            )
         output = (self.directory / "output").read_text(errors="replace").splitlines()
         words = f"the guest ({self.group}) ended before this test did; the last it said:\n"
         return pytest.TestReport(

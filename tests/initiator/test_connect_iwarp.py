@@ -1,0 +1,45 @@
+"""Connecting by software iWARP, beside a responder that is a plain socket."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from iserblk.initiator import connect_iwarp
+from iserblk.rcap.iwarp.mpa import MpaResponder
+
+GRACE_S = 0.2
+
+
+async def test_nothing_is_sent_before_the_peer_had_time_for_its_own_reply(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """Linux siw takes its socket over after it has sent the MPA Reply, and overlooks an FPDU that
+    comes sooner."""
+    monkeypatch.setattr(connect_iwarp, "SETTLE_S", 3600)
+    accepted = trio.Event()
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+    async def respond() -> None:
+        async with listener, await listener.accept() as stream:
+            responder = MpaResponder()
+            while responder.receive_data(await stream.receive_some()) is None:
+                pass
+            responder.accept()
+            await stream.send_all(responder.data_to_send())
+            accepted.set()
+            assert await stream.receive_some() == b""  # closed, and nothing was sent
+
+    async def connect(port: int) -> None:
+        addresses = await connect_iwarp.resolve("127.0.0.1", port)
+        await connect_iwarp.connect_iwarp(
+            addresses, "portal", 10, 10, private_data=b"", crc=True, segments=1, ird=1
+        )
+        raise AssertionError("connected before the pause was over")
+
+    async with trio.open_nursery() as inner:
+        nursery.start_soon(respond)
+        inner.start_soon(connect, listener.socket.getsockname()[1])
+        await accepted.wait()
+        await trio.sleep(GRACE_S)
+        inner.cancel_scope.cancel()
