@@ -19,6 +19,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
+from iserblk.disk.seam import EXTENT_DATA
+
 GRANULE = 512
 _HEAD = struct.Struct(">QQ")
 _REPEAT = GRANULE // _HEAD.size
@@ -45,7 +47,17 @@ class _Granule:
     writes: dict[int, bool | None] = field(default_factory=dict)
     fua: bool = False  # one of them is acknowledged, and was to be durable
     keeps: bool = False  # a trim among them, which need not do anything
+    naked: bool = False  # written since the write cache was switched on, and not flushed
+    # What was visible before a naked granule may have been lost: a client that lets a flush succeed
+    # says that it still is.
+    before: set[int] | None = None
     seen: tuple[int, object] | None = None  # version, epoch: read after the last write
+
+    def expose(self) -> None:
+        """What is visible may have been lost."""
+        self.before = self.before or set(self.visible)
+        self.visible |= self.media
+        self.seen = None
 
 
 class Wrong(AssertionError):
@@ -58,6 +70,13 @@ class Model:
     def __init__(self, granules: int, durable: bool = False) -> None:
         self._durable = durable
         self.granules = [_Granule() for _ in range(granules)]
+        # Of what was written when the write cache was switched on the client may have kept nothing;
+        # so until a flush it can repeat nothing, and tells that something is lost.
+        self._incomplete = False
+        # In the group that runs the write cache was switched on.
+        self._turned = False
+        self._struck = False  # the target has lost its memory, and not all is kept
+        self._told = False  # and a flush has said so
         self._touched: set[int] = set()
         self._next = 1
 
@@ -112,6 +131,16 @@ class Model:
                 raise Wrong(f"granule {at}: version {found}, and {each.seen[0]} before that")
             each.seen = (found, epoch)
 
+    def check_extents(self, extents: list[tuple[int, int, int]]) -> None:
+        """What an ``extents`` of this group has returned. Raises Wrong."""
+        for offset, length, flags in extents:
+            if flags == EXTENT_DATA:
+                continue
+            for at in range(-(-offset // GRANULE), (offset + length) // GRANULE):
+                each = self.granules[at]
+                if 0 not in each.visible and 0 not in each.writes:
+                    raise Wrong(f"granule {at} is said to be a hole; legal are {each.visible}")
+
     def end_group(self) -> None:
         for at in self._touched:
             each = self.granules[at]
@@ -120,24 +149,65 @@ class Model:
             each.media |= everything
             if acknowledged:
                 each.visible = everything
+                each.before = None
                 if self._durable or (each.fua and len(everything) == 1 and not each.keeps):
                     each.media = set(everything)
             else:
                 each.visible |= everything
+                if each.before is not None:
+                    each.before |= everything
             each.writes.clear()
+            if self._incomplete:
+                each.naked = True
+            if self._struck:
+                each.expose()
+            if self._told:
+                each.before = None
             each.fua = each.keeps = False
             each.seen = None
         self._touched.clear()
+        self._struck = self._told = self._turned = False
 
     # -- between groups --------------------------------------------------------------------------
 
     def flushed(self) -> None:
-        """A flush was acknowledged: what may be seen is what may be on the media."""
+        """A flush was acknowledged: what may be seen is what may be on the media. Of the group that
+        runs it covers nothing, for all one knows."""
+        self._incomplete = self._turned
         for each in self.granules:
+            if each.before is not None:
+                each.visible, each.before = each.before, None
             each.media = set(each.visible)
+            each.naked = False
+
+    def turned(self) -> None:
+        """The disk has a write cache from now on."""
+        self._durable = False
+        self._incomplete = self._turned = True
+
+    @property
+    def is_naked(self) -> bool:
+        return self._incomplete or any(each.naked for each in self.granules)
+
+    def power(self) -> None:
+        """The target alone loses its memory, and the client gives back what it can."""
+        for each in self.granules:
+            if each.naked:
+                each.expose()
+        self._struck = self._incomplete
+
+    def told(self) -> None:
+        """A flush has failed for a loss."""
+        self._told = True
+        for each in self.granules:
+            each.naked = False
+            each.before = None
 
     def lost(self) -> None:
         """Target and client have lost their memory."""
+        self._incomplete = False
         for each in self.granules:
             each.visible = set(each.media)
+            each.naked = False
+            each.before = None
             each.seen = None

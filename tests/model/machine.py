@@ -7,12 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import trio
 
+from iserblk.target import server
 from iserblk.target.device import LogicalUnit
-from iserblk.target.server import serve
+from iserblk.target.store import Extent
 from iserblk.target.volatile import VolatileStore
+from tests.model.trouble import TroubledDevice, Troubles
 from tests.support.faults.proxy import FaultProxy
 from tests.support.target import TargetProcess
 from tests.target.fake_store import FakeStore
@@ -20,24 +24,47 @@ from tests.target.fake_store import FakeStore
 IQN = "iqn.2026-11.example:disk"
 CACHE = 512 << 10  # smaller than the disk, so that some of it is written back now and then
 PATIENCE_S = 30.0
+PAGE = 4096
 
 
 class Media(FakeStore):
-    """What survives everything. Keeps no log of calls."""
+    """What survives everything. Keeps no log of calls. What is zero is a hole."""
 
     def _called(self, *call: object) -> None: ...
 
+    def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
+        found: list[Extent] = []
+        for at in range(offset, offset + length, PAGE):
+            count = min(PAGE, offset + length - at)
+            is_data = any(self.content[at : at + count])
+            if found and found[-1][2] == is_data:
+                found[-1] = (found[-1][0], found[-1][1] + count, is_data)
+            elif len(found) == limit:
+                break
+            else:
+                found.append((at, count, is_data))
+        return found
+
 
 class Machine:
-    """``url``: of LUN 0, by way of ``proxy``. ``crash``, ``start``: from any thread."""
+    """``url``: of LUN 0, by way of ``proxy``. ``crash``, ``start``, ``turn``: from any thread."""
 
     def __init__(
-        self, size: int, block: int, scheme: str, seed: object, cached: bool = True
+        self,
+        size: int,
+        block: int,
+        scheme: str,
+        seed: object,
+        cached: bool = True,
+        turns: bool = False,
     ) -> None:
-        """``cached``: it has a volatile write cache."""
+        """``cached``: it has a volatile write cache; with ``turns`` it can be switched on and off,
+        and is off at first."""
         self.media = Media(size)
         self.block = block
         self.cached = cached
+        self.write_cache = cached and not turns
+        self.troubles = Troubles(seed)
         self._chance = random.Random(f"machine {seed}")
         self._cache = VolatileStore(self.media, CACHE) if cached else None
         self._port = 0
@@ -58,11 +85,16 @@ class Machine:
                 self._cache or self.media,
                 serial="MODEL",
                 block=self.block,
-                write_cache=self.cached,
+                write_cache=self.write_cache,
             )
+            self._unit = unit
             self._token = trio.lowlevel.current_trio_token()
-            with trio.CancelScope() as self._scope:
-                await serve(f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready)
+            with trio.CancelScope() as self._scope, patch.object(server, "DeviceServer", device):
+                await server.serve(f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready)
+
+        def device(*words: Any) -> TroubledDevice:
+            self._device = TroubledDevice(self.troubles, *words)
+            return self._device
 
         def is_ready(url: str) -> None:
             self._port = int(url.partition("://")[2].partition("/")[0].rpartition(":")[2])
@@ -93,6 +125,29 @@ class Machine:
                     self._cache._write_back(self._cache._cached[start])
             self._cache = VolatileStore(self.media, CACHE)
 
+    def turn(self) -> None:
+        """The write cache is switched on or off, while commands run."""
+        assert self._token is not None
+        trio.from_thread.run_sync(self._device.turn, self._unit, trio_token=self._token)
+        self.write_cache = self._unit.write_cache
+
+    def blink(self) -> None:
+        """The write cache is empty, and connections stay."""
+        assert self._token is not None
+
+        def lose() -> None:
+            if self._cache is not None:
+                with self._cache._mutex:
+                    self._cache._cut(0, self.media.size)
+            self._device.reset()
+
+        trio.from_thread.run_sync(lose, trio_token=self._token)
+
+    def settle(self) -> None:
+        """What began before the write cache was switched off, and was not durable, is."""
+        if self._cache is not None and not self.write_cache:
+            self._cache.flush()
+
     def close(self) -> None:
         self.crash(False)
         self.proxy.close()
@@ -106,7 +161,7 @@ class ProcessMachine:
         cache = f":volatile-cache={CACHE}" if cached else ":wce=0"
         self._spec = f"{place}/lun:size={size}:block={block}{cache}"
         self._log = place / "target.log"
-        self.cached = cached
+        self.cached = self.write_cache = cached
         self.crashes = 0
         self._target = TargetProcess([self._spec], self._log)
         self.proxy = FaultProxy(("127.0.0.1", self._target.port))
@@ -138,11 +193,12 @@ def machine(
     seed: object,
     cached: bool = True,
     place: Path | None = None,
+    turns: bool = False,
 ) -> Iterator[AnyMachine]:
     """``place``: a directory, for a target that is a process."""
     made: AnyMachine
     if place is None:
-        made = Machine(size, block, scheme, seed, cached)
+        made = Machine(size, block, scheme, seed, cached, turns)
     else:
         made = ProcessMachine(place, size, block, scheme, cached)
     try:

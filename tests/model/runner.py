@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 import trio
 
 from iserblk.disk.seam import AsyncDisk
-from iserblk.errors import IserblkError, LocalProtocolError
+from iserblk.errors import IserblkError, LocalProtocolError, ScsiError
 from iserblk.iscsi import bhs
+from iserblk.scsi import sense
+from iserblk.scsi.sense import Sense
 from tests.model.blocks import GRANULE, Model, content
-from tests.model.machine import AnyMachine
+from tests.model.machine import AnyMachine, Machine
 from tests.model.script import (
+    EXTENTS,
+    FLUSH,
     GRANULES,
     READ,
     TRIM,
@@ -37,6 +41,7 @@ from tests.support.faults.behaviours import (
 )
 from tests.support.faults.framing import Unit
 
+JUNK = b"\xee"
 PATIENCE_S = 60.0  # of one step; only a test that fails ever waits that long
 
 
@@ -69,7 +74,7 @@ class Runner:
         self._face = face
         self._url = machine.url + options
         self._may_fail = may_fail
-        self.model = Model(GRANULES, durable=not machine.cached)
+        self.model = Model(GRANULES, durable=not machine.write_cache)
         self.tally = Tally()
         self._disk: AsyncDisk
 
@@ -89,6 +94,8 @@ class Runner:
 
     async def _live(self, steps: list[Step]) -> None:
         """One client from open to close."""
+        if isinstance(self._machine, Machine):
+            self._machine.troubles.forget()
         async with one_disk(self._face, self._url) as self._disk:
             for step in steps:
                 with trio.fail_after(PATIENCE_S):
@@ -123,8 +130,10 @@ class Runner:
         done = 0
         struck = trio.Event()
 
-        async def one(op: Op) -> None:
+        async def one(index: int, op: Op) -> None:
             nonlocal done
+            if group.spread:
+                await trio.sleep(group.spread / 1000 * index / len(group.ops))
             await self._one(op)
             done += 1
             if done >= min(group.after, len(group.ops)):
@@ -138,8 +147,9 @@ class Runner:
         async with trio.open_nursery() as nursery:
             if group.fault is not None:
                 nursery.start_soon(strike, group.fault)
-            for op in group.ops:
-                nursery.start_soon(one, op)
+            for index, op in enumerate(group.ops):
+                nursery.start_soon(one, index, op)
+        await self._after(group.fault)
         self.model.end_group()
 
     async def _flush(self, fault: Fault | None) -> None:
@@ -147,12 +157,24 @@ class Runner:
         async with trio.open_nursery() as nursery:
             if fault is not None:
                 nursery.start_soon(self._strike, fault)
-            try:
-                await self._disk.flush()
-            except IserblkError as error:
-                self._failed(error)
-            else:
-                self.model.flushed()
+            await self._flush_now()
+        await self._after(fault)
+
+    async def _flush_now(self) -> None:
+        try:
+            await self._disk.flush()
+        except IserblkError as error:
+            self._failed(error)
+        else:
+            self.model.flushed()
+
+    async def _after(self, fault: Fault | None) -> None:
+        """What has to end before the next step."""
+        if fault is not None and fault.kind == "turn":
+            assert isinstance(self._machine, Machine)
+            # The next command hears of it. Until then a client cannot know.
+            await self._disk.read_into(memoryview(bytearray(GRANULE)), 0)
+            await trio.to_thread.run_sync(self._machine.settle)
 
     async def _one(self, op: Op) -> None:
         self.tally.operations += 1
@@ -168,12 +190,25 @@ class Runner:
                 same = epoch if epoch == self._epoch else None
                 self.model.check_read(op.granule, bytes(buffer), same)
             return
+        if op.kind == FLUSH:
+            await self._flush_now()
+            return
+        if op.kind == EXTENTS:
+            try:
+                self.model.check_extents(await self._disk.extents(offset, length))
+            except IserblkError as error:
+                self._failed(error)
+            return
         version = self.model.begin_write(op.granule, op.count, op.kind != WRITE)
         acknowledged = False
         try:
             if op.kind == WRITE:
                 data = b"".join(content(version, op.granule + index) for index in range(op.count))
-                await self._disk.write(memoryview(bytearray(data)), offset, op.fua)
+                buffer = bytearray(data)
+                try:
+                    await self._disk.write(memoryview(buffer), offset, op.fua)
+                finally:
+                    buffer[:] = JUNK * len(buffer)  # it is the caller's again
             elif op.kind == ZERO:
                 await self._disk.zero(offset, length, may_trim=op.fua, fua=op.fua)
             else:
@@ -188,8 +223,20 @@ class Runner:
             )
 
     def _failed(self, error: IserblkError) -> None:
-        assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
+        if self.model.is_naked and "were lost at the target" in str(error):
+            self.model.told()  # after any reconnection: then the target says that it lost power
+        elif not self._is_failed_flush(error):
+            assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
         self.tally.errors += 1
+
+    def _is_failed_flush(self, error: IserblkError) -> bool:
+        """What a target says that was told to."""
+        return (
+            "flush" in self.tally.faults
+            and isinstance(error, ScsiError)
+            and isinstance(error.sense, Sense)
+            and error.sense.code == sense.WRITE_ERROR
+        )
 
     # -- faults ----------------------------------------------------------------------------------
 
@@ -210,6 +257,20 @@ class Runner:
         elif way:
             made = {"corrupt": Corrupt, "drop": Drop, "twice": Duplicate, "swap": Reorder}[kind]
             proxy.stack(way == "up", lambda _: made(_after_login, fault.amount))
+        elif kind in ("passing", "identify", "recovered", "flush"):
+            assert isinstance(machine, Machine)
+            machine.troubles.add(kind, 1 + fault.amount)
+            if kind == "identify":
+                proxy.cut(RST)
+        elif kind == "blink":
+            assert isinstance(machine, Machine)
+            self.model.power()
+            await trio.to_thread.run_sync(machine.blink)
+        elif kind == "turn":
+            assert isinstance(machine, Machine)
+            if not machine.write_cache:
+                self.model.turned()
+            await trio.to_thread.run_sync(machine.turn)
         elif fault.kind in ("refuse", "outage"):
             proxy.refuse()
             proxy.cut(RST)
@@ -217,5 +278,7 @@ class Runner:
             proxy.admit()
         else:
             assert fault.kind in ("crash", "power")
+            if fault.kind == "power":
+                self.model.power()
             await trio.to_thread.run_sync(machine.crash, fault.kind == "power")
             await trio.to_thread.run_sync(machine.start)

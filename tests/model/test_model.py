@@ -24,11 +24,13 @@ from tests.model.runner import Runner, Tally
 from tests.model.script import (
     BROKEN,
     CHECKED,
+    EXTENTS,
     GRANULES,
     READ,
     SHORT,
     TOO_LONG,
     TRIM,
+    TROUBLED,
     WRITE,
     ZERO,
     Fault,
@@ -37,6 +39,7 @@ from tests.model.script import (
     Op,
     Reopen,
     Step,
+    dense_script,
     random_script,
 )
 from tests.support.faces import FACES
@@ -57,11 +60,12 @@ def play(
     block: int = 4096,
     cached: bool = True,
     place: Path | None = None,
+    turns: bool = False,
 ) -> Tally:
     async def main(made: AnyMachine) -> Tally:
         return await Runner(made, face, options, may_fail).run(steps)
 
-    with machine(SIZE, block, transport, seed, cached, place) as made:
+    with machine(SIZE, block, transport, seed, cached, place, turns) as made:
         return trio.run(main, made)
 
 
@@ -69,7 +73,7 @@ def play(
 
 _OPS = st.builds(
     Op,
-    st.sampled_from([READ, WRITE, WRITE, ZERO, TRIM]),
+    st.sampled_from([READ, WRITE, WRITE, ZERO, TRIM, EXTENTS]),
     st.integers(0, 100),
     st.sampled_from([1, 3, 8, 16, 40]),
     st.booleans(),
@@ -223,6 +227,23 @@ def test_disasters_with_digests(recovers: None, cached: bool) -> None:
     for seed in _seeds(1):
         steps = random_script(seed, 200, 0.2, CHECKED)
         replayable(seed, steps, "async", "iscsi", f"?{DIGESTS}", cached=cached)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_target_with_troubles(recovers: None, transport: str, turns: bool) -> None:
+    """Errors that pass, flushes that fail, a write cache that is switched on and off; what was lost
+    while a client could not know of it is told."""
+    for seed in _seeds(1):
+        steps = random_script(seed, 400, 0.25, TROUBLED, reopens=0.03)
+        replayable(seed, steps, "async", transport, turns=turns)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_cache_that_comes_and_goes(recovers: None, transport: str, turns: bool) -> None:
+    for seed in _seeds(1):
+        replayable(seed, dense_script(seed, 150), "async", transport, turns=turns)
 
 
 @pytest.mark.parametrize("cached", CACHED)

@@ -1,0 +1,191 @@
+"""A device server that has troubles of its own, which an initiator has to live with."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+
+from iserblk.scsi import lba as lba_data
+from iserblk.scsi import opcodes, sense
+from iserblk.scsi import status as sam
+from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.ports import TargetPorts
+from iserblk.target.seam import DATA_OUT, Nexus, ScsiTask
+from iserblk.target.task import DeviceTask
+
+# What ends a command that was not carried out, and does when it is sent again.
+_COMMANDS_CLEARED = 0x2F00
+_BECOMING_READY = 0x0401
+_NO_ADDITIONAL = 0x0000
+_RECOVERED_WITH_RETRIES = 0x1701
+_MODE_CHANGED = 0x2A01
+PASSING: tuple[tuple[int, bytes], ...] = (
+    (sam.BUSY, b""),
+    (sam.TASK_SET_FULL, b""),
+    (sam.CHECK_CONDITION, sense.encode_fixed(sense.UNIT_ATTENTION, _COMMANDS_CLEARED >> 8, 0)),
+    (
+        sam.CHECK_CONDITION,
+        sense.encode_fixed(sense.NOT_READY, _BECOMING_READY >> 8, _BECOMING_READY & 0xFF),
+    ),
+    (sam.CHECK_CONDITION, sense.encode_fixed(sense.ABORTED_COMMAND, _NO_ADDITIONAL, 0)),
+)
+# What an initiator that connects again does not repeat, but tries later.
+_INTERNAL_FAILURE = 0x4400
+FAILING = (
+    *PASSING,
+    (
+        sam.CHECK_CONDITION,
+        sense.encode_fixed(sense.HARDWARE_ERROR, _INTERNAL_FAILURE >> 8, _INTERNAL_FAILURE & 0xFF),
+    ),
+)
+RECOVERED = sense.encode_fixed(
+    sense.RECOVERED_ERROR, _RECOVERED_WITH_RETRIES >> 8, _RECOVERED_WITH_RETRIES & 0xFF
+)
+FLUSH_FAILED = sense.encode_fixed(
+    sense.MEDIUM_ERROR, sense.WRITE_ERROR >> 8, sense.WRITE_ERROR & 0xFF
+)
+
+# What an initiator asks before it uses a LUN.
+_IDENTIFY = frozenset(
+    (
+        opcodes.INQUIRY,
+        opcodes.READ_CAPACITY_10,
+        opcodes.SERVICE_ACTION_IN_16,
+        opcodes.MODE_SENSE_6,
+        opcodes.MODE_SENSE_10,
+        opcodes.TEST_UNIT_READY,
+    )
+)
+_FLUSH = frozenset((opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16))
+_ACTION = 0x1F
+# Of blocks that hold something, or may.
+_NO_HOLES = (lba_data.MAPPED, lba_data.MAPPED_FOR_SURE, lba_data.UNKNOWN)
+SLOW = 0.3  # of the commands
+MOST_S = 0.004
+_MOST = 8  # passing errors in a row: fewer than an initiator bears
+
+
+class Troubles:
+    """What is going to happen to the next commands: how many of which kind. Survives a target that
+    crashes. Methods may be called from any thread."""
+
+    def __init__(self, seed: object) -> None:
+        self._chance = random.Random(f"troubles {seed}")
+        self._mutex = threading.Lock()
+        self._left = {"passing": 0, "identify": 0, "recovered": 0, "flush": 0}
+        self.flushes_failed = 0
+
+    def add(self, kind: str, count: int) -> None:
+        with self._mutex:
+            self._left[kind] = min(_MOST, self._left[kind] + count)
+
+    def _take(self, kind: str) -> bool:
+        if not self._left[kind]:
+            return False
+        with self._mutex:
+            taken = self._left[kind] > 0
+            self._left[kind] -= taken
+            return taken
+
+    def instead_of(self, cdb: bytes) -> tuple[int, bytes] | None:
+        """Status and sense data of a command that is not carried out; None: it is."""
+        opcode = cdb[0]
+        if opcode in _IDENTIFY:
+            return self._chance.choice(FAILING) if self._take("identify") else None
+        if opcode in _FLUSH and self._take("flush"):
+            self.flushes_failed += 1
+            return sam.CHECK_CONDITION, FLUSH_FAILED
+        return self._chance.choice(PASSING) if self._take("passing") else None
+
+    def forget(self) -> None:
+        """A new client comes."""
+        with self._mutex:
+            self._left = dict.fromkeys(self._left, 0)
+
+    def recovered(self) -> bool:
+        return self._take("recovered")
+
+    def is_slow(self) -> bool:
+        """The command is carried out in a thread."""
+        return self._chance.random() < SLOW
+
+    def take_time(self) -> None:
+        time.sleep(self._chance.random() * MOST_S)
+
+    def any_status(self) -> int:
+        """Of blocks that are mapped."""
+        return self._chance.choice(_NO_HOLES)
+
+
+class TroubledDevice(DeviceServer):
+    """Besides: an UNMAP reports its parameters as residual, and mapped blocks have one of the three
+    provisioning statuses that are no holes."""
+
+    def __init__(
+        self,
+        troubles: Troubles,
+        luns: Mapping[int, LogicalUnit],
+        iqn: str,
+        ports: TargetPorts | None = None,
+    ) -> None:
+        super().__init__(luns, iqn, ports)
+        self._troubles = troubles
+        self._resets = 0
+        # How many resets there had been when a command began, by the task's id.
+        self._began: dict[int, int] = {}
+
+    def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
+        task = super().begin(nexus, lun, cdb)
+        if task.status == sam.GOOD:
+            instead = self._troubles.instead_of(cdb)
+            if instead is not None:
+                task = DeviceTask(cdb)
+                task.status, task.sense = instead
+            else:
+                self._began[id(task)] = self._resets
+                task.may_block |= self._troubles.is_slow()
+        return task
+
+    def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
+        if not nowait:
+            self._troubles.take_time()
+        if not super().run(task, buffer, nowait):
+            return False
+        if self._began.pop(id(task), self._resets) != self._resets:
+            task.status, task.transferred = sam.TASK_ABORTED, 0
+        if task.status != sam.GOOD:
+            return True
+        opcode, action = task.cdb[:2]
+        if opcode == opcodes.SERVICE_ACTION_IN_16 and action & _ACTION == opcodes.SA_GET_LBA_STATUS:
+            assert buffer is not None
+            self._vary(buffer[: task.transferred])
+        if self._troubles.recovered():
+            task.status, task.sense = sam.CHECK_CONDITION, RECOVERED
+            if task.direction == DATA_OUT:
+                task.transferred = task.length
+        elif opcode == opcodes.UNMAP:
+            task.length = 0  # nothing was moved, it says
+        return True
+
+    def _vary(self, answer: memoryview) -> None:
+        size = lba_data.LBA_STATUS_DESCRIPTOR
+        for at in range(lba_data.LBA_STATUS_HEADER, len(answer) - size + 1, size):
+            if answer[at + 12] & 0x0F == lba_data.MAPPED:
+                answer[at + 12] = self._troubles.any_status()
+
+    def turn(self, unit: LogicalUnit) -> None:
+        """The write cache is switched on or off; initiators are told."""
+        unit.write_cache = not unit.write_cache
+        unit.store.flush()
+        self._tell_all(_MODE_CHANGED)
+
+    def reset(self) -> None:
+        """The power was off for a moment: no command that has begun succeeds."""
+        self._resets += 1
+        self._tell_all(sense.POWER_ON_OR_RESET)
+
+    def _tell_all(self, code: int) -> None:
+        for nexus in self._nexuses:
+            self._attend(nexus, 0, code)
