@@ -22,8 +22,8 @@ from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.stream import SocketStream
 
-# Between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair only after it
-# has sent the reply: it overlooks what comes in between until something follows, and its kernel may
+# Between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair only after
+# the reply has been sent: it overlooks what comes in between until more follows, and its kernel may
 # even crash.
 SETTLE_S = 0.02
 
