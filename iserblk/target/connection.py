@@ -597,4 +597,8 @@ class TargetConnection:
         return self._dm.fileno()
 
     def wants_write(self) -> bool:
+        """Call ``progress`` when the descriptor takes more. So it is, too, while commands wait for
+        buffers, and what has left all at once is yet to give some back: nothing else may come."""
+        if self._deferred and self._dm.next_deadline() is not None:
+            return True
         return self._dm.wants_write()
