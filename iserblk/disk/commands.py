@@ -159,12 +159,14 @@ def take(
 ) -> Operation[TaskSlot]:
     """A free slot, waiting for one if need be. ``deadline``: raises CommandTimeout when that has
     passed (0: never)."""
+    again = False
     while True:
-        slot = session.take(waiter)
+        slot = session.take(waiter, again)
         if slot is not None:
             return slot
         while waiter.pending:
             yield waiter
+        again = True
         if deadline and not session.error:
             check_time(session, deadline, name)
 

@@ -125,34 +125,46 @@ class Submitting:
 
     # -- submitting: any thread -------------------------------------------------------------------
 
-    def take(self, waiter: Waiter) -> TaskSlot | None:
+    def take(self, waiter: Waiter, again: bool = False) -> TaskSlot | None:
         """A free slot, or None: then ``waiter.pending`` was raised by one; wait and try again.
+        ``again``: it has waited, and a slot that another one has taken meanwhile costs it no place
+        in the queue. Nobody passes those who wait.
 
         Raises the session's error once it has failed.
         """
         if self.error is not None:
             raise self._ended()
-        try:
-            slot = self._free.pop()
-        except IndexError:
+        slot = None
+        if again or not self._takers:
+            slot = self._pop_free()
+        if slot is None:
             with self._lock:
                 if self.error is not None:
-                    raise self._ended() from None
+                    raise self._ended()
                 # Known as waiting before looking again: who gives a slot back meanwhile sees it.
                 waiter.pending += 1
-                self._takers.append(waiter)
-                try:
-                    slot = self._free.pop()
-                except IndexError:
+                if again:
+                    self._takers.appendleft(waiter)
+                else:
+                    self._takers.append(waiter)
+                if self._takers[0] is waiter:
+                    slot = self._pop_free()
+                if slot is None:
                     return None
-                self._takers.pop()
+                self._takers.popleft()
                 waiter.pending -= 1
         slot.state = TAKEN
         return slot
 
+    def _pop_free(self) -> TaskSlot | None:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
     def take_now(self) -> TaskSlot | None:
-        """A free slot if there is one and the session lives, without waiting."""
-        if self.error is not None:
+        """A free slot if there is one, nobody waits for one, and the session lives."""
+        if self.error is not None or self._takers:
             return None
         try:
             slot = self._free.pop()

@@ -58,7 +58,7 @@ class FakeSession:
         slot.state = TAKEN
         return slot
 
-    def take(self, _waiter: Waiter) -> TaskSlot:
+    def take(self, _waiter: Waiter, _again: bool = False) -> TaskSlot:
         slot = self.take_now()
         assert slot is not None
         return slot

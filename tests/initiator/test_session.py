@@ -85,6 +85,37 @@ def test_slots_run_out_and_come_back() -> None:
     assert second.pending == 0 and made.take(second) is slot
 
 
+def test_who_waits_for_a_slot_is_passed_by_nobody() -> None:
+    """Requests that need many slots would keep out those that need one, as long as they last."""
+    made, _ = session(depth=1)
+    slot = made.take(CountingWaiter())
+    assert slot is not None
+    first, second, third = CountingWaiter(), CountingWaiter(), CountingWaiter()
+    assert made.take(first) is None and made.take(second) is None
+    made.release(slot)
+    assert (first.pending, second.pending) == (0, 1)
+    assert made.take_now() is None  # the slot is for the first, who has not come for it yet
+    assert made.take(third) is None and third.pending == 1
+    assert made.take(first, again=True) is slot
+    for waiter in (second, third):
+        made.release(slot)
+        assert waiter.pending == 0 and made.take(waiter, again=True) is slot
+
+
+def test_who_finds_the_slot_gone_waits_in_front() -> None:
+    made, _ = session(depth=1)
+    slot = made.take(CountingWaiter())
+    assert slot is not None
+    first, second = CountingWaiter(), CountingWaiter()
+    assert made.take(first) is None
+    made.release(slot)
+    assert made.take_now() is slot  # nobody was known to wait any more
+    assert made.take(second) is None
+    assert made.take(first, again=True) is None
+    made.release(slot)
+    assert (first.pending, second.pending) == (0, 1)
+
+
 def test_a_full_target_keeps_slots_back_and_gives_them_back() -> None:
     """One less for each refusal, but one at least; one more each second, whose taker is woken."""
     made, _ = session(depth=3)
