@@ -260,7 +260,9 @@ def test_distros_of_a_checkout_of_another_user(distros: Distros, tmp_path: Path)
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)]
 )
 def test_distros_cleans_up_when_it_is_stopped(distros: Distros, number: int, status: int) -> None:
-    words = [str(ROOT / "scripts" / "distros"), "sh", "-c", "echo begun; sleep 1000"]
+    # A shell cannot trap what was ignored when it began, as SIGHUP is below nohup.
+    words = ["env", "--default-signal=HUP", str(ROOT / "scripts" / "distros")]
+    words += ["sh", "-c", "echo begun; sleep 1000"]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, **distros.changes}, start_new_session=True,

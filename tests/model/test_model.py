@@ -82,7 +82,11 @@ _OPS = st.builds(
 
 def _scripts(faults: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[Step]]:
     groups = st.builds(
-        Group, st.lists(_OPS, min_size=1, max_size=6).map(tuple), faults, st.integers(0, 4)
+        Group,
+        st.lists(_OPS, min_size=1, max_size=6).map(tuple),
+        faults,
+        st.integers(0, 4),
+        st.sampled_from([0, 0, 3]),
     )
     return st.lists(groups | groups | st.builds(Flush, faults) | st.just(Reopen()), max_size=12)
 
