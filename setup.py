@@ -13,6 +13,8 @@ modules = [
         "iserblk.disk._copies", ["iserblk/disk/copies.py"], depends=["iserblk/disk/_copies.pxd"]
     ),
 ]
+if Path("/usr/include/isa-l/crc.h").exists():
+    modules.append(Extension("iserblk._crc", ["iserblk/_crc.pyx"], libraries=["isal"]))
 if all(
     (Path("/usr/include") / header).exists() for header in ("infiniband/verbs.h", "rdma/rdma_cma.h")
 ):

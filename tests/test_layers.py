@@ -14,6 +14,7 @@ PACKAGE = ROOT / "iserblk"
 # What each layer may import of iserblk, itself excepted.
 ALLOWED = {
     "errors": set(),
+    "crc": {"_crc"},
     "trio_io": set(),
     "busypoll": {"trio_io"},
     "strands": {"trio_io"},
@@ -21,10 +22,10 @@ ALLOWED = {
     "metrics": {"errors"},
     "url": {"errors", "secret", "metrics"},
     "credentials": {"errors", "secret", "url", "iscsi"},
-    "rcap": {"errors"},
+    "rcap": {"errors", "crc"},
     "scsi": {"errors"},
     "iscsi": {"errors", "secret"},
-    "datamover": {"errors", "rcap", "iscsi"},
+    "datamover": {"errors", "crc", "rcap", "iscsi"},
     "initiator": {
         *("errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "strands", "busypoll"),
         *("url", "credentials"),

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
-from crc32c import crc32c
-
+from iserblk.crc import crc32c
 from iserblk.errors import ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs
 

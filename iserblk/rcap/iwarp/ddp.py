@@ -18,8 +18,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from iserblk.crc import crc32c
 from iserblk.errors import RemoteProtocolError
 
 TAGGED = 0x8000

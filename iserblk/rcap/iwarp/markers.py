@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from struct import Struct
 
-from crc32c import crc32c
-
+from iserblk.crc import crc32c
 from iserblk.rcap.iwarp import ddp
 
 INTERVAL = 512

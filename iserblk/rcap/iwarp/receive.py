@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
-from crc32c import crc32c
-
+from iserblk.crc import crc32c
 from iserblk.errors import RemoteProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import checks, ddp, mpa, rdmap

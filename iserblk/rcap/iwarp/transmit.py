@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from crc32c import crc32c
-
+from iserblk.crc import crc32c
 from iserblk.errors import LocalProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, rdmap
