@@ -67,6 +67,10 @@ MOST_S = 0.004
 _MOST = 8  # passing errors in a row: fewer than an initiator bears
 
 
+def _asks_for_extents(cdb: bytes) -> bool:
+    return cdb[0] == opcodes.SERVICE_ACTION_IN_16 and cdb[1] & _ACTION == opcodes.SA_GET_LBA_STATUS
+
+
 class Troubles:
     """What is going to happen to the next commands: how many of which kind. Survives a target that
     crashes. Methods may be called from any thread."""
@@ -75,7 +79,6 @@ class Troubles:
         self._chance = random.Random(f"troubles {seed}")
         self._mutex = threading.Lock()
         self._left = {"passing": 0, "identify": 0, "recovered": 0, "flush": 0}
-        self.flushes_failed = 0
 
     def add(self, kind: str, count: int) -> None:
         with self._mutex:
@@ -92,10 +95,9 @@ class Troubles:
     def instead_of(self, cdb: bytes) -> tuple[int, bytes] | None:
         """Status and sense data of a command that is not carried out; None: it is."""
         opcode = cdb[0]
-        if opcode in _IDENTIFY:
+        if opcode in _IDENTIFY and not _asks_for_extents(cdb):
             return self._chance.choice(FAILING) if self._take("identify") else None
         if opcode in _FLUSH and self._take("flush"):
-            self.flushes_failed += 1
             return sam.CHECK_CONDITION, FLUSH_FAILED
         return self._chance.choice(PASSING) if self._take("passing") else None
 
@@ -157,15 +159,14 @@ class TroubledDevice(DeviceServer):
             task.status, task.transferred = sam.TASK_ABORTED, 0
         if task.status != sam.GOOD:
             return True
-        opcode, action = task.cdb[:2]
-        if opcode == opcodes.SERVICE_ACTION_IN_16 and action & _ACTION == opcodes.SA_GET_LBA_STATUS:
+        if _asks_for_extents(task.cdb):
             assert buffer is not None
             self._vary(buffer[: task.transferred])
         if self._troubles.recovered():
             task.status, task.sense = sam.CHECK_CONDITION, RECOVERED
             if task.direction == DATA_OUT:
                 task.transferred = task.length
-        elif opcode == opcodes.UNMAP:
+        elif task.cdb[0] == opcodes.UNMAP:
             task.length = 0  # nothing was moved, it says
         return True
 
