@@ -17,10 +17,11 @@ from lablib.archive import Absent, say
 from lablib.host import path
 from lablib.kernel import the_kernel
 from lablib.setups import SETUPS, provide
-from lablib.vm import Died, Machine, Wish
+from lablib.vm import Died, Machine, NotBooted, Wish
 
 _BAD_ARGUMENT = 7
 _LIO_PORT = 3260
+_BOOTS = 3
 
 
 @click.command(
@@ -74,15 +75,26 @@ def lab(
         kernel, setup.name, kvm=usable(kernel), memory=memory, mtu=mtu, network=net,
         forwards=tuple(ports), results=results, variables=variables,
     )  # fmt: skip
-    with Machine(wish, () if setup.on_host else command) as machine:
-        if verbose or setup.on_host:
+    for boot in range(1, _BOOTS + 1):
+        try:
+            return _run(wish, setup.on_host, command, limit_s, verbose)
+        except NotBooted as hung:
+            if boot == _BOOTS:
+                raise
+            say(f"{str(hung).splitlines()[0]}; another one is started")
+    raise AssertionError
+
+
+def _run(wish: Wish, on_host: bool, command: tuple[str, ...], limit_s: float, verbose: bool) -> int:
+    with Machine(wish, () if on_host else command) as machine:
+        if verbose or on_host:
             status = machine.wait(limit_s, until=lambda: machine.ready() is not None)
             if verbose:
-                say(f"{setup.name} stands after {machine.age_s:.1f} s")
+                say(f"{wish.setup} stands after {machine.age_s:.1f} s")
             if status is not None:
                 return status
-        if setup.on_host:
-            return _on_host(command, machine, limit_s, ports[-1][0])
+        if on_host:
+            return _on_host(command, machine, limit_s, wish.forwards[-1][0])
         return machine.wait(limit_s) or 0
 
 

@@ -26,6 +26,8 @@ from lablib.setups import TOP
 _GUEST = Path(__file__).resolve().parent / "guest"
 # What the guest may change in memory of its own; guest/main.sh adds the checkout and the home.
 _OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
+# A guest takes 20 s to boot, on a busy machine a minute. Emulated kernels hang at it now and then.
+BOOT_S = 240.0
 _POLL_S = 0.05
 _DRAIN_S = 1.0
 _CONSOLE_LINES = 25
@@ -37,6 +39,10 @@ _VIRTME = "import sys; from virtme.commands.run import main; sys.exit(main())"
 
 class Died(Exception):
     """The guest ended, or was ended, before the command did; the text says how."""
+
+
+class NotBooted(Died):
+    """It hangs, and has not begun to do anything for us: another one may be started."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Machine:
         self.console = self.directory / "console"
         self.started = time.monotonic()
         self._status = self.directory / "status"
+        self._booted = False
         self._write_orders(command)
         self._outputs: dict[int, int] = {}
         self._process = self._start()
@@ -106,7 +113,8 @@ class Machine:
         """Passes the command's output on until it ends; returns its exit status.
 
         Returns None as soon as ``until()`` is true. Raises Died: when the guest ends before the
-        command, when its set-up fails, or after ``limit_s`` seconds, counted from its start.
+        command, when its set-up fails, or after ``limit_s`` seconds, counted from its start;
+        NotBooted: when it has not booted after BOOT_S.
         """
         with selectors.DefaultSelector() as selector:
             for source in self._outputs:
@@ -124,6 +132,11 @@ class Machine:
                     raise Died(self._obituary("the guest died"))
                 if self.age_s > limit_s:
                     raise Died(self._obituary(f"the guest was ended after {limit_s:.0f} s"))
+                self._booted = self._booted or (self.directory / "booted").exists()
+                if not self._booted and self.age_s > BOOT_S:
+                    raise NotBooted(
+                        self._obituary(f"the guest has not booted within {BOOT_S:.0f} s")
+                    )
 
     def end(self) -> None:
         """The guest holds nothing worth an orderly shutdown."""

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lablib import kernel
+from lablib import __main__ as command_line
+from lablib import kernel, vm
 from lablib.host import path, why_not
 from lablib.setups import SETUPS
 
@@ -117,3 +118,16 @@ def test_the_time_limit() -> None:
     done = lab("--timeout", "5", "sleep", "1000")
     assert done.returncode == 1
     assert done.stderr.decode().startswith("lab: the guest was ended after 5 s\n")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("guests")
+def test_a_guest_that_does_not_boot_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Emulated kernels hang now and then; here no time is enough."""
+    monkeypatch.setattr(vm, "BOOT_S", 0.5)
+    monkeypatch.setenv("PATH", path())
+    with pytest.raises(vm.NotBooted, match="has not booted within"):
+        command_line.lab.main(["true"], standalone_mode=False)
+    assert capfd.readouterr().err.count("; another one is started") == 2

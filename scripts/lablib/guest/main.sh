@@ -2,8 +2,9 @@
 #
 #   main.sh DIRECTORY     shared with the host; holds what lablib/vm.py wrote
 #
-# To the host: `ready` (variables of the set-up, one a line), `status` (a number, or words).
+# To the host: `booted`, `ready` (variables of the set-up, one a line), `status` (a number, or words).
 
+: >"$1/booted"
 while IFS= read -r -d '' variable; do
   export "${variable?}"
 done <"$1/environment"
