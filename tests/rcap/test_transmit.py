@@ -12,7 +12,7 @@ from iserblk.errors import LocalProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, rdmap
 from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
-from iserblk.rcap.iwarp.transmit import BATCH_BUFFERS, BATCH_BYTES, SendCore, SlotFrame
+from iserblk.rcap.iwarp.transmit import BATCH_BUFFERS, BATCH_BYTES, BATCH_LOW, SendCore, SlotFrame
 from iserblk.rcap.stags import StagTable
 from tests.rcap.wire import Unmarker, pattern, rdma_request
 
@@ -281,6 +281,50 @@ def test_without_crc_a_batch_is_bounded_in_bytes_and_buffers() -> None:
         total += core.batch_left
         core.sent(core.batch_left)
     assert total > 4 << 20
+
+
+def test_a_batch_is_filled_up_where_frames_may_be_cut_anywhere() -> None:
+    core = core_for()
+    core.allow(65535)
+    data = pattern(3 << 20)
+    for number in range(3):
+        request = rdma_request(seam.RDMA_WRITE, data[number << 20 : (number + 1) << 20], 1, 0)
+        request.signaled, request.token = True, number
+        core.requests.append(request)
+    stream = b""
+    offers: list[int] = []
+    ends: dict[object, int] = {}
+    while core.build():
+        assert core.batch_left <= BATCH_BYTES
+        offers.append(core.batch_left)
+        sent = b"".join(core.batch)[:100_001]
+        core.sent(len(sent))
+        stream += sent
+        ends |= {done.token: len(stream) for done in core.completions if done.token not in ends}
+    rest = len(stream)
+    for offer in offers:
+        assert offer >= min(BATCH_LOW, rest)
+        rest -= min(offer, 100_001)
+    segments = frames(stream)
+    assert b"".join(segment.payload for segment in segments) == data
+    # Each completes with the send that carried the last byte of its last frame, no other.
+    position = 0
+    expected = []
+    for segment in segments:
+        position += ddp.fpdu_size(segment.header.length)
+        if segment.header.control & ddp.LAST:
+            expected.append(min(-(-position // 100_001) * 100_001, len(stream)))
+    assert list(ends.items()) == list(enumerate(expected))
+
+
+def test_a_batch_of_whole_segments_is_not_filled_up() -> None:
+    core = core_for()
+    core.requests.append(rdma_request(seam.RDMA_WRITE, bytes(2 << 20), 1, 0))
+    core.build()
+    left = core.batch_left
+    core.sent(left - 10)  # what follows would begin in the middle of a segment
+    assert core.build()
+    assert core.batch_left == 10
 
 
 @given(

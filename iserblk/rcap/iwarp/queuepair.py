@@ -244,12 +244,9 @@ class IwarpQueuePair:
                 return
             self._closed = True
             self._rx.drop()
-            if self._error is None:
-                self._tx.abort(b"")
-            else:
+            if self._error is not None:
                 self._push()  # what is left of a Terminate
-            self._tx.drop()
-            self._tx.batch = []
+            self._tx.abort(b"")
             self._stags.clear()
             self._blocked = False
             _close(self._sock)
@@ -322,7 +319,7 @@ class IwarpQueuePair:
         """Give batches to the kernel until it is full or nothing is left. Send lock held."""
         tx, wire = self._tx, self._wire
         try:
-            while tx.batch or tx.build():
+            while tx.build():
                 count = wire.send(tx.batch, tx.batch_left)
                 if count == WOULD_BLOCK:
                     self._blocked = True

@@ -1,8 +1,12 @@
 """The send side of an iWARP stream: work requests in, buffers to send out. No I/O, no locks.
 
-Frames are made in batches, each the list of buffers for one ``sendmsg``, and the next batch only
-when the last one has left; so a peer that asks for 64 Reads of 1 MiB costs 64 small objects, and
-payload is gathered from where it lies, never copied (but for peers that want markers).
+Frames are made in batches, each the list of buffers for one ``sendmsg``, and no further ahead; so
+a peer that asks for 64 Reads of 1 MiB costs 64 small objects, and payload is gathered from where
+it lies, never copied (but for peers that want markers). Where frames may be cut anywhere, a batch
+of which little is left is filled up: a send that carries only the end of a batch costs a system
+call and wakes the receiver, for less than the socket would have taken (1 MiB reads at MTU 1500:
+0.8 of what TCP alone reaches, filled up 0.92). Batches that are larger instead, and made at once,
+keep the peer waiting for their CRCs.
 
 How large a frame is depends on the peer. Without CRC, and towards a peer that has said so, it is
 as large as its length field allows, wherever TCP cuts it up. Towards all others a frame with CRC
@@ -30,8 +34,9 @@ from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region
 
 # Bytes and buffers of one batch (IOV_MAX is 1024; a frame is up to four buffers).
-BATCH_BYTES = (1 << 20) + (1 << 17)
+BATCH_BYTES = 1 << 20
 BATCH_BUFFERS = 1000
+BATCH_LOW = 1 << 19  # fewer bytes than these are left: fill it up
 
 _PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
 _NO_CRC = tuple(pad + bytes(ddp.CRC_SIZE) for pad in _PADS)
@@ -86,15 +91,15 @@ class SendCore:
     excepted.
 
     ``batch``: the buffers to send next (what is left of them, ``batch_left`` bytes); ``build``
-    fills it when it is empty, ``sent`` takes from it. ``completions``: signaled requests that have
-    left. ``reads_finished``: Read Responses that have left.
+    fills it when little is left, ``sent`` takes from it. ``completions``: signaled requests that
+    have left. ``reads_finished``: Read Responses that have left.
     """
 
-    __slots__ = ("_alone", "_batch_size", "_crc", "_emss", "_framer", "_leaving", "_message",
-                 "_msn", "_offset", "_one_segment", "_ord", "_peer_max", "_position", "_read_msn",
-                 "_reads", "_response_ends", "_responses", "_segment", "_segments", "_sink_key",
-                 "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left", "completions",
-                 "opened", "reads_finished", "requests")  # fmt: skip
+    __slots__ = ("_alone", "_batch_size", "_crc", "_emss", "_framer", "_leaving", "_low",
+                 "_message", "_msn", "_offset", "_one_segment", "_ord", "_peer_max", "_position",
+                 "_read_msn", "_reads", "_response_ends", "_responses", "_segment", "_segments",
+                 "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
+                 "completions", "opened", "reads_finished", "requests")  # fmt: skip
 
     def __init__(
         self,
@@ -119,6 +124,7 @@ class SendCore:
         self._untagged_max = 0
         self._one_segment = 0  # bytes of payload in a frame that must have a pad
         self._batch_size = 0
+        self._low = 1  # bytes of the batch, below which it is filled up
         self._segment = 0  # bytes from one place where TCP cuts a batch to the next; 0: no matter
         self._alone = False  # the batch is one frame, and takes no other
         self.set_emss(emss)
@@ -135,10 +141,10 @@ class SendCore:
         self._sink_key = 0
         self.batch: list[Buffer] = []
         self.batch_left = 0
-        self._leaving: list[seam.Completion] = []  # complete when the batch has left
-        # Where in the stream Read Responses end. To the byte: with the last one the peer may ask
-        # for the next, and our count must not be behind then.
+        # Where in the stream signaled requests end, and Read Responses. To the byte: with the last
+        # response the peer may ask for the next, and our count must not be behind then.
         self._position = 0  # bytes that have left
+        self._leaving: deque[tuple[int, seam.Completion]] = deque()
         self._response_ends: deque[int] = deque()
         self.completions: list[seam.Completion] = []
         self.reads_finished = 0
@@ -147,10 +153,12 @@ class SendCore:
         """Follow TCP's segment size, which grows with the window and shrinks with the path."""
         self._emss = emss
         markers = self._framer is not None
+        self._low = 1
         self._segment = 0
         if self._peer_max and not markers:
             limit = self._peer_max + ddp.LENGTH_SIZE
             self._batch_size = BATCH_BYTES
+            self._low = BATCH_LOW
         else:
             limit = ddp.mulpdu(emss, crc=self._crc, markers=markers) + ddp.LENGTH_SIZE
             self._batch_size = emss
@@ -182,9 +190,11 @@ class SendCore:
     # --- the batch ---
 
     def build(self) -> bool:
-        """Frame the next batch into the empty ``batch``; False when there is nothing to send."""
-        if not self.opened:
-            return False
+        """Fill ``batch`` up if little of it is left; False when there is nothing to send."""
+        if self.batch_left >= self._low:
+            return True
+        if not self.opened:  # nothing more than a Terminate
+            return bool(self.batch)
         done = True
         while done:
             message = self._message
@@ -205,7 +215,7 @@ class SendCore:
             elif message.opcode == seam.RDMA_WRITE:
                 done = self._tagged(rdmap.WRITE, message.stag, message.to, _bytes_of(message.data))
                 if done and message.signaled:
-                    self._leaving.append(seam.Completion(seam.RDMA_WRITE, message.token))
+                    self._completes(message)
             else:
                 done = self._read(message)
             if done:
@@ -220,6 +230,9 @@ class SendCore:
         while self._response_ends and self._response_ends[0] <= self._position:
             self._response_ends.popleft()
             self.reads_finished += 1
+        leaving = self._leaving
+        while leaving and leaving[0][0] <= self._position:
+            self.completions.append(leaving.popleft()[1])
         if left:
             batch = self.batch
             index = 0
@@ -230,9 +243,11 @@ class SendCore:
             del batch[:index]
             return
         self.batch = []
-        if self._leaving:
-            self.completions += self._leaving
-            self._leaving = []
+
+    def _completes(self, request: seam.WorkRequest) -> None:
+        """With the last byte that is framed."""
+        completion = seam.Completion(request.opcode, request.token)
+        self._leaving.append((self._position + self.batch_left, completion))
 
     def _next(self) -> seam.WorkRequest | ReadResponse | None:
         """The next message to start. Read Responses and our own requests take turns."""
@@ -297,7 +312,7 @@ class SendCore:
             self.batch_left += len(whole)
         self._msn = (self._msn + 1) & ddp.MASK32
         if request.signaled:
-            self._leaving.append(seam.Completion(request.opcode, request.token))
+            self._completes(request)
         return True
 
     def _send_gathered(self, request: seam.WorkRequest, frame: SlotFrame | None) -> bool:
@@ -467,7 +482,7 @@ class SendCore:
         self.requests.clear()
         self._responses.clear()
         self._message = None
-        self._leaving = []
+        self._leaving.clear()
         self._response_ends.clear()
 
 
