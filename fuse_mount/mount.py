@@ -68,7 +68,7 @@ def mount_foreground(
     _check_system()
     import trio  # noqa: PLC0415 - what may be missing was just looked for
 
-    from iserblk.trio_io import signals_noted  # noqa: PLC0415
+    from iserblk.waiting.descriptors import signals_noted  # noqa: PLC0415
 
     with _locked(mountpoint):
         number = 0

@@ -1,8 +1,8 @@
 """The file system: a directory with one file per LUN.
 
 Requests run as strands of pyfuse3's session loop, many at once; code between two awaits is atomic,
-and what they await is the disk's, nothing of trio's own (iserblk/strands.py). The only exception
-that may leave a method is FUSEError: any other ends the whole mount.
+and what they await is the disk's, nothing of trio's own (iserblk/waiting/strands.py). The only
+exception that may leave a method is FUSEError: any other ends the whole mount.
 
 A file behaves as a block device does: its size is given, O_TRUNC and truncating change nothing,
 writing stops at the end with ENOSPC, reading there gives nothing.

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import trio
 
-from iserblk import strands
-from iserblk.strands import Strand, Strands, open_strands, park, pause
-from iserblk.trio_io import Nap
+from iserblk.waiting import strands
+from iserblk.waiting.descriptors import Nap
+from iserblk.waiting.strands import Strand, Strands, open_strands, park, pause
 
 # Requests read without a turn of the loop in between: others want to run, too.
 _MOST_AT_ONCE = 64

@@ -15,9 +15,7 @@ PACKAGE = ROOT / "iserblk"
 ALLOWED = {
     "errors": set(),
     "crc": {"_crc"},
-    "trio_io": set(),
-    "busypoll": {"trio_io"},
-    "strands": {"trio_io"},
+    "waiting": set(),
     "secret": set(),
     "metrics": {"errors"},
     "url": {"errors", "secret", "metrics"},
@@ -27,7 +25,7 @@ ALLOWED = {
     "iscsi": {"errors", "secret"},
     "datamover": {"errors", "crc", "rcap", "iscsi"},
     "initiator": {
-        *("errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "strands", "busypoll"),
+        *("errors", "rcap", "scsi", "iscsi", "datamover", "waiting"),
         *("url", "credentials"),
     },
     "discovery": {"errors", "url", "iscsi", "initiator"},
@@ -35,7 +33,7 @@ ALLOWED = {
         *("errors", "datamover", "scsi", "iscsi", "initiator", "url", "credentials", "metrics"),
         "discovery",
     },
-    "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "trio_io", "busypoll"},
+    "target": {"errors", "rcap", "scsi", "iscsi", "datamover", "waiting"},
     "doctor": {"errors", "url", "rcap", "initiator"},
     "nbdattach": {"errors", "credentials", "metrics"},
     "cli": {
@@ -50,14 +48,12 @@ ALLOWED = {
         "doctor",
         "discovery",
         "metrics",
-        "trio_io",
+        "waiting",
     },
 }
 # Beside the drivers, the shells and the command line, nobody waits.
 TRIO_ALLOWED = {
-    "trio_io",
-    "busypoll",
-    "strands",
+    "waiting",
     "cli",
     "initiator.connect",
     "initiator.connect_iwarp",

@@ -10,7 +10,7 @@ from typing import TypeVar
 import trio
 
 from iserblk.errors import IserblkError
-from iserblk.trio_io import signals_noted
+from iserblk.waiting.descriptors import signals_noted
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")

@@ -14,15 +14,15 @@ from typing import TypeVar
 
 import trio
 
-from iserblk import strands
-from iserblk.busypoll import FEW, BusyPoll, Pace
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.controls import PARTING_S, fill_logout
 from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import Operation
-from iserblk.strands import Strand, elsewhere, park
-from iserblk.trio_io import Nap, WriteWatch
+from iserblk.waiting import strands
+from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
+from iserblk.waiting.descriptors import Nap, WriteWatch
+from iserblk.waiting.strands import Strand, elsewhere, park
 
 T = TypeVar("T")
 TICK_S = 1.0

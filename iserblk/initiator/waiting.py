@@ -16,12 +16,12 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import TypeVar
 
-from iserblk.busypoll import FEW, BusyPoll, Pace
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.controls import PARTING_S, fill_logout
 from iserblk.initiator.ladder import Ladder
 from iserblk.initiator.session import Session
 from iserblk.initiator.task import QUEUED, Operation, TaskSlot
+from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 
 T = TypeVar("T")
 LOGOUT_S = 3.0

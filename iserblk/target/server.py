@@ -19,7 +19,6 @@ from time import monotonic
 
 import trio
 
-from iserblk.busypoll import BusyPoll, Pace
 from iserblk.datamover.iser import MINIMUM_LENGTH, ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.tcp_target import TcpTarget
@@ -41,7 +40,8 @@ from iserblk.target.listening import (
 )
 from iserblk.target.ports import ONLY_PORT, TargetPort, TargetPorts, parse_listen, read_states
 from iserblk.target.slot import TargetTask
-from iserblk.trio_io import WriteWatch
+from iserblk.waiting.busy_polling import BusyPoll, Pace
+from iserblk.waiting.descriptors import WriteWatch
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ import trio
 
 from iserblk import errors
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, LunInfo
-from iserblk.strands import elsewhere
+from iserblk.waiting.strands import elsewhere
 
 MIB = 1 << 20
 BLOCK = 4096

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from fuse_mount.readers import Readers
-from iserblk.strands import elsewhere
+from iserblk.waiting.strands import elsewhere
 
 WORKERS = 8
 

@@ -9,12 +9,12 @@ import pytest
 import trio
 import trio.testing
 
-from iserblk.busypoll import HITS
 from iserblk.disk.aio import Disk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.trio_driver import GATHER_COMMANDS, TrioDriver
 from iserblk.iscsi import bhs
-from iserblk.strands import open_strands
+from iserblk.waiting.busy_polling import HITS
+from iserblk.waiting.strands import open_strands
 from tests.initiator.peer import Heard, answering_slowly, disk_of, linked
 from tests.support.sleeps import Sleeps
 

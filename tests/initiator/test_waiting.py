@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from iserblk.busypoll import HITS
 from iserblk.disk.blocking import Disk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.waiting import BlockingDriver, ThreadWaiter
 from iserblk.iscsi import bhs
+from iserblk.waiting.busy_polling import HITS
 from tests.initiator import fake
 from tests.initiator.peer import Heard, answering, answering_slowly, disk_of, linked
 

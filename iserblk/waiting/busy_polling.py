@@ -13,7 +13,7 @@ from time import monotonic
 
 import trio
 
-from iserblk.trio_io import Nap
+from iserblk.waiting.descriptors import Nap
 
 HITS = 8  # single messages after short gaps, from which on one stays awake
 FEW = 2  # commands in flight, up to which an initiator stays awake

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from iserblk import strands
-from iserblk.strands import Strand, elsewhere, open_strands, park, pause
+from iserblk.waiting import strands
+from iserblk.waiting.strands import Strand, elsewhere, open_strands, park, pause
 
 
 class Turns(trio.abc.Instrument):

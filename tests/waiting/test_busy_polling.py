@@ -7,8 +7,8 @@ import os
 import pytest
 import trio
 
-from iserblk import busypoll
-from iserblk.busypoll import ENOUGH, HITS, BusyPoll, Pace
+from iserblk.waiting import busy_polling
+from iserblk.waiting.busy_polling import ENOUGH, HITS, BusyPoll, Pace
 from tests.support.sleeps import Sleeps
 
 
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(busypoll, "monotonic", clock)
+    monkeypatch.setattr(busy_polling, "monotonic", clock)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     return clock
 

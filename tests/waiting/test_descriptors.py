@@ -5,7 +5,7 @@ import signal
 import pytest
 import trio
 
-from iserblk.trio_io import signals_noted
+from iserblk.waiting.descriptors import signals_noted
 
 
 class Ended(Exception):
