@@ -7,7 +7,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 modules = [
-    Extension("iserblk.rcap.iwarp._syscalls", ["iserblk/rcap/iwarp/_syscalls.pyx"]),
+    Extension("iserblk.sockets._syscalls", ["iserblk/sockets/_syscalls.pyx"]),
     # A plain module, with C types beside it.
     Extension(
         "iserblk.disk._copies", ["iserblk/disk/copies.py"], depends=["iserblk/disk/_copies.pxd"]

@@ -16,6 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import trio
 
+from iserblk import files
 from iserblk.disk import aio
 from iserblk.disk.seam import (
     EXTENT_DATA,
@@ -26,7 +27,6 @@ from iserblk.disk.seam import (
     Extent,
 )
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
-from iserblk.target import falloc
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class FileEnd:
 
     async def zero(self, offset: int, length: int, *, may_trim: bool = False) -> None:
         if may_trim and await self._call(
-            falloc.fallocate, self.fd, falloc.PUNCH_HOLE, offset, length
+            files.fallocate, self.fd, files.PUNCH_HOLE, offset, length
         ):
             return
         for start in range(offset, offset + length, len(_ZEROES)):

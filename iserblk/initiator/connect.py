@@ -34,7 +34,7 @@ from iserblk.initiator.login import Login, receives
 from iserblk.initiator.redirects import follow
 from iserblk.initiator.session import Session
 from iserblk.rcap.seam import QueuePair
-from iserblk.rcap.stream import SocketStream
+from iserblk.sockets.stream import SocketStream
 from iserblk.url import Options, Url
 from iserblk.url import name_portal as name_portal  # noqa: PLC0414
 

@@ -20,7 +20,7 @@ from iserblk.errors import (
 from iserblk.initiator.login import RECEIVE_SIZE, at_portal
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
-from iserblk.rcap.stream import SocketStream
+from iserblk.sockets.stream import SocketStream
 
 # Between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair only after
 # the reply has been sent: it overlooks what comes in between until more follows, and its kernel may

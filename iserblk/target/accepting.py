@@ -20,7 +20,7 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.bhs import LOGIN_REQUEST, OPCODE_MASK
 from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
-from iserblk.rcap.stream import SocketStream
+from iserblk.sockets.stream import SocketStream
 
 # TargetRecvDataSegmentLength: over software iWARP a receive is but a number, until a message comes.
 IWARP_RECEIVE_DATA = 16384

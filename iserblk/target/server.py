@@ -26,7 +26,7 @@ from iserblk.errors import BadArgument, IserblkError, TransportError
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
-from iserblk.rcap.stream import SocketStream
+from iserblk.sockets.stream import SocketStream
 from iserblk.target.accepting import TCP_RECEIVE_DATA, accept
 from iserblk.target.buffers import DataBudget
 from iserblk.target.connection import TargetConnection

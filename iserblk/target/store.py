@@ -10,7 +10,7 @@ import errno
 import os
 from typing import Protocol
 
-from iserblk.target.falloc import PUNCH_HOLE, ZERO_RANGE, fallocate
+from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
 
 ZEROES = memoryview(bytes(1 << 20))
 _SECTOR = 4096  # bytes: the largest that devices have

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
+from iserblk import files
 from iserblk.cli.endpoints import FileEnd, open_destination, open_source, same_place
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
-from iserblk.target import falloc
 
 KIB = 1024
 
@@ -103,7 +103,7 @@ async def test_zeroes_where_holes_cannot_be_made(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"\xff" * (3 * 1024 * KIB))
-    monkeypatch.setattr(falloc, "fallocate", lambda *_: False)
+    monkeypatch.setattr(files, "fallocate", lambda *_: False)
     async with open_destination(str(path), {}) as end:
         await end.zero(1, 2 * 1024 * KIB + 5, may_trim=True)
     data = path.read_bytes()

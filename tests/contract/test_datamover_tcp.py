@@ -19,7 +19,7 @@ from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
-from iserblk.rcap.stream import SocketStream
+from iserblk.sockets.stream import SocketStream
 from tests.contract.test_datamover import Recorder, drive
 
 INLINE_SIZE = 8192

@@ -11,7 +11,7 @@ from iserblk.errors import ConnectionLost
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
-from iserblk.rcap.stream import SocketStream
+from iserblk.sockets.stream import SocketStream
 from tests.rcap.wire import connected_sockets, start_up
 
 MESSAGE = bytes(8192)

@@ -15,7 +15,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.transmit import SendCore
-from iserblk.rcap.iwarp.wire import SocketWire
+from iserblk.sockets.wire import SocketWire
 from tests.rcap.wire import (
     PATIENCE_S,
     Driver,

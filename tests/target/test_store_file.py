@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from iserblk import files
 from iserblk.errors import BadArgument, Busy, PermissionDenied
-from iserblk.target import falloc, lunfile, store
+from iserblk.target import lunfile, store
 from iserblk.target.lunfile import open_file
 from iserblk.target.store import FileStore
 
@@ -136,7 +137,7 @@ def test_clearing_where_the_file_system_cannot(
     for _ in range(2):
         getattr(lun, operation)(512, 2500)
     assert read(lun, 0, 8192) == b"x" * 512 + bytes(2500) + b"x" * 5180
-    modes = [falloc.PUNCH_HOLE] if operation == "punch" else [falloc.ZERO_RANGE, falloc.PUNCH_HOLE]
+    modes = [files.PUNCH_HOLE] if operation == "punch" else [files.ZERO_RANGE, files.PUNCH_HOLE]
     assert asked == modes
 
 
@@ -189,12 +190,12 @@ def test_clearing_where_sectors_are_larger_than_blocks(
 def test_fallocate_raises_what_is_no_lack_of_support(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
     with pytest.raises(OSError, match="Invalid argument") as info:
-        falloc.fallocate(fd, falloc.PUNCH_HOLE, -1, 10)
+        files.fallocate(fd, files.PUNCH_HOLE, -1, 10)
     assert info.value.errno == errno.EINVAL
     os.close(fd)
     reader, writer = os.pipe()
     with pytest.raises(OSError, match="Illegal seek"):
-        falloc.fallocate(writer, falloc.PUNCH_HOLE, 0, 10)
+        files.fallocate(writer, files.PUNCH_HOLE, 0, 10)
     os.close(reader)
     os.close(writer)
 

@@ -14,8 +14,8 @@ from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
-from iserblk.rcap.stream import SocketStream
 from iserblk.scsi import status as sam
+from iserblk.sockets.stream import SocketStream
 from iserblk.target.buffers import DataBudget
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit

@@ -25,8 +25,8 @@ from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.reads import RTR_TOKEN
 from iserblk.rcap.iwarp.receive import ReceiveCore
 from iserblk.rcap.iwarp.transmit import SendCore, SlotFrame
-from iserblk.rcap.iwarp.wire import NO_LINGER, WOULD_BLOCK, wire
 from iserblk.rcap.stags import StagTable
+from iserblk.sockets.wire import NO_LINGER, WOULD_BLOCK, wire
 
 DEFAULT_RECEIVE_SIZE = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
 MAX_EMSS = 65483  # loopback's; FPDUs with CRC never need more

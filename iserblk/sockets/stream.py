@@ -7,7 +7,7 @@ import os
 import socket
 
 from iserblk.errors import ConnectionLost
-from iserblk.rcap.iwarp.wire import NO_LINGER, wire
+from iserblk.sockets.wire import NO_LINGER, wire
 
 
 class SocketStream:

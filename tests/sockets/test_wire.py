@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from iserblk.rcap.iwarp import wire
-from iserblk.rcap.iwarp.wire import WOULD_BLOCK, SocketWire, Wire
+from iserblk.sockets import wire
+from iserblk.sockets.wire import WOULD_BLOCK, SocketWire, Wire
 
 Make = Callable[[socket.socket], Wire]
 
 
 def compiled(sock: socket.socket) -> Wire:
     syscalls = pytest.importorskip(
-        "iserblk.rcap.iwarp._syscalls", reason="not compiled: run scripts/setup"
+        "iserblk.sockets._syscalls", reason="not compiled: run scripts/setup"
     )
     made: Wire = syscalls.SyscallWire(sock.fileno(), True)
     return made
@@ -103,7 +103,7 @@ def test_closed_descriptor(make: Make, pair: tuple[socket.socket, socket.socket]
 def test_the_quickest_form_is_taken(pair: tuple[socket.socket, socket.socket]) -> None:
     name = type(wire.wire(pair[0], True)).__name__
     try:
-        import iserblk.rcap.iwarp._syscalls  # noqa: F401, PLC0415
+        import iserblk.sockets._syscalls  # noqa: F401, PLC0415
     except ImportError:
         assert name == "SocketWire"
     else:

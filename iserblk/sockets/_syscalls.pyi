@@ -1,5 +1,5 @@
 class SyscallWire:
-    """See ``iserblk.rcap.iwarp.wire.Wire``. The descriptor stays the caller's to close."""
+    """See ``iserblk.sockets.wire.Wire``. The descriptor stays the caller's to close."""
 
     end_of_record: bool
 

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""``iserblk.rcap.iwarp.wire.Wire`` on a bare descriptor, for calls that keep the GIL.
+"""``iserblk.sockets.wire.Wire`` on a bare descriptor, for calls that keep the GIL.
 
 Every buffer is taken through the buffer protocol and given back before return: no pointer outlives
 a call. The descriptor is non-blocking, and each call says so again, so that none can wait.

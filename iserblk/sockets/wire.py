@@ -64,7 +64,7 @@ class SocketWire:
 def wire(sock: socket.socket, end_of_record: bool) -> Wire:
     """The quickest form that there is for ``sock``, which stays the caller's to close."""
     try:
-        from iserblk.rcap.iwarp._syscalls import SyscallWire  # noqa: PLC0415 (may be missing)
+        from iserblk.sockets._syscalls import SyscallWire  # noqa: PLC0415 (may be missing)
     except ImportError:
         return SocketWire(sock, end_of_record)
     made: Wire = SyscallWire(sock.fileno(), end_of_record)
