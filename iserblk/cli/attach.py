@@ -18,12 +18,12 @@ from iserblk.disk.blocking import open_disks
 from iserblk.disk.opening import settle
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, Busy, IserblkError
-from iserblk.nbdattach import device
-from iserblk.nbdattach.attaching import Lun, attach, check_system
-from iserblk.nbdattach.detaching import detach
-from iserblk.nbdattach.device import Device, Places
-from iserblk.nbdattach.server import Server
-from iserblk.nbdattach.state import Home
+from iserblk.nbd.kernel import device
+from iserblk.nbd.kernel.attaching import Lun, attach, check_system
+from iserblk.nbd.kernel.detaching import detach
+from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.server import Server
+from iserblk.nbd.kernel.state import Home
 from iserblk.url import parse_url
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from iserblk.nbdattach import detaching, device
-from iserblk.nbdattach.device import Places
+from iserblk.nbd.kernel import detaching, device
+from iserblk.nbd.kernel.device import Places
 
 PLACES = Places()
 

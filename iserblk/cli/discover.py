@@ -8,8 +8,8 @@ from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json
 from iserblk.cli.running import run
 from iserblk.credentials import find_credentials
-from iserblk.discovery.finding import Found, FoundTarget, find_targets
 from iserblk.discovery.ranking import Candidate
+from iserblk.discovery.targets import Found, FoundTarget, find_targets
 from iserblk.errors import BadArgument, TargetNotFound
 from iserblk.iscsi.send_targets import TYPE_WORDS
 from iserblk.url import Options, Url, check_scheme, parse_place, parse_portal

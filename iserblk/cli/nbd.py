@@ -30,7 +30,7 @@ from iserblk.credentials import Handed, handed_on
 from iserblk.disk.blocking import open_disks
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
 from iserblk.metrics.address import default_option, words
-from iserblk.nbdattach.programs import PLUGIN, nbdkit_environment, nbdkit_program
+from iserblk.nbd.kernel.programs import PLUGIN, nbdkit_environment, nbdkit_program
 
 # The pid in LISTEN_PID must be nbdkit's, which the shell has before it becomes nbdkit.
 _HAND_OVER = 'exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import trio
 
-from iserblk.discovery.finding import find_targets, takes_iser
+from iserblk.discovery.targets import find_targets, takes_iser
 from iserblk.disk.opening import Address, with_paths
 from iserblk.errors import IserblkError
 from iserblk.initiator.connect_iwarp import connect_tcp, resolve

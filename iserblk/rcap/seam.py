@@ -1,7 +1,7 @@
 """The RCaP seam: what the iSER layer asks of an RDMA-Capable Protocol.
 
 Shaped like verbs, so that the same iSER code runs over the software iWARP (``iserblk.rcap.iwarp``),
-over an in-process pair (``iserblk.rcap.memory``) and over real devices. No trio, no clock: the
+over an in-process pair (``iserblk.rcap.inprocess``) and over real devices. No trio, no clock: the
 driver that waits is somebody else's (see ``docs/architecture.md``).
 
 Threads: ``post``, ``post_receive``, ``advertise`` and ``retire`` may be called from any thread at

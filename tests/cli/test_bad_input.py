@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from iserblk.nbdattach.programs import nbdkit_environment
+from iserblk.nbd.kernel.programs import nbdkit_environment
 from tests.cli.commands import COMMAND, bad, environment, good
 from tests.cli.ways import FUSE, WAYS, ended, one_line
 from tests.support.fuse import need_fuse, running_mount

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from iserblk.rcap import seam
-from iserblk.rcap.memory import memory_pair
+from iserblk.rcap.inprocess import memory_pair
 from tests.rcap.verbs.fake import fake_pair
 from tests.rcap.verbs.limits import DEVICES_CANNOT
 from tests.rcap.wire import Driver, iwarp_pair

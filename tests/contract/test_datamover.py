@@ -14,9 +14,9 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget, TargetSlot
 from iserblk.datamover.seam import INLINE, NO_DATA, READ, WRITE, PduSlot
 from iserblk.errors import ConnectionLost, RemoteProtocolError, TransportError
+from iserblk.rcap.inprocess import memory_pair
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaResponder
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
-from iserblk.rcap.memory import memory_pair
 from iserblk.rcap.seam import QueuePair
 
 INLINE_SIZE = 8192

@@ -23,7 +23,7 @@ from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam
-from iserblk.rcap.memory import memory_pair
+from iserblk.rcap.inprocess import memory_pair
 from iserblk.scsi.luns import encode
 from tests.rcap.wire import iwarp_pair
 

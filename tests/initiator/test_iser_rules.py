@@ -20,7 +20,7 @@ from iserblk.initiator.task import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam
-from iserblk.rcap.memory import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
+from iserblk.rcap.inprocess import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
 from iserblk.url import Options, parse_url
 from tests.initiator.fake import CountingWaiter, response
 from tests.target.iser_client import IserClient

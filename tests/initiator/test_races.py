@@ -14,7 +14,7 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.task import TAKEN, TaskSlot
-from iserblk.rcap.memory import memory_pair
+from iserblk.rcap.inprocess import memory_pair
 from tests.initiator.fake import CountingWaiter, command, session
 
 

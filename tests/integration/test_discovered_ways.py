@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from iserblk.discovery.finding import Found, find_targets
 from iserblk.discovery.ranking import Candidate
+from iserblk.discovery.targets import Found, find_targets
 from iserblk.disk import discovered
 from iserblk.iscsi.send_targets import Portal
 from iserblk.url import Options, Url

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from iserblk.errors import ConnectFailed, IserblkError
 from iserblk.initiator.connect_iwarp import Address
-from iserblk.rcap.memory import MemoryQueuePair
+from iserblk.rcap.inprocess import MemoryQueuePair
 
 
 class Device(MemoryQueuePair):

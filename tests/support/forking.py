@@ -174,7 +174,7 @@ _ATTACH = ["iserblk.cli.main", "iserblk.cli.attach", "iserblk.cli.detach"]
 _BEHIND = {
     "fuse_mount": _FUSE,
     "tests.frontends.fake_mount": _FUSE,
-    "tests.nbdattach.faked": _ATTACH,
+    "tests.nbd.kernel.faked": _ATTACH,
     "tests.support.serve": ["iserblk.target.server", "tests.support.census"],
 }
 

@@ -11,7 +11,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
-from iserblk.rcap.memory import Message, memory_pair
+from iserblk.rcap.inprocess import Message, memory_pair
 from iserblk.target.connection import TargetConnection
 from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.slot import TargetTask

@@ -23,7 +23,7 @@ from iserblk.errors import (
 from iserblk.initiator import connect_verbs
 from iserblk.initiator.connect import connect
 from iserblk.rcap import seam, verbs
-from iserblk.rcap.memory import Message
+from iserblk.rcap.inprocess import Message
 from iserblk.target import listening, server
 from iserblk.target.device import LogicalUnit
 from iserblk.target.server import serve

@@ -17,7 +17,7 @@ from iserblk.errors import (
     IserblkError,
     NotSupported,
 )
-from iserblk.rcap.verbs import api, available, words
+from iserblk.rcap.verbs import api, available, statuses
 from iserblk.rcap.verbs.cm import Channel, Event, address_info
 from iserblk.rcap.verbs.link import AUTO, MAX_DEPTH, MODES, Link
 from iserblk.rcap.verbs.listening import VerbsListener
@@ -110,16 +110,16 @@ class RouteProbe:
                 return None
             kind, status = event.kind, event.status
             event.close()
-            if kind == words.ADDR_RESOLVED:
+            if kind == statuses.ADDR_RESOLVED:
                 try:
                     # For an address of this host any device says yes so far.
                     resolver.resolve_route(ROUTE_S)
                 except ConnectFailed as error:
                     self._answer = False, str(error)
-            elif kind == words.ROUTE_RESOLVED:
+            elif kind == statuses.ROUTE_RESOLVED:
                 self._answer = True, resolver.device or "an RDMA device"
             else:
-                self._answer = False, words.failure(kind, status)
+                self._answer = False, statuses.failure(kind, status)
         return self._answer
 
     def close(self) -> None:
@@ -216,22 +216,22 @@ class VerbsConnector:
     def _step(self, event: Event) -> bool:
         """One event; True when connected."""
         kind = event.kind
-        if kind == words.ADDR_RESOLVED and self._resolver is not None:
+        if kind == statuses.ADDR_RESOLVED and self._resolver is not None:
             self.device = self._resolver.device
             self._resolver.resolve_route(self._timeout)
-        elif kind == words.ROUTE_RESOLVED and self._resolver is not None:
+        elif kind == statuses.ROUTE_RESOLVED and self._resolver is not None:
             self._connect()
-        elif kind == words.CONNECT_RESPONSE and self._link is not None:
+        elif kind == statuses.CONNECT_RESPONSE and self._link is not None:
             ird, ord = self._link.ready(self._depth, self._depth)
             try:
                 self._link.identifier.establish()
             except self._error as error:
                 raise self._failed(f"not established ({api.error_words(error)})") from None
             return self._connected(ird, ord, event)
-        elif kind == words.ESTABLISHED and self._link is not None:
+        elif kind == statuses.ESTABLISHED and self._link is not None:
             return self._connected(self._depth, self._depth, event)
         else:
-            raise self._failed(words.failure(kind, event.status))
+            raise self._failed(statuses.failure(kind, event.status))
         return False
 
     def _connect(self) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from iserblk.errors import BadArgument, Busy, ConnectFailed, IserblkError, NotSupported
-from iserblk.rcap.verbs import api, available, words
+from iserblk.rcap.verbs import api, available, statuses
 from iserblk.rcap.verbs.cm import Channel, Event
 from iserblk.rcap.verbs.link import MAX_DEPTH, MODES, REGION, Link
 from iserblk.rcap.verbs.queuepair import VerbsQueuePair, pool_budget
@@ -141,12 +141,12 @@ class VerbsListener:
             raise ConnectFailed(f"{self._name}: the listener is closed")
         while (event := self._channel.take()) is not None:
             kind = event.kind
-            if kind == words.CONNECT_REQUEST:
+            if kind == statuses.CONNECT_REQUEST:
                 self._request(event, now)
                 continue
             event.close()
-            if kind == words.DEVICE_REMOVAL:
-                raise ConnectFailed(f"{self._name}: {words.event(kind)}; no longer listening")
+            if kind == statuses.DEVICE_REMOVAL:
+                raise ConnectFailed(f"{self._name}: {statuses.event(kind)}; no longer listening")
         return self._established(now)
 
     def _request(self, event: Event, now: float) -> None:
@@ -202,13 +202,13 @@ class VerbsListener:
                 continue
             kind, status = event.kind, event.status
             event.close()
-            if kind == words.ESTABLISHED:
+            if kind == statuses.ESTABLISHED:
                 del self._pending[fd]
                 self._epoll.unregister(fd)
                 pending.qp.connected(*pending.depths, pending.private_data, "")
                 ready.append(pending.qp)
             else:
-                self._give_up(fd, words.failure(kind, status))
+                self._give_up(fd, statuses.failure(kind, status))
         return ready
 
     def _give_up(self, fd: int, reason: str) -> None:

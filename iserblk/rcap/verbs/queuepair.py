@@ -26,7 +26,7 @@ from iserblk.errors import (
     TransportError,
 )
 from iserblk.rcap import seam
-from iserblk.rcap.verbs import api, living, memlock, words
+from iserblk.rcap.verbs import api, memlock, open_pairs, statuses
 from iserblk.rcap.verbs.link import REGION, WINDOW, Link
 from iserblk.rcap.verbs.memory import Shelf, as_bytes, remote_access
 from iserblk.rcap.verbs.pool import Chunk, Strip
@@ -103,7 +103,7 @@ class VerbsQueuePair:
         except BaseException:
             self._release()
             raise
-        living.born(self)
+        open_pairs.opened(self)
 
     def connected(self, ird: int, ord: int, private_data: bytes, peer: str) -> None:
         """It is: with these RDMA Read depths, and this from the peer of that name."""
@@ -305,7 +305,7 @@ class VerbsQueuePair:
                 receive = bool(number & RECEIVE)
                 self._fail(self._verdict(status, receive, vendor))
                 # Linux siw goes on with what follows a bad invalidation.
-                self._refusing = receive and status != words.FLUSHED
+                self._refusing = receive and status != statuses.FLUSHED
             return
         if not number & RECEIVE:
             self._sender.finish(number, self._completions)
@@ -326,7 +326,7 @@ class VerbsQueuePair:
 
     def _verdict(self, code: int, receive: bool, vendor: int) -> TransportError:
         """What a work completion with an error means for the connection."""
-        if code == words.FLUSHED:
+        if code == statuses.FLUSHED:
             # Something else broke the queue pair before: the peer's end, or its doing.
             self._listen()
             if self._error is not None:
@@ -338,9 +338,9 @@ class VerbsQueuePair:
                 f"{self._device.name} ended the connection: the peer broke its rules, by access "
                 "to memory that is not open to it, most likely",
             )
-        status = words.status(code)
+        status = statuses.status(code)
         text = f"{status.words} ({self._device.name}: {status.name}, vendor error {vendor:#x})"
-        if receive and (status.peer or code == words.OPERATION_FAILED):
+        if receive and (status.peer or code == statuses.OPERATION_FAILED):
             # rxe says the latter of a message that is larger than its receive.
             return RemoteProtocolError("RDMA", text)
         if status.peer:
@@ -354,10 +354,10 @@ class VerbsQueuePair:
             while (event := self._link.channel.take()) is not None:
                 kind = event.kind
                 event.close()
-                if kind == words.DEVICE_REMOVAL:
-                    self._hangup = f"{words.event(kind)} ({self._device.name})"
-                elif kind in (words.DISCONNECTED, words.CONNECT_ERROR, words.UNREACHABLE):
-                    self._hangup = words.event(kind)
+                if kind == statuses.DEVICE_REMOVAL:
+                    self._hangup = f"{statuses.event(kind)} ({self._device.name})"
+                elif kind in (statuses.DISCONNECTED, statuses.CONNECT_ERROR, statuses.UNREACHABLE):
+                    self._hangup = statuses.event(kind)
             if self._hangup:
                 for entry in self._engine.poll(BATCH):
                     if not entry[1]:
@@ -419,7 +419,7 @@ class VerbsQueuePair:
                 self._drain()
                 self._link.disconnect()
             self._more = False
-            living.died(self)
+            open_pairs.closed(self)
             self._release()
 
     def _drain(self) -> None:

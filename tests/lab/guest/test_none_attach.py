@@ -250,7 +250,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 def test_an_attach_that_was_killed(target: TargetProcess) -> None:
-    """While the kernel's client came, which goes on. (Other moments: tests/nbdattach.)"""
+    """While the kernel's client came, which goes on. (Other moments: tests/nbd/kernel.)"""
     with in_the_background("attach", f"{target.url}/0", DEVICE) as process:
         wait_for(RUN / "nbd0" / "client.pid", process)
         process.kill()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from iserblk.rcap.verbs import api, words
+from iserblk.rcap.verbs import api, statuses
 from iserblk.rcap.verbs.link import Device
 from iserblk.rcap.verbs.pool import Registration
 from iserblk.rcap.verbs.queuepair import VerbsQueuePair
@@ -150,7 +150,7 @@ class FakeEnd:
 
     def disconnect(self) -> None:
         if not self.closed and not self.peer.closed:
-            self.peer.channel.put(words.DISCONNECTED)
+            self.peer.channel.put(statuses.DISCONNECTED)
 
     def close(self, before: Callable[[], None]) -> None:
         before()
@@ -181,7 +181,7 @@ class FakeEnd:
                 area = None if peer.closed else peer.open.get(stag)
                 if area is None or not area.allows(to, size, access):
                     self.break_with(number, REM_ACCESS)
-                    peer.break_with(peer.receives[0][0] if peer.receives else 0, words.FLUSHED)
+                    peer.break_with(peer.receives[0][0] if peer.receives else 0, statuses.FLUSHED)
                     return True
                 for address, length, key in parts:
                     assert self.regions[key].allows(address, length, 0)
@@ -288,7 +288,7 @@ class FakeEnd:
             self.broken = status
             self.push((number, status, 0, 0, 0, 0))
             for receive in self.receives:
-                self.push((receive[0], words.FLUSHED, 0, 0, 0, 0))
+                self.push((receive[0], statuses.FLUSHED, 0, 0, 0, 0))
             self.receives.clear()
 
     def push(self, entry: tuple[int, int, int, int, int, int]) -> None:

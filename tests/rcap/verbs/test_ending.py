@@ -8,7 +8,7 @@ import pytest
 
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.rcap import seam
-from iserblk.rcap.verbs import living, words
+from iserblk.rcap.verbs import open_pairs, statuses
 from tests.rcap.verbs.fake import FakeEnd, fake_pair
 from tests.rcap.wire import Driver, rdma_request, send_request
 
@@ -26,7 +26,7 @@ def made(windows: bool = True) -> tuple[Driver, list[FakeEnd]]:
 @pytest.mark.parametrize(
     ("status", "receive", "kind", "expected"),
     [
-        (words.FLUSHED, True, RemoteProtocolError, "the peer broke its rules"),
+        (statuses.FLUSHED, True, RemoteProtocolError, "the peer broke its rules"),
         (1, True, RemoteProtocolError, "larger than the receive"),
         (2, True, RemoteProtocolError, "LOC_QP_OP_ERR"),
         (2, False, ConnectionLost, "could not execute"),
@@ -55,7 +55,7 @@ def test_a_completion_with_an_error(
         pair.close()
 
 
-@pytest.mark.parametrize("status", [9, words.FLUSHED])
+@pytest.mark.parametrize("status", [9, statuses.FLUSHED])
 def test_nothing_behind_a_refused_message_is_delivered(status: int) -> None:
     """A device may go on with what follows; what merely came after a flushed one is good."""
     driver, links = made()
@@ -65,7 +65,7 @@ def test_nothing_behind_a_refused_message_is_delivered(status: int) -> None:
     links[0].push((number, status, 0, 0, 0, 0))
     b.post([send_request(b, b"behind")])
     driver.run(lambda: None not in driver.errors)
-    behind = [b"behind"] if status == words.FLUSHED else []
+    behind = [b"behind"] if status == statuses.FLUSHED else []
     assert [one.data for one in driver.events[0]] == [b"before", *behind]
     for pair in driver.pairs:
         pair.close()
@@ -74,9 +74,9 @@ def test_nothing_behind_a_refused_message_is_delivered(status: int) -> None:
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        (words.DISCONNECTED, "the peer closed the connection"),
-        (words.DEVICE_REMOVAL, "the RDMA device was removed (fake0)"),
-        (words.UNREACHABLE, "cannot be reached"),
+        (statuses.DISCONNECTED, "the peer closed the connection"),
+        (statuses.DEVICE_REMOVAL, "the RDMA device was removed (fake0)"),
+        (statuses.UNREACHABLE, "cannot be reached"),
     ],
 )
 def test_an_event_ends_it_after_what_has_come(event: int, expected: str) -> None:
@@ -95,7 +95,7 @@ def test_an_event_ends_it_after_what_has_come(event: int, expected: str) -> None
 def test_an_event_that_says_nothing_new_is_ignored() -> None:
     driver, links = made()
     a, b = driver.pairs
-    links[0].channel.put(words.TIMEWAIT_EXIT)
+    links[0].channel.put(statuses.TIMEWAIT_EXIT)
     assert a.progress(0.0) == []
     b.post([send_request(b, b"still here")])
     driver.run(lambda: bool(driver.events[0]))
@@ -154,7 +154,7 @@ def test_a_child_process_leaves_the_parents_connection_alone() -> None:
     a, b = driver.pairs
     child = os.fork()
     if not child:
-        living.close_all()
+        open_pairs.close_all()
         os._exit(any(link.closed for link in links))
     assert os.waitpid(child, 0)[1] == 0
     a.post([send_request(a, b"still here")])
@@ -192,11 +192,11 @@ def test_what_is_left_open_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch)
     a, _ = driver.pairs
     a.advertise(memoryview(bytearray(100)), seam.REMOTE_WRITE)
     monkeypatch.setattr("os.getpid", lambda: 1)
-    kept = dict(living._living)
-    living.close_all()
+    kept = dict(open_pairs._open)
+    open_pairs.close_all()
     assert not any(link.closed for link in links), "those are the parent's"
-    living._living.update(kept)
+    open_pairs._open.update(kept)
     monkeypatch.undo()
-    living.close_all()
+    open_pairs.close_all()
     assert all(link.closed for link in links)
-    living.close_all()
+    open_pairs.close_all()

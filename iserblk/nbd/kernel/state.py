@@ -13,7 +13,7 @@ from pathlib import Path
 
 from iserblk.errors import Busy, IserblkError
 from iserblk.metrics.address import socket_of
-from iserblk.nbdattach.device import Device
+from iserblk.nbd.kernel.device import Device
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,10 +8,10 @@ import threading
 import time
 
 from iserblk.errors import BadArgument, Busy, IserblkError
-from iserblk.nbdattach import client
-from iserblk.nbdattach.device import Device
-from iserblk.nbdattach.server import Server, let_clients_finish
-from iserblk.nbdattach.state import Home, State, locked
+from iserblk.nbd.kernel import client
+from iserblk.nbd.kernel.device import Device
+from iserblk.nbd.kernel.server import Server, let_clients_finish
+from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pytest
 
 from iserblk.metrics.scraping import scrape
 from tests.cli.commands import environment, serving
-from tests.nbdattach.fake_kernel import FakeKernel
+from tests.nbd.kernel.fake_kernel import FakeKernel
 from tests.support.forking import Forked
 from tests.support.nbdkit import need
 from tests.support.target import END_S, IQN, TargetProcess, running_target
@@ -49,7 +49,7 @@ class Attacher:
 
     def start(self, *arguments: object, **changes: str) -> Forked:
         return Forked(
-            "tests.nbdattach.faked",
+            "tests.nbd.kernel.faked",
             [str(self.kernel.root), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

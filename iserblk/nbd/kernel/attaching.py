@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from iserblk.errors import Busy
-from iserblk.nbdattach import client, device, server
-from iserblk.nbdattach.detaching import clear
-from iserblk.nbdattach.device import Device, Places
-from iserblk.nbdattach.programs import nbdkit_program
-from iserblk.nbdattach.state import Home, State, locked
+from iserblk.nbd.kernel import client, device, server
+from iserblk.nbd.kernel.detaching import clear
+from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.programs import nbdkit_program
+from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 

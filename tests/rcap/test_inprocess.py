@@ -9,7 +9,7 @@ import pytest
 
 from iserblk.errors import ConnectionLost, LocalProtocolError
 from iserblk.rcap import seam
-from iserblk.rcap.memory import Message, memory_pair
+from iserblk.rcap.inprocess import Message, memory_pair
 from tests.rcap.wire import Driver, rdma_request, send_request
 
 

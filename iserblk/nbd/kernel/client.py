@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from iserblk.errors import IserblkError
-from iserblk.nbdattach.device import Device
-from iserblk.nbdattach.programs import last_line, program, signals_held
-from iserblk.nbdattach.state import Home
+from iserblk.nbd.kernel.device import Device
+from iserblk.nbd.kernel.programs import last_line, program, signals_held
+from iserblk.nbd.kernel.state import Home
 
 log = logging.getLogger(__name__)
 

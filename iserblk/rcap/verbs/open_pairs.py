@@ -19,21 +19,21 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_living: dict[int, tuple[int, Closable]] = {}  # by identity: and the process that made it
+_open: dict[int, tuple[int, Closable]] = {}  # by identity: and the process that made it
 
 
-def born(thing: Closable) -> None:
-    _living[id(thing)] = os.getpid(), thing
+def opened(thing: Closable) -> None:
+    _open[id(thing)] = os.getpid(), thing
 
 
-def died(thing: Closable) -> None:
-    _living.pop(id(thing), None)
+def closed(thing: Closable) -> None:
+    _open.pop(id(thing), None)
 
 
 def _forked() -> None:
     """In a child: what the parent made must not even cease to be here, as that would take the
     parent's objects down through the descriptors that both have."""
-    for _, thing in _living.values():
+    for _, thing in _open.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -43,10 +43,10 @@ os.register_at_fork(after_in_child=_forked)
 @atexit.register
 def close_all() -> None:
     """Not what a parent process made: that is its own to close."""
-    for process, thing in list(_living.values()):
+    for process, thing in list(_open.values()):
         if process == os.getpid():
             try:
                 thing.close()
             except Exception:
                 log.exception("while the program ends")
-    _living.clear()
+    _open.clear()

@@ -1,5 +1,5 @@
-"""``python -m tests.nbdattach.faked ROOT …``: the command line, looking below ROOT instead of at
-the system's places (tests/nbdattach/fake_kernel.py)."""
+"""``python -m tests.nbd.kernel.faked ROOT …``: the command line, looking below ROOT instead of at
+the system's places (tests/nbd/kernel/fake_kernel.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from iserblk.cli import attach, detach
 from iserblk.cli.main import main
-from iserblk.nbdattach import device
+from iserblk.nbd.kernel import device
 
 if __name__ == "__main__":
     root = Path(sys.argv.pop(1))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
-from iserblk.nbdattach import device
-from iserblk.nbdattach.client import kernel_timeout
-from iserblk.nbdattach.device import Device, Places
+from iserblk.nbd.kernel import device
+from iserblk.nbd.kernel.client import kernel_timeout
+from iserblk.nbd.kernel.device import Device, Places
 
 # The numbers of Documentation/block/stat.rst, each field its own.
 STAT = " ".join(str(10**field) for field in range(17))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iserblk.errors import BadArgument, Busy, IserblkError, NotSupported, PermissionDenied
-from iserblk.nbdattach.programs import program
+from iserblk.nbd.kernel.programs import program
 
 SECTOR = 512  # bytes; the unit of sysfs, whatever the device's blocks are
 _NAME = re.compile("nbd[0-9]+")

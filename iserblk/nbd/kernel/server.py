@@ -14,14 +14,14 @@ from pathlib import Path
 from iserblk.credentials import handed_on
 from iserblk.errors import IserblkError
 from iserblk.metrics.address import default_option
-from iserblk.nbdattach.programs import (
+from iserblk.nbd.kernel.programs import (
     PLUGIN,
     last_line,
     nbdkit_environment,
     nbdkit_program,
     signals_held,
 )
-from iserblk.nbdattach.state import Home, read_pid
+from iserblk.nbd.kernel.state import Home, read_pid
 
 # Of each of the connections; the kernel spreads requests over them by processor.
 _THREADS = 16

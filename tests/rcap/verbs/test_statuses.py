@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iserblk.rcap import verbs
-from iserblk.rcap.verbs import words
+from iserblk.rcap.verbs import statuses
 
 
 def test_every_status_of_the_library_has_words() -> None:
@@ -20,38 +20,38 @@ def test_every_status_of_the_library_has_words() -> None:
         if name.startswith("IBV_WC_") and name.endswith(("_ERR", "SUCCESS"))
     }
     for code, name in theirs.items():
-        if code in words.WC_STATUS:
-            assert f"IBV_WC_{words.status(code).name}" == name
-    assert {code for code in theirs if code <= 21} <= set(words.WC_STATUS)
+        if code in statuses.WC_STATUS:
+            assert f"IBV_WC_{statuses.status(code).name}" == name
+    assert {code for code in theirs if code <= 21} <= set(statuses.WC_STATUS)
 
 
 def test_every_event_of_the_library_has_words() -> None:
     enums = pytest.importorskip("pyverbs.cm_enums", reason="python3-pyverbs is not installed")
-    for name, value in vars(words).items():
+    for name, value in vars(statuses).items():
         if isinstance(value, int) and name.isupper() and hasattr(enums, f"RDMA_CM_EVENT_{name}"):
             assert int(getattr(enums, f"RDMA_CM_EVENT_{name}")) == value
-            assert value in words.CM_EVENT
+            assert value in statuses.CM_EVENT
 
 
 @pytest.mark.parametrize(
     ("kind", "status", "expected"),
     [
-        (words.REJECTED, 8, "nobody listens on that port"),
-        (words.REJECTED, 28, "refused by the target"),
-        (words.REJECTED, 77, "reason 77"),
-        (words.REJECTED, -111, "Connection refused"),
-        (words.UNREACHABLE, -110, "timed out"),
-        (words.ADDR_ERROR, -19, "No such device"),
-        (words.ADDR_ERROR, 0, "nobody there answers ARP"),
+        (statuses.REJECTED, 8, "nobody listens on that port"),
+        (statuses.REJECTED, 28, "refused by the target"),
+        (statuses.REJECTED, 77, "reason 77"),
+        (statuses.REJECTED, -111, "Connection refused"),
+        (statuses.UNREACHABLE, -110, "timed out"),
+        (statuses.ADDR_ERROR, -19, "No such device"),
+        (statuses.ADDR_ERROR, 0, "nobody there answers ARP"),
         (99, 0, "rdma_cm event 99"),
     ],
 )
 def test_failures(kind: int, status: int, expected: str) -> None:
-    assert expected in words.failure(kind, status)
+    assert expected in statuses.failure(kind, status)
 
 
 def test_an_unknown_status() -> None:
-    assert "unknown" in words.status(99).words
+    assert "unknown" in statuses.status(99).words
 
 
 def test_availability(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

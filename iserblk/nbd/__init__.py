@@ -1,0 +1,1 @@
+"""LUNs as NBD devices and exports."""
