@@ -16,7 +16,7 @@ from iserblk.errors import (
     PermissionDenied,
     RemoteProtocolError,
 )
-from iserblk.initiator.connect_iwarp import connect_tcp, resolve
+from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import TargetRecord
 from iserblk.url import Options, Url, initiator_name, name_portal
 

@@ -9,9 +9,9 @@ import trio
 from iserblk.discovery.isns_client import ask_isns
 from iserblk.discovery.ranking import Candidate, as_iser, judge, local_networks, rank
 from iserblk.errors import IserblkError
-from iserblk.initiator.connect import choose
-from iserblk.initiator.connect_iwarp import resolve
-from iserblk.initiator.discovery import send_targets
+from iserblk.initiator.connecting.iwarp import resolve
+from iserblk.initiator.connecting.reach import choose
+from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.iscsi.send_targets import Portal, TargetRecord
 from iserblk.url import Options, Url, name_portal
 

@@ -9,12 +9,12 @@ import trio
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.discovered import discover_ways
-from iserblk.disk.failback import PathsKeeper
+from iserblk.disk.failback import PathsReconnector
 from iserblk.disk.metered import MetricsPorts, metered_async
-from iserblk.disk.opening import find_disks, keeper, name_disks, open_session, part, settle
+from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector, settle
 from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
-from iserblk.initiator.keeper import Keeper
-from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
+from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
+from iserblk.initiator.reconnecting import Reconnector
 
 
 class Disk:
@@ -123,7 +123,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
     addresses = await discover_ways(settle(urls, options))
     metrics = MetricsPorts(addresses)
     drivers: list[TrioDriver] = []
-    keepers: list[Keeper | PathsKeeper] = []
+    reconnectors: list[Reconnector | PathsReconnector] = []
     disks: dict[DiskCore, TrioDriver] = {}
     error: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -134,8 +134,8 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
                 await nursery.start(_pump, driver)
                 cores = await find_disks(driver, address)
                 disks.update(dict.fromkeys(cores, driver))
-                keepers.append(keeper(driver, address, cores))
-                nursery.start_soon(keepers[-1].run)
+                reconnectors.append(reconnector(driver, address, cores))
+                nursery.start_soon(reconnectors[-1].run)
             named = name_disks(list(disks))
             metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
             found = {name: Disk(core, disks[core]) for name, core in named.items()}
@@ -145,7 +145,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
         finally:
             metrics.close()
             with trio.CancelScope(shield=True):
-                for each in keepers:
+                for each in reconnectors:
                     each.stop()
                 for driver in drivers:
                     await part(driver)

@@ -21,15 +21,15 @@ from iserblk.disk.opening import (
     Address,
     find_disks,
     give_up,
-    keeper,
     name_disks,
     open_session,
     part,
+    reconnector,
     settle,
 )
 from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
-from iserblk.initiator.task import Operation, TaskSlot
-from iserblk.initiator.waiting import TICK_S, BlockingDriver
+from iserblk.initiator.drivers.threads import TICK_S, BlockingDriver
+from iserblk.initiator.session.slots import Operation, TaskSlot
 
 T = TypeVar("T")
 
@@ -159,8 +159,8 @@ class DiskSet:
         try:
             opened = await self._open(addresses)
             async with trio.open_nursery() as nursery:
-                keepers = [keeper(*each) for each in opened]
-                for each in keepers:
+                reconnectors = [reconnector(*each) for each in opened]
+                for each in reconnectors:
                     nursery.start_soon(each.run)
                 metrics.start(
                     nursery, [(core, driver.ladder) for core, driver in self._named.items()]
@@ -172,7 +172,7 @@ class DiskSet:
                     for driver in self._drivers:
                         driver.idle()
                 metrics.close()
-                for each in keepers:
+                for each in reconnectors:
                     each.stop()
         finally:
             metrics.close()

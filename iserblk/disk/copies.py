@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from time import sleep
 
-from iserblk.initiator.task import NO_BYTES, TaskSlot
+from iserblk.initiator.session.slots import NO_BYTES, TaskSlot
 
 CHUNK = 1 << 20  # bytes; a multiple of every block size
 _RECORD = 4  # numbers: sequence, first block, where the copy begins in the chunk, and where it ends

@@ -13,16 +13,6 @@ from dataclasses import replace
 from time import monotonic
 
 from iserblk.disk import flushing, provisioning
-from iserblk.disk.commands import (
-    check_time,
-    failure,
-    fill_read,
-    fill_write,
-    no_room,
-    release_ended,
-    retry_delay,
-    take,
-)
 from iserblk.disk.durable import Durability
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.inventory import Inventory
@@ -33,8 +23,18 @@ from iserblk.disk.reserve import Reservation
 from iserblk.disk.seam import Extent, LunInfo
 from iserblk.disk.sizing import Sizing
 from iserblk.errors import IserblkError, LocalProtocolError, OutOfRange, WriteProtected
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import QUEUED, Operation, TaskSlot, Waiter
+from iserblk.initiator.commands import (
+    check_time,
+    failure,
+    fill_read,
+    fill_write,
+    no_room,
+    release_ended,
+    retry_delay,
+    take,
+)
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 
@@ -81,7 +81,7 @@ class DiskCore:
     def keep_journal(self, limit: int) -> None:
         """From now on, keep what is acknowledged and not flushed: ``limit`` bytes. Only where the
         session's connection is replaced when it is lost, and no other host writes to the LUN."""
-        self.durability.keep(Journal(limit, self.block, self.session.tasks, self.lun))
+        self.durability.assign(Journal(limit, self.block, self.session.tasks, self.lun))
 
     def deadline(self) -> float:
         """Of a request that begins now (monotonic seconds)."""
@@ -195,7 +195,7 @@ class DiskCore:
         length = len(buffer)
         block = self.block
         durability = self.durability
-        keeper = durability.keeper
+        journal = durability.journal
         if (
             not 0 < length <= self.max_transfer
             or offset % block
@@ -206,9 +206,9 @@ class DiskCore:
             or buffer.ndim != 1
             or not buffer.c_contiguous
             or (
-                keeper is not None
-                and keeper.copies.size + keeper.at_once * length > keeper.limit
-                and (keeper.full(length) or length > keeper.limit)
+                journal is not None
+                and journal.copies.size + journal.at_once * length > journal.limit
+                and (journal.full(length) or length > journal.limit)
             )
         ):
             return None
@@ -222,10 +222,10 @@ class DiskCore:
             return None
         fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
-        keeper = durability.keeper  # since the claim: see there
-        if keeper is not None:
+        journal = durability.journal  # since the claim: see there
+        if journal is not None:
             slot.change_data = buffer  # as ``Journal.add``, without its call
-            slot.change = next(keeper.numbers)
+            slot.change = next(journal.numbers)
         slot.waiter = waiter
         waiter.pending = 1
         self.session.submit(slot)
@@ -256,12 +256,12 @@ class DiskCore:
                 and not slot.residual
                 and not slot.response
             ):  # fmt: skip
-                if slot.change and durability.keeper is not None:
-                    durability.keeper.keep(slot)
+                if slot.change and durability.journal is not None:
+                    durability.journal.keep(slot)
                 self.session.release(slot)
                 return 0.0
-            if durability.keeper is not None:
-                durability.keeper.ended(slot)
+            if durability.journal is not None:
+                durability.journal.ended(slot)
             return self._failed(slot, False)
         finally:
             self.ranges.changed()
@@ -289,10 +289,10 @@ class DiskCore:
         """The command of ``slot`` may have changed the LUN. See ``Journal.ended``."""
         if not durable:
             self.durability.wrote()
-        keeper = self.durability.keeper
-        if keeper is None or slot.state >= QUEUED:
+        journal = self.durability.journal
+        if journal is None or slot.state >= QUEUED:
             return 0
-        return keeper.ended(slot, copy=copy)
+        return journal.ended(slot, copy=copy)
 
     # -- one batch of commands --------------------------------------------------------------------
 
@@ -448,9 +448,9 @@ class DiskCore:
         deadline = deadline or self.deadline()
         yield from self.begin_change(offset, len(buffer), len(buffer), deadline)
         pieces, edges = self._cut(buffer, offset)
-        keeper = self.durability.keeper
+        journal = self.durability.journal
         use_fua = fua and self.info.fua and self.info.write_cache
-        if keeper is not None and keeper.active:
+        if journal is not None and journal.active:
             # An older write that is sent again goes over this one in the target's cache, and may
             # be all that is left when that is lost once more: so older ones are flushed, too.
             use_fua = False
@@ -460,18 +460,18 @@ class DiskCore:
                 yield from self._run(pieces, self._write_filler(use_fua), deadline, kept, use_fua)
             for lba, start, part in edges:
                 yield from self._modify(lba, start, part, use_fua, deadline, kept)
-            keeper = self.durability.keeper  # the cache may have turned volatile meanwhile
+            journal = self.durability.journal  # the cache may have turned volatile meanwhile
             # More than the journal may hold is kept in the caller's own buffer, and flushed now.
-            if (fua and not use_fua) or (keeper is not None and len(buffer) > keeper.limit):
+            if (fua and not use_fua) or (journal is not None and len(buffer) > journal.limit):
                 yield from self.flush(deadline)
         except BaseException:
             # It was not acknowledged: nothing of it has to be kept, nor can it always be.
-            keeper = self.durability.keeper
-            if keeper is not None:
-                keeper.forget(kept)
+            journal = self.durability.journal
+            if journal is not None:
+                journal.forget(kept)
             raise
-        if keeper is not None:
-            keeper.settle(kept)
+        if journal is not None:
+            journal.settle(kept)
 
     def _write_filler(self, fua: bool) -> Filler:
         def fill(slot: TaskSlot, lba: int, view: memoryview, waiter: Waiter | None) -> bool:
@@ -486,11 +486,11 @@ class DiskCore:
         blocks = len(view) // self.block
         fill_write(slot, self.lun, view)
         self.pack_write(slot.cdb, lba, blocks, cdb.FUA if fua else 0)
-        keeper = self.durability.keeper
+        journal = self.durability.journal
         # With FUA it is durable by itself, but an older write that is not must not be sent again
         # without it.
-        if keeper is not None and (not fua or keeper.active):
-            keeper.add(slot, view)
+        if journal is not None and (not fua or journal.active):
+            journal.add(slot, view)
 
     def _modify(
         self, lba: int, start: int, part: memoryview, fua: bool, deadline: float, kept: list[int]

@@ -11,7 +11,7 @@ import trio
 from iserblk.discovery.targets import find_targets, takes_iser
 from iserblk.disk.opening import Address, with_paths
 from iserblk.errors import IserblkError
-from iserblk.initiator.connect_iwarp import connect_tcp, resolve
+from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import Portal
 from iserblk.url import Options, Url, name_portal
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from iserblk.disk.journal import Batches, Journal
 from iserblk.disk.ranges import RangeLock
-from iserblk.initiator.task import TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.sense import Sense
 
@@ -61,7 +61,7 @@ class Durability:
     """Of one LUN. ``name``: for logs. ``volatile``: the LUN has a write cache that must be flushed
     (WCE); it may be told so later.
 
-    ``keeper``: the journal, while there is something to keep in it. ``replay_needed``: the target
+    ``journal``: the journal, while there is something to keep in it. ``replay_needed``: the target
     has lost its cache, and what the journal has was not sent again yet. ``epoch`` is another one
     after each such loss, and after each replay.
     """
@@ -69,10 +69,10 @@ class Durability:
     def __init__(self, name: str, volatile: bool, ranges: RangeLock) -> None:
         self.name = name
         self.volatile = volatile
-        self.keeper: Journal | None = None
+        self.journal: Journal | None = None
         self.replay_needed = False
         self.epoch = 0
-        self._journal: Journal | None = None
+        self._assigned: Journal | None = None  # in use or not
         self._complete = True  # all that is not flushed is in the journal, if there is one
         self._ranges = ranges
         # A write has ended that no flush covers. Set before the slot of the write is given back,
@@ -84,11 +84,11 @@ class Durability:
         self._replays = 0  # losses that one does
         self._lost = False  # and no flush has failed for it yet
 
-    def keep(self, journal: Journal) -> None:
+    def assign(self, journal: Journal) -> None:
         """From now on changes are kept. Before the first one."""
-        self._journal = journal
+        self._assigned = journal
         if self.volatile:
-            self.keeper = journal
+            self.journal = journal
 
     def turn_volatile(self) -> None:
         """The LUN has, or may have, a write cache now; a flush too many does no harm."""
@@ -96,7 +96,7 @@ class Durability:
             if not self.volatile:
                 self.volatile = True
                 self._complete = not self._dirty and not self._ranges.changing(None)
-                self.keeper = self._journal
+                self.journal = self._assigned
 
     def stale(self, epoch: int) -> bool:
         """A read that began in that epoch, and succeeded, may have seen what was there before a
@@ -114,7 +114,7 @@ class Durability:
             needed = self._dirty or self._flushing > 0
             self._flushing += needed
             self._dirty = False
-            batches = self._journal.begin_flush() if self._journal is not None else []
+            batches = self._assigned.begin_flush() if self._assigned is not None else []
             complete = self._complete or not self._ranges.changing_outside()
             return FlushToken(needed, self._losses, self._replays, batches, complete)
 
@@ -123,11 +123,11 @@ class Durability:
         with self._lock:
             self._flushing -= token.needed
             again = self.replay_needed or token.replays != self._replays
-            if self._journal is not None:
+            if self._assigned is not None:
                 if done and not again:
-                    self._journal.flushed(token.batches)
+                    self._assigned.flushed(token.batches)
                 else:
-                    self._journal.not_flushed(token.batches)
+                    self._assigned.not_flushed(token.batches)
             if again:
                 self._dirty = True
                 return Flushed.AGAIN
@@ -175,7 +175,7 @@ class Durability:
 
     def _lose_power(self, sense: Sense) -> bool:
         with self._lock:
-            replay = self.keeper is not None and self._complete
+            replay = self.journal is not None and self._complete
             if replay:
                 self._replays += 1
                 self.epoch += 1

@@ -1,4 +1,4 @@
-"""Back to a better portal, while a worse one is in use. Runs in trio, beside the keeper.
+"""Back to a better portal, while a worse one is in use. Runs in trio, beside the reconnector.
 
 A way that is due (``initiator.portals.Ways.fail_back``) is tried by a session of its own, with
 another ISID, so that the one in use notices nothing. Only when its port would carry out commands,
@@ -19,12 +19,12 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.paths import Address, Paths, access_state
 from iserblk.disk.resume import recognise
 from iserblk.errors import ConnectFailed, ConnectionLost, IserblkError
-from iserblk.initiator.connect import connect
-from iserblk.initiator.keeper import Driver, Keeper
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.portals import Way
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.reconnecting import Driver, Reconnector
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import alua
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class FailBack:
                 ways.failed(way, str(error), monotonic())
             return
         if not self._connected or ways.current is not current or current is None:
-            return  # the keeper was at it meanwhile
+            return  # the reconnector was at it meanwhile
         if state is not None and state not in alua.USABLE:
             words = f"{way.name}: its port is in the state {alua.state_words(state)}"
             ways.refused(way, state, words, monotonic())
@@ -160,20 +160,20 @@ class FailBack:
             trial.fail(ConnectionLost(f"{trial.portal}: no longer tried"))
 
 
-class PathsKeeper:
-    """A keeper and, beside it, who goes back to better ways. As ``Keeper``."""
+class PathsReconnector:
+    """A reconnector and, beside it, who goes back to better ways. As ``Reconnector``."""
 
-    def __init__(self, keeper: Keeper, fail_back: FailBack) -> None:
-        self._keeper = keeper
+    def __init__(self, reconnector: Reconnector, fail_back: FailBack) -> None:
+        self._reconnector = reconnector
         self._fail_back = fail_back
 
     async def run(self) -> None:
         """Until ``stop``."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keeper.run)
+            nursery.start_soon(self._reconnector.run)
             nursery.start_soon(self._fail_back.run)
 
     def stop(self) -> None:
-        """As ``Keeper.stop``."""
+        """As ``Reconnector.stop``."""
         self._fail_back.stop()
-        self._keeper.stop()
+        self._reconnector.stop()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iserblk.disk.commands import check_time, command
 from iserblk.disk.durable import Flushed
 from iserblk.errors import IserblkError
-from iserblk.initiator.task import Operation
+from iserblk.initiator.commands import check_time, command
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import cdb
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def flush(core: DiskCore, deadline: float) -> Operation[None]:
 def make_room(core: DiskCore, length: int, deadline: float) -> Operation[None]:
     """Flush when the journal has no room for a write of so many bytes. One does, the others wait
     for it; nobody holds a slot or a range meanwhile."""
-    keeper = core.durability.keeper
-    while keeper is not None and keeper.full(length):
+    journal = core.durability.journal
+    while journal is not None and journal.full(length):
         waiter = core.session.new_waiter()
         check_time(core.session, deadline, core.info.name)
-        if keeper.claim_flush(waiter):
+        if journal.claim_flush(waiter):
             try:
                 yield from flush(core, deadline)
             finally:
-                keeper.end_flush()
+                journal.end_flush()
         while waiter.pending:
             yield waiter

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from iserblk.disk.commands import command
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import NoSuchLun, NotSupported, ReservationConflict, ScsiError
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
+from iserblk.initiator.commands import command
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode
 from iserblk.scsi.sense import Sense
 

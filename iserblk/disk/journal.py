@@ -25,7 +25,7 @@ from itertools import count
 from typing import NamedTuple
 
 from iserblk.disk.copies import CHUNK, Chunk
-from iserblk.initiator.task import NO_BYTES, QUEUED, TaskSlot, Waiter
+from iserblk.initiator.session.slots import NO_BYTES, QUEUED, TaskSlot, Waiter
 from iserblk.scsi import opcodes
 
 try:

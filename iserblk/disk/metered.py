@@ -17,8 +17,8 @@ from iserblk import __version__
 from iserblk.disk.core import DiskCore
 from iserblk.disk.opening import Address
 from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent
-from iserblk.initiator.ladder import Ladder
-from iserblk.initiator.task import QUEUED
+from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.slots import QUEUED
 from iserblk.metrics.address import parse_address
 from iserblk.metrics.counting import (
     BYTES,
@@ -283,7 +283,7 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
     session = core.session
     info = core.info
     rows = core.metrics.total()
-    journal = core.durability.keeper
+    journal = core.durability.journal
     return LunReading(
         target=info.target,
         lun=info.lun,

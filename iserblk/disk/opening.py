@@ -10,7 +10,7 @@ from time import monotonic
 
 from iserblk.credentials import find_credentials
 from iserblk.disk.core import DiskCore
-from iserblk.disk.failback import FailBack, PathsKeeper
+from iserblk.disk.failback import FailBack, PathsReconnector
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.identify import identify, names
 from iserblk.disk.inventory import REREADS, Inventory
@@ -28,11 +28,11 @@ from iserblk.errors import (
     NotSupported,
     RemoteProtocolError,
 )
-from iserblk.initiator.connect import connect
-from iserblk.initiator.keeper import Driver, Keeper
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.reconnecting import Driver, Reconnector
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import luns
 from iserblk.url import Options, Url, check_scheme, initiator_name, parse_url
 
@@ -103,7 +103,9 @@ async def open_session(address: Address) -> TrioDriver:
     return TrioDriver(await connect(address.url, address.options))
 
 
-def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keeper | PathsKeeper:
+def reconnector(
+    driver: Driver, address: Address, cores: Sequence[DiskCore]
+) -> Reconnector | PathsReconnector:
     """Whoever connects the driver's session again when its connection is lost. Its ``run`` is the
     caller's to start, and its ``stop`` to call before he logs out."""
     session = driver.session
@@ -111,15 +113,15 @@ def keeper(driver: Driver, address: Address, cores: Sequence[DiskCore]) -> Keepe
     if paths is not None:
         for core in cores:
             paths.watch(session, core.lun)
-        return PathsKeeper(
-            Keeper(
+        return PathsReconnector(
+            Reconnector(
                 driver,
                 partial(paths.connect, session.isid),
                 partial(_resume_by, paths, session, cores),
             ),
             FailBack(driver, paths, cores),
         )
-    return Keeper(
+    return Reconnector(
         driver,
         partial(connect, address.url, address.options, session.isid),
         partial(resume_all, cores),

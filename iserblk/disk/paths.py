@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from iserblk.disk.commands import PortRefused, command
 from iserblk.errors import (
     AuthenticationError,
     BadArgument,
@@ -23,10 +22,11 @@ from iserblk.errors import (
     IserblkError,
     ScsiError,
 )
-from iserblk.initiator.connect import connect
+from iserblk.initiator.commands import PortRefused, command
+from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.portals import Way, Ways
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import pdu, reasons
 from iserblk.scsi import alua, cdb, inquiry, luns
 from iserblk.scsi import sense as sense_data

@@ -6,7 +6,7 @@ import trio
 
 from iserblk.disk.paths import Paths
 from iserblk.errors import ConnectionLost, IserblkError
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.drivers.tasks import TrioDriver
 
 
 async def open_path(paths: Paths, lun: int | None) -> TrioDriver:

@@ -9,10 +9,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from iserblk.disk import flushing
-from iserblk.disk.commands import check_time, command, fill_no_data, fill_write
 from iserblk.disk.seam import EXTENT_DATA, Extent
 from iserblk.errors import NotSupported, ScsiError
-from iserblk.initiator.task import NO_BYTES, Operation, TaskSlot, Waiter
+from iserblk.initiator.commands import check_time, command, fill_no_data, fill_write
+from iserblk.initiator.session.slots import NO_BYTES, Operation, TaskSlot, Waiter
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi.sense import MEDIUM_ERROR, Sense
@@ -180,8 +180,8 @@ def _exclusive(
             else:
                 fill_write(slot, core.lun, data)
             slot.first, slot.last = lba, lba + blocks - 1  # no claim is needed under the lock
-            if core.durability.keeper is not None:
-                core.durability.keeper.add(slot, data, command_block)
+            if core.durability.journal is not None:
+                core.durability.journal.add(slot, data, command_block)
             return True
 
         # (``kept`` says that they change the LUN; commands have nothing to settle.)

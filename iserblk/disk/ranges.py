@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from iserblk.initiator.task import FREE, QUEUED, TaskSlot, Waiter
+from iserblk.initiator.session.slots import FREE, QUEUED, TaskSlot, Waiter
 
 
 class RangeLock:

@@ -7,7 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from iserblk.disk.commands import (
+from iserblk.disk.durable import Durability
+from iserblk.disk.journal import Entry
+from iserblk.disk.seam import LunInfo
+from iserblk.errors import IserblkError, ScsiError
+from iserblk.initiator.commands import (
     failure,
     fill_no_data,
     fill_write,
@@ -16,12 +20,8 @@ from iserblk.disk.commands import (
     retry_delay,
     take,
 )
-from iserblk.disk.durable import Durability
-from iserblk.disk.journal import Entry
-from iserblk.disk.seam import LunInfo
-from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi.cdb import Slot
 
@@ -38,7 +38,7 @@ def replay(
 ) -> Operation[None]:
     """See ``DiskCore.replay``. Changes of the same blocks are sent one after another, in order;
     nothing is dropped from the journal, as it is not flushed yet."""
-    journal = durability.keeper
+    journal = durability.journal
     while durability.replay_needed and journal is not None:
         replays = durability.replays
         entries = journal.begin_replay()

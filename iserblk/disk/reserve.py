@@ -15,7 +15,6 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from iserblk.disk.commands import command
 from iserblk.errors import (
     Busy,
     IserblkError,
@@ -24,8 +23,9 @@ from iserblk.errors import (
     ReservationLost,
     ScsiError,
 )
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.initiator.commands import command
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.reservations import OutParameters

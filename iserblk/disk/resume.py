@@ -1,7 +1,7 @@
 """What has to be done on a fresh connection before anything is sent again, LUN by LUN.
 
 ``STEPS`` run in their order, each for one LUN, on a fresh session whose connection the long-lived
-one is about to take over. A step that raises makes the keeper try again later; LunChanged and
+one is about to take over. A step that raises makes the reconnector try again later; LunChanged and
 ReservationLost end the session for good.
 """
 
@@ -14,8 +14,8 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.identify import Names, identify, names
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import LunChanged, NotSupported
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 
 Step = Callable[[DiskCore, Session], Operation[None]]
 _Known = TypeVar("_Known", LunInfo, Names)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from iserblk.disk.commands import command
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.initiator.commands import command
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import capacity, cdb
 from iserblk.scsi import sense as sense_data
 

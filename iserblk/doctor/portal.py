@@ -23,16 +23,11 @@ from iserblk.errors import (
     TargetNotFound,
     TransportError,
 )
-from iserblk.initiator import connect_verbs
-from iserblk.initiator.connect import (
-    READ_DEPTH,
-    connect,
-    connection_flags,
-    name_portal,
-)
-from iserblk.initiator.connect_iwarp import Address, connect_tcp, resolve, start_mpa
-from iserblk.initiator.login import receives
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.connecting import verbs
+from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve, start_mpa
+from iserblk.initiator.connecting.login import receives
+from iserblk.initiator.connecting.reach import READ_DEPTH, connect, connection_flags, name_portal
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.url import Options, Url, initiator_name
 
@@ -214,7 +209,7 @@ async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) ->
 async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
     """Whether a device leads there, and somebody listens."""
     _, _, cm = way.answers
-    missing = connect_verbs.provider.available()
+    missing = verbs.provider.available()
     if missing is not None:
         cm.text = missing
         if options.rcap == "verbs":
@@ -223,11 +218,11 @@ async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str
             cm.skipped = True
         return
     try:
-        routed, words = await connect_verbs.probe(way.address, limits.route)
+        routed, words = await verbs.probe(way.address, limits.route)
         if not routed:
             raise ConnectFailed(words)
         way.device = words
-        qp = await connect_verbs.connect_verbs(
+        qp = await verbs.connect_verbs(
             [way.address],
             portal,
             limits.verbs,

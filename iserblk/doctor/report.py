@@ -7,7 +7,7 @@ from iserblk.doctor.kernel import check_modules
 from iserblk.doctor.machine import Machine
 from iserblk.doctor.programs import check_programs
 from iserblk.doctor.rdma import check_rdma, devices
-from iserblk.initiator import connect_verbs
+from iserblk.initiator.connecting import verbs
 
 
 def check_machine(machine: Machine) -> list[Finding]:
@@ -23,7 +23,7 @@ def check_machine(machine: Machine) -> list[Finding]:
 
 def _verbs(has_device: bool) -> Finding:
     """The provider's own word."""
-    missing = connect_verbs.provider.available()
+    missing = verbs.provider.available()
     if missing is None:
         return Finding("verbs", OK, "RDMA devices can be used")
     return Finding("verbs", WARNING if has_device else SKIPPED, missing)

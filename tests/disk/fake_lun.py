@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from iserblk.disk.core import DiskCore
 from iserblk.disk.identify import identify
-from iserblk.initiator.task import TAKEN, Operation, TaskSlot
+from iserblk.initiator.session.slots import TAKEN, Operation, TaskSlot
 from iserblk.scsi import capacity, inquiry, lba, luns, mode, opcodes
 from iserblk.scsi.sense import encode_fixed
 from tests.disk.fake_target import FakeSession

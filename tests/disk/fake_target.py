@@ -11,7 +11,7 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError
-from iserblk.initiator.task import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter
+from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data

@@ -8,7 +8,7 @@ import pytest
 
 from iserblk.disk.core import DiskCore
 from iserblk.errors import LocalProtocolError
-from iserblk.initiator.task import Operation
+from iserblk.initiator.session.slots import Operation
 from tests.initiator.fake import CountingWaiter
 from tests.initiator.peer import disk_of, linked
 

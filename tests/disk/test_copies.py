@@ -11,7 +11,7 @@ import pytest
 from iserblk.disk import copies, journal
 from iserblk.disk.copies import CHUNK
 from iserblk.disk.journal import SMALL, Journal
-from iserblk.initiator.task import NO_BYTES, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import NO_BYTES, SENT, TAKEN, TaskSlot
 
 BLOCK = 512
 

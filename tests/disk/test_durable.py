@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from iserblk.errors import CommandTimeout, IserblkError, ScsiError
-from iserblk.initiator.task import Operation
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from tests.initiator.fake import CountingWaiter

@@ -7,7 +7,7 @@ import pytest
 from iserblk.disk import resume
 from iserblk.disk.identify import identify
 from iserblk.errors import IserblkError, LunChanged, ScsiError
-from iserblk.initiator.session import Session
+from iserblk.initiator.session.session import Session
 from iserblk.scsi.sense import HARDWARE_ERROR, ILLEGAL_REQUEST, NOT_READY, encode_fixed
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
 

@@ -9,7 +9,7 @@ import pytest
 
 from iserblk.disk.core import DiskCore
 from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
-from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from tests.disk import fake_target
@@ -39,8 +39,8 @@ class Bench:
 
     @property
     def kept(self) -> int:
-        keeper = self.core.durability.keeper
-        return keeper.size if keeper is not None else 0
+        journal = self.core.durability.journal
+        return journal.size if journal is not None else 0
 
     def run(self, operation: Operation[Any]) -> object:
         return run(operation, self.session, self.target)
@@ -341,8 +341,8 @@ def test_replay_is_patient_with_a_busy_target() -> None:
 def test_all_retries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     now = 1000.0
-    for module in ("core", "commands"):
-        monkeypatch.setattr(f"iserblk.disk.{module}.monotonic", lambda: now)
+    for module in ("disk.core", "initiator.commands"):
+        monkeypatch.setattr(f"iserblk.{module}.monotonic", lambda: now)
     operations = [
         bench.core.read(memoryview(bytearray(BLOCK)), 0),
         bench.core.write(memoryview(bytes(BLOCK)), 0),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from iserblk.disk.core import DiskCore
 from iserblk.errors import IserblkError
-from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
 from tests.disk.fake_target import (
     BLOCK,
@@ -291,7 +291,7 @@ def test_nothing_acknowledged_is_lost_or_overwritten_by_older(
         machine.flush()
         machine.finish()
     assert not machine.owed
-    journal = machine.core.durability.keeper
+    journal = machine.core.durability.journal
     assert journal is None or not journal.active
     machine.target.lose(1)
     machine.check()

@@ -11,7 +11,7 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.inventory import FIRST_ALLOCATION, Inventory, report_luns
 from iserblk.disk.opening import find_disks, settle
 from iserblk.errors import ConnectionLost, RemoteProtocolError, ScsiError
-from iserblk.initiator.task import Operation, TaskSlot
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import luns
 from iserblk.scsi.sense import (
     HARDWARE_ERROR,

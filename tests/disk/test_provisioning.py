@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from iserblk.disk import commands, core, provisioning
+from iserblk.disk import core, provisioning
 from iserblk.disk.core import DiskCore
 from iserblk.errors import CommandTimeout, IserblkError
-from iserblk.initiator.task import Operation
+from iserblk.initiator import commands
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
 from tests.disk import fake_target
@@ -112,12 +113,12 @@ def test_the_journal_is_flushed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> N
     """It has each command, and stays within its bound, with room for those in flight."""
     slow = Slow(monkeypatch, 0.001)
     slow.core.keep_journal(4096)
-    keeper = slow.core.durability.keeper
-    assert keeper is not None
+    journal = slow.core.durability.journal
+    assert journal is not None
     sizes: list[int] = []
     for step in slow.core.trim(0, BLOCKS * BLOCK):
         while not isinstance(step, float) and step.pending:
-            sizes.append(keeper.size)
+            sizes.append(journal.size)
             slow.end_oldest()
     assert max(sizes) <= 4096 + 16 * 128
     assert opcodes.SYNCHRONIZE_CACHE_16 in slow.target.executed

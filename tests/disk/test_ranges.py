@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iserblk.disk.ranges import RangeLock
-from iserblk.initiator.task import FREE, TAKEN, TaskSlot
+from iserblk.initiator.session.slots import FREE, TAKEN, TaskSlot
 from tests.initiator.fake import CountingWaiter
 
 LUN = bytes(8)

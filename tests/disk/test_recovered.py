@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from iserblk.disk.commands import command
 from iserblk.errors import IserblkError, ScsiError
+from iserblk.initiator.commands import command
 from iserblk.scsi import cdb
 from iserblk.scsi import sense as sense_data
 from tests.disk.test_durable import BLOCK, Bench
@@ -66,8 +66,8 @@ def test_every_way_succeeds(
 def test_the_write_is_in_the_journal(bench: Bench, fast: bool) -> None:
     disk = bench.disk
     disk.keep_journal(1 << 20)
-    keeper = disk.durability.keeper
-    assert keeper is not None
+    journal = disk.durability.journal
+    assert journal is not None
     if fast:
         slot = disk.begin_write(BLOCK, 512, CountingWaiter())
         assert slot is not None
@@ -75,9 +75,9 @@ def test_the_write_is_in_the_journal(bench: Bench, fast: bool) -> None:
         assert disk.ended_write(slot) == 0.0
     else:
         bench.end(bench.begin(disk.write(BLOCK, 512)), CARRIED_OUT[0])
-    (entry,) = keeper.begin_replay()
+    (entry,) = journal.begin_replay()
     assert (entry.first, entry.last) == (1, 1)
-    keeper.end_replay()
+    journal.end_replay()
 
 
 def test_what_was_not_moved_is_still_an_error(bench: Bench) -> None:

@@ -19,8 +19,8 @@ from iserblk.errors import (
     ReservationLost,
     TransportError,
 )
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import reservations as pr
 from iserblk.target import reservations as target_reservations
 from iserblk.target.commands import COMMANDS
@@ -269,7 +269,9 @@ async def test_release_without_a_session(scheme: str, store: FakeStore) -> None:
 async def test_resume_on_the_same_nexus(
     scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", lambda n: b"s" * n)
+    monkeypatch.setattr(
+        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
+    )
     async with target(scheme, store) as place:
         a = await place.log_in("a")
         taken = await acquire(a)
@@ -326,7 +328,9 @@ async def test_resume_beside_a_late_registration(
     scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody registered while we were away, and did not preempt us: it is ours still."""
-    monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", lambda n: b"s" * n)
+    monkeypatch.setattr(
+        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
+    )
     async with target(scheme, store) as place:
         taken = await acquire(await place.log_in("a"))
         b = await place.log_in("b")

@@ -12,7 +12,7 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.journal import Journal
 from iserblk.disk.ranges import RangeLock
 from iserblk.errors import IserblkError, ScsiError
-from iserblk.initiator.task import Operation, TaskSlot, Waiter
+from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
 from tests.disk.fake_target import (
@@ -163,7 +163,7 @@ def test_small_writes_between_flushes_that_fail_share_chunks() -> None:
     for n in range(200):
         run(play.core.write(memoryview(bytes([n]) * BLOCK), n * BLOCK), play.session, play.target)
         failing_flush(play)
-    journal = play.core.durability.keeper
+    journal = play.core.durability.journal
     assert journal is not None and journal.size == 200 * BLOCK
     assert chunks(journal) <= 2
     play.target.cached.clear()
@@ -189,7 +189,7 @@ def test_flushes_that_overlap_and_fail_share_chunks() -> None:
             with pytest.raises(ScsiError):
                 next(before)
         before = flush
-    journal = play.core.durability.keeper
+    journal = play.core.durability.journal
     assert journal is not None and journal.size == 100 * BLOCK
     assert chunks(journal) <= 3
     play.execute(play.session.flight[0])  # the last one covers all
@@ -222,7 +222,7 @@ def test_a_flush_that_succeeds_drops_no_more_than_it_covers() -> None:
     failing_flush(play)
     play.execute(play.session.flight[0])
     assert ended(covers)
-    journal = play.core.durability.keeper
+    journal = play.core.durability.journal
     assert journal is not None
     kept = journal.begin_replay()
     assert [entry.first for entry in kept] == [3]
@@ -239,7 +239,7 @@ def test_a_chunk_takes_in_no_more_than_it_has_room_for() -> None:
         play.execute(play.session.flight[-1])
         assert ended(write)
         failing_flush(play)
-    journal = play.core.durability.keeper
+    journal = play.core.durability.journal
     assert journal is not None and 2 * size > CHUNK
     kept = journal.begin_replay()
     journal.end_replay()
@@ -259,7 +259,7 @@ def test_writes_that_failed_are_not_kept() -> None:
         play.session.end(play.session.flight[0], sense=MEDIUM_ERROR)
         with pytest.raises(ScsiError):
             next(write)
-    journal = play.core.durability.keeper
+    journal = play.core.durability.journal
     assert journal is not None and journal.size == 0
     assert not journal.begin_replay()
 
@@ -283,7 +283,7 @@ def test_a_residual_of_a_replayed_unmap_is_no_loss() -> None:
     next(trim)
     execute(play.session, play.session.flight[0])
     assert ended(trim)
-    journal = play.core.durability.keeper
+    journal = play.core.durability.journal
     assert journal is not None and journal.active
     play.session.suspend()
     fresh = FakeSession()

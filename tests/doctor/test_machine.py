@@ -14,7 +14,7 @@ from iserblk.doctor.machine import Machine
 from iserblk.doctor.programs import check_programs
 from iserblk.doctor.rdma import check_rdma
 from iserblk.doctor.report import check_machine, what_works
-from iserblk.initiator import connect_verbs
+from iserblk.initiator.connecting import verbs
 from tests.support.fabric import Fabric
 
 RELEASE = "6.1.0-example"
@@ -258,7 +258,7 @@ def install(box: Box) -> None:
 
 
 def test_everything_is_installed(box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect_verbs, "provider", Fabric())
+    monkeypatch.setattr(verbs, "provider", Fabric())
     install(box)
     box.device()
     box.nodes()
@@ -297,7 +297,7 @@ def test_what_stops_working(
     box: Box,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connect_verbs, "provider", Fabric())
+    monkeypatch.setattr(verbs, "provider", Fabric())
     install(box)
     (box.root / gone).unlink()
     findings = check_machine(box.machine)
@@ -329,7 +329,7 @@ def test_the_word_of_the_provider(
     """It is a problem only where there is a device."""
     fabric = Fabric()
     fabric.missing = "no luck with verbs"
-    monkeypatch.setattr(connect_verbs, "provider", fabric)
+    monkeypatch.setattr(verbs, "provider", fabric)
     if device:
         box.device()
     finding = named(check_machine(box.machine), "verbs")

@@ -14,8 +14,8 @@ from iserblk.doctor import portal as doctor
 from iserblk.doctor.finding import ERROR, OK, SKIPPED, WARNING, Finding
 from iserblk.doctor.portal import Limits, PortalReport, check_portal
 from iserblk.errors import HostNotFound, NotSupported
-from iserblk.initiator import connect_verbs
-from iserblk.initiator.connect_iwarp import Address
+from iserblk.initiator.connecting import verbs
+from iserblk.initiator.connecting.iwarp import Address
 from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.target import listening
 from iserblk.target.device import LogicalUnit
@@ -38,8 +38,8 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Fabric:
     """A machine without devices, unless a test says otherwise."""
     fabric = Fabric()
     fabric.missing = "no RDMA device"
-    monkeypatch.setattr(connect_verbs, "provider", fabric)
-    monkeypatch.setattr(connect_verbs, "GRACE_S", 0.0)
+    monkeypatch.setattr(verbs, "provider", fabric)
+    monkeypatch.setattr(verbs, "GRACE_S", 0.0)
     monkeypatch.setattr(listening, "available", lambda: None)
     monkeypatch.setattr(listening, "make_listener", fabric.listener)
     return fabric

@@ -14,8 +14,8 @@ import trio
 import trio.lowlevel
 
 from iserblk.errors import IserblkError, TransportError
-from iserblk.initiator import connect as connect_module
-from iserblk.initiator.connect import connect
+from iserblk.initiator.connecting import reach as connect_module
+from iserblk.initiator.connecting.reach import connect
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import mpa

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from iserblk.errors import IserblkError, LocalProtocolError, TransportError
-from iserblk.initiator import connect
+from iserblk.initiator.connecting import reach
 from tests.faults.bystander import bystander
 from tests.faults.changes import lie
 from tests.support.faces import FACES, one_disk, read, write
@@ -71,7 +71,7 @@ async def suffer(face: str, target: TargetProcess, transport: str, plan: Plan, s
 async def test_lies(
     target: TargetProcess, monkeypatch: pytest.MonkeyPatch, face: str, transport: str, seed: int
 ) -> None:
-    monkeypatch.setattr(connect, "LOGIN_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 2.0)
 
     def plan(number: int) -> tuple[Sequence[Behaviour], Sequence[Behaviour]]:
         return [], ([lie(transport, seed * 1000 + number, 0.1)] if number % 2 == 0 else [])
@@ -120,8 +120,8 @@ async def test_a_target_that_never_ends_the_login(
     monkeypatch: pytest.MonkeyPatch, transport: str, says: bytes
 ) -> None:
     """It takes the connection, says little or nothing, and waits: an error in words, in time."""
-    monkeypatch.setattr(connect, "LOGIN_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(connect, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         async with trio.open_nursery() as nursery:

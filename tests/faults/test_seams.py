@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from iserblk.errors import ConnectionLost, TransportError
-from iserblk.initiator import connect_iwarp
+from iserblk.initiator.connecting import iwarp
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.faults.seams import FaultyQueuePair, FaultyStream, Script, memory_short
 from tests.support.target import TargetProcess, running_target
@@ -32,7 +32,7 @@ Wrap = Callable[[Any], Any]
 def wrapped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Wrap], None]:
     """Connections of the transport get what ``wrap`` puts around them."""
 
-    real_ones = {name: getattr(connect_iwarp, name) for name in SEAMS.values()}
+    real_ones = {name: getattr(iwarp, name) for name in SEAMS.values()}
 
     def install(transport: str, wrap: Wrap) -> None:
         real = real_ones[SEAMS[transport]]
@@ -40,7 +40,7 @@ def wrapped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Wrap], None]:
         def make(*args: Any, **kwargs: Any) -> Any:
             return wrap(real(*args, **kwargs))
 
-        monkeypatch.setattr(connect_iwarp, SEAMS[transport], make)
+        monkeypatch.setattr(iwarp, SEAMS[transport], make)
 
     return install
 

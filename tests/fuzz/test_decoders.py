@@ -28,8 +28,8 @@ ELSEWHERE = {
     "rcap/verbs/queuepair.py:VerbsQueuePair._verdict": "tests/rcap/verbs/test_ending.py",
     "datamover/iser_initiator.py:IserInitiator.deallocate_task_resources":
         "tests/initiator/test_hostile.py",
-    "initiator/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
-    "initiator/login.py:at_portal": "tests/faults/test_hostile_target.py",
+    "initiator/connecting/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
+    "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
     "discovery/isns_client.py:ask_isns": "tests/integration/test_isns.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",

@@ -7,8 +7,8 @@ from collections import deque
 
 from iserblk.datamover.seam import InitiatorUser, PduSlot
 from iserblk.errors import IserblkError
-from iserblk.initiator.session import CONTROL_SLOTS, Session
-from iserblk.initiator.task import TaskSlot
+from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 

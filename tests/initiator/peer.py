@@ -18,8 +18,8 @@ from iserblk.disk.core import DiskCore
 from iserblk.disk.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import TransportError
-from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
-from iserblk.initiator.task import TaskSlot
+from iserblk.initiator.session.session import CONTROL_SLOTS, UNEXPECTED, Session
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam

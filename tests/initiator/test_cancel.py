@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from iserblk.errors import CommandTimeout, ConnectionLost, RemoteProtocolError
-from iserblk.initiator.ladder import SPARE_CONTROLS, Ladder
-from iserblk.initiator.session import CONTROL_SLOTS
-from iserblk.initiator.task import SENT, TAKEN
+from iserblk.initiator.session.deadlines import SPARE_CONTROLS, Ladder
+from iserblk.initiator.session.session import CONTROL_SLOTS
+from iserblk.initiator.session.slots import SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
 

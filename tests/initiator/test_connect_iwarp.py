@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from iserblk.initiator import connect_iwarp
+from iserblk.initiator.connecting import iwarp
 from iserblk.rcap.iwarp.mpa import MpaResponder
 
 GRACE_S = 0.2
@@ -16,7 +16,7 @@ async def test_nothing_is_sent_before_the_peer_had_time_for_its_own_reply(
 ) -> None:
     """Linux siw takes its socket over after it has sent the MPA Reply, and overlooks an FPDU that
     comes sooner."""
-    monkeypatch.setattr(connect_iwarp, "SETTLE_S", 3600)
+    monkeypatch.setattr(iwarp, "SETTLE_S", 3600)
     accepted = trio.Event()
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
@@ -31,8 +31,8 @@ async def test_nothing_is_sent_before_the_peer_had_time_for_its_own_reply(
             assert await stream.receive_some() == b""  # closed, and nothing was sent
 
     async def connect(port: int) -> None:
-        addresses = await connect_iwarp.resolve("127.0.0.1", port)
-        await connect_iwarp.connect_iwarp(
+        addresses = await iwarp.resolve("127.0.0.1", port)
+        await iwarp.connect_iwarp(
             addresses, "portal", 10, 10, private_data=b"", crc=True, segments=1, ird=1
         )
         raise AssertionError("connected before the pause was over")

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from iserblk.errors import TransportError
-from iserblk.initiator import connect_iwarp
+from iserblk.initiator.connecting import iwarp
 from iserblk.rcap.iwarp import queuepair
 
 
@@ -24,14 +24,14 @@ def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def start(*_arguments: object) -> None: ...
 
-    monkeypatch.setattr(connect_iwarp, "IwarpQueuePair", Broken)
-    monkeypatch.setattr(connect_iwarp, "start_mpa", start)
+    monkeypatch.setattr(iwarp, "IwarpQueuePair", Broken)
+    monkeypatch.setattr(iwarp, "start_mpa", start)
 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            address = connect_iwarp.Address(socket.AF_INET, server.getsockname())
+            address = iwarp.Address(socket.AF_INET, server.getsockname())
             with pytest.raises(TransportError, match="reset"):
-                await connect_iwarp.connect_iwarp(
+                await iwarp.connect_iwarp(
                     [address], "portal", 5.0, 5.0, private_data=b"", crc=True, segments=0, ird=1
                 )
 

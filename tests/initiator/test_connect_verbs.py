@@ -23,11 +23,11 @@ from iserblk.errors import (
     PermissionDenied,
     TransportError,
 )
-from iserblk.initiator import connect as connecting
-from iserblk.initiator import connect_verbs
-from iserblk.initiator.connect import connect
-from iserblk.initiator.session import Session
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.connecting import reach as connecting
+from iserblk.initiator.connecting import verbs as connecting_verbs
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session.session import Session
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap import verbs
 from iserblk.target.connection import LOGIN_SLOTS, TargetConnection
@@ -46,7 +46,7 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
     """Every step that was begun is closed again at the end."""
     fabric = Fabric()
-    monkeypatch.setattr(connect_verbs, "provider", fabric)
+    monkeypatch.setattr(connecting_verbs, "provider", fabric)
     yield fabric
     assert fabric.open == 0
 
@@ -218,7 +218,7 @@ async def test_a_portal_that_never_answers(
     fabric: Fabric, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fabric.silent = True
-    monkeypatch.setattr(connect_verbs, "GRACE_S", 0.0)
+    monkeypatch.setattr(connecting_verbs, "GRACE_S", 0.0)
     monkeypatch.setattr(connecting, "CONNECT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(connecting, "ROUTE_TIMEOUT_S", 0.05)
     with pytest.raises(ConnectTimeout, match="did not answer by rdma_cm within"):
@@ -257,7 +257,7 @@ async def test_no_such_host(fabric: Fabric) -> None:
 
 
 def test_link_local_addresses_name_their_interface() -> None:
-    address = connect_verbs.Address(socket.AF_INET6, ("fe80::1", 3260, 0, 2))
-    assert connect_verbs._numeric(address) == ("fe80::1%2", 3260)
-    address = connect_verbs.Address(socket.AF_INET6, ("fd00::1", 3260, 0, 0))
-    assert connect_verbs._numeric(address) == ("fd00::1", 3260)
+    address = connecting_verbs.Address(socket.AF_INET6, ("fe80::1", 3260, 0, 2))
+    assert connecting_verbs._numeric(address) == ("fe80::1%2", 3260)
+    address = connecting_verbs.Address(socket.AF_INET6, ("fd00::1", 3260, 0, 0))
+    assert connecting_verbs._numeric(address) == ("fd00::1", 3260)

@@ -22,7 +22,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iserblk.disk import aio, blocking, commands
+from iserblk.disk import aio, blocking
 from iserblk.errors import (
     ConnectionLost,
     IserblkError,
@@ -30,8 +30,10 @@ from iserblk.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from iserblk.initiator import ladder, trio_driver, waiting
-from iserblk.initiator.session import CONTROL_SLOTS, Session
+from iserblk.initiator import commands
+from iserblk.initiator.drivers import tasks, threads
+from iserblk.initiator.session import deadlines
+from iserblk.initiator.session.session import CONTROL_SLOTS, Session
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
@@ -184,9 +186,9 @@ DEPTH = 6
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A second is a long time for a silent target, and its tales need not be printed."""
-    monkeypatch.setattr(ladder, "STEP_S", 0.02)
+    monkeypatch.setattr(deadlines, "STEP_S", 0.02)
     monkeypatch.setattr(commands, "BACK_OFF_S", 0.001)
-    for driver in (waiting, trio_driver):
+    for driver in (threads, tasks):
         monkeypatch.setattr(driver, "TICK_S", 0.01)
         monkeypatch.setattr(driver, "LOGOUT_S", 0.05)
     logging.disable(logging.CRITICAL)
@@ -264,7 +266,7 @@ def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Vic
 
 def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
     made, hostile, victims = _start(pair, acts, seed)
-    driver = waiting.BlockingDriver(made)
+    driver = threads.BlockingDriver(made)
     driver._poll = _Poll(driver._poll)  # type: ignore[assignment]
     disk = blocking.Disk(victims.disk, driver)
     over = threading.Event()
@@ -301,15 +303,15 @@ def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
         for call in (disk.flush, partial(disk.trim, 0, 8192), partial(disk.extents, 0, 8192)):
             yield threading.Thread(target=client, args=(None, call, False))
 
-    threads = [threading.Thread(target=play), *clients()]
-    for thread in threads:
+    players = [threading.Thread(target=play), *clients()]
+    for thread in players:
         thread.start()
-    for thread in threads[1:]:
+    for thread in players[1:]:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     driver.log_out()
     over.set()
-    threads[0].join(PATIENCE_S)
+    players[0].join(PATIENCE_S)
     victims.check(hostile)
     peer.close()
 
@@ -324,7 +326,7 @@ def _write(disk: blocking.Disk, buffer: bytearray, offset: int) -> None:
 
 async def _in_trio(pair: str, acts: list[Any], seed: int) -> None:
     made, hostile, victims = _start(pair, acts, seed)
-    driver = trio_driver.TrioDriver(made)
+    driver = tasks.TrioDriver(made)
     disk = aio.Disk(victims.disk, driver)
 
     async def client(
@@ -448,7 +450,7 @@ def test_answer_of_another_kind_than_the_question(opcode: int) -> None:
     made, dm = session()
     waiter = CountingWaiter()
     slot = command(made, waiter)
-    ladder.Ladder(made).cancel(slot, 1.0)
+    deadlines.Ladder(made).cancel(slot, 1.0)
     answer = pdu.TaskManagementResponse(
         opcode=opcode, response=0, itt=itt_of(dm.sent[1]), stat_sn=1, exp_cmd_sn=1, max_cmd_sn=32
     )

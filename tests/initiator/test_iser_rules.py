@@ -10,13 +10,13 @@ import trio
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.disk.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.errors import ConnectionLost, RemoteProtocolError
-from iserblk.initiator.controls import fill_logout
-from iserblk.initiator.ladder import IDLE_S, Ladder
-from iserblk.initiator.login import Login
-from iserblk.initiator.session import CONTROL_SLOTS, UNEXPECTED, Session
-from iserblk.initiator.task import TaskSlot
+from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
+from iserblk.initiator.connecting.login import Login
+from iserblk.initiator.session.deadlines import IDLE_S, Ladder
+from iserblk.initiator.session.session import CONTROL_SLOTS, UNEXPECTED, Session
+from iserblk.initiator.session.slots import TaskSlot
+from iserblk.initiator.session.unasked import fill_logout
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam

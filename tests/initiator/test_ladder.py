@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from iserblk.errors import CommandTimeout, ScsiError
-from iserblk.initiator.ladder import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
-from iserblk.initiator.task import ABORTING, SENT, TAKEN
+from iserblk.initiator.session.deadlines import IDLE_S, OVERTAKEN_S, STEP_S, Ladder
+from iserblk.initiator.session.slots import ABORTING, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
 from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iserblk.datamover.seam import PduSlot
 from iserblk.errors import Busy
-from iserblk.initiator.task import QUEUED, SENT
+from iserblk.initiator.session.slots import QUEUED, SENT
 from tests.initiator.fake import (
     CountingWaiter,
     FakeDatamover,

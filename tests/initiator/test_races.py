@@ -13,7 +13,7 @@ import pytest
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.task import TAKEN, TaskSlot
+from iserblk.initiator.session.slots import TAKEN, TaskSlot
 from iserblk.rcap.inprocess import memory_pair
 from tests.initiator.fake import CountingWaiter, command, session
 

@@ -9,12 +9,12 @@ from time import monotonic
 import pytest
 
 from iserblk.datamover.seam import INLINE, WRITE
-from iserblk.disk.commands import command as run_command
-from iserblk.disk.commands import fill_write
 from iserblk.errors import CommandTimeout, ConnectionLost, LunChanged, RemoteProtocolError
-from iserblk.initiator.ladder import STEP_S, Ladder
-from iserblk.initiator.session import CONTROL_SLOTS, Session
-from iserblk.initiator.task import QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.commands import command as run_command
+from iserblk.initiator.commands import fill_write
+from iserblk.initiator.session.deadlines import STEP_S, Ladder
+from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import (
     CountingWaiter,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from iserblk.errors import ConnectFailed, LoginError, TargetNotFound
-from iserblk.initiator.redirects import MAXIMUM_HOPS, MAXIMUM_MOVES, Moves, follow
+from iserblk.initiator.connecting.redirects import MAXIMUM_HOPS, MAXIMUM_MOVES, Moves, follow
 from iserblk.url import Url, parse_url
 from tests.support.target import IQN
 

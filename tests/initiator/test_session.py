@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
-from iserblk.initiator.ladder import Ladder
-from iserblk.initiator.task import FREE, QUEUED, SENT, TAKEN
+from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import CountingWaiter, cmd_sn_of, command, itt_of, response, session
 

@@ -11,7 +11,7 @@ import trio.testing
 
 from iserblk.disk.aio import Disk
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.trio_driver import GATHER_COMMANDS, TrioDriver
+from iserblk.initiator.drivers.tasks import GATHER_COMMANDS, TrioDriver
 from iserblk.iscsi import bhs
 from iserblk.waiting.busy_polling import HITS
 from iserblk.waiting.strands import open_strands

@@ -12,7 +12,7 @@ import pytest
 
 from iserblk.disk.blocking import Disk
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.waiting import BlockingDriver, ThreadWaiter
+from iserblk.initiator.drivers.threads import BlockingDriver, ThreadWaiter
 from iserblk.iscsi import bhs
 from iserblk.waiting.busy_polling import HITS
 from tests.initiator import fake

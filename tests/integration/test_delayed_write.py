@@ -15,8 +15,8 @@ import trio
 
 from iserblk.disk import aio
 from iserblk.errors import IserblkError, TransportError
-from iserblk.initiator.connect import connect
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.url import Options, parse_url
 from tests.initiator.peer import disk_of
 from tests.integration.conftest import StartTarget
@@ -57,7 +57,7 @@ def reinstates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     def isid(size: int) -> bytes:
         return bytes([7 if request.param else next(numbers)]) * size
 
-    monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", isid)
+    monkeypatch.setattr("iserblk.initiator.connecting.login.secrets.token_bytes", isid)
     yield request.param
 
 

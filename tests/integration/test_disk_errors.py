@@ -31,7 +31,7 @@ from iserblk.errors import (
     TargetNotFound,
     WriteProtected,
 )
-from iserblk.initiator import connect
+from iserblk.initiator.connecting import reach
 from iserblk.rcap.iwarp.mpa import MpaResponder
 from tests.integration.conftest import StartTarget
 from tests.support.census import census
@@ -331,7 +331,7 @@ async def test_a_port_that_says_nothing_more(
         sock.sendall(said)
         until_closed(sock)
 
-    monkeypatch.setattr(connect, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.05)
     with stranger(serve) as url:
         await refused(face, url, ConnectTimeout, 8)
 
@@ -357,7 +357,7 @@ def mpa_then(last_words: bytes) -> Serve:
 async def test_a_target_that_does_not_answer_the_login(
     face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "LOGIN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.05)
     with stranger(mpa_then(b"")) as url:
         await refused(face, url, ConnectTimeout, 8)
 

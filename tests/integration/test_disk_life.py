@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk, BlockingDisk
 from iserblk.errors import CommandTimeout, ConnectionLost, TransportError
-from iserblk.initiator import ladder
+from iserblk.initiator.session import deadlines
 from tests.integration.conftest import StartTarget
 from tests.support.census import census
 from tests.support.faces import FACES, one_disk, read, write
@@ -260,7 +260,7 @@ async def test_a_target_that_stands_still_is_given_up(
     start_target: StartTarget, face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline passes, no rung of the ladder is answered: the connection is cut."""
-    monkeypatch.setattr(ladder, "STEP_S", 0.1)
+    monkeypatch.setattr(deadlines, "STEP_S", 0.1)
     running = start_target("lun:size=1M")
     async with one_disk(face, f"{running.url}/0", {"io-timeout": "1"}) as disk:
         running.pause()

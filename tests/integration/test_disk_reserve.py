@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from iserblk.errors import Busy, ReservationConflict, ReservationLost
-from iserblk.initiator.connect import connect
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.scsi import reservations as pr
 from iserblk.url import Options, parse_url
 from tests.integration.conftest import StartTarget

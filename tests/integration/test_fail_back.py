@@ -15,7 +15,7 @@ import trio
 
 from iserblk.disk import failback
 from iserblk.initiator import portals
-from iserblk.initiator.session import Session
+from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, opened, read, write
 from tests.support.ported import Ported, both, ported_target, two_portals

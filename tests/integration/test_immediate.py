@@ -7,7 +7,7 @@ import random
 import pytest
 
 from iserblk.errors import TransportError
-from iserblk.initiator.connect import connect
+from iserblk.initiator.connecting.reach import connect
 from iserblk.url import Options, parse_url
 from tests.integration.conftest import StartTarget
 from tests.support.faces import one_disk, read, write

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from iserblk.disk.commands import command
 from iserblk.disk.paths import Paths, access_state, reset_lun
 from iserblk.errors import AuthenticationError, ConnectFailed, TransportError
-from iserblk.initiator.connect import connect
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.commands import command
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import alua, cdb, luns
 from iserblk.url import Options, Url, parse_url
 from tests.cli.commands import Server, good_json, serving

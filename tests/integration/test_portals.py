@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from iserblk.errors import IserRefused, LoginError, TransportError
-from iserblk.initiator.connect import connect
-from iserblk.initiator.redirects import MOVES
-from iserblk.initiator.session import Session
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.connecting.redirects import MOVES
+from iserblk.initiator.session.session import Session
 from iserblk.iscsi.login_initiator import LoginInitiator
 from iserblk.url import Options, parse_url
 from tests.integration.conftest import StartTarget

@@ -16,8 +16,8 @@ import trio
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import CommandTimeout, LunChanged, OutOfRange, RemoteProtocolError
-from iserblk.initiator import keeper
-from iserblk.initiator.session import Session
+from iserblk.initiator import reconnecting
+from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support.census import census
 from tests.support.faces import FACES, InThreads, read, write
@@ -298,8 +298,8 @@ async def test_50_reconnects_leave_nothing(
     start_target: StartTarget, face: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Descriptors, threads and memory, at both ends; with data under way each time."""
-    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(keeper, "MOST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reconnecting, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reconnecting, "MOST_PAUSE_S", 0.01)
     running = start_target(SPEC)
     async with _opened(face, running, transport) as (disk, session):
         samples: list[dict[str, int]] = []

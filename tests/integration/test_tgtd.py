@@ -23,9 +23,9 @@ from iserblk.errors import (
     ReservationConflict,
     ReservationLost,
 )
-from iserblk.initiator.connect import connect
-from iserblk.initiator.discovery import send_targets
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.connecting.send_targets import send_targets
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.iscsi.send_targets import Portal
 from iserblk.scsi import luns
 from iserblk.url import Options, parse_url

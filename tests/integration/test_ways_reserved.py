@@ -12,8 +12,8 @@ import trio
 
 from iserblk.disk import failback
 from iserblk.initiator import portals
-from iserblk.initiator.connect import connect
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.scsi import reservations as pr
 from iserblk.url import Options, parse_url
 from tests.support.faces import FACES, opened, read, write

@@ -15,10 +15,10 @@ import pytest
 import trio
 
 from iserblk.datamover.iser import RSV, WSV
-from iserblk.disk.commands import command
 from iserblk.errors import CommandRejected, OutOfRange, RemoteProtocolError, ScsiError
-from iserblk.initiator.connect import READ_DEPTH, connect
-from iserblk.initiator.trio_driver import TrioDriver, TrioWaiter
+from iserblk.initiator.commands import command
+from iserblk.initiator.connecting.reach import READ_DEPTH, connect
+from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
 from iserblk.iscsi import bhs, pdu, text
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
 from iserblk.rcap.iwarp import mpa

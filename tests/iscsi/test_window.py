@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from iserblk.datamover.seam import NO_DATA, PduSlot
 from iserblk.errors import RemoteProtocolError
-from iserblk.initiator.session import CONTROL_SLOTS, Session
-from iserblk.initiator.task import QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 

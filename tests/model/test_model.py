@@ -17,7 +17,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iserblk.initiator import keeper
+from iserblk.initiator import reconnecting
 from tests.model.blocks import GRANULE, Wrong
 from tests.model.machine import AnyMachine, Machine, machine
 from tests.model.runner import Runner, Tally
@@ -177,7 +177,7 @@ def test_many_operations_without_faults(transport: str) -> None:
 def recovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sessions that have lost their connection need not wait long before they try again."""
     for name, seconds in (("FIRST_PAUSE_S", 0.005), ("MOST_PAUSE_S", 0.1), ("ADOPTED_S", 0.002)):
-        monkeypatch.setattr(keeper, name, seconds)
+        monkeypatch.setattr(reconnecting, name, seconds)
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -12,7 +12,7 @@ import trio
 from iserblk.disk import aio, blocking, failback
 from iserblk.disk.seam import AsyncDisk
 from iserblk.initiator import portals
-from iserblk.initiator.session import Session
+from iserblk.initiator.session.session import Session
 from tests.support.faces import InThreads, read, write
 
 MIB = 1 << 20

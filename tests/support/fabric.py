@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 from iserblk.errors import ConnectFailed, IserblkError
-from iserblk.initiator.connect_iwarp import Address
+from iserblk.initiator.connecting.iwarp import Address
 from iserblk.rcap.inprocess import MemoryQueuePair
 
 

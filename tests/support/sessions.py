@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import trio
 
-from iserblk.disk.commands import command
 from iserblk.errors import TransportError
-from iserblk.initiator.connect import connect
-from iserblk.initiator.task import Operation
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.commands import command
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import luns
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.reservations import OutParameters

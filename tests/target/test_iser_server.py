@@ -16,9 +16,9 @@ from trio.testing import MockClock
 
 from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.errors import TransportError
-from iserblk.initiator.connect import connect
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import TaskSlot
+from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp.mpa import MpaInitiator
@@ -112,7 +112,9 @@ async def test_a_login_with_the_same_name_ends_the_session_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Reinstatement: an end without Logout. proves: ISER-5.2.3.1-1, ISER-5.2.3.2-5"""
-    monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", lambda n: b"s" * n)
+    monkeypatch.setattr(
+        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
+    )
     async with serving() as url:
         first = await connect(parse_url(url), Options())
         second = await connect(parse_url(url), Options())

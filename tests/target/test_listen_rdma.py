@@ -20,8 +20,8 @@ from iserblk.errors import (
     PermissionDenied,
     TransportError,
 )
-from iserblk.initiator import connect_verbs
-from iserblk.initiator.connect import connect
+from iserblk.initiator.connecting import verbs as connecting_verbs
+from iserblk.initiator.connecting.reach import connect
 from iserblk.rcap import seam, verbs
 from iserblk.rcap.inprocess import Message
 from iserblk.target import listening, server
@@ -40,7 +40,7 @@ BLOCK = 512
 def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
     """Every listener that was begun is closed again at the end."""
     fabric = Fabric()
-    monkeypatch.setattr(connect_verbs, "provider", fabric)
+    monkeypatch.setattr(connecting_verbs, "provider", fabric)
     monkeypatch.setattr(listening, "make_listener", fabric.listener)
     monkeypatch.setattr(listening, "available", fabric.available)
     yield fabric
@@ -105,7 +105,9 @@ async def test_send_with_invalidate_only_where_it_is_allowed(
 async def test_reinstatement_reaches_across(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iserblk.initiator.login.secrets.token_bytes", lambda n: b"s" * n)
+    monkeypatch.setattr(
+        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
+    )
     async with serving() as url:
         first = await connect(parse_url(url), Options(rcap="verbs"))
         second = await connect(parse_url(url), Options(rcap="iwarp"))

@@ -12,10 +12,10 @@ import trio
 from trio.testing import MockClock
 
 from iserblk.errors import ConnectFailed, ConnectionLost, LoginError, LunChanged
-from iserblk.initiator import keeper as module
-from iserblk.initiator.keeper import DEMAND_S, MOST_PAUSE_S, Keeper
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
+from iserblk.initiator import reconnecting as module
+from iserblk.initiator.reconnecting import DEMAND_S, MOST_PAUSE_S, Reconnector
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
 from tests.initiator import fake
 
 REFUSED = ConnectFailed("connection refused")
@@ -48,7 +48,7 @@ class Bench:
         self.look: Callable[[Session], None] | None = None
         self.regained = trio.Event()
         self.session.on_change = self._regain
-        self.keeper = Keeper(self.driver, self._connect, self._resume)
+        self.reconnector = Reconnector(self.driver, self._connect, self._resume)
 
     async def _connect(self) -> Session:
         self.attempts.append(trio.current_time())
@@ -78,11 +78,11 @@ class Bench:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.keeper.run)
+            nursery.start_soon(self.reconnector.run)
             try:
                 yield
             finally:
-                self.keeper.stop()
+                self.reconnector.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ async def test_pauses_double_up_to_a_bound(
     texts = [
         record.getMessage()
         for record in caplog.records
-        if record.name.endswith("keeper") and record.levelno == logging.WARNING
+        if record.name.endswith("reconnecting") and record.levelno == logging.WARNING
     ]
     assert [text.split(": ")[2] for text in texts] == [
         "connection refused; trying again",
@@ -263,7 +263,7 @@ async def test_stopped_while_it_connects(autojump_clock: MockClock) -> None:
             cancelled.set()
         raise AssertionError
 
-    bench.keeper._connect = connect
+    bench.reconnector._connect = connect
     with trio.fail_after(5):
         async with bench.running():
             bench.lose()
@@ -281,7 +281,7 @@ async def test_stopped_while_it_looks(autojump_clock: MockClock) -> None:
         while waiter.pending:
             yield waiter
 
-    bench.keeper._resume = resume
+    bench.reconnector._resume = resume
     with trio.fail_after(5):
         async with bench.running():
             bench.lose()
@@ -303,12 +303,12 @@ async def test_outer_cancelling_waits_for_stop(autojump_clock: MockClock) -> Non
     """Operations that are cancelled may still need the connection."""
     bench = Bench(REFUSED, REFUSED, None)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.keeper.run)
+        nursery.start_soon(bench.reconnector.run)
         bench.lose()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await bench.regained.wait()
-        bench.keeper.stop()
+        bench.reconnector.stop()
 
 
 def test_loss_is_told_from_another_thread() -> None:
@@ -324,6 +324,6 @@ def test_loss_is_told_from_another_thread() -> None:
 
     trio.run(main)
     (bench,) = bench_done
-    bench.session.on_loss = bench.keeper._call
+    bench.session.on_loss = bench.reconnector._call
     bench.lose()  # trio's loop has ended: nobody can be told
     assert bench.session.suspended is not None

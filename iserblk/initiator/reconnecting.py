@@ -1,6 +1,6 @@
 """Gives a session its connection back: connects, logs in, has its LUNs looked at, hands over.
 
-A ``Keeper`` runs in trio, beside the driver of its session or in another thread than that. One
+A ``Reconnector`` runs in trio, beside the driver of its session or in another thread than that. One
 attempt is a login with the session's ISID and no TSIH: session reinstatement, which ends at the
 target whatever the lost connection left there (RFC 7143 section 6.3.5). So nothing of it can land
 behind what is sent on the new one.
@@ -18,9 +18,9 @@ from typing import Protocol
 import trio
 
 from iserblk.errors import ConnectionLost, IserblkError, LunChanged, ReservationLost
-from iserblk.initiator.session import CONTROL_SLOTS, Session
-from iserblk.initiator.task import Operation
-from iserblk.initiator.trio_driver import TrioDriver
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.slots import Operation
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ class Driver(Protocol):
     session: Session
 
     def kick(self) -> None:
-        """In the keeper's thread: see to that ``progress`` is run, by whoever runs it now."""
+        """In the reconnector's thread: see to that ``progress`` is run, by whoever runs it now."""
         ...
 
 
-class Keeper:
+class Reconnector:
     """Of one session. ``run`` is the body of a task; ``stop`` ends it, and must be called."""
 
     def __init__(

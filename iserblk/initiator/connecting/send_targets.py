@@ -15,9 +15,9 @@ from time import monotonic
 import trio
 
 from iserblk.errors import ConnectTimeout, IserblkError, RemoteProtocolError
-from iserblk.initiator.connect import reach
-from iserblk.initiator.login import Login, at_portal
-from iserblk.initiator.task import TaskSlot
+from iserblk.initiator.connecting.login import Login, at_portal
+from iserblk.initiator.connecting.reach import reach
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi.send_targets import (
     DiscoveryInitiator,
     Portal,

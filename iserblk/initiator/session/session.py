@@ -25,11 +25,11 @@ from time import monotonic
 
 from iserblk.datamover.seam import INLINE, WRITE
 from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, RemoteProtocolError
-from iserblk.initiator import controls
-from iserblk.initiator.submitting import CONTROL_SLOTS as CONTROL_SLOTS  # noqa: PLC0414
-from iserblk.initiator.submitting import NO_ANSWER, Submitting
-from iserblk.initiator.submitting import ignore_closing as ignore_closing  # noqa: PLC0414
-from iserblk.initiator.task import INDEX_MASK, QUEUED, SENT, TAKEN, TaskSlot
+from iserblk.initiator.session import unasked
+from iserblk.initiator.session.sending import CONTROL_SLOTS as CONTROL_SLOTS  # noqa: PLC0414
+from iserblk.initiator.session.sending import NO_ANSWER, Submitting
+from iserblk.initiator.session.sending import ignore_closing as ignore_closing  # noqa: PLC0414
+from iserblk.initiator.session.slots import INDEX_MASK, QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import luns
@@ -49,7 +49,7 @@ class Session(Submitting):
     itself. ``last_heard``: when anything was received, for the keep-alive.
     """
 
-    parting: controls.Parting | None = None  # we are about to log out, and go on elsewhere
+    parting: unasked.Parting | None = None  # we are about to log out, and go on elsewhere
     left_nothing = False  # the connection that is lost ended in order, without tasks
     offered: Session | IserblkError | None = None  # a connection to go on with, or why never
     busy_poll_us = 0  # how long a driver may look for an answer before it sleeps
@@ -180,11 +180,11 @@ class Session(Submitting):
         self._window(head.exp_cmd_sn, head.max_cmd_sn)
         if opcode == bhs.NOP_IN and head.itt == _NO_TAG:
             if head.ttt != _NO_TAG:
-                controls.answer_ping(self, bytes(message[at + 8 : at + 16]), head.ttt)
+                unasked.answer_ping(self, bytes(message[at + 8 : at + 16]), head.ttt)
         elif opcode == bhs.ASYNC_MESSAGE:
-            controls.async_message(self, pdu.AsyncMessage.unpack_from(message, at))
+            unasked.async_message(self, pdu.AsyncMessage.unpack_from(message, at))
         elif opcode == bhs.REJECT:
-            controls.rejected(self, message, at)
+            unasked.rejected(self, message, at)
         else:
             slot = self.find(head.itt)
             asked = slot is not None and slot.bhs[0] & bhs.OPCODE_MASK
@@ -195,7 +195,7 @@ class Session(Submitting):
             slot.response = head.response
             self._end_control(slot)
             if opcode == bhs.LOGOUT_RESPONSE and self.parting is not None:
-                controls.parted(self, pdu.LogoutResponse.unpack_from(message, at), self.parting)
+                unasked.parted(self, pdu.LogoutResponse.unpack_from(message, at), self.parting)
 
     def find(self, itt: int) -> TaskSlot | None:
         """The slot in flight that has this tag."""
@@ -284,7 +284,7 @@ class Session(Submitting):
         with self._lock:
             if not self._live or self.on_loss is None or self.parting is not None:
                 return False
-            self.parting = controls.Parting(self, monotonic() + patience, why)
+            self.parting = unasked.Parting(self, monotonic() + patience, why)
             self._open = 0
         return True
 

@@ -21,8 +21,8 @@ from iserblk.errors import (
     ScsiError,
     WriteProtected,
 )
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import QUEUED, TAKEN, Operation, TaskSlot, Waiter
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import QUEUED, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
 from iserblk.scsi import alua
 from iserblk.scsi import sense as sense_data

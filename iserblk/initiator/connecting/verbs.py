@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 import trio
 
 from iserblk.errors import ConnectFailed, ConnectTimeout, NotSupported, PermissionDenied
-from iserblk.initiator.connect_iwarp import Address
-from iserblk.initiator.login import RECEIVE_SIZE
+from iserblk.initiator.connecting.iwarp import Address
+from iserblk.initiator.connecting.login import RECEIVE_SIZE
 from iserblk.rcap import verbs
 from iserblk.rcap.seam import QueuePair
 

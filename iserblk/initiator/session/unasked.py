@@ -11,11 +11,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
-from iserblk.initiator.task import TaskSlot
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 
 if TYPE_CHECKING:
-    from iserblk.initiator.session import Session
+    from iserblk.initiator.session.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from time import monotonic
 
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import CommandTimeout, ScsiError
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import ABORTING, QUEUED, SENT, TaskSlot
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import ABORTING, QUEUED, SENT, TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import status as sam

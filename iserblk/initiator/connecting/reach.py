@@ -28,11 +28,11 @@ from iserblk.errors import (
     NotSupported,
     TransportError,
 )
-from iserblk.initiator import connect_verbs
-from iserblk.initiator.connect_iwarp import Address, connect_iwarp, connect_stream, resolve
-from iserblk.initiator.login import Login, receives
-from iserblk.initiator.redirects import follow
-from iserblk.initiator.session import Session
+from iserblk.initiator.connecting import verbs
+from iserblk.initiator.connecting.iwarp import Address, connect_iwarp, connect_stream, resolve
+from iserblk.initiator.connecting.login import Login, receives
+from iserblk.initiator.connecting.redirects import follow
+from iserblk.initiator.session.session import Session
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.url import Options, Url
@@ -116,7 +116,7 @@ async def _iser(
     no_iser: IserblkError
     try:
         if options.rcap == "verbs":
-            connect_verbs.check_available()
+            verbs.check_available()
         qp, reason = await choose(await resolve(url.host, url.port), options, portal)
     except IserblkError as error:
         if not may_fall_back or isinstance(error, HostNotFound):
@@ -192,12 +192,12 @@ async def choose(addresses: Sequence[Address], options: Options, portal: str) ->
         return Choice(qp, "asked for with rcap")
     if options.rcap == "iwarp":
         return Choice(await _by_iwarp(addresses, options, portal), "asked for with rcap")
-    reason = connect_verbs.provider.available()
+    reason = verbs.provider.available()
     if reason is not None:
         return Choice(await _by_iwarp(addresses, options, portal), f"rcap=auto, and {reason}")
     failure = ""
     for address in addresses:
-        routed, words = await connect_verbs.probe(address, ROUTE_TIMEOUT_S)
+        routed, words = await verbs.probe(address, ROUTE_TIMEOUT_S)
         if not routed:
             reason = words.partition(";")[0]  # what it says to do is for rcap=verbs
             continue
@@ -218,7 +218,7 @@ async def choose(addresses: Sequence[Address], options: Options, portal: str) ->
 async def _by_verbs(
     addresses: Sequence[Address], options: Options, portal: str, patience: float
 ) -> QueuePair:
-    return await connect_verbs.connect_verbs(
+    return await verbs.connect_verbs(
         addresses,
         portal,
         patience,

@@ -17,10 +17,10 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.controls import PARTING_S, fill_logout
-from iserblk.initiator.ladder import Ladder
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import QUEUED, Operation, TaskSlot
+from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot
+from iserblk.initiator.session.unasked import PARTING_S, fill_logout
 from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 
 T = TypeVar("T")
@@ -274,7 +274,7 @@ class BlockingDriver:
             self._hand_on()
 
     def kick(self) -> None:
-        """See ``iserblk.initiator.keeper``: a leader that sleeps is woken for it."""
+        """See ``iserblk.initiator.reconnecting``: a leader that sleeps is woken for it."""
         self._ring()
         self.idle()
 

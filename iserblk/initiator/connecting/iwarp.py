@@ -17,7 +17,7 @@ from iserblk.errors import (
     HostNotFound,
     RemoteProtocolError,
 )
-from iserblk.initiator.login import RECEIVE_SIZE, at_portal
+from iserblk.initiator.connecting.login import RECEIVE_SIZE, at_portal
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.stream import SocketStream

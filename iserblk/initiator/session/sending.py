@@ -17,7 +17,7 @@ from time import monotonic
 
 from iserblk.datamover.seam import INLINE, NO_DATA, WRITE, InitiatorDatamover
 from iserblk.errors import Busy, IserblkError, RemoteProtocolError, TransportError
-from iserblk.initiator.task import (
+from iserblk.initiator.session.slots import (
     ABORTING,
     FREE,
     INDEX_BITS,

@@ -15,10 +15,10 @@ from typing import TypeVar
 import trio
 
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.controls import PARTING_S, fill_logout
-from iserblk.initiator.ladder import Ladder
-from iserblk.initiator.session import Session
-from iserblk.initiator.task import Operation
+from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
+from iserblk.initiator.session.unasked import PARTING_S, fill_logout
 from iserblk.waiting import strands
 from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 from iserblk.waiting.descriptors import Nap, WriteWatch
@@ -151,7 +151,7 @@ class TrioDriver:
         self._changed = trio.Event()
 
     def kick(self) -> None:
-        """See ``iserblk.initiator.keeper``."""
+        """See ``iserblk.initiator.reconnecting``."""
         self._progress()
 
     def _flush_soon(self) -> None:

@@ -1,0 +1,1 @@
+"""Who waits for a session: threads of the caller, or tasks of trio."""
