@@ -10,7 +10,9 @@ modules = [
     Extension("iserblk.sockets._syscalls", ["iserblk/sockets/_syscalls.pyx"]),
     # A plain module, with C types beside it.
     Extension(
-        "iserblk.disk._copies", ["iserblk/disk/copies.py"], depends=["iserblk/disk/_copies.pxd"]
+        "iserblk.disk.durability._copies",
+        ["iserblk/disk/durability/copies.py"],
+        depends=["iserblk/disk/durability/_copies.pxd"],
     ),
 ]
 if Path("/usr/include/isa-l/crc.h").exists():

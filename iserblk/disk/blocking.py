@@ -14,9 +14,9 @@ from typing import Self, TypeVar
 
 import trio
 
-from iserblk.disk.core import DiskCore
-from iserblk.disk.discovered import discover_ways
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.metered import MetricsPorts, metered_blocking
+from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.opening import (
     Address,
     find_disks,

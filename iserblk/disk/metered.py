@@ -14,7 +14,7 @@ from time import perf_counter_ns as clock
 import trio
 
 from iserblk import __version__
-from iserblk.disk.core import DiskCore
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.opening import Address
 from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent
 from iserblk.initiator.session.deadlines import Ladder

@@ -9,14 +9,14 @@ from functools import partial
 from time import monotonic
 
 from iserblk.credentials import find_credentials
-from iserblk.disk.core import DiskCore
-from iserblk.disk.failback import FailBack, PathsReconnector
-from iserblk.disk.geometry import Geometry
-from iserblk.disk.identify import identify, names
-from iserblk.disk.inventory import REREADS, Inventory
-from iserblk.disk.paths import Paths
-from iserblk.disk.paths_opening import open_path
-from iserblk.disk.reserve import Reservation, host_key
+from iserblk.disk.lun.geometry import Geometry
+from iserblk.disk.lun.identify import identify, names
+from iserblk.disk.lun.inventory import REREADS, Inventory
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.lun.reservation import Reservation, host_key
+from iserblk.disk.multipath.failback import FailBack, PathsReconnector
+from iserblk.disk.multipath.first_session import open_path
+from iserblk.disk.multipath.paths import Paths
 from iserblk.disk.resume import check_identity, listen, resume_all
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from iserblk.disk.core import DiskCore
-from iserblk.disk.identify import Names, identify, names
+from iserblk.disk.lun.identify import Names, identify, names
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import LunChanged, NotSupported
 from iserblk.initiator.session.session import Session

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from iserblk.disk.core import DiskCore
-from iserblk.disk.identify import identify
+from iserblk.disk.lun.identify import identify
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.initiator.session.slots import TAKEN, Operation, TaskSlot
 from iserblk.scsi import capacity, inquiry, lba, luns, mode, opcodes
 from iserblk.scsi.sense import encode_fixed

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from time import monotonic
 
-from iserblk.disk.core import DiskCore
-from iserblk.disk.geometry import Geometry
+from iserblk.disk.lun.geometry import Geometry
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError
 from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter

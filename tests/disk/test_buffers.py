@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from iserblk.disk.core import DiskCore
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import LocalProtocolError
 from iserblk.initiator.session.slots import Operation
 from tests.initiator.fake import CountingWaiter

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from iserblk.disk import copies, journal
-from iserblk.disk.copies import CHUNK
-from iserblk.disk.journal import SMALL, Journal
+from iserblk.disk.durability import copies, journal
+from iserblk.disk.durability.copies import CHUNK
+from iserblk.disk.durability.journal import SMALL, Journal
 from iserblk.initiator.session.slots import NO_BYTES, SENT, TAKEN, TaskSlot
 
 BLOCK = 512
@@ -19,7 +19,9 @@ Make = Callable[[int], tuple[Journal, list[TaskSlot]]]
 
 
 def compiled() -> type[copies.Copies]:
-    module = pytest.importorskip("iserblk.disk._copies", reason="not compiled: run scripts/setup")
+    module = pytest.importorskip(
+        "iserblk.disk.durability._copies", reason="not compiled: run scripts/setup"
+    )
     form: type[copies.Copies] = module.Copies
     return form
 
@@ -43,12 +45,12 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
 
 def test_the_compiled_form_is_taken() -> None:
     try:
-        from iserblk.disk import _copies  # noqa: PLC0415 (may be missing)
+        from iserblk.disk.durability import _copies  # noqa: PLC0415 (may be missing)
     except ImportError:
         assert journal.Copies is copies.Copies
     else:
         assert journal.Copies is _copies.Copies
-        assert _copies.Copies.__module__ == "iserblk.disk._copies"
+        assert _copies.Copies.__module__ == "iserblk.disk.durability._copies"
 
 
 def _add(
@@ -217,7 +219,9 @@ def test_one_at_a_time() -> None:
 
 
 def test_who_is_interrupted_waiting_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = pytest.importorskip("iserblk.disk._copies", reason="not compiled: run scripts/setup")
+    module = pytest.importorskip(
+        "iserblk.disk.durability._copies", reason="not compiled: run scripts/setup"
+    )
     inside, go_on = threading.Event(), threading.Event()
 
     def next_chunk() -> copies.Chunk:

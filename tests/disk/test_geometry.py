@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.disk.geometry import Geometry
+from iserblk.disk.lun.geometry import Geometry
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi.cdb import write_same16
 from iserblk.scsi.lba import encode_lba_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.disk import resume
-from iserblk.disk.identify import identify
+from iserblk.disk.lun.identify import identify
 from iserblk.errors import IserblkError, LunChanged, ScsiError
 from iserblk.initiator.session.session import Session
 from iserblk.scsi.sense import HARDWARE_ERROR, ILLEGAL_REQUEST, NOT_READY, encode_fixed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iserblk.disk.core import DiskCore
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes
@@ -341,7 +341,7 @@ def test_replay_is_patient_with_a_busy_target() -> None:
 def test_all_retries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     now = 1000.0
-    for module in ("disk.core", "initiator.commands"):
+    for module in ("disk.lun.operations", "initiator.commands"):
         monkeypatch.setattr(f"iserblk.{module}.monotonic", lambda: now)
     operations = [
         bench.core.read(memoryview(bytearray(BLOCK)), 0),
@@ -369,7 +369,7 @@ def test_short_way_hands_its_deadline_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert slot is not None
     slot.deadline = 5.0
     bench.session.end(slot, status=8)
-    monkeypatch.setattr("iserblk.disk.core.monotonic", lambda: 4.0)
+    monkeypatch.setattr("iserblk.disk.lun.operations.monotonic", lambda: 4.0)
     assert bench.core.ended(slot) == 5.0
     slot = bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
     assert slot is not None

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from iserblk.disk.core import DiskCore
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import IserblkError
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import opcodes

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from iserblk.disk import opening
-from iserblk.disk.core import DiskCore
-from iserblk.disk.inventory import FIRST_ALLOCATION, Inventory, report_luns
+from iserblk.disk.lun.inventory import FIRST_ALLOCATION, Inventory, report_luns
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.opening import find_disks, settle
 from iserblk.errors import ConnectionLost, RemoteProtocolError, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot

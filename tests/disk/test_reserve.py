@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from iserblk.disk.reserve import TYPE, HostLock, Reservation, host_key
+from iserblk.disk.lun.reservation import TYPE, HostLock, Reservation, host_key
 from iserblk.errors import (
     Busy,
     ConnectionLost,

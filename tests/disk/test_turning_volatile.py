@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from iserblk.disk.copies import CHUNK
-from iserblk.disk.core import DiskCore
-from iserblk.disk.journal import Journal
+from iserblk.disk.durability.copies import CHUNK
+from iserblk.disk.durability.journal import Journal
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.ranges import RangeLock
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iserblk.disk.geometry import Geometry
+from iserblk.disk.lun.geometry import Geometry
 from iserblk.scsi import alua, capacity, cdb, inquiry, lba, luns, mode, reservations, sense
 from iserblk.scsi.status import CHECK_CONDITION, GOOD
 from iserblk.target.commands import COMMANDS

@@ -14,8 +14,8 @@ import trio
 
 from iserblk.datamover.iser import BHS_LENGTH, HEADER_LENGTH, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.disk.core import DiskCore
-from iserblk.disk.geometry import Geometry
+from iserblk.disk.lun.geometry import Geometry
+from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import TransportError
 from iserblk.initiator.session.session import CONTROL_SLOTS, UNEXPECTED, Session

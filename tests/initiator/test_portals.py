@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.initiator.portals import (
+from iserblk.disk.multipath.policy import (
     FAILED_LATELY_S,
     FIRST_FAIL_BACK_S,
     LAST_FAIL_BACK_S,

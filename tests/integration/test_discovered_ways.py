@@ -9,7 +9,7 @@ import pytest
 
 from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, find_targets
-from iserblk.disk import discovered
+from iserblk.disk.multipath import discovering
 from iserblk.iscsi.send_targets import Portal
 from iserblk.url import Options, Url
 from tests.cli.commands import good, good_json, serving
@@ -83,7 +83,7 @@ async def test_one_that_does_not_answer(
         target.ways.insert(0, Candidate(Portal("127.0.0.1", 1)))
         return found
 
-    monkeypatch.setattr(discovered, "find_targets", more)
+    monkeypatch.setattr(discovering, "find_targets", more)
     with ported_target(tmp_path) as ported:
         for scheme in ("iser", "iscsi"):
             with caplog.at_level(logging.WARNING):

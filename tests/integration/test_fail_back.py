@@ -13,8 +13,7 @@ from time import monotonic
 import pytest
 import trio
 
-from iserblk.disk import failback
-from iserblk.initiator import portals
+from iserblk.disk.multipath import failback, policy
 from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, opened, read, write
@@ -29,7 +28,7 @@ face = pytest.mark.parametrize("face", FACES)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 0.2)
+    monkeypatch.setattr(policy, "FIRST_FAIL_BACK_S", 0.2)
     monkeypatch.setattr(failback, "LOOK_S", 0.02)
     monkeypatch.setattr(failback, "PROVEN_S", 0.1)
 

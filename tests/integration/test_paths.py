@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from iserblk.disk.paths import Paths, access_state, reset_lun
+from iserblk.disk.multipath.paths import Paths, access_state, reset_lun
 from iserblk.errors import AuthenticationError, ConnectFailed, TransportError
 from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import connect
@@ -117,7 +117,7 @@ async def test_a_portal_that_refuses_our_name(
             raise AuthenticationError("wrong secret")
         return await honest(url, options, isid)
 
-    monkeypatch.setattr("iserblk.disk.paths.connect", choosy)
+    monkeypatch.setattr("iserblk.disk.multipath.paths.connect", choosy)
     paths = ported.paths()
     with pytest.raises(AuthenticationError):
         await paths.connect()

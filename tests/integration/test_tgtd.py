@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from iserblk.disk.reserve import Reservation
+from iserblk.disk.lun.reservation import Reservation
 from iserblk.errors import (
     AuthenticationError,
     Busy,

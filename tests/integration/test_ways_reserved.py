@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from iserblk.disk import failback
-from iserblk.initiator import portals
+from iserblk.disk.multipath import failback, policy
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.scsi import reservations as pr
@@ -57,7 +56,7 @@ async def holders(url: str) -> list[tuple[bool, int]]:
 async def test_held_through_the_portal_in_use(
     tmp_path: Path, face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 0.5)
+    monkeypatch.setattr(policy, "FIRST_FAIL_BACK_S", 0.5)
     monkeypatch.setattr(failback, "LOOK_S", 0.02)
     monkeypatch.setattr(failback, "PROVEN_S", 0.1)
     with ported_target(tmp_path) as ported:

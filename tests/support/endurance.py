@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from iserblk.disk import aio, blocking, failback
+from iserblk.disk import aio, blocking
+from iserblk.disk.multipath import failback, policy
 from iserblk.disk.seam import AsyncDisk
-from iserblk.initiator import portals
 from iserblk.initiator.session.session import Session
 from tests.support.faces import InThreads, read, write
 
@@ -81,7 +81,7 @@ class Clients:
 
 def fail_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """To a portal that is better, and has come back."""
-    monkeypatch.setattr(portals, "FIRST_FAIL_BACK_S", 1.0)
+    monkeypatch.setattr(policy, "FIRST_FAIL_BACK_S", 1.0)
     monkeypatch.setattr(failback, "LOOK_S", 0.1)
     monkeypatch.setattr(failback, "PROVEN_S", 0.5)
 

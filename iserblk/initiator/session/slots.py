@@ -60,8 +60,9 @@ class TaskSlot(PduSlot):
     session makes it INLINE when it goes along with its command).
     ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
     last < first. ``deadline``: when it is aborted (monotonic seconds); 0 until ``submit`` where the
-    caller has none of its own. ``epoch``: the caller's, of a read; see ``disk.durable``.
-    ``change``, ``change_data``, ``change_command``: the caller's, of a change (``disk.journal``).
+    caller has none of its own. ``epoch``: the caller's, of a read; see ``disk.durability.promise``.
+    ``change``, ``change_data``, ``change_command``: the caller's, of a change; see
+    ``disk.durability.journal``.
     Ended: ``error`` (nothing else counts), or ``status``, ``response``, ``residual`` (bytes less
     than asked: positive; more: negative), ``sense`` (bytes).
     """

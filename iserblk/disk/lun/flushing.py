@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iserblk.disk.durable import Flushed
+from iserblk.disk.durability.promise import Flushed
 from iserblk.errors import IserblkError
 from iserblk.initiator.commands import check_time, command
 from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import cdb
 
 if TYPE_CHECKING:
-    from iserblk.disk.core import DiskCore
+    from iserblk.disk.lun.operations import DiskCore
 
 AGAIN_S = 0.02  # between two looks whether a connection that is to be replaced has ended
 

@@ -1,12 +1,12 @@
 """Several portals to one LUN, for whoever connects its session again: active/passive.
 
-``Paths.connect`` tries the portals in the order of ``initiator.portals.Ways``. ``Paths.look`` comes
-first on a fresh session: the ALUA state of the port is looked at, and a port that would carry out
-nothing is given up, so that the next try takes another. ``Paths.reset`` comes later: where the port
-is in another target portal group than the one before, a LOGICAL UNIT RESET ends what the lost
-session may have left at the target. Through the same group session reinstatement has done that
-(RFC 7143 section 6.3.5). A port that refuses a command for its state while it is in use is left
-(``watch``). ``disk/failback.py`` goes back to a better one.
+``Paths.connect`` tries the portals in the order of ``disk.multipath.policy.Ways``. ``Paths.look``
+comes first on a fresh session: the ALUA state of the port is looked at, and a port that would carry
+out nothing is given up, so that the next try takes another. ``Paths.reset`` comes later: where the
+port is in another target portal group than the one before, a LOGICAL UNIT RESET ends what the lost
+session may have left at the target. Through the same group session reinstatement has done that (RFC
+7143 section 6.3.5). A port that refuses a command for its state while it is in use is left
+(``watch``). ``disk/multipath/failback.py`` goes back to a better one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from iserblk.disk.multipath.policy import Way, Ways
 from iserblk.errors import (
     AuthenticationError,
     BadArgument,
@@ -24,7 +25,6 @@ from iserblk.errors import (
 )
 from iserblk.initiator.commands import PortRefused, command
 from iserblk.initiator.connecting.reach import connect
-from iserblk.initiator.portals import Way, Ways
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import pdu, reasons

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from iserblk.disk import flushing, provisioning
-from iserblk.disk.durable import Durability
-from iserblk.disk.geometry import Geometry
-from iserblk.disk.inventory import Inventory
-from iserblk.disk.journal import Journal
+from iserblk.disk.durability.journal import Journal
+from iserblk.disk.durability.promise import Durability
+from iserblk.disk.durability.replay import replay
+from iserblk.disk.lun import flushing, provisioning
+from iserblk.disk.lun.geometry import Geometry
+from iserblk.disk.lun.inventory import Inventory
+from iserblk.disk.lun.reservation import Reservation
+from iserblk.disk.lun.sizing import Sizing
 from iserblk.disk.ranges import RangeLock
-from iserblk.disk.replay import replay
-from iserblk.disk.reserve import Reservation
 from iserblk.disk.seam import Extent, LunInfo
-from iserblk.disk.sizing import Sizing
 from iserblk.errors import IserblkError, LocalProtocolError, OutOfRange, WriteProtected
 from iserblk.initiator.commands import (
     check_time,
@@ -54,7 +54,7 @@ def check_buffer(buffer: memoryview) -> None:
 
 
 class DiskCore:
-    """One LUN of a session. ``info`` and ``geometry`` come from ``iserblk.disk.identify``."""
+    """One LUN of a session. ``info`` and ``geometry`` come from ``iserblk.disk.lun.identify``."""
 
     def __init__(self, session: Session, lun: bytes, info: LunInfo, geometry: Geometry) -> None:
         self.session = session

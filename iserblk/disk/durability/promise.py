@@ -25,7 +25,7 @@ import threading
 from enum import Enum, auto
 from typing import NamedTuple
 
-from iserblk.disk.journal import Batches, Journal
+from iserblk.disk.durability.journal import Batches, Journal
 from iserblk.disk.ranges import RangeLock
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.scsi import sense as sense_data

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from iserblk.disk.durable import Durability
-from iserblk.disk.journal import Entry
+from iserblk.disk.durability.journal import Entry
+from iserblk.disk.durability.promise import Durability
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.commands import (

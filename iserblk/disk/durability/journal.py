@@ -24,14 +24,14 @@ from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
-from iserblk.disk.copies import CHUNK, Chunk
+from iserblk.disk.durability.copies import CHUNK, Chunk
 from iserblk.initiator.session.slots import NO_BYTES, QUEUED, TaskSlot, Waiter
 from iserblk.scsi import opcodes
 
 try:
-    from iserblk.disk._copies import Copies  # compiled by scripts/setup
+    from iserblk.disk.durability._copies import Copies
 except ImportError:
-    from iserblk.disk.copies import Copies
+    from iserblk.disk.durability.copies import Copies
 
 _UNMAP = bytes([opcodes.UNMAP])
 SMALL = 128  # bytes that an entry without data counts as

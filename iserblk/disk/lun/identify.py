@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from iserblk.disk.geometry import Geometry
+from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import NoSuchLun, NotSupported, ReservationConflict, ScsiError
 from iserblk.initiator.commands import command

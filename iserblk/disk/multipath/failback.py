@@ -1,6 +1,6 @@
 """Back to a better portal, while a worse one is in use. Runs in trio, beside the reconnector.
 
-A way that is due (``initiator.portals.Ways.fail_back``) is tried by a session of its own, with
+A way that is due (``disk.multipath.policy.Ways.fail_back``) is tried by a session of its own, with
 another ISID, so that the one in use notices nothing. Only when its port would carry out commands,
 the LUN there is the same, and both are so for a while, the session in use ends its commands, logs
 out, and is connected by that way.
@@ -15,13 +15,13 @@ from time import monotonic
 
 import trio
 
-from iserblk.disk.core import DiskCore
-from iserblk.disk.paths import Address, Paths, access_state
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.multipath.paths import Address, Paths, access_state
+from iserblk.disk.multipath.policy import Way
 from iserblk.disk.resume import recognise
 from iserblk.errors import ConnectFailed, ConnectionLost, IserblkError
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.portals import Way
 from iserblk.initiator.reconnecting import Driver, Reconnector
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation

@@ -1,10 +1,10 @@
 """Copies of what was written, one behind another, and an index of them: what a journal does once
 for each write, and therefore compiled.
 
-setup.py makes ``iserblk.disk._copies`` of this file, with the C types of ``_copies.pxd``. Both have
-one behaviour; ``journal`` takes the compiled one where it is there. It saves more than what a loop
-shows: between two writes a thread does so much else that the interpreter finds nothing of this in
-the processor's caches.
+setup.py makes ``iserblk.disk.durability._copies`` of this file, with the C types of
+``_copies.pxd``. Both have one behaviour; ``journal`` takes the compiled one where it is there. It
+saves more than what a loop shows: between two writes a thread does so much else that the
+interpreter finds nothing of this in the processor's caches.
 
 Chunks are used again: fresh memory costs a page fault every 4 KiB. What the copies are is packed in
 an index beside them: an object for each would be memory that is in no processor's cache, and work
@@ -24,7 +24,7 @@ _RECORD = 4  # numbers: sequence, first block, where the copy begins in the chun
 
 # In compiled code no other thread runs from one statement to the next, unless something is called
 # that gives up the GIL: so that looking at a flag and setting it is one step.
-_ATOMIC = __name__ == "iserblk.disk._copies"
+_ATOMIC = __name__ == "iserblk.disk.durability._copies"
 
 
 class Chunk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from iserblk.disk.paths import Paths
+from iserblk.disk.multipath.paths import Paths
 from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.initiator.drivers.tasks import TrioDriver
 

@@ -8,7 +8,7 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from iserblk.disk import flushing
+from iserblk.disk.lun import flushing
 from iserblk.disk.seam import EXTENT_DATA, Extent
 from iserblk.errors import NotSupported, ScsiError
 from iserblk.initiator.commands import check_time, command, fill_no_data, fill_write
@@ -18,7 +18,7 @@ from iserblk.scsi import lba as lba_data
 from iserblk.scsi.sense import MEDIUM_ERROR, Sense
 
 if TYPE_CHECKING:
-    from iserblk.disk.core import DiskCore
+    from iserblk.disk.lun.operations import DiskCore
 
 log = logging.getLogger(__name__)
 

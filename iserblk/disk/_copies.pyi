@@ -1,1 +1,0 @@
-from iserblk.disk.copies import Copies as Copies

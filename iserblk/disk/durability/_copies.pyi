@@ -1,0 +1,1 @@
+from iserblk.disk.durability.copies import Copies as Copies
