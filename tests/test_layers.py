@@ -73,8 +73,8 @@ TRIO_ALLOWED = {
     "disk.multipath.first_session",
     "doctor.portal",
     "metrics.serving",
-    "target.accepting",
-    "target.listening",
+    "target.iscsi.accepting",
+    "target.iscsi.listening",
     "target.server",
 }
 

@@ -14,8 +14,8 @@ from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.target.lunspec import open_lun, parse_lun_spec
+from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import serve
-from iserblk.target.unit import LogicalUnit
 from iserblk.url import BUSY_POLL_US, check_name
 
 _LUN_HELP = """\

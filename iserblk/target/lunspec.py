@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 
 from iserblk.errors import BadArgument
-from iserblk.target.lunfile import open_file
-from iserblk.target.store import Store
-from iserblk.target.unit import MAXIMUM_SERIAL, LogicalUnit
-from iserblk.target.volatile import VolatileStore
+from iserblk.target.scsi.unit import MAXIMUM_SERIAL, LogicalUnit
+from iserblk.target.store.lunfile import open_file
+from iserblk.target.store.store import Store
+from iserblk.target.store.volatile import VolatileStore
 
 BLOCK_SIZES = (512, 4096)
 MAXIMUM_SIZE = 1 << 62  # bytes

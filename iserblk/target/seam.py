@@ -1,7 +1,7 @@
 """The target's inner seam: between the iSCSI connection and the SCSI device server.
 
-The connection (``iserblk.target.connection``) moves data; the device server
-(``iserblk.target.device``) knows SCSI; the store (``iserblk.target.store``) holds bytes.
+The connection (``iserblk.target.iscsi.connection``) moves data; the device server
+(``iserblk.target.scsi.device``) knows SCSI; the store (``iserblk.target.store.store``) holds bytes.
 """
 
 from __future__ import annotations

@@ -27,19 +27,19 @@ from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
-from iserblk.target.accepting import TCP_RECEIVE_DATA, accept
-from iserblk.target.buffers import DataBudget
-from iserblk.target.connection import TargetConnection
-from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.listening import (
+from iserblk.target.iscsi.accepting import TCP_RECEIVE_DATA, accept
+from iserblk.target.iscsi.buffers import DataBudget
+from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.listening import (
     RdmaListener,
     is_any_address,
     listen_rdma,
     listen_tcp,
     name_of,
 )
+from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.ports import ONLY_PORT, TargetPort, TargetPorts, parse_listen, read_states
-from iserblk.target.slot import TargetTask
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.waiting.busy_polling import BusyPoll, Pace
 from iserblk.waiting.descriptors import WriteWatch
 

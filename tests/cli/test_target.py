@@ -47,7 +47,7 @@ def test_life(number: int, status: int, tmp_path: Path) -> None:
 ENDING = """
 import errno, os, signal, sys
 from iserblk.cli.main import main
-from iserblk.target.unit import LogicalUnit
+from iserblk.target.scsi.unit import LogicalUnit
 
 close = LogicalUnit.close
 

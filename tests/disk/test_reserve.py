@@ -22,9 +22,9 @@ from iserblk.errors import (
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import reservations as pr
-from iserblk.target import reservations as target_reservations
-from iserblk.target.commands import COMMANDS
-from iserblk.target.reservations import Reservations
+from iserblk.target.scsi import reservations as target_reservations
+from iserblk.target.scsi.commands import COMMANDS
+from iserblk.target.scsi.reservations import Reservations
 from tests.support.sessions import LUN, PATIENCE_S, Host, Place, hosts, target
 from tests.target.fake_store import FakeStore
 from tests.target.test_reservations_sessions import GatedStore

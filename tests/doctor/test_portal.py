@@ -17,8 +17,8 @@ from iserblk.errors import HostNotFound, NotSupported
 from iserblk.initiator.connecting import verbs
 from iserblk.initiator.connecting.iwarp import Address
 from iserblk.rcap.iwarp.mpa import MpaResponder
-from iserblk.target import listening
-from iserblk.target.device import LogicalUnit
+from iserblk.target.iscsi import listening
+from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, Url
 from tests.support.fabric import Fabric

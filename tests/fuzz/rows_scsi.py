@@ -5,8 +5,8 @@ from __future__ import annotations
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.scsi import alua, capacity, cdb, inquiry, lba, luns, mode, reservations, sense
 from iserblk.scsi.status import CHECK_CONDITION, GOOD
-from iserblk.target.commands import COMMANDS
-from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.commands import COMMANDS
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import DATA_OUT, NO_DATA, Nexus
 from tests.fuzz.engine import Case, Row, decoder
 from tests.target.fake_store import FakeStore

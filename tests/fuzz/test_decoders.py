@@ -33,7 +33,7 @@ ELSEWHERE = {
     "discovery/isns_client.py:ask_isns": "tests/integration/test_isns.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
-    "target/accepting.py:_is_iwarp": "tests/faults/test_hostile_initiator.py",
+    "target/iscsi/accepting.py:_is_iwarp": "tests/faults/test_hostile_initiator.py",
 }  # fmt: skip
 
 

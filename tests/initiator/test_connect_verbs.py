@@ -30,8 +30,8 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap import verbs
-from iserblk.target.connection import LOGIN_SLOTS, TargetConnection
-from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.iscsi.connection import LOGIN_SLOTS, TargetConnection
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.url import Options, parse_url
 from tests.support.fabric import Fabric, FakeListener
 from tests.target.fake_store import FakeStore

@@ -23,8 +23,8 @@ async def test_reads_of_more_than_the_target_holds(
 ) -> None:
     """Where answers leave all at once, nothing but the target itself knows that their buffers are
     free again."""
-    monkeypatch.setattr("iserblk.target.connection.DATA_BUDGET", 2 * PIECE)
-    monkeypatch.setattr("iserblk.target.connection.GUARANTEED", 2 * PIECE)
+    monkeypatch.setattr("iserblk.target.iscsi.connection.DATA_BUDGET", 2 * PIECE)
+    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 2 * PIECE)
     content = os.urandom(PIECES * PIECE)
     (tmp_path / "lun").write_bytes(content)
     unit = open_lun(parse_lun_spec(str(tmp_path / "lun")), "test")

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import trio
 
 from iserblk.target import server
-from iserblk.target.device import LogicalUnit
-from iserblk.target.store import Extent
-from iserblk.target.volatile import VolatileStore
+from iserblk.target.scsi.device import LogicalUnit
+from iserblk.target.store.store import Extent
+from iserblk.target.store.volatile import VolatileStore
 from tests.model.trouble import TroubledDevice, Troubles
 from tests.support.faults.proxy import FaultProxy
 from tests.support.target import TargetProcess

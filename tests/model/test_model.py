@@ -112,7 +112,7 @@ def test_without_faults_but_for_power(
 
 
 def _lying(monkeypatch: pytest.MonkeyPatch, name: str, lie: object) -> None:
-    monkeypatch.setattr(f"iserblk.target.volatile.VolatileStore.{name}", lie)
+    monkeypatch.setattr(f"iserblk.target.store.volatile.VolatileStore.{name}", lie)
 
 
 OVERWRITES: list[Step] = [

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes, sense
 from iserblk.scsi import status as sam
-from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.ports import TargetPorts
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.seam import DATA_OUT, Nexus, ScsiTask
-from iserblk.target.task import DeviceTask
 
 # What ends a command that was not carried out, and does when it is sent again.
 _COMMANDS_CLEARED = 0x2F00

@@ -16,7 +16,7 @@ from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import luns
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.reservations import OutParameters
-from iserblk.target.device import LogicalUnit
+from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, parse_url
 from tests.target.fake_store import FakeStore

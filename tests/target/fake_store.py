@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iserblk.target.store import Extent
+from iserblk.target.store.store import Extent
 
 
 class FakeStore:

@@ -12,9 +12,9 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message, memory_pair
-from iserblk.target.connection import TargetConnection
-from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.slot import TargetTask
+from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
 
 INITIATOR, IQN = "iqn.2026-11.example:host", "iqn.2026-11.example:disk"

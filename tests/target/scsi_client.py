@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from iserblk.scsi import sense
 from iserblk.scsi import status as sam
-from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.ports import ONLY_PORT, TargetPort
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import DATA_IN, DATA_OUT, Nexus
-from iserblk.target.store import FileStore
+from iserblk.target.store.store import FileStore
 
 IQN = "iqn.2026-11.example:disk"
 INITIATOR = "iqn.2026-11.example:host"

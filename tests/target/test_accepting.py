@@ -10,7 +10,7 @@ import trio.testing
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.rcap.iwarp.mpa import REQUEST_KEY
-from iserblk.target import accepting
+from iserblk.target.iscsi import accepting
 
 
 class Counting:

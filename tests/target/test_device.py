@@ -9,10 +9,10 @@ import pytest
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import capacity, cdb, inquiry, luns, mode, opcodes, sense
-from iserblk.target import device
-from iserblk.target.commands import COMMANDS, Command
-from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.store import FileStore
+from iserblk.target.scsi import device
+from iserblk.target.scsi.commands import COMMANDS, Command
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.store.store import FileStore
 from tests.target.scsi_client import (
     GOOD,
     INVALID_FIELD,

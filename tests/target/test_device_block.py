@@ -10,7 +10,7 @@ import pytest
 
 from iserblk.scsi import cdb, opcodes, sense
 from iserblk.scsi import status as sam
-from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
     GOOD,

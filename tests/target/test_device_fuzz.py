@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from iserblk.scsi import cdb, opcodes, sense
 from iserblk.scsi import status as sam
-from iserblk.target.commands import COMMANDS
-from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.commands import COMMANDS
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA, Nexus
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import IQN

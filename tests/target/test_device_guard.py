@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from iserblk.target.guard import RangeGuard
+from iserblk.target.scsi.guard import RangeGuard
 
 
 def test_writers_do_not_exclude_each_other() -> None:

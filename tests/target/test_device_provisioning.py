@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from iserblk.scsi import cdb, lba, sense
 from iserblk.scsi import status as sam
-from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.provisioning import _block_ranges
-from iserblk.target.store import Extent
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.provisioning import _block_ranges
+from iserblk.target.store.store import Extent
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
     GOOD,

@@ -7,7 +7,7 @@ import pytest
 from iserblk.errors import ConnectionLost
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
-from iserblk.target.slot import TargetTask
+from iserblk.target.iscsi.slot import TargetTask
 from tests.target.iser_client import IserClient, rw10
 
 

@@ -11,7 +11,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message
-from iserblk.target.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
 from iserblk.target.seam import Nexus
 from tests.target.iser_client import IserClient, rw10, tasks_of
 

@@ -23,9 +23,9 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.scsi import luns
-from iserblk.target.connection import TargetConnection
-from iserblk.target.control import ControlAnswers
-from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.control import ControlAnswers
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Options, parse_url
 from tests.iscsi import logins

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.iscsi import bhs, pdu
-from iserblk.target.slot import Numbers
+from iserblk.target.iscsi.slot import Numbers
 from tests.target.test_tcp_server import READ_10, Client, cdb10
 
 TOP = 0xFFFFFFFF

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.iscsi import bhs
-from iserblk.target.slot import Numbers
+from iserblk.target.iscsi.slot import Numbers
 
 
 def numbers(cmd_sn: int, depth: int) -> Numbers:

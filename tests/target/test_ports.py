@@ -8,7 +8,6 @@ import pytest
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import alua, cdb, inquiry, sense
-from iserblk.target.device import DeviceServer, LogicalUnit
 from iserblk.target.ports import (
     ONLY_PORT,
     STATES,
@@ -17,6 +16,7 @@ from iserblk.target.ports import (
     parse_states,
     read_states,
 )
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, INVALID_FIELD, IQN, Client
 

@@ -14,10 +14,10 @@ from iserblk.scsi import cdb, opcodes, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
 from iserblk.scsi.reservations import OutParameters, Reservation
-from iserblk.target import primary
-from iserblk.target.commands import COMMANDS
-from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.reservations import MAXIMUM_REGISTRATIONS
+from iserblk.target.scsi import primary
+from iserblk.target.scsi.commands import COMMANDS
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.reservations import MAXIMUM_REGISTRATIONS
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, INITIATOR, INVALID_FIELD, IQN, POWER_ON, Client
 

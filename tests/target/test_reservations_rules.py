@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.scsi.reservations import OutParameters, TransportId
-from iserblk.target.reservations import CHANGES, FREE, READS, Reservations
+from iserblk.target.scsi.reservations import CHANGES, FREE, READS, Reservations
+from iserblk.target.scsi.task import Ended
 from iserblk.target.seam import ALL_PORTS, NexusName
-from iserblk.target.task import Ended
 
 NEXUSES = [
     NexusName(TransportId(name, b"\x80abcde"), int(port)) for name, port in ("a1", "a2", "b1")

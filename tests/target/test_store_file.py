@@ -14,9 +14,9 @@ import pytest
 
 from iserblk import files
 from iserblk.errors import BadArgument, Busy, PermissionDenied
-from iserblk.target import lunfile, store
-from iserblk.target.lunfile import open_file
-from iserblk.target.store import FileStore
+from iserblk.target.store import lunfile, store
+from iserblk.target.store.lunfile import open_file
+from iserblk.target.store.store import FileStore
 
 SIZE = 1 << 20
 

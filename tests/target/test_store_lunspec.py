@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from iserblk.errors import BadArgument, Busy
 from iserblk.scsi import cdb, inquiry
-from iserblk.target.device import DeviceServer
 from iserblk.target.lunspec import LunSpec, open_lun, parse_lun_spec
-from iserblk.target.store import FileStore
-from iserblk.target.volatile import VolatileStore
+from iserblk.target.scsi.device import DeviceServer
+from iserblk.target.store.store import FileStore
+from iserblk.target.store.volatile import VolatileStore
 from tests.target.scsi_client import GOOD, IQN, Client
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from iserblk.target.store import Extent
-from iserblk.target.volatile import VolatileStore
+from iserblk.target.store.store import Extent
+from iserblk.target.store.volatile import VolatileStore
 from tests.target.fake_store import FakeStore
 
 SIZE = 64 * 512

@@ -16,10 +16,10 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.scsi import status as sam
 from iserblk.sockets.stream import SocketStream
-from iserblk.target.buffers import DataBudget
-from iserblk.target.connection import TargetConnection
-from iserblk.target.device import DeviceServer, LogicalUnit
-from iserblk.target.slot import TargetTask
+from iserblk.target.iscsi.buffers import DataBudget
+from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
 
 INITIATOR, IQN = "iqn.2026-11.example:host", "iqn.2026-11.example:disk"
@@ -409,8 +409,8 @@ def test_many_reads_go_on_when_buffers_come_back(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands that waited for memory start when what was sent has given some back."""
-    monkeypatch.setattr("iserblk.target.connection.DATA_BUDGET", 8192)
-    monkeypatch.setattr("iserblk.target.connection.GUARANTEED", 0)
+    monkeypatch.setattr("iserblk.target.iscsi.connection.DATA_BUDGET", 8192)
+    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 0)
     for itt in range(1, 30):
         client.command(cdb10(READ_10, 8), bhs.FLAG_FINAL | bhs.FLAG_READ, 4096, itt=itt)
     whole = b"".join(got for _, got in client.heard)
@@ -422,7 +422,7 @@ def test_many_reads_go_on_when_buffers_come_back(
 def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All connections share a bound; one that waits goes on as soon as another gives some back,
     however that comes. A little each may always have."""
-    monkeypatch.setattr("iserblk.target.connection.GUARANTEED", 4096)
+    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 4096)
     budget = DataBudget(32768)
     greedy, modest = Client(budget=budget), Client(budget=budget)
     greedy.write(64, itt=1)  # holds its buffer until its data has come
@@ -461,7 +461,7 @@ def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.Mon
 
 
 def test_a_connection_that_ends_waits_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iserblk.target.connection.GUARANTEED", 0)
+    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 0)
     budget = DataBudget(4096)
     greedy, waiting, last = Client(budget=budget), Client(budget=budget), Client(budget=budget)
     greedy.write(8)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from iserblk.scsi import cdb, opcodes, sense
-from iserblk.target.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.scsi.unflushed import MOST_NAMES, Unflushed
 from iserblk.target.seam import Nexus
-from iserblk.target.unflushed import MOST_NAMES, Unflushed
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, IQN, Client
 

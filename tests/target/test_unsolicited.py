@@ -10,7 +10,7 @@ from iserblk.datamover.iser import CONTROL, WSV, ControlHeader
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
-from iserblk.target.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
 from tests.target.iser_client import PLAIN, IserClient, rw10, tasks_of
 
 DATA = random.Random(3).randbytes(128 << 10)

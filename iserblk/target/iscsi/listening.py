@@ -14,8 +14,8 @@ from iserblk.datamover.iser import ConnectionFlags
 from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
 from iserblk.rcap import verbs
 from iserblk.rcap.seam import QueuePair
-from iserblk.target.accepting import RECEIVE_SIZE, reply_flags
-from iserblk.target.connection import LOGIN_SLOTS
+from iserblk.target.iscsi.accepting import RECEIVE_SIZE, reply_flags
+from iserblk.target.iscsi.connection import LOGIN_SLOTS
 
 READ_DEPTH = 64  # RDMA Reads at a time, where the device can do as many
 

@@ -85,8 +85,8 @@ def _lives_in_memory(fd: int) -> bool:
 
 
 class FileStore:
-    """Implements Store over an open descriptor, which it owns. ``iserblk.target.lunfile`` opens
-    the descriptor, and checks that the file can be a LUN."""
+    """Implements Store over an open descriptor, which it owns. ``target.store.lunfile`` opens it,
+    and checks that the file can be a LUN."""
 
     def __init__(self, fd: int, size: int) -> None:
         """``size``: bytes of the LUN; the file may be a little larger, and must not be smaller."""

@@ -8,11 +8,11 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import limits, sense
 from iserblk.scsi.cdb import NDOB, RW10, RW16, UNMAP
-from iserblk.target.block import check_range, check_writable, out_of_range, too_long
+from iserblk.target.scsi.block import check_range, check_writable, out_of_range, too_long
+from iserblk.target.scsi.task import CheckCondition, DeviceTask, check_wanted
+from iserblk.target.scsi.unit import MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME, LogicalUnit
 from iserblk.target.seam import DATA_IN, DATA_OUT
-from iserblk.target.store import Extent
-from iserblk.target.task import CheckCondition, DeviceTask, check_wanted
-from iserblk.target.unit import MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME, LogicalUnit
+from iserblk.target.store.store import Extent
 
 _TILE = 1 << 20  # bytes of a repeated pattern that are written at once
 _STATUS_DESCRIPTORS = 1024

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 
-from iserblk.target.store import Extent, Store
+from iserblk.target.store.store import Extent, Store
 
 _DATA = 0
 _ZERO = 1

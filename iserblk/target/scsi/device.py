@@ -2,7 +2,7 @@
 
 It routes by LUN, keeps unit attentions, and answers itself what must be answered whether there is
 a LUN or not: INQUIRY, REPORT LUNS and REQUEST SENSE, which no unit attention stops (SAM-5, Unit
-attention conditions; SPC-4). All else is in ``iserblk.target.commands``.
+attention conditions; SPC-4). All else is in ``iserblk.target.scsi.commands``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from iserblk.scsi import alua, inquiry, opcodes, sense
 from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
-from iserblk.target.block import fit
-from iserblk.target.commands import COMMANDS, check_fields, find, unknown_command
 from iserblk.target.ports import ONLY_PORT, TargetPorts
-from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask
-from iserblk.target.store import is_full, is_read_only
-from iserblk.target.task import (
+from iserblk.target.scsi.block import fit
+from iserblk.target.scsi.commands import COMMANDS, check_fields, find, unknown_command
+from iserblk.target.scsi.task import (
     CheckCondition,
     DeviceTask,
     Ended,
@@ -29,8 +27,10 @@ from iserblk.target.task import (
     TaskAborted,
     invalid_field,
 )
-from iserblk.target.unit import PRODUCT, REVISION, VENDOR
-from iserblk.target.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
+from iserblk.target.scsi.unit import PRODUCT, REVISION, VENDOR
+from iserblk.target.scsi.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
+from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask
+from iserblk.target.store.store import is_full, is_read_only
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import threading
 from iserblk.scsi import mode, opcodes, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.cdb import DBD
-from iserblk.target.block import begin_flush
+from iserblk.target.scsi.block import begin_flush
+from iserblk.target.scsi.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.seam import DATA_OUT
-from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
-from iserblk.target.unit import LogicalUnit
 
 log = logging.getLogger(__name__)
 

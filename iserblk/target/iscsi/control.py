@@ -9,7 +9,7 @@ from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text_target import Declare, TextResponder
-from iserblk.target.slot import ENDED, Numbers, TargetTask
+from iserblk.target.iscsi.slot import ENDED, Numbers, TargetTask
 
 _BATCH = 16  # slots that are made at a time
 _PING_TAG = 1  # Target Transfer Tag of our pings: at most one is on its way

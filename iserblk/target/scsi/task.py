@@ -10,7 +10,7 @@ from iserblk.scsi import status as sam
 from iserblk.target.seam import DATA_IN, Nexus, ScsiTask
 
 if TYPE_CHECKING:
-    from iserblk.target.unit import LogicalUnit
+    from iserblk.target.scsi.unit import LogicalUnit
 
 Execute = Callable[["DeviceTask", memoryview, bool], bool]
 

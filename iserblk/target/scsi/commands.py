@@ -14,10 +14,10 @@ from typing import NamedTuple
 from iserblk.scsi import opcodes as op
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
-from iserblk.target import block, primary, provisioning
-from iserblk.target.reservations import CHANGES, FREE, PREVENTS, READS, STARTS
-from iserblk.target.task import CheckCondition, DeviceTask, invalid_field
-from iserblk.target.unit import LogicalUnit
+from iserblk.target.scsi import block, primary, provisioning
+from iserblk.target.scsi.reservations import CHANGES, FREE, PREVENTS, READS, STARTS
+from iserblk.target.scsi.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.scsi.unit import LogicalUnit
 
 Begin = Callable[[DeviceTask, LogicalUnit], None]
 
@@ -38,7 +38,7 @@ _OUT_ACTIONS = (
 
 class Command(NamedTuple):
     """``begin`` is None for those that the device server answers itself, LUN or not. ``access``:
-    what it does to a LUN that is reserved (``iserblk.target.reservations``)."""
+    what it does to a LUN that is reserved (``iserblk.target.scsi.reservations``)."""
 
     usage: bytes
     length: int  # bytes of the CDB

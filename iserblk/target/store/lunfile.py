@@ -8,7 +8,7 @@ import os
 import stat
 
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
-from iserblk.target.store import FileStore
+from iserblk.target.store.store import FileStore
 
 
 def open_file(

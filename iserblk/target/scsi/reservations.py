@@ -14,8 +14,8 @@ from typing import NamedTuple
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation
+from iserblk.target.scsi.task import CheckCondition, ReservationConflict
 from iserblk.target.seam import ALL_PORTS, NexusName
-from iserblk.target.task import CheckCondition, ReservationConflict
 
 # What a command does to a LUN that somebody else has reserved.
 FREE = 0  # nothing: always allowed, or it has rules of its own

@@ -8,12 +8,12 @@ from iserblk.errors import BadArgument
 from iserblk.scsi import alua, inquiry
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
-from iserblk.target.guard import RangeGuard
 from iserblk.target.ports import ONLY_PORT, TargetPort
-from iserblk.target.reservations import Reservations
+from iserblk.target.scsi.guard import RangeGuard
+from iserblk.target.scsi.reservations import Reservations
+from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus, NexusName
-from iserblk.target.store import Store
-from iserblk.target.unflushed import Unflushed
+from iserblk.target.store.store import Store
 
 VENDOR = "ISERBLK"
 PRODUCT = "FILE"

@@ -21,11 +21,9 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
 from iserblk.scsi import luns
 from iserblk.scsi import status as sam
-from iserblk.target.buffers import GUARANTEED, BufferPool, DataBudget
-from iserblk.target.control import LOGOUT_FOR_RECOVERY, ControlAnswers
-from iserblk.target.ports import ONLY_PORT, TargetPort
-from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
-from iserblk.target.slot import (
+from iserblk.target.iscsi.buffers import GUARANTEED, BufferPool, DataBudget
+from iserblk.target.iscsi.control import LOGOUT_FOR_RECOVERY, ControlAnswers
+from iserblk.target.iscsi.slot import (
     DEFERRED,
     ENDED,
     FETCHING,
@@ -36,6 +34,8 @@ from iserblk.target.slot import (
     TargetTask,
     pack_response,
 )
+from iserblk.target.ports import ONLY_PORT, TargetPort
+from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
 
 log = logging.getLogger(__name__)
 
