@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fuse_mount.errors import UsageError
 from iserblk.errors import BadArgument, NotSupported
-from iserblk.url import OPTION_NAMES, Options
+from iserblk.options import OPTION_NAMES, Options
 
 # Words of fstab lines and of mount(8) that mean nothing here, or are the default.
 _SWALLOWED = frozenset(

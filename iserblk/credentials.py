@@ -23,8 +23,9 @@ from pathlib import Path
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.iscsi import chap
 from iserblk.iscsi.chap import Accounts, Credentials
+from iserblk.options import Options
 from iserblk.secret import Secret
-from iserblk.url import Options, Url, split_url
+from iserblk.url import Url, split_url
 
 _USERNAME = "LIBISCSI_CHAP_USERNAME"
 _PASSWORD = "LIBISCSI_CHAP_PASSWORD"

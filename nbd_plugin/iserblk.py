@@ -58,7 +58,8 @@ try:
     from iserblk.disk.opening import settle
     from iserblk.disk.seam import BlockingDisk, Extent
     from iserblk.errors import BadArgument, IserblkError
-    from iserblk.url import Options, parse_url
+    from iserblk.options import Options
+    from iserblk.url import parse_url
 except ImportError as missing:
     # Python looks for its library beside the first python3 in PATH, and takes that of another.
     if sys.prefix == "/usr":

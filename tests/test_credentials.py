@@ -12,7 +12,8 @@ from iserblk.credentials import find_credentials, handed_on, read_accounts, with
 from iserblk.errors import BadArgument
 from iserblk.iscsi import chap
 from iserblk.iscsi.chap import Credentials
-from iserblk.url import Options, parse_url
+from iserblk.options import Options
+from iserblk.url import parse_url
 
 IQN = "iqn.2026-11.example:disk"
 OWN, THEIRS = "hush-hush-hush", "not-a-word-more"

@@ -12,7 +12,8 @@ from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, FoundTarget, find_targets
 from iserblk.errors import BadArgument, TargetNotFound
 from iserblk.iscsi.send_targets import TYPE_WORDS
-from iserblk.url import Options, Url, check_scheme, parse_place, parse_portal
+from iserblk.options import Options
+from iserblk.url import Url, check_scheme, parse_place, parse_portal
 
 
 @click.command("discover")

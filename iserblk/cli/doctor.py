@@ -16,7 +16,8 @@ from iserblk.doctor.machine import Machine
 from iserblk.doctor.portal import TCP, Limits, PortalReport, check_portal
 from iserblk.doctor.report import check_machine, what_works
 from iserblk.errors import BadArgument
-from iserblk.url import Options, Url, check_scheme, parse_place, parse_portal
+from iserblk.options import Options
+from iserblk.url import Url, check_scheme, parse_place, parse_portal
 
 _USES = {
     "iwarp": "iSER over software iWARP",

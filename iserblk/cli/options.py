@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import click
 
 from iserblk.errors import BadArgument
-from iserblk.url import parse_size
+from iserblk.options import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Options of a connection (their values are checked by iserblk.url): name, metavar, help. Those
+# Options of a connection (their values are checked by iserblk.options): name, metavar, help. Those
 # without help have one possible value so far; they are accepted, and refused in words.
 CONNECTION = (
     ("rcap", "auto|verbs|iwarp", "RDMA provider; auto: verbs where a device can, else iwarp."),

@@ -13,10 +13,11 @@ from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.names import check_name
+from iserblk.options import BUSY_POLL_US
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import serve
-from iserblk.url import BUSY_POLL_US, check_name
 
 _LUN_HELP = """\
 A file or block device; repeated for LUN 1, 2 and so on.

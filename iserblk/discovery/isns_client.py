@@ -18,7 +18,9 @@ from iserblk.errors import (
 )
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import TargetRecord
-from iserblk.url import Options, Url, initiator_name, name_portal
+from iserblk.names import initiator_name
+from iserblk.options import Options
+from iserblk.url import Url, name_portal
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ async def ask_isns(url: Url, options: Options) -> list[TargetRecord]:
         server = _Server(sock, name)
         try:
             with trio.fail_after(ANSWER_TIMEOUT_S):
-                return await _look(server, initiator_name(options), url.iqn)
+                return await _look(server, initiator_name(options.initiator_name), url.iqn)
         except trio.TooSlowError:
             raise ConnectTimeout(
                 f"{name}: no answer within {ANSWER_TIMEOUT_S:g} s; is this an iSNS server?"

@@ -13,7 +13,8 @@ from iserblk.initiator.connecting.iwarp import resolve
 from iserblk.initiator.connecting.reach import choose
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.iscsi.send_targets import Portal, TargetRecord
-from iserblk.url import Options, Url, name_portal
+from iserblk.options import Options
+from iserblk.url import Url, name_portal
 
 PROBE_TIMEOUT_S = 5.0
 PROBES_AT_A_TIME = 16

@@ -33,8 +33,10 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Driver, Reconnector
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
+from iserblk.names import initiator_name
+from iserblk.options import Options
 from iserblk.scsi import luns
-from iserblk.url import Options, Url, check_scheme, initiator_name, parse_url
+from iserblk.url import Url, check_scheme, parse_url
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +209,7 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
         reservation = Reservation(
             name,
             " ".join(known.identifiers) or known.serial or f"{url.iqn} {lun}",
-            options.reserve_key or host_key(initiator_name(options)),
+            options.reserve_key or host_key(initiator_name(options.initiator_name)),
         )
         session.farewells.append(partial(reservation.release, session, field))
         await driver.run_operation(reservation.acquire(session, field))

@@ -28,8 +28,10 @@ from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve, st
 from iserblk.initiator.connecting.login import receives
 from iserblk.initiator.connecting.reach import READ_DEPTH, connect, connection_flags, name_portal
 from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.names import initiator_name
+from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaInitiator
-from iserblk.url import Options, Url, initiator_name
+from iserblk.url import Url
 
 TCP = "tcp"  # the choice that is Traditional iSCSI
 MAXIMUM_ADDRESSES = 8  # that are looked at
@@ -277,7 +279,7 @@ def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
 async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answer: _Answer) -> None:
     """As every command does it; and out again."""
     kind = f"to {url.iqn}" if url.iqn else "for discovery"
-    who = initiator_name(options)
+    who = initiator_name(options.initiator_name)
     try:
         with trio.fail_after(limits.login):
             session = await connect(url, options)

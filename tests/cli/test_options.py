@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from iserblk.cli.options import CONNECTION, Size, connection, connection_options
-from iserblk.url import OPTION_NAMES
+from iserblk.options import OPTION_NAMES
 from tests.support.target import ROOT
 
 # Keys of libiscsi's URLs; the last could be secrets on a command line.

@@ -16,11 +16,12 @@ from iserblk.doctor.portal import Limits, PortalReport, check_portal
 from iserblk.errors import HostNotFound, NotSupported
 from iserblk.initiator.connecting import verbs
 from iserblk.initiator.connecting.iwarp import Address
+from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
-from iserblk.url import Options, Url
+from iserblk.url import Url
 from tests.support.fabric import Fabric
 from tests.support.portal import Portal, portals
 from tests.target.fake_store import FakeStore

@@ -17,9 +17,10 @@ from iserblk.errors import IserblkError, TransportError
 from iserblk.initiator.connecting import reach as connect_module
 from iserblk.initiator.connecting.reach import connect
 from iserblk.iscsi import bhs, pdu
+from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import mpa
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.faults.bystander import bystander
 from tests.faults.changes import lie
 from tests.iscsi import logins

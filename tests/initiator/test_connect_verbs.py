@@ -29,10 +29,11 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
+from iserblk.options import Options
 from iserblk.rcap import verbs
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, TargetConnection
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.support.fabric import Fabric, FakeListener
 from tests.target.fake_store import FakeStore
 from tests.target.test_iser_server import serving

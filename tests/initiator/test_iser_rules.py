@@ -19,9 +19,10 @@ from iserblk.initiator.session.slots import TaskSlot
 from iserblk.initiator.session.unasked import fill_logout
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.initiator.fake import CountingWaiter, response
 from tests.target.iser_client import IserClient
 

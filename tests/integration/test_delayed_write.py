@@ -17,7 +17,8 @@ from iserblk.disk import aio
 from iserblk.errors import IserblkError, TransportError
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.url import Options, parse_url
+from iserblk.options import Options
+from iserblk.url import parse_url
 from tests.initiator.peer import disk_of
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, read, write

@@ -11,7 +11,8 @@ from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, find_targets
 from iserblk.disk.multipath import discovering
 from iserblk.iscsi.send_targets import Portal
-from iserblk.url import Options, Url
+from iserblk.options import Options
+from iserblk.url import Url
 from tests.cli.commands import good, good_json, serving
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, opened, read, write

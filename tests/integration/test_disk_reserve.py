@@ -14,8 +14,9 @@ import trio
 from iserblk.errors import Busy, ReservationConflict, ReservationLost
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.options import Options
 from iserblk.scsi import reservations as pr
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.sessions import Host

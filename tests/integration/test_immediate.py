@@ -8,7 +8,8 @@ import pytest
 
 from iserblk.errors import TransportError
 from iserblk.initiator.connecting.reach import connect
-from iserblk.url import Options, parse_url
+from iserblk.options import Options
+from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
 from tests.support.faces import one_disk, read, write
 

@@ -18,8 +18,9 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
+from iserblk.options import Options
 from iserblk.scsi import alua, cdb, luns
-from iserblk.url import Options, Url, parse_url
+from iserblk.url import Url, parse_url
 from tests.cli.commands import Server, good_json, serving
 from tests.support.target import IQN
 

@@ -12,7 +12,8 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.redirects import MOVES
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi.login_initiator import LoginInitiator
-from iserblk.url import Options, parse_url
+from iserblk.options import Options
+from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.portal import Portal, portals

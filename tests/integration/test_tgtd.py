@@ -27,8 +27,9 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.iscsi.send_targets import Portal
+from iserblk.options import Options
 from iserblk.scsi import luns
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.support.blockwork import everything
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record

@@ -13,8 +13,9 @@ import trio
 from iserblk.disk.multipath import failback, policy
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.options import Options
 from iserblk.scsi import reservations as pr
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.support.faces import FACES, opened, read, write
 from tests.support.faults.behaviours import Hold
 from tests.support.ported import ported_target

@@ -21,10 +21,11 @@ from iserblk.initiator.connecting.reach import READ_DEPTH, connect
 from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
 from iserblk.iscsi import bhs, pdu, text
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
+from iserblk.options import Options
 from iserblk.rcap.iwarp import mpa
 from iserblk.scsi import status as sam
 from iserblk.scsi.sense import Sense
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.interop.recorded import Exchange, exchanges, phases, sense_triple
 from tests.interop.target import RecordedTarget
 from tests.rcap import streams

@@ -24,7 +24,7 @@ from iserblk.metrics.address import (
     socket_of,
     words,
 )
-from iserblk.url import Options
+from iserblk.options import Options
 
 
 @pytest.mark.parametrize(

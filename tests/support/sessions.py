@@ -13,12 +13,13 @@ from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.slots import Operation
+from iserblk.options import Options
 from iserblk.scsi import luns
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.reservations import OutParameters
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.target.fake_store import FakeStore
 
 T = TypeVar("T")

@@ -20,6 +20,7 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
+from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.scsi import luns
@@ -27,7 +28,7 @@ from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
 

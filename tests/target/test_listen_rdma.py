@@ -22,13 +22,14 @@ from iserblk.errors import (
 )
 from iserblk.initiator.connecting import verbs as connecting_verbs
 from iserblk.initiator.connecting.reach import connect
+from iserblk.options import Options
 from iserblk.rcap import seam, verbs
 from iserblk.rcap.inprocess import Message
 from iserblk.target import server
 from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
-from iserblk.url import Options, parse_url
+from iserblk.url import parse_url
 from tests.support.fabric import Fabric
 from tests.target.fake_store import FakeStore
 

@@ -13,7 +13,8 @@ from iserblk.disk.opening import Address, with_paths
 from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import Portal
-from iserblk.url import Options, Url, name_portal
+from iserblk.options import Options
+from iserblk.url import Url, name_portal
 
 log = logging.getLogger(__name__)
 _ANSWER_S = 3.0

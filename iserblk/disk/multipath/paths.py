@@ -28,9 +28,10 @@ from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import pdu, reasons
+from iserblk.options import Options
 from iserblk.scsi import alua, cdb, inquiry, luns
 from iserblk.scsi import sense as sense_data
-from iserblk.url import Options, Url, name_portal
+from iserblk.url import Url, name_portal
 
 log = logging.getLogger(__name__)
 

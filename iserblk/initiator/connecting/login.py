@@ -28,8 +28,10 @@ from iserblk.iscsi.login_initiator import (
     LoginInitiator,
     LoginInitiatorConfig,
 )
+from iserblk.names import initiator_name
+from iserblk.options import Options
 from iserblk.rcap.seam import QueuePair
-from iserblk.url import Options, Url, initiator_name
+from iserblk.url import Url
 
 RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
 # MaxRecvDataSegmentLength of Traditional iSCSI: a MiB comes in one Data-In. With 256 KiB it woke us
@@ -121,7 +123,7 @@ class Login:
             self.isid = bytes((0x80, *secrets.token_bytes(5)))
         login = LoginInitiator(
             LoginInitiatorConfig(
-                initiator_name=initiator_name(options),
+                initiator_name=initiator_name(options.initiator_name),
                 target_name=self._url.iqn,
                 discovery=not self._url.iqn,
                 isid=self.isid,

@@ -33,9 +33,10 @@ from iserblk.initiator.connecting.iwarp import Address, connect_iwarp, connect_s
 from iserblk.initiator.connecting.login import Login, receives
 from iserblk.initiator.connecting.redirects import follow
 from iserblk.initiator.session.session import Session
+from iserblk.options import Options
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
-from iserblk.url import Options, Url
+from iserblk.url import Url
 from iserblk.url import name_portal as name_portal  # noqa: PLC0414
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from iserblk.iscsi.send_targets import (
     TargetRecord,
     records_untrusted,
 )
-from iserblk.url import Options, Url
+from iserblk.options import Options
+from iserblk.url import Url
 
 ANSWER_TIMEOUT_S = 15.0  # with the login within what a login may take
 LOGOUT_S = 1.0

@@ -1,0 +1,281 @@
+"""Options: everything a user can say that is no address, in one table.
+
+The keys of URLs, nbdkit's parameters, ``-o`` and ``--option`` are all made from it, hyphens and
+underscores alike. Errors name the thing and the remedy; what may be a secret is not shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from iserblk.errors import BadArgument, NotSupported
+from iserblk.metrics.address import parse_address
+from iserblk.names import check_name, shown
+from iserblk.secret import Secret
+
+SMALLEST_JOURNAL = 64 << 10
+BUSY_POLL_US = 300  # a round trip on a local network, and some more
+_SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """Everything that is no address. Times are seconds."""
+
+    rcap: str = "auto"
+    mpa_crc: bool = True
+    mpa_frames: int = 0  # TCP segments that one may fill; 0: as the peer takes them
+    initiator_name: str = ""
+    io_timeout: float = 30.0
+    queue_depth: int = 128
+    journal: int = 64 << 20  # bytes; 0: none
+    shared: bool = False  # other hosts write to the LUNs, too
+    busy_poll_us: int = BUSY_POLL_US
+    immediate_data: bool = True
+    header_digest: str = "None"  # as the text key has it: a list, best first
+    data_digest: str = "None"
+    auth: str = ""  # "": as credentials are given, or not
+    target_user: str = ""
+    target_password: Secret = field(default_factory=Secret)
+    chap_secret_file: str = ""  # an absolute path
+    chap_secret_fd: int | None = None
+    chap_secret_credential: str = ""  # a file's name
+    reserve: bool = False  # exclusively
+    reserve_key: int = 0  # 0: this machine's own
+    fallback: str = "none"  # or "iscsi"
+    discover: bool = False  # more portals of the target
+    metrics: str = ""  # where they are served, as iserblk.metrics.address has it; "": nowhere
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:
+        """From keys as users write them, ``-`` or ``_`` alike. Raises BadArgument, NotSupported."""
+        values: dict[str, object] = {}
+        seen: set[str] = set()
+        for raw, value in pairs:
+            key = raw.replace("_", "-")
+            if key not in _KEYS and key not in _LATER:
+                raise BadArgument(
+                    f"unknown option {shown(raw)}; known are: {', '.join(OPTION_NAMES)}"
+                )
+            if key in seen:
+                raise BadArgument(f"option {key} is given twice")
+            seen.add(key)
+            if value == "":
+                raise BadArgument(f"option {key} has no value; write {key}=VALUE")
+            if key in _LATER:
+                _check_later(key, value)
+            else:
+                name, convert = _KEYS[key]
+                values[name] = convert(key, value)
+        if values.get("reserve_key") and not values.get("reserve"):
+            raise BadArgument("reserve-key means nothing without reserve=exclusive; add it")
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _metrics(key: str, value: str) -> str:
+    if value.lower() in ("off", "no"):
+        return ""
+    parse_address(value, key)
+    return value
+
+
+def _yes_no(key: str, value: str) -> bool:
+    if value.lower() in ("yes", "on", "true", "1"):
+        return True
+    if value.lower() in ("no", "off", "false", "0"):
+        return False
+    raise BadArgument(f"{key}={shown(value)}: say yes or no")
+
+
+def _rcap(key: str, value: str) -> str:
+    if value not in ("auto", "verbs", "iwarp"):
+        raise BadArgument(f"{key}={shown(value)}: say auto, verbs or iwarp")
+    return value
+
+
+def _frames(key: str, value: str) -> int:
+    if value.lower() == "auto":
+        return 0
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= 64:
+        raise BadArgument(f"{key}={shown(value)}: say auto, or a number of segments from 1 to 64")
+    return int(value)
+
+
+def _fallback(key: str, value: str) -> str:
+    if value.lower() not in ("none", "iscsi"):
+        raise BadArgument(f"{key}={shown(value)}: say none or iscsi")
+    return value.lower()
+
+
+def _portals(key: str, value: str) -> bool:
+    if value.lower() not in ("given", "discover"):
+        raise BadArgument(f"{key}={shown(value)}: say given or discover")
+    return value.lower() == "discover"
+
+
+def _seconds(key: str, value: str) -> float:
+    try:
+        seconds = float(value.removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if not 1 <= seconds <= 86400:
+        raise BadArgument(f"{key}={shown(value)}: give seconds, from 1 to 86400")
+    return seconds
+
+
+def _number(value: str) -> int:
+    """-1 for what is none, and for more digits than any option has use for."""
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else -1
+
+
+def _depth(key: str, value: str) -> int:
+    depth = _number(value)
+    if not 1 <= depth <= 1024:
+        raise BadArgument(f"{key}={shown(value)}: give a number from 1 to 1024")
+    return depth
+
+
+def _microseconds(key: str, value: str) -> int:
+    microseconds = _number(value)
+    if not 0 <= microseconds <= 1_000_000:
+        raise BadArgument(f"{key}={shown(value)}: give microseconds from 0 (never) to 1000000")
+    return microseconds
+
+
+def _journal(key: str, value: str) -> int:
+    if value.lower() == "off":
+        return 0
+    size = parse_size(value, key) if _SIZE.fullmatch(value) else 0
+    if size < SMALLEST_JOURNAL:
+        least = f"{SMALLEST_JOURNAL >> 10}k"
+        raise BadArgument(f"{key}={shown(value)}: say off, or a size of {least} or more")
+    return size
+
+
+_DIGESTS = {
+    "none": "None",
+    "crc32c": "CRC32C",
+    "crc32c,none": "CRC32C,None",
+    "none,crc32c": "None,CRC32C",
+}
+
+
+def _digest(key: str, value: str) -> str:
+    digest = _DIGESTS.get(value.lower())
+    if digest is None:
+        raise BadArgument(f"{key}={shown(value)}: say none, crc32c, or crc32c,none for either")
+    return digest
+
+
+def _name(key: str, value: str) -> str:
+    return check_name(value, key)
+
+
+def _auth(key: str, value: str) -> str:
+    known = {"sha-256": "sha256", "sha3256": "sha3-256"}.get(value.lower(), value.lower())
+    if known not in ("none", "chap", "md5", "sha1", "sha256", "sha3-256"):
+        raise BadArgument(f"{key}: say none, chap, md5, sha1, sha256 or sha3-256")
+    return known
+
+
+def _text(_key: str, value: str) -> str:
+    return value
+
+
+def _secret(_key: str, value: str) -> Secret:
+    return Secret(value)
+
+
+def _secret_file(key: str, value: str) -> str:
+    if not value.startswith("/"):
+        raise BadArgument(f"{key}: give the file's whole path, from / on")
+    return value
+
+
+def _descriptor(key: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) <= 6):
+        raise BadArgument(f"{key}: give the number of an open file descriptor")
+    return int(value)
+
+
+def _file_name(key: str, value: str) -> str:
+    if "/" in value or value in (".", ".."):
+        raise BadArgument(f"{key}: give the name of a systemd credential, no path")
+    return value
+
+
+def _reserve(key: str, value: str) -> bool:
+    if value.lower() not in ("none", "exclusive"):
+        raise BadArgument(f"{key}={shown(value)}: say none or exclusive")
+    return value.lower() == "exclusive"
+
+
+def _reserve_key(key: str, value: str) -> int:
+    number = int(value, 16) if re.fullmatch("0[xX][0-9A-Fa-f]{1,16}", value) else 0
+    if not number:
+        raise BadArgument(f"{key}={shown(value)}: give a number from 0x1 to 0xffffffffffffffff")
+    return number
+
+
+_KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
+    "rcap": ("rcap", _rcap),
+    "mpa-crc": ("mpa_crc", _yes_no),
+    "mpa-frames": ("mpa_frames", _frames),
+    "initiator-name": ("initiator_name", _name),
+    "io-timeout": ("io_timeout", _seconds),
+    "queue-depth": ("queue_depth", _depth),
+    "busy-poll": ("busy_poll_us", _microseconds),
+    "immediate-data": ("immediate_data", _yes_no),
+    "journal": ("journal", _journal),
+    "shared": ("shared", _yes_no),
+    "header-digest": ("header_digest", _digest),
+    "data-digest": ("data_digest", _digest),
+    "auth": ("auth", _auth),
+    "target-user": ("target_user", _text),
+    "target-password": ("target_password", _secret),
+    "chap-secret-file": ("chap_secret_file", _secret_file),
+    "chap-secret-fd": ("chap_secret_fd", _descriptor),
+    "chap-secret-credential": ("chap_secret_credential", _file_name),
+    "reserve": ("reserve", _reserve),
+    "reserve-key": ("reserve_key", _reserve_key),
+    "fallback": ("fallback", _fallback),
+    "portals": ("discover", _portals),
+    "metrics": ("metrics", _metrics),
+}
+
+
+class _Later(NamedTuple):
+    """An option that has one effect so far: ``now`` are the values that ask for it. ``later``
+    matches those that will mean something else; ``words`` say why not yet, and what to do."""
+
+    now: tuple[str, ...]
+    later: str
+    words: str
+
+
+_LATER = {
+    "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
+    "header": _Later(("28",), "12", "only header=28 is supported so far"),
+}
+OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
+
+
+def _check_later(key: str, value: str) -> None:
+    row = _LATER[key]
+    if value.lower() in row.now:
+        return
+    if row.later and re.fullmatch(row.later, value, re.IGNORECASE | re.DOTALL):
+        # The value may be a secret: it is not shown.
+        raise NotSupported(f"option {key}: {row.words}")
+    raise BadArgument(f"{key}={shown(value)}: say {' or '.join(row.now)}")
+
+
+def parse_size(text: str, what: str) -> int:
+    """Bytes, with an optional k, M, G or T (powers of 1024). Raises BadArgument."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise BadArgument(f"{what} {shown(text)}: give a size such as 4096, 64M or 1G")
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[match[2].lower()]

@@ -1,0 +1,64 @@
+"""iSCSI names, and which one this machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iserblk import names as module
+from iserblk.errors import BadArgument
+from iserblk.names import check_name, initiator_name
+
+IQN = "iqn.2026-11.example:disk"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of its own: a folder for its two files."""
+    monkeypatch.setattr(module, "_NAME_FILE", tmp_path / "initiatorname.iscsi")
+    monkeypatch.setattr(module, "_MACHINE_ID", tmp_path / "machine-id")
+    return tmp_path
+
+
+def test_initiator_name_from_the_option(machine: Path) -> None:
+    (machine / "initiatorname.iscsi").write_text("InitiatorName=iqn.1993-08.org.debian:01:a\n")
+    assert initiator_name(IQN) == IQN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "InitiatorName=iqn.1993-08.org.debian:01:a\n",
+        "## comment\n#InitiatorName=iqn.1993-08.org.debian:01:b\n"
+        "  InitiatorName = iqn.1993-08.org.debian:01:a  \nInitiatorAlias=x\n",
+    ],
+)
+def test_initiator_name_from_the_file(machine: Path, text: str) -> None:
+    (machine / "initiatorname.iscsi").write_text(text)
+    assert initiator_name("") == "iqn.1993-08.org.debian:01:a"
+
+
+def test_bad_initiator_name_in_the_file(machine: Path) -> None:
+    (machine / "initiatorname.iscsi").write_text("InitiatorName=me\n")
+    with pytest.raises(BadArgument, match=r"initiatorname\.iscsi.*'me' is no iSCSI name"):
+        initiator_name("")
+
+
+@pytest.mark.parametrize("content", [None, b"GenerateName=yes\n", b"\xff\xfe"])
+def test_initiator_name_of_the_machine(machine: Path, content: bytes | None) -> None:
+    """Stable, of this machine alone, and not its ID."""
+    if content is not None:
+        (machine / "initiatorname.iscsi").write_bytes(content)
+    names = set()
+    for machine_id in ("0123456789abcdef0123456789abcdef", "f123456789abcdef0123456789abcdef"):
+        (machine / "machine-id").write_text(f"{machine_id}\n")
+        name = initiator_name("")
+        assert name == initiator_name("")
+        assert check_name(name, "name") == name
+        assert name.startswith("iqn.2026-11.io.github.iserblk:")
+        assert machine_id[:12] not in name
+        names.add(name)
+    (machine / "machine-id").unlink()
+    names.add(initiator_name(""))  # of the host's name
+    assert len(names) == 3
