@@ -7,13 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from iserblk.cli.options import Seconds, json_option
 from iserblk.cli.output import print_json, print_table, size_words
+from iserblk.cli.stats_rows import Row, path_words, plain, time_words
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.metrics.address import (
     Address,
@@ -24,28 +24,12 @@ from iserblk.metrics.address import (
     socket_of,
     words,
 )
-from iserblk.metrics.reading import LunReading, OperationReading, together
+from iserblk.metrics.reading import OperationReading, together
 from iserblk.metrics.scraping import scrape
 
 log = logging.getLogger(__name__)
 
 _NOTHING = "no LUN is in use here by attach, mount or nbd"
-
-
-@dataclass(slots=True, frozen=True)
-class Row:
-    """One LUN of one process. ``where``: what stats calls that process; ``at``: the clock."""
-
-    where: str
-    address: str
-    pid: int
-    version: str
-    at: float
-    lun: LunReading
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return self.address, self.pid, self.lun.target, self.lun.lun
 
 
 @click.command("stats")
@@ -121,25 +105,6 @@ def _find(what: str) -> tuple[str, Address]:
 
 
 # --- showing -------------------------------------------------------------------------------------
-
-
-def plain(text: str) -> str:
-    """Without what a terminal would act on."""
-    return "".join(each if each.isprintable() else "?" for each in text)
-
-
-def time_words(microseconds: float | None) -> str:
-    if microseconds is None:
-        return "-"
-    for limit, divisor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms"), (float("inf"), 1e6, "s")):
-        if microseconds < limit:
-            value = microseconds / divisor
-            return f"{value:.0f} {unit}" if value >= 100 or divisor == 1 else f"{value:.1f} {unit}"
-    raise AssertionError
-
-
-def path_words(lun: LunReading) -> str:
-    return plain(f"{lun.portal} ({lun.provider}){'' if lun.connected else ', not connected'}")
 
 
 def _report(rows: Sequence[Row]) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from iserblk.cli.output import size_words
-from iserblk.cli.stats import Row, path_words, plain, time_words
+from iserblk.cli.stats_rows import Row, path_words, plain, time_words
 from iserblk.metrics.reading import together
 
 _COLUMNS = ("IOPS", "MiB/s", "mean", "p99", "in flight", "retries", "reconnects", "unflushed")

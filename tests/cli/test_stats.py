@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from iserblk.cli.stats import Row, plain, time_words
+from iserblk.cli.stats_rows import Row, plain, time_words
 from iserblk.cli.stats_table import table
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.seam import BlockingDisk

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.scsi.reservations import OutParameters, TransportId
+from iserblk.target.scsi.ended import Ended
 from iserblk.target.scsi.reservations import CHANGES, FREE, READS, Reservations
-from iserblk.target.scsi.task import Ended
 from iserblk.target.seam import ALL_PORTS, NexusName
 
 NEXUSES = [

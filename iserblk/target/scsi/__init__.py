@@ -4,6 +4,6 @@ device                         routes by LUN, keeps unit attentions
 commands                       the table of commands
 primary, block, provisioning   SPC, SBC, and SBC's thin provisioning
 reservations                   who is registered, and what that forbids
-unit, task                     a logical unit, and one command of it
+unit, task, ended              a logical unit, one command of it, and how one ends
 guard, unflushed               what COMPARE AND WRITE and flushes that fail need
 """

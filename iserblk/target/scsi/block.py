@@ -10,13 +10,8 @@ import logging
 
 from iserblk.scsi import capacity, opcodes, sense
 from iserblk.scsi.cdb import BYTCHK, FUA, RW6, RW10, RW12, RW16
-from iserblk.target.scsi.task import (
-    CheckCondition,
-    DeviceTask,
-    check_wanted,
-    invalid_field,
-    nothing,
-)
+from iserblk.target.scsi.ended import CheckCondition, invalid_field
+from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
 from iserblk.target.scsi.unit import MAX_PREFETCH, LogicalUnit
 from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA
 

@@ -15,8 +15,9 @@ from iserblk.scsi import opcodes as op
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.target.scsi import block, primary, provisioning
+from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.reservations import CHANGES, FREE, PREVENTS, READS, STARTS
-from iserblk.target.scsi.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.scsi.unit import LogicalUnit
 
 Begin = Callable[[DeviceTask, LogicalUnit], None]

@@ -19,14 +19,14 @@ from iserblk.scsi.cdb import DESC, EVPD
 from iserblk.target.ports import ONLY_PORT, TargetPorts
 from iserblk.target.scsi.block import fit
 from iserblk.target.scsi.commands import COMMANDS, check_fields, find, unknown_command
-from iserblk.target.scsi.task import (
+from iserblk.target.scsi.ended import (
     CheckCondition,
-    DeviceTask,
     Ended,
     ReservationConflict,
     TaskAborted,
     invalid_field,
 )
+from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.scsi.unit import PRODUCT, REVISION, VENDOR
 from iserblk.target.scsi.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
 from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask

@@ -9,7 +9,8 @@ from iserblk.scsi import mode, opcodes, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.cdb import DBD
 from iserblk.target.scsi.block import begin_flush
-from iserblk.target.scsi.task import CheckCondition, DeviceTask, invalid_field
+from iserblk.target.scsi.ended import CheckCondition, invalid_field
+from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.seam import DATA_OUT
 

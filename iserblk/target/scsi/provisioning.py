@@ -9,7 +9,8 @@ from iserblk.scsi import lba as lba_data
 from iserblk.scsi import limits, sense
 from iserblk.scsi.cdb import NDOB, RW10, RW16, UNMAP
 from iserblk.target.scsi.block import check_range, check_writable, out_of_range, too_long
-from iserblk.target.scsi.task import CheckCondition, DeviceTask, check_wanted
+from iserblk.target.scsi.ended import CheckCondition
+from iserblk.target.scsi.task import DeviceTask, check_wanted
 from iserblk.target.scsi.unit import MAX_UNMAP_DESCRIPTORS, MAX_WRITE_SAME, LogicalUnit
 from iserblk.target.seam import DATA_IN, DATA_OUT
 from iserblk.target.store.store import Extent

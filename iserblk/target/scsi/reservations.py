@@ -14,7 +14,7 @@ from typing import NamedTuple
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation
-from iserblk.target.scsi.task import CheckCondition, ReservationConflict
+from iserblk.target.scsi.ended import CheckCondition, ReservationConflict
 from iserblk.target.seam import ALL_PORTS, NexusName
 
 # What a command does to a LUN that somebody else has reserved.
