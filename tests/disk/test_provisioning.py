@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from iserblk.disk.lun import operations, provisioning
+from iserblk.disk.lun import operations
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import CommandTimeout, IserblkError
 from iserblk.initiator import commands
@@ -31,7 +31,7 @@ class Slow:
         self.most = 0  # in flight at once
         self.answers: Callable[[int], bytes] = lambda number: b""
         self.ended = 0
-        for module in (commands, operations, provisioning, fake_target):
+        for module in (commands, operations, fake_target):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         self.session = FakeSession()
         self.session.io_timeout = 5.0

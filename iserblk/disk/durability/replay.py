@@ -113,7 +113,7 @@ def _send(
                 yield waiter
             for sent, entry, attempt in running:
                 if entry.command_block[:1] == _UNMAP and sent.residual > 0:
-                    sent.residual = 0  # as in ``provisioning.trim``: tgtd takes it for that
+                    sent.residual = 0  # as in ``DiskCore.trim``: tgtd takes it for that
                 problem = failure(sent, info.name)
                 if problem is None:
                     continue

@@ -1,4 +1,5 @@
-"""The operations of a LUN, for both faces: splitting, alignment, flushing, keeping.
+"""The operations of a LUN, for both faces: splitting, alignment, flushing, keeping, and those that
+move no data of the caller's: trim, zero, extents, read-ahead.
 
 Concurrency: an operation may run in any thread. What several share is guarded by RangeLock, by
 the session, or is a flag whose order is written down where it is used.
@@ -8,24 +9,33 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from time import monotonic
 
 from iserblk.disk.durability.journal import Journal
-from iserblk.disk.durability.promise import Durability
+from iserblk.disk.durability.promise import Durability, Flushed
 from iserblk.disk.durability.replay import replay
-from iserblk.disk.lun import flushing, provisioning
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.inventory import Inventory
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.disk.lun.sizing import Sizing
 from iserblk.disk.ranges import RangeLock
-from iserblk.disk.seam import Extent, LunInfo
-from iserblk.errors import IserblkError, LocalProtocolError, OutOfRange, WriteProtected
+from iserblk.disk.seam import EXTENT_DATA, Extent, LunInfo
+from iserblk.errors import (
+    IserblkError,
+    LocalProtocolError,
+    NotSupported,
+    OutOfRange,
+    ScsiError,
+    WriteProtected,
+)
 from iserblk.initiator.commands import (
     check_time,
+    command,
     failure,
+    fill_no_data,
     fill_read,
     fill_write,
     no_room,
@@ -34,15 +44,22 @@ from iserblk.initiator.commands import (
     take,
 )
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
+from iserblk.initiator.session.slots import NO_BYTES, QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
+from iserblk.scsi import lba as lba_data
+from iserblk.scsi.sense import MEDIUM_ERROR, Sense
 
 log = logging.getLogger(__name__)
 
 PARALLEL = 16  # commands that one operation keeps in flight at the most
+AGAIN_S = 0.02  # between two looks whether a connection that is to be replaced has ended
+_ZEROES = memoryview(bytes(1 << 20))
 
 Piece = tuple[int, memoryview]  # first block, its bytes
+Ranges = Iterator[tuple[int, int]]  # (first block, blocks), ascending
+Batch = list[tuple[int, int]]
+Command = tuple[bytes, memoryview | None]  # CDB, and the data that goes with it
 Filler = Callable[[TaskSlot, int, memoryview, "Waiter | None"], bool]
 
 
@@ -51,6 +68,23 @@ def check_buffer(buffer: memoryview) -> None:
     leave a hole in the order of commands."""
     if buffer.format != "B" or buffer.ndim != 1 or not buffer.c_contiguous:
         raise LocalProtocolError("a buffer must be contiguous bytes; cast it")
+
+
+class _Clock:
+    """Of a trim or zero. ``deadline``: when what is sent now has to be done. It is one for the
+    whole request; but with ``patient`` each step has its own, so that a request takes as long as it
+    needs while it goes on."""
+
+    def __init__(self, core: DiskCore, patient: bool) -> None:
+        self._core = core
+        self._patient = patient
+        self._deadline = core.deadline()
+
+    @property
+    def deadline(self) -> float:
+        if self._patient:
+            self._deadline = self._core.deadline()
+        return self._deadline
 
 
 class DiskCore:
@@ -355,7 +389,7 @@ class DiskCore:
                     problem = failure(slot, self.info.name)
                     if problem is None:
                         if stale:  # it may have read what was there before a write that was lost
-                            pause = max(pause, flushing.AGAIN_S)
+                            pause = max(pause, AGAIN_S)
                             todo.append((lba, view, attempt))
                         continue
                     refused += no_room(problem)
@@ -379,8 +413,6 @@ class DiskCore:
                 yield pause
         if error is not None:
             raise error
-
-    run_pieces = _run  # for the operations that are in modules of their own
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -433,12 +465,14 @@ class DiskCore:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def begin_change(self, offset: int, length: int, data: int, deadline: float) -> Operation[None]:
+    def _begin_change(
+        self, offset: int, length: int, data: int, deadline: float
+    ) -> Operation[None]:
         """Before a range is changed, with so many bytes of data: checks it, as ``check_write``, and
         flushes first when the journal is full."""
         yield from self.know_size(deadline)
         self.check_write(offset, length)
-        yield from flushing.make_room(self, data, deadline)
+        yield from self._make_room(data, deadline)
 
     def write(
         self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
@@ -446,7 +480,7 @@ class DiskCore:
         """Write ``buffer``; any alignment. Edges are read, changed and written back."""
         check_buffer(buffer)
         deadline = deadline or self.deadline()
-        yield from self.begin_change(offset, len(buffer), len(buffer), deadline)
+        yield from self._begin_change(offset, len(buffer), len(buffer), deadline)
         pieces, edges = self._cut(buffer, offset)
         journal = self.durability.journal
         use_fua = fua and self.info.fua and self.info.write_cache
@@ -520,14 +554,68 @@ class DiskCore:
     def flush(self, deadline: float = 0.0) -> Operation[None]:
         """SYNCHRONIZE CACHE of the whole LUN, where it has a write cache. Raises IserblkError also
         when the target reports that writes since the last flush were lost, and are not kept."""
-        yield from flushing.flush(self, deadline or self.deadline())
+        deadline = deadline or self.deadline()
+        pack = cdb.synchronize_cache16 if self.geometry.long_cdbs else cdb.synchronize_cache10
+        while True:
+            token = self.durability.begin_flush()
+            done = False
+            try:
+                # (Where nothing can be written there may be something that was, before.)
+                if self.durability.volatile and (token.needed or not self.info.read_only):
+                    yield from command(
+                        self.session, self.lun, pack(0, 0), self.info.name, deadline=deadline
+                    )
+                done = True
+            finally:
+                outcome = self.durability.end_flush(token, done)
+            if outcome is Flushed.DONE:
+                return
+            if outcome is Flushed.LOST:
+                raise IserblkError(
+                    f"{self.info.name}: writes since the last flush were lost at the target; "
+                    "its log may say why"
+                )
+            yield AGAIN_S  # until the connection is found lost; then it waits for a new one
+            check_time(self.session, deadline, self.info.name)
+
+    def _make_room(self, length: int, deadline: float) -> Operation[None]:
+        """Flush when the journal has no room for a write of so many bytes. One operation does, the
+        others wait for it; none holds a slot or a range meanwhile."""
+        journal = self.durability.journal
+        while journal is not None and journal.full(length):
+            waiter = self.session.new_waiter()
+            check_time(self.session, deadline, self.info.name)
+            if journal.claim_flush(waiter):
+                try:
+                    yield from self.flush(deadline)
+                finally:
+                    journal.end_flush()
+            while waiter.pending:
+                yield waiter
 
     # -- what moves no data -----------------------------------------------------------------------
 
     def trim(
         self, offset: int, length: int, fua: bool = False, patient: bool = False
     ) -> Operation[None]:
-        return provisioning.trim(self, offset, length, fua, patient)
+        """UNMAP whole granules inside the range."""
+        clock = _Clock(self, patient)
+        yield from self._begin_change(offset, length, 0, clock.deadline)
+        if not self.info.can_trim:
+            raise NotSupported(f"{self.info.name}: the LUN cannot unmap; zero the range instead")
+
+        def unmap(lba: int, blocks: int) -> Command:
+            parameters = memoryview(lba_data.unmap_parameters([(lba, blocks)]))
+            return cdb.unmap(len(parameters)), parameters
+
+        def send(batch: Batch, deadline: float) -> Operation[None]:
+            # tgtd does it, and says that it took no parameters. It is only advice: no reason to
+            # fail.
+            return self._exclusive(batch, unmap, deadline, short_ok=True)
+
+        yield from self._in_batches(self.geometry.unmap_ranges(offset, length), send, clock)
+        if fua:
+            yield from self.flush(clock.deadline)
 
     def zero(
         self,
@@ -538,10 +626,159 @@ class DiskCore:
         fua: bool,
         patient: bool = False,
     ) -> Operation[None]:
-        return provisioning.zero(self, offset, length, may_trim, fast, fua, patient)
+        """WRITE SAME of zeroes for whole blocks, written zeroes for the edges."""
+        clock = _Clock(self, patient)
+        yield from self._begin_change(offset, length, 0, clock.deadline)
+        if fast and not self.info.can_zero:
+            raise NotSupported(
+                f"{self.info.name}: the LUN has no WRITE SAME; write zeroes instead"
+            )  # fmt: skip
+        first = -(-offset // self.block)
+        last = (offset + length) // self.block
+        if self.info.can_zero and first < last:
+            start, stop = first * self.block, last * self.block
+            if offset < start:
+                yield from self.write(_ZEROES[: start - offset], offset, deadline=clock.deadline)
+            unmap = may_trim and self.info.zero_by_unmap
+
+            def send(batch: Batch, deadline: float) -> Operation[None]:
+                return self._write_same(batch, unmap, deadline)
+
+            ranges = self.geometry.write_same_ranges(first, last - first)
+            yield from self._in_batches(ranges, send, clock)
+            if stop < offset + length:
+                rest = _ZEROES[: offset + length - stop]
+                yield from self.write(rest, stop, deadline=clock.deadline)
+        else:
+            position = offset
+            while position < offset + length:
+                step = min(len(_ZEROES), offset + length - position)
+                yield from self.write(_ZEROES[:step], position, deadline=clock.deadline)
+                position += step
+        if fua:
+            yield from self.flush(clock.deadline)
+
+    def _in_batches(
+        self,
+        ranges: Ranges,
+        send: Callable[[Batch, float], Operation[None]],
+        clock: _Clock,
+    ) -> Operation[None]:
+        """All ranges, a few at once. How many is found out: all of a batch have one deadline, so
+        it is no larger than what the LUN has time for. The first is alone, as it may show what the
+        LUN cannot do."""
+        most = 1
+        while batch := list(islice(ranges, most)):
+            yield from self._make_room(0, clock.deadline)  # the journal has each command
+            began = monotonic()
+            yield from send(batch, clock.deadline)
+            took = monotonic() - began
+            if took < self.session.io_timeout / 8:  # twice as many leave three quarters of the time
+                most = min(2 * most, PARALLEL)
+            else:
+                most = max(most // 2, 1)
+
+    def _write_same(self, batch: Batch, unmap: bool, deadline: float) -> Operation[None]:
+        """Zeroes by WRITE SAME(16): without data where the LUN takes NDOB, else one block."""
+
+        def without_data(lba: int, blocks: int) -> Command:
+            return cdb.write_same16(lba, blocks, unmap, True), None
+
+        def with_data(lba: int, blocks: int) -> Command:
+            return cdb.write_same16(lba, blocks, unmap, False), _ZEROES[: self.block]
+
+        if self.geometry.ndob:
+            try:
+                yield from self._exclusive(batch, without_data, deadline)
+                return
+            except ScsiError as error:
+                sense = error.sense
+                # tgtd does not look at the bit, and ends with MEDIUM ERROR for want of data.
+                if not isinstance(sense, Sense) or not (
+                    sense.is_invalid_field or sense.key == MEDIUM_ERROR
+                ):
+                    raise
+        yield from self._exclusive(batch, with_data, deadline)
+        self.geometry.ndob = False  # it takes the data
+
+    def _exclusive(
+        self,
+        batch: Batch,
+        make: Callable[[int, int], Command],
+        deadline: float,
+        short_ok: bool = False,
+    ) -> Operation[None]:
+        """Commands that change ranges without being writes, all at once, under the range lock."""
+        waiter = self.session.new_waiter()
+        first, last = batch[0][0], batch[-1][0] + batch[-1][1] - 1
+        while not self.ranges.lock(first, last, waiter):
+            while waiter.pending:
+                yield waiter
+        try:
+            counts = dict(batch)
+
+            def fill(slot: TaskSlot, lba: int, _view: memoryview, _waiter: Waiter | None) -> bool:
+                blocks = counts[lba]
+                command_block, data = make(lba, blocks)
+                slot.cdb[:] = command_block.ljust(16, b"\0")
+                if data is None:
+                    fill_no_data(slot, self.lun)
+                else:
+                    fill_write(slot, self.lun, data)
+                slot.first, slot.last = lba, lba + blocks - 1  # no claim is needed under the lock
+                if self.durability.journal is not None:
+                    self.durability.journal.add(slot, data, command_block)
+                return True
+
+            # (``kept`` says that they change the LUN; commands have nothing to settle.)
+            pieces = [(lba, NO_BYTES) for lba, _ in batch]
+            yield from self._run(pieces, fill, deadline, kept=[], short_ok=short_ok)
+        finally:
+            self.ranges.unlock(first, last)
 
     def extents(self, offset: int, length: int) -> Operation[list[Extent]]:
-        return provisioning.extents(self, offset, length)
+        """GET LBA STATUS, as far as one answer goes."""
+        deadline = self.deadline()
+        yield from self.know_size(deadline)
+        self.check(offset, length)
+        whole: list[Extent] = [(offset, length, EXTENT_DATA)]
+        if not self.info.can_extents or not length:
+            return whole
+        answer = memoryview(bytearray(self.geometry.lba_status_length))
+        while True:
+            epoch = self.durability.epoch
+            moved = yield from command(
+                self.session,
+                self.lun,
+                cdb.get_lba_status16(offset // self.block, len(answer)),
+                self.info.name,
+                data_in=answer,
+                short_ok=True,
+                deadline=deadline,
+            )
+            if not self.durability.stale(epoch):
+                break
+            yield AGAIN_S  # holes where writes were lost, that are about to be sent again
+            check_time(self.session, deadline, self.info.name)
+        return self.geometry.extents_untrusted(answer[:moved], offset, length) or whole
 
     def cache(self, offset: int, length: int) -> Operation[None]:
-        return provisioning.cache(self, offset, length)
+        """PRE-FETCH with IMMED; a target that cannot is no error."""
+        deadline = self.deadline()
+        yield from self.know_size(deadline)
+        self.check(offset, length)
+        if not length or not self.geometry.prefetch:
+            return
+        first = offset // self.block
+        blocks = -(-(offset + length) // self.block) - first
+        try:
+            yield from command(
+                self.session,
+                self.lun,
+                cdb.pre_fetch16(first, min(blocks, 0xFFFFFFFF)),
+                self.info.name,
+                deadline=deadline,
+            )
+        except ScsiError as error:
+            log.debug("%s: no read-ahead: %s", self.info.name, error)
+            self.geometry.prefetch = False
