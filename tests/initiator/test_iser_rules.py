@@ -14,9 +14,9 @@ from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Login
 from iserblk.initiator.session.deadlines import IDLE_S, Ladder
+from iserblk.initiator.session.logout import fill_logout
 from iserblk.initiator.session.session import CONTROL_SLOTS, UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
-from iserblk.initiator.session.unasked import fill_logout
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.options import Options

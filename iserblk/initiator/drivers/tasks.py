@@ -16,9 +16,9 @@ import trio
 
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
-from iserblk.initiator.session.unasked import PARTING_S, fill_logout
 from iserblk.waiting import strands
 from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 from iserblk.waiting.descriptors import Nap, WriteWatch

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot
-from iserblk.initiator.session.unasked import PARTING_S, fill_logout
 from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 
 T = TypeVar("T")

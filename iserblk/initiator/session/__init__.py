@@ -2,7 +2,7 @@
 
 slots       one command in flight, and who waits for it
 sending     the queue, the command window, CmdSN order
-session     what the target answers, losses, the end
-unasked     Logout, and PDUs that the target sends by itself
+session     what the target answers and says unasked, losses, the end
+logout      its request and its times
 deadlines   what is done about a command that does not end
 """

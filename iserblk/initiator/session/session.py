@@ -24,13 +24,19 @@ from collections import deque
 from time import monotonic
 
 from iserblk.datamover.seam import INLINE, WRITE
-from iserblk.errors import CommandTimeout, ConnectionLost, IserblkError, RemoteProtocolError
-from iserblk.initiator.session import unasked
+from iserblk.errors import (
+    CommandRejected,
+    CommandTimeout,
+    ConnectionLost,
+    IserblkError,
+    RemoteProtocolError,
+)
+from iserblk.initiator.session.logout import ANSWER_S, DRAIN_S, MOST_WAIT_S, fill_logout
 from iserblk.initiator.session.sending import CONTROL_SLOTS as CONTROL_SLOTS  # noqa: PLC0414
 from iserblk.initiator.session.sending import NO_ANSWER, Submitting
 from iserblk.initiator.session.sending import ignore_closing as ignore_closing  # noqa: PLC0414
 from iserblk.initiator.session.slots import INDEX_MASK, QUEUED, SENT, TAKEN, TaskSlot
-from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import luns
 from iserblk.scsi import sense as sense_data
@@ -42,6 +48,39 @@ UNEXPECTED = 32  # receives for PDUs that answer nothing: NOP-In, Async Message,
 _NO_TAG = 0xFFFFFFFF
 
 
+class Parting:
+    """A logout from a session that goes on: commands in flight may end, new ones wait for the next
+    connection. Implements Waiter for the Logout Response."""
+
+    def __init__(self, session: Session, by: float, why: str = "as the target had asked") -> None:
+        """``by``: when the Logout Request must have been sent. ``why``: for messages."""
+        self._session = session
+        self._by = by
+        self.why = why
+        self.pending = 0
+
+    def tick(self, now: float) -> None:
+        session = self._session
+        if self.pending:
+            if now >= self._by:
+                session.disconnect()  # no answer
+            return
+        if session.sent and now < self._by:
+            return
+        control = session.take_control()
+        if control is None:
+            if now >= self._by:
+                session.disconnect()
+            return
+        fill_logout(control)
+        self.pending = 1
+        self._by = now + ANSWER_S
+        session.send_immediate(control, self)
+
+    def task_done(self) -> None:
+        """The answer (``parted`` tells what it means), or the connection is lost."""
+
+
 class Session(Submitting):
     """One logged-in session. Implements InitiatorUser.
 
@@ -49,7 +88,7 @@ class Session(Submitting):
     itself. ``last_heard``: when anything was received, for the keep-alive.
     """
 
-    parting: unasked.Parting | None = None  # we are about to log out, and go on elsewhere
+    parting: Parting | None = None  # we are about to log out, and go on elsewhere
     left_nothing = False  # the connection that is lost ended in order, without tasks
     offered: Session | IserblkError | None = None  # a connection to go on with, or why never
     busy_poll_us = 0  # how long a driver may look for an answer before it sleeps
@@ -180,11 +219,11 @@ class Session(Submitting):
         self._window(head.exp_cmd_sn, head.max_cmd_sn)
         if opcode == bhs.NOP_IN and head.itt == _NO_TAG:
             if head.ttt != _NO_TAG:
-                unasked.answer_ping(self, bytes(message[at + 8 : at + 16]), head.ttt)
+                self._answer_ping(bytes(message[at + 8 : at + 16]), head.ttt)
         elif opcode == bhs.ASYNC_MESSAGE:
-            unasked.async_message(self, pdu.AsyncMessage.unpack_from(message, at))
+            self._async_message(pdu.AsyncMessage.unpack_from(message, at))
         elif opcode == bhs.REJECT:
-            unasked.rejected(self, message, at)
+            self._rejected(message, at)
         else:
             slot = self.find(head.itt)
             asked = slot is not None and slot.bhs[0] & bhs.OPCODE_MASK
@@ -195,7 +234,55 @@ class Session(Submitting):
             slot.response = head.response
             self._end_control(slot)
             if opcode == bhs.LOGOUT_RESPONSE and self.parting is not None:
-                unasked.parted(self, pdu.LogoutResponse.unpack_from(message, at), self.parting)
+                self._parted(pdu.LogoutResponse.unpack_from(message, at), self.parting)
+
+    def _answer_ping(self, lun: bytes, ttt: int) -> None:
+        """A NOP-In that asks for an answer: echo its Target Transfer Tag (RFC 7143 section 11.18).
+
+        Nothing answers the answer, so its slot may be used again only when it has left. Slots take
+        turns; while the wire is full no more pings are answered than there are slots to go through.
+        """
+        self.unsent_pongs = self.unsent_pongs + 1 if self.wants_write() else 0
+        slot = self.take_control() if self.unsent_pongs < self.free_controls else None
+        if slot is None:
+            raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
+        self.send_pong(slot, lun, ttt)
+
+    def _async_message(self, message: pdu.AsyncMessage) -> None:
+        """RFC 7143 section 11.9. An announced drop is the end of the connection, at once."""
+        words = reasons.async_event(message.event)
+        log.warning("%s: asynchronous message: %s", self.portal, words)
+        if message.event in (pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE):
+            if self.on_loss is not None and self.parting is None:
+                self.parting = Parting(self, monotonic() + min(message.parameter3, DRAIN_S))
+                self.hold()
+        elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
+            self._stay_away(message.parameter2)
+            raise ConnectionLost(f"{self.portal}: the target announced: {words}")
+
+    def _rejected(self, message: memoryview, at: int) -> None:
+        """A Reject carries the header of the PDU that it rejects; end that task (section 11.17)."""
+        reject = pdu.Reject.unpack_from(message, at)
+        words = reasons.reject_reason(reject.reason)
+        header = bhs.data_segment_untrusted(message, at)
+        log.warning("%s: target rejected a PDU: %s", self.portal, words)
+        slot = None
+        if len(header) >= bhs.BHS_LENGTH:
+            slot = self.find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0])
+        if slot is not None:
+            self.end_rejected(
+                slot, CommandRejected(f"{self.portal}: target rejected a command: {words}")
+            )
+
+    def _parted(self, message: pdu.LogoutResponse, parting: Parting) -> None:
+        """The end of a connection that the target wanted to be rid of, or we."""
+        self._stay_away(message.time2wait)
+        self.left_nothing = not message.response and not self.sent
+        raise ConnectionLost(f"{self.portal}: logged out, {parting.why}")
+
+    def _stay_away(self, time2wait: int) -> None:
+        """The target wants to be left alone for ``time2wait`` seconds."""
+        self.reconnect_at = monotonic() + min(time2wait, MOST_WAIT_S)
 
     def find(self, itt: int) -> TaskSlot | None:
         """The slot in flight that has this tag."""
@@ -284,7 +371,7 @@ class Session(Submitting):
         with self._lock:
             if not self._live or self.on_loss is None or self.parting is not None:
                 return False
-            self.parting = unasked.Parting(self, monotonic() + patience, why)
+            self.parting = Parting(self, monotonic() + patience, why)
             self._open = 0
         return True
 
