@@ -55,7 +55,7 @@ _find_packages(sys._getframe().f_code.co_filename)
 try:
     from iserblk import __version__
     from iserblk.disk.blocking import DiskSet, open_disks
-    from iserblk.disk.opening import settle
+    from iserblk.disk.multipath.addresses import settle
     from iserblk.disk.seam import BlockingDisk, Extent
     from iserblk.errors import BadArgument, IserblkError
     from iserblk.options import Options

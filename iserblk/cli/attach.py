@@ -15,7 +15,7 @@ from iserblk.cli.notify import tell_systemd
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json
 from iserblk.disk.blocking import open_disks
-from iserblk.disk.opening import settle
+from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.nbd.kernel import device

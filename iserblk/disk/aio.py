@@ -9,9 +9,10 @@ import trio
 
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.metered import MetricsPorts, metered_async
+from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
-from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector, settle
+from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
 from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
 from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
 from iserblk.initiator.reconnecting import Reconnector

@@ -16,17 +16,9 @@ import trio
 
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.metered import MetricsPorts, metered_blocking
+from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
-from iserblk.disk.opening import (
-    Address,
-    find_disks,
-    give_up,
-    name_disks,
-    open_session,
-    part,
-    reconnector,
-    settle,
-)
+from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector
 from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
 from iserblk.initiator.drivers.threads import TICK_S, BlockingDriver
 from iserblk.initiator.session.slots import Operation, TaskSlot

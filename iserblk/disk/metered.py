@@ -15,7 +15,7 @@ import trio
 
 from iserblk import __version__
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.opening import Address
+from iserblk.disk.multipath.addresses import Address
 from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.slots import QUEUED

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from time import monotonic
 
-from iserblk.credentials import find_credentials
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.identify import identify, names
 from iserblk.disk.lun.inventory import REREADS, Inventory
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.lun.reservation import Reservation, host_key
+from iserblk.disk.multipath.addresses import Address
 from iserblk.disk.multipath.failback import FailBack, PathsReconnector
 from iserblk.disk.multipath.first_session import open_path
 from iserblk.disk.multipath.paths import Paths
@@ -36,66 +35,8 @@ from iserblk.initiator.session.slots import Operation
 from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.scsi import luns
-from iserblk.url import Url, check_scheme, parse_url
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, frozen=True)
-class Address:
-    """One URL with its options settled. ``paths``: where other URLs name the same LUN through other
-    portals, all of them."""
-
-    url: Url
-    options: Options
-    paths: Paths | None = None
-
-
-def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
-    """Parse all URLs; ``options`` hold for each, its own keys override them. Several that name the
-    same LUN through different portals become one. Raises BadArgument or NotSupported before
-    anything is connected."""
-    if not urls:
-        raise BadArgument("no URL: give at least one, e.g. iser://HOST/iqn.2026-11.example:disk/0")
-    common = dict(options)
-    addresses = []
-    for text in urls:
-        url = parse_url(text)
-        settled = Options.from_pairs({**common, **url.options}.items())
-        check_scheme(url, settled)
-        find_credentials(url, settled)  # what is wrong with them is said now
-        addresses.append(Address(url, settled))
-    return _join(addresses)
-
-
-def _join(addresses: Sequence[Address]) -> list[Address]:
-    """One for each LUN of a target, with all the portals that it was given with."""
-    groups: dict[tuple[str, int | None], list[Address]] = {}
-    for each in addresses:
-        same = groups.setdefault((each.url.iqn.lower(), each.url.lun), [])
-        portal = (each.url.scheme, each.url.host, each.url.port)
-        if portal in [(known.url.scheme, known.url.host, known.url.port) for known in same]:
-            raise BadArgument(
-                f"{each.url.redacted()}: given twice; give another portal, or leave it"
-            )
-        same.append(each)
-    return [same[0] if len(same) == 1 else with_paths(same) for same in groups.values()]
-
-
-def with_paths(ways: Sequence[Address]) -> Address:
-    """One address with all these ways to its LUN, the preferred one first."""
-    first = ways[0]
-    options = [
-        # What the session has from its beginning to its end is the first one's.
-        replace(
-            each.options,
-            queue_depth=first.options.queue_depth,
-            io_timeout=first.options.io_timeout,
-        )
-        for each in ways
-    ]
-    urls = [each.url for each in ways]
-    return replace(first, paths=Paths(list(zip(urls, options, strict=True)), monotonic))
 
 
 async def open_session(address: Address) -> TrioDriver:

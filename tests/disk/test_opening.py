@@ -9,7 +9,8 @@ import pytest
 from iserblk.disk import opening
 from iserblk.disk.lun.inventory import FIRST_ALLOCATION, Inventory, report_luns
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.opening import find_disks, settle
+from iserblk.disk.multipath.addresses import settle
+from iserblk.disk.opening import find_disks
 from iserblk.errors import ConnectionLost, RemoteProtocolError, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import luns

@@ -9,7 +9,7 @@ from dataclasses import replace
 import trio
 
 from iserblk.discovery.targets import find_targets, takes_iser
-from iserblk.disk.opening import Address, with_paths
+from iserblk.disk.multipath.addresses import Address, with_paths
 from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import Portal
