@@ -177,8 +177,8 @@ def test_a_port_that_speaks_something_else(answer: bytes | None, words: str) -> 
 def test_a_port_that_says_nothing() -> None:
     """As a Traditional iSCSI portal does, which waits for the rest of a PDU."""
     impatient = (
-        "from iserblk.cli.main import main; from iserblk.initiator import connect\n"
-        "connect.CONNECT_TIMEOUT_S = 0.2; main()"
+        "from iserblk.cli.main import main; from iserblk.initiator.connecting import reach\n"
+        "reach.CONNECT_TIMEOUT_S = 0.2; main()"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         portal = f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"
