@@ -252,3 +252,15 @@ def command(
         attempt += 1
         if delay:
             yield delay
+
+
+def ask(
+    session: Session, lun: bytes, cdb: bytes, length: int, name: str, deadline: float = 0.0
+) -> Operation[memoryview]:
+    """Run one command that answers with up to ``length`` bytes, the allocation length of ``cdb``;
+    returns those that came, in memory of their own. Raises as ``command``."""
+    answer = memoryview(bytearray(length))
+    moved = yield from command(
+        session, lun, cdb, name, data_in=answer, short_ok=True, deadline=deadline
+    )
+    return answer[:moved]

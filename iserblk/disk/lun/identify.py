@@ -14,7 +14,7 @@ from typing import NamedTuple
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import NoSuchLun, NotSupported, ReservationConflict, ScsiError
-from iserblk.initiator.commands import command
+from iserblk.initiator.commands import ask, command
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode
@@ -35,11 +35,7 @@ class _Identify:
         self.name = name
 
     def ask(self, command_block: bytes, length: int = _ALLOCATION) -> Operation[memoryview]:
-        answer = memoryview(bytearray(length))
-        moved = yield from command(
-            self.session, self.lun, command_block, self.name, data_in=answer, short_ok=True
-        )
-        return answer[:moved]
+        return (yield from ask(self.session, self.lun, command_block, length, self.name))
 
     def ask_optional(
         self, command_block: bytes, what: str, length: int = _ALLOCATION, reserved_ok: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from iserblk.errors import CommandError, TransportError
-from iserblk.initiator.commands import command
+from iserblk.initiator.commands import ask
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import cdb, luns
@@ -27,18 +27,10 @@ def report_luns(session: Session, deadline: float = 0.0) -> Operation[list[int]]
     """The LUNs of the target, ascending: all of them. ``deadline``: as of ``command``."""
     length = FIRST_ALLOCATION
     while True:
-        answer = memoryview(bytearray(length))
-        moved = yield from command(
-            session,
-            bytes(8),
-            cdb.report_luns(length),
-            session.portal,
-            data_in=answer,
-            short_ok=True,
-            deadline=deadline,
-        )
-        found = sorted(set(luns.decode_report_luns(answer[:moved])))
-        whole = luns.length_of_report(answer[:moved])
+        report_luns = cdb.report_luns(length)
+        answer = yield from ask(session, bytes(8), report_luns, length, session.portal, deadline)
+        found = sorted(set(luns.decode_report_luns(answer)))
+        whole = luns.length_of_report(answer)
         if whole <= length:
             return found
         if length == MOST_ALLOCATION:

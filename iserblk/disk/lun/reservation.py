@@ -23,7 +23,7 @@ from iserblk.errors import (
     ReservationLost,
     ScsiError,
 )
-from iserblk.initiator.commands import command
+from iserblk.initiator.commands import ask, command
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import reservations as pr
@@ -341,16 +341,8 @@ class Reservation:
         return _Present(generation, keys, held)
 
     def _ask(self, session: Session, lun: bytes, action: int) -> Operation[memoryview]:
-        answer = memoryview(bytearray(_ALLOCATION))
-        moved = yield from command(
-            session,
-            lun,
-            pr.reserve_in(action, _ALLOCATION),
-            self.name,
-            data_in=answer,
-            short_ok=True,
-        )
-        return answer[:moved]
+        reserve_in = pr.reserve_in(action, _ALLOCATION)
+        return (yield from ask(session, lun, reserve_in, _ALLOCATION, self.name))
 
     def _out(
         self,

@@ -23,7 +23,7 @@ from iserblk.errors import (
     IserblkError,
     ScsiError,
 )
-from iserblk.initiator.commands import PortRefused, command
+from iserblk.initiator.commands import PortRefused, ask
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
@@ -196,11 +196,11 @@ def _state_words(way: Way[Address], state: int) -> str:
 def access_state(session: Session, lun: int, name: str) -> Operation[int | None]:
     """The ALUA state of the port that ``session`` came to; None where the LUN knows no ALUA."""
     field = luns.encode(lun)
-    standard = inquiry.decode_standard((yield from _ask(session, field, cdb.inquiry(96), 96, name)))
+    standard = inquiry.decode_standard((yield from ask(session, field, cdb.inquiry(96), 96, name)))
     if not standard.tpgs:
         return None
     try:
-        page = yield from _ask(
+        page = yield from ask(
             session,
             field,
             cdb.inquiry(_ALLOCATION, inquiry.DEVICE_IDENTIFICATION),
@@ -210,7 +210,7 @@ def access_state(session: Session, lun: int, name: str) -> Operation[int | None]
         length, answer = _ALLOCATION, memoryview(b"")
         while True:
             request = alua.report_target_port_groups(length)
-            answer = yield from _ask(session, field, request, length, name)
+            answer = yield from ask(session, field, request, length, name)
             whole = alua.length_of_report(answer)
             if whole <= length or length >= _MOST_REPORT:
                 break
@@ -221,14 +221,6 @@ def access_state(session: Session, lun: int, name: str) -> Operation[int | None]
         return None
     here = alua.state_here(alua.decode_report(answer), alua.decode_port_identity(page))
     return None if here is None else here.state
-
-
-def _ask(
-    session: Session, field: bytes, command_block: bytes, length: int, name: str
-) -> Operation[memoryview]:
-    answer = memoryview(bytearray(length))
-    moved = yield from command(session, field, command_block, name, data_in=answer, short_ok=True)
-    return answer[:moved]
 
 
 def reset_lun(session: Session, lun: int) -> Operation[None]:
