@@ -54,7 +54,7 @@ _find_packages(sys._getframe().f_code.co_filename)
 
 try:
     from iserblk import __version__
-    from iserblk.disk.blocking import DiskSet, open_disks
+    from iserblk.disk.blocking import ThreadDiskSet, open_disks
     from iserblk.disk.multipath.addresses import settle
     from iserblk.disk.seam import BlockingDisk, Extent
     from iserblk.errors import BadArgument, IserblkError
@@ -85,7 +85,7 @@ _M_TRIM_THRESHOLD = -1  # mallopt(3)
 _log = logging.getLogger("iserblk.nbd")
 _urls: list[str] = []
 _options: dict[str, str] = {}
-_opened: list[DiskSet] = []  # one, from after_fork to cleanup
+_opened: list[ThreadDiskSet] = []  # one, from after_fork to cleanup
 
 
 # --- errors and logs ---------------------------------------------------------------------------

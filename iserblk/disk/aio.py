@@ -18,7 +18,7 @@ from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
 from iserblk.initiator.reconnecting import Reconnector
 
 
-class Disk:
+class TrioDisk:
     """Implements AsyncDisk."""
 
     def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
@@ -101,7 +101,7 @@ class Disk:
         await self._driver.run_operation(self._core.cache(offset, length))
 
 
-class DiskSet:
+class TrioDiskSet:
     """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
 
     def __init__(self, disks: dict[str, AsyncDisk]) -> None:
@@ -119,7 +119,7 @@ async def _pump(
 
 
 @asynccontextmanager
-async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[DiskSet]:
+async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[TrioDiskSet]:
     """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
     addresses = await discover_ways(settle(urls, options))
     metrics = MetricsPorts(addresses)
@@ -139,8 +139,8 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
                 nursery.start_soon(reconnectors[-1].run)
             named = name_disks(list(disks))
             metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
-            found = {name: Disk(core, disks[core]) for name, core in named.items()}
-            yield DiskSet({name: metered_async(found[name], named[name]) for name in named})
+            found = {name: TrioDisk(core, disks[core]) for name, core in named.items()}
+            yield TrioDiskSet({name: metered_async(found[name], named[name]) for name in named})
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below: it is the caller's, not a group of the pumps'
         finally:

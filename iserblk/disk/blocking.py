@@ -26,7 +26,7 @@ from iserblk.initiator.session.slots import Operation, TaskSlot
 T = TypeVar("T")
 
 
-class Disk:
+class ThreadDisk:
     """Implements BlockingDisk."""
 
     def __init__(self, core: DiskCore, driver: BlockingDriver) -> None:
@@ -113,7 +113,7 @@ class Disk:
         self._run(self._core.cache(offset, length))
 
 
-class DiskSet:
+class ThreadDiskSet:
     """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
 
     def __init__(self, addresses: list[Address]) -> None:
@@ -196,7 +196,7 @@ class DiskSet:
         self._drivers = [BlockingDriver(driver.session) for driver in opening]
         for name, core in named.items():
             self._named[core] = driver_of = self._drivers[cores[core]]
-            self.disks[name] = metered_blocking(Disk(core, driver_of), core)
+            self.disks[name] = metered_blocking(ThreadDisk(core, driver_of), core)
         return [
             (driver, address, [core for core in cores if cores[core] == index])
             for index, (driver, address) in enumerate(zip(self._drivers, addresses, strict=True))
@@ -227,7 +227,7 @@ class DiskSet:
         self.close()
 
 
-def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> DiskSet:
+def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> ThreadDiskSet:
     """Log in to every URL and find its disks. Raises BadArgument, NotSupported, TransportError,
     LoginError, NoSuchLun…; then no thread, descriptor or session is left."""
-    return DiskSet(settle(urls, options))
+    return ThreadDiskSet(settle(urls, options))

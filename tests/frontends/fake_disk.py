@@ -277,9 +277,9 @@ def install() -> None:
     """From now on ``open_disks`` of this process opens fakes."""
     blocking = types.ModuleType("iserblk.disk.blocking")
     blocking.open_disks = open_blocking  # type: ignore[attr-defined]
-    blocking.DiskSet = BlockingSet  # type: ignore[attr-defined]
+    blocking.ThreadDiskSet = BlockingSet  # type: ignore[attr-defined]
     aio = types.ModuleType("iserblk.disk.aio")
     aio.open_disks = open_async  # type: ignore[attr-defined]
-    aio.DiskSet = AsyncSet  # type: ignore[attr-defined]
+    aio.TrioDiskSet = AsyncSet  # type: ignore[attr-defined]
     sys.modules[blocking.__name__] = blocking
     sys.modules[aio.__name__] = aio

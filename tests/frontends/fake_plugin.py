@@ -27,7 +27,7 @@ class _FakeBlocking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         import fake_disk  # noqa: PLC0415 - the plugin has only now found what this needs
 
         module.open_disks = fake_disk.open_blocking
-        module.DiskSet = fake_disk.BlockingSet
+        module.ThreadDiskSet = fake_disk.BlockingSet
 
 
 sys.meta_path.insert(0, _FakeBlocking())

@@ -268,7 +268,7 @@ def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
     made, hostile, victims = _start(pair, acts, seed)
     driver = threads.BlockingDriver(made)
     driver._poll = _Poll(driver._poll)  # type: ignore[assignment]
-    disk = blocking.Disk(victims.disk, driver)
+    disk = blocking.ThreadDisk(victims.disk, driver)
     over = threading.Event()
     peer = hostile.peer
 
@@ -316,18 +316,18 @@ def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
     peer.close()
 
 
-def _read(disk: blocking.Disk, buffer: bytearray, offset: int) -> None:
+def _read(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
     disk.read_into(memoryview(buffer), offset)
 
 
-def _write(disk: blocking.Disk, buffer: bytearray, offset: int) -> None:
+def _write(disk: blocking.ThreadDisk, buffer: bytearray, offset: int) -> None:
     disk.write(memoryview(buffer), offset)
 
 
 async def _in_trio(pair: str, acts: list[Any], seed: int) -> None:
     made, hostile, victims = _start(pair, acts, seed)
     driver = tasks.TrioDriver(made)
-    disk = aio.Disk(victims.disk, driver)
+    disk = aio.TrioDisk(victims.disk, driver)
 
     async def client(
         buffer: bytearray | None, call: Callable[[], Awaitable[object]], writes: bool

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from iserblk.disk.aio import Disk
+from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import GATHER_COMMANDS, TrioDriver
 from iserblk.iscsi import bhs
@@ -49,7 +49,7 @@ def test_interrupt_gives_the_buffer_back_first() -> None:
             nursery.start_soon(peer.run, answer)
             await nursery.start(driver.run)
             with pytest.raises(KeyboardInterrupt):
-                await Disk(disk_of(session), driver).read_into(memoryview(buffer), 0)
+                await TrioDisk(disk_of(session), driver).read_into(memoryview(buffer), 0)
             assert session.error is None and session.in_flight == 0
             buffer.clear()  # BufferError while anybody has a view of it
             await driver.log_out()
@@ -68,7 +68,7 @@ async def test_one_read_after_the_other_keeps_the_loop_awake(
     session, peer = linked()
     session.busy_poll_us = busy_poll_us
     driver = TrioDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = TrioDisk(disk_of(session), driver)
 
     thread = answering_slowly(peer)
     sleeps = Sleeps()
@@ -96,7 +96,7 @@ async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "progress", broken)
-    disk = Disk(disk_of(session), driver)
+    disk = TrioDisk(disk_of(session), driver)
     buffer = bytearray(4096)
     errors: list[BaseExceptionGroup[BaseException]] = []
 
@@ -126,7 +126,7 @@ async def test_a_strand_gives_the_buffer_back_first() -> None:
     """One that is closed in the middle of a read has had its command aborted."""
     session, peer = linked()
     driver = TrioDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = TrioDisk(disk_of(session), driver)
     buffer = bytearray(b"mine" * 128)
     seen: list[int] = []
 
@@ -170,7 +170,7 @@ async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(session, "flush", counted)
     driver = TrioDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = TrioDisk(disk_of(session), driver)
     ended: list[int] = []
 
     def answer(heard: Heard) -> None:
@@ -206,7 +206,7 @@ async def test_strands_that_wait_for_each_other_are_closed(waits_for: str) -> No
     session, peer = linked(depth=8)
     driver = TrioDriver(session)
     core = disk_of(session)
-    disk = Disk(core, driver)
+    disk = TrioDisk(core, driver)
     silent = False
 
     def answer(heard: Heard) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iserblk.disk.blocking import Disk
+from iserblk.disk.blocking import ThreadDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.threads import BlockingDriver, ThreadWaiter
 from iserblk.iscsi import bhs
@@ -73,7 +73,7 @@ def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
     as can all others."""
     session, peer = linked()
     driver = BlockingDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = ThreadDisk(disk_of(session), driver)
     interrupted = False
     seen: list[int] = []
 
@@ -113,7 +113,7 @@ def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
 def test_second_interrupt_does_not_wait_for_the_target() -> None:
     session, peer = linked()
     driver = BlockingDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = ThreadDisk(disk_of(session), driver)
 
     def act(_heard: Heard) -> None:
         """The command, then its abort."""
@@ -147,7 +147,7 @@ def test_interrupt_while_answers_are_taken_in() -> None:
     """Some may be lost then: the connection ends, and with it every command."""
     session, peer = linked()
     driver = BlockingDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = ThreadDisk(disk_of(session), driver)
     take = session._dm.user.control_notify
 
     def control_notify(message: memoryview, at: int, invalidated: int) -> None:
@@ -277,7 +277,7 @@ def test_interrupt_while_there_is_no_connection() -> None:
     lost = threading.Event()
     session.on_loss = lost.set
     driver = BlockingDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = ThreadDisk(disk_of(session), driver)
     buffer = bytearray(1 << 19)
 
     def interrupt() -> None:
@@ -306,7 +306,7 @@ def test_all_threads_go_on_with_another_connection() -> None:
     lost = threading.Event()
     session.on_loss = lost.set
     driver = BlockingDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = ThreadDisk(disk_of(session), driver)
     errors: list[BaseException] = []
 
     def client(number: int) -> None:
@@ -360,7 +360,7 @@ def test_one_read_after_the_other_keeps_the_leader_awake(
     session, peer = linked()
     session.busy_poll_us = busy_poll_us
     driver = BlockingDriver(session)
-    disk = Disk(disk_of(session), driver)
+    disk = ThreadDisk(disk_of(session), driver)
 
     thread = answering_slowly(peer)
     poll = driver._poll = _Timeouts(driver._poll)  # type: ignore[assignment]

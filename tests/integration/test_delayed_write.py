@@ -37,14 +37,14 @@ PARTS: dict[str, tuple[Callable[[Unit], bool], int]] = {
 
 
 @asynccontextmanager
-async def disk(url: str) -> AsyncIterator[aio.Disk]:
+async def disk(url: str) -> AsyncIterator[aio.TrioDisk]:
     """LUN 0 by a session of its own, which knows of no recovery."""
     session = await connect(parse_url(url), Options())
     driver = TrioDriver(session)
     async with trio.open_nursery() as nursery:
         try:
             await nursery.start(driver.run)
-            yield aio.Disk(disk_of(session), driver)
+            yield aio.TrioDisk(disk_of(session), driver)
         finally:
             session.fail(TransportError("end of test"))
             nursery.cancel_scope.cancel()

@@ -214,10 +214,10 @@ async def test_without_metrics_nothing_counts(start_target: StartTarget, face: s
     target = start_target("lun:size=16M")
     if face == "blocking":
         with blocking.open_disks([target.url], {}) as found:
-            assert type(found.disks["lun0"]) is blocking.Disk
+            assert type(found.disks["lun0"]) is blocking.ThreadDisk
     else:
         async with aio.open_disks([target.url], {}) as disks:
-            assert type(disks.disks["lun0"]) is aio.Disk
+            assert type(disks.disks["lun0"]) is aio.TrioDisk
 
 
 def test_through_nbdkit(start_target: StartTarget, tmp_path: Path) -> None:

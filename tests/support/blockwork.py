@@ -13,7 +13,7 @@ import trio
 
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.seam import PduSlot
-from iserblk.disk.aio import Disk, open_disks
+from iserblk.disk.aio import TrioDisk, open_disks
 from iserblk.disk.seam import EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import NotSupported, OutOfRange
 
@@ -41,7 +41,7 @@ class Outcome:
 class Model:
     """The area of the LUN, and what it has to hold."""
 
-    def __init__(self, disk: Disk, outcome: Outcome) -> None:
+    def __init__(self, disk: TrioDisk, outcome: Outcome) -> None:
         self.disk = disk
         self.outcome = outcome
         self.dice = random.Random(7145)
