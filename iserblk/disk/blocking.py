@@ -211,8 +211,7 @@ class ThreadDiskSet:
             self._thread.join()
             for driver in self._drivers:
                 give_up(driver.session)
-                for farewell in driver.session.farewells:
-                    driver.run(farewell(), driver.session.release)
+                driver.run(driver.session.listeners.farewell(), driver.session.release)
                 driver.log_out()
 
     def __enter__(self) -> Self:

@@ -93,7 +93,6 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
         if address.paths is not None:
             core.info = replace(core.info, paths=tuple(address.paths.ways.describe()))
         core.metrics.served_at = address.options.metrics
-        core.session.on_retry[core.lun] = core.metrics.retried
     return cores
 
 
@@ -106,14 +105,12 @@ async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
     found: dict[int, DiskCore | None] = {}  # None: it cannot be used
     problem: IserblkError | None = None
     for _ in range(REREADS):
-        session.on_sense.setdefault(bytes(8), inventory.hear)
+        session.listeners.add(bytes(8), inventory)
         present = await driver.run_operation(inventory.read(session))
         for lun in present:
             if lun in found:
                 continue
-            # Until there is a DiskCore that listens.
-            session.on_sense[luns.encode(lun)] = inventory.hear
-            farewells = len(session.farewells)
+            session.listeners.add(luns.encode(lun), inventory)
             try:
                 disk = found[lun] = await _identify(driver, address, lun)
                 disk.inventory = inventory
@@ -126,9 +123,6 @@ async def _find(driver: TrioDriver, address: Address) -> list[DiskCore]:
                 log.warning("%s: LUN %d is left out: %s", url.redacted(), lun, error)
                 problem = problem or error
             found[lun] = None
-            for farewell in session.farewells[farewells:]:  # it may have been reserved already
-                await driver.run_operation(farewell())
-            del session.farewells[farewells:]
         if not inventory.changed:
             break
     cores = [core for lun in present if (core := found[lun]) is not None]
@@ -152,13 +146,20 @@ async def _identify(driver: TrioDriver, address: Address, lun: int) -> DiskCore:
             " ".join(known.identifiers) or known.serial or f"{url.iqn} {lun}",
             options.reserve_key or host_key(initiator_name(options.initiator_name)),
         )
-        session.farewells.append(partial(reservation.release, session, field))
-        await driver.run_operation(reservation.acquire(session, field))
-    info, geometry = await driver.run_operation(identify(session, lun, name, text, url.iqn))
+        session.listeners.add(field, reservation)
+    try:
+        if reservation is not None:
+            await driver.run_operation(reservation.acquire(session, field))
+        info, geometry = await driver.run_operation(identify(session, lun, name, text, url.iqn))
+    except IserblkError:
+        if reservation is not None and session.error is None:
+            session.listeners.remove(field, reservation)
+            await driver.run_operation(reservation.release(session, field))
+        raise
     core = _core(session, field, info, geometry, options)
     if reservation is not None:
         core.reservation = reservation
-        reservation.watch(session, field)
+        reservation.watch(session)
     return core
 
 
@@ -180,8 +181,7 @@ def give_up(session: Session) -> None:
 async def part(driver: TrioDriver) -> None:
     """Give back what was reserved, log out, and end the session."""
     give_up(driver.session)
-    for farewell in driver.session.farewells:
-        await driver.run_operation(farewell())
+    await driver.run_operation(driver.session.listeners.farewell())
     await driver.log_out()
 
 

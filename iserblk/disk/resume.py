@@ -98,7 +98,7 @@ def listen(cores: Sequence[DiskCore], fresh: Session) -> None:
     """From before the first command on ``fresh``: that one may be told of what the target has lost,
     and no other."""
     for core in cores:
-        fresh.on_sense[core.lun] = core.hear_resuming
+        core.listen_resuming(fresh)
 
 
 def resume(core: DiskCore, fresh: Session) -> Operation[None]:

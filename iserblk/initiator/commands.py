@@ -247,8 +247,7 @@ def command(
         if delay is None or monotonic() + delay >= deadline:
             raise error
         log.info("%s; sending it again", error)
-        if lun in session.on_retry:
-            session.on_retry[lun]()
+        session.listeners.retried(lun)
         attempt += 1
         if delay:
             yield delay

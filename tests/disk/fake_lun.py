@@ -66,7 +66,6 @@ class FakeLuns(FakeSession):
         self.luns = {0: lun or FakeLun()}
         self.asked: list[tuple[int, str]] = []
         self.error = None
-        self.farewells: list[object] = []
 
     def describe(self) -> dict[str, object]:
         return {}

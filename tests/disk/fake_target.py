@@ -4,13 +4,13 @@ command is executed, and when its answer comes."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from time import monotonic
 
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError
+from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN, Operation, TaskSlot, Waiter
 from iserblk.scsi import lba as lba_data
 from iserblk.scsi import opcodes
@@ -44,8 +44,7 @@ class FakeSession:
             slot.cdb = bytearray(16)
         self._free = list(self.tasks)
         self.flight: list[TaskSlot] = []
-        self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
-        self.on_retry: dict[bytes, Callable[[], None]] = {}
+        self.listeners = LunListeners()
         self.disconnected = False
         self.suspended = False
         self.shrunk = 0
@@ -108,8 +107,8 @@ class FakeSession:
         slot.response = slot.residual = 0
         if self.residual_of_unmap and slot.cdb[0] == opcodes.UNMAP and not slot.status:
             slot.residual = slot.length
-        if sense and slot.lun in self.on_sense:
-            self.on_sense[slot.lun](slot)
+        if sense:
+            self.listeners.hear(slot)
         if sense_data.tells_of_success(sense):  # as ``Session`` does
             slot.status = 0
         slot.state = TAKEN
@@ -226,7 +225,7 @@ def reconnect(core: DiskCore, target: FakeTarget, lost: bool = True) -> FakeSess
     session.suspend()
     fresh = FakeSession()
     fresh.residual_of_unmap = session.residual_of_unmap
-    fresh.on_sense[core.lun] = core.hear_resuming
+    core.listen_resuming(fresh)  # type: ignore[arg-type]
     if lost:
         slot = fresh.take_now()
         assert slot is not None

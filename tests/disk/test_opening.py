@@ -12,6 +12,7 @@ from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.opening import find_disks
 from iserblk.errors import ConnectionLost, RemoteProtocolError, ScsiError
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import luns
 from iserblk.scsi.sense import (
@@ -89,10 +90,11 @@ async def test_an_odd_lun_that_was_reserved_is_given_back(
 ) -> None:
     done: list[tuple[str, bytes]] = []
 
-    class Reservation:
+    class Reservation(LunListener):
         def __init__(self, *_: object) -> None: ...
 
         def acquire(self, _session: object, lun: bytes) -> Operation[None]:
+            self.lun = lun
             done.append(("acquire", lun))
             yield from ()
 
@@ -102,13 +104,17 @@ async def test_an_odd_lun_that_was_reserved_is_given_back(
 
         def watch(self, *_: object) -> None: ...
 
+        def farewell(self) -> Operation[None]:
+            yield from self.release(None, self.lun)
+
     monkeypatch.setattr(opening, "Reservation", Reservation)
     session = FakeLuns()
     session.luns[1] = FakeLun(errors={"READ CAPACITY(16)": encode_fixed(MEDIUM_ERROR, 0x11, 0)})
     assert numbers(await found(session, reserve="exclusive")) == [0]
     zero, one = luns.encode(0), luns.encode(1)
     assert done == [("acquire", zero), ("acquire", one), ("release", one)]
-    assert len(session.farewells) == 1
+    finish(session.listeners.farewell())
+    assert done[3:] == [("release", zero)]
 
 
 # -- the list ----------------------------------------------------------------------------------
@@ -155,7 +161,8 @@ async def test_a_list_that_changes_later_is_read_again(
     session.luns[3] = session.luns.pop(1)
     slot = TaskSlot(0)
     slot.sense = CHANGED
-    session.on_sense[luns.encode(2)](slot)
+    slot.lun = luns.encode(2)
+    session.listeners.hear(slot)
     buffer = memoryview(bytearray(512))
     core = cores[0]
     with pytest.raises(AssertionError):  # the fake LUN does not read and write

@@ -390,7 +390,8 @@ async def test_what_puts_it_in_doubt_cuts_the_connection(
 ) -> None:
     async with hosts(scheme, store, "a", "b") as (a, b):
         taken = await acquire(a)
-        taken.watch(a.session, LUN)
+        taken.watch(a.session)
+        a.session.listeners.add(LUN, taken)
         await b.out(pr.REGISTER, 0, B)
         await (b.out(pr.PREEMPT, B, A) if how == "preempted" else b.out(pr.CLEAR, B))
         with pytest.raises(IserblkError):

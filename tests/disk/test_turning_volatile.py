@@ -287,7 +287,7 @@ def test_a_residual_of_a_replayed_unmap_is_no_loss() -> None:
     assert journal is not None and journal.active
     play.session.suspend()
     fresh = FakeSession()
-    fresh.on_sense[play.core.lun] = play.core.hear_resuming
+    play.core.listen_resuming(fresh)  # type: ignore[arg-type]
     probe = fresh.take_now()
     assert probe is not None
     probe.lun, probe.waiter = play.core.lun, CountingWaiter()

@@ -16,8 +16,9 @@ from iserblk.errors import AuthenticationError, ConnectFailed, TransportError
 from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.options import Options
 from iserblk.scsi import alua, cdb, luns
 from iserblk.url import Url, parse_url
@@ -178,9 +179,12 @@ async def test_another_group_gets_a_reset(
     paths = ported.paths()
     witness = await ported.paths().connect()
     seen: list[int] = []
-    witness.on_sense[luns.encode(0)] = lambda slot: seen.append(
-        slot.sense[12] << 8 | slot.sense[13]
-    )
+
+    class Codes(LunListener):
+        def hear(self, slot: TaskSlot) -> None:
+            seen.append(slot.sense[12] << 8 | slot.sense[13])
+
+    witness.listeners.add(luns.encode(0), Codes())
     async with driven(witness) as watching:
         await look(watching, witness)
         for group, reset in zip(moves, resets, strict=True):

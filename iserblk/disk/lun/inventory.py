@@ -11,6 +11,7 @@ import logging
 
 from iserblk.errors import CommandError, TransportError
 from iserblk.initiator.commands import ask
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import cdb, luns
@@ -44,7 +45,7 @@ def report_luns(session: Session, deadline: float = 0.0) -> Operation[list[int]]
         length = min(whole, MOST_ALLOCATION)
 
 
-class Inventory:
+class Inventory(LunListener):
     """Of one session. ``changed``: the target has said so, and nobody has read the list since."""
 
     def __init__(self) -> None:

@@ -43,6 +43,7 @@ from iserblk.initiator.commands import (
     retry_delay,
     take,
 )
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import NO_BYTES, QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
@@ -87,7 +88,18 @@ class _Clock:
         return self._deadline
 
 
-class DiskCore:
+class _Resuming(LunListener):
+    """Follows the LUN of ``core`` on a connection that is not in use yet."""
+
+    def __init__(self, core: DiskCore) -> None:
+        self._core = core
+
+    def hear(self, slot: TaskSlot) -> None:
+        self._core.sizing.hear(slot)
+        self._core.durability.hear_resuming(slot)
+
+
+class DiskCore(LunListener):
     """One LUN of a session. ``info`` and ``geometry`` come from ``iserblk.disk.lun.identify``."""
 
     def __init__(self, session: Session, lun: bytes, info: LunInfo, geometry: Geometry) -> None:
@@ -104,9 +116,10 @@ class DiskCore:
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
         self.metrics = LunMetrics()
         self.durability = Durability(info.name, info.write_cache, self.ranges)
-        session.on_sense[lun] = self._hear
+        session.listeners.add(lun, self)
         self.reservation: Reservation | None = None  # with reserve=exclusive
         self.inventory: Inventory | None = None  # of a URL without a LUN, all its disks have one
+        self._resuming = _Resuming(self)
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
@@ -123,20 +136,22 @@ class DiskCore:
 
     # -- what the target reports, and a new connection --------------------------------------------
 
-    def _hear(self, slot: TaskSlot) -> None:
+    def hear(self, slot: TaskSlot) -> None:
+        """Implements LunListener."""
         self.sizing.hear(slot)
-        if self.inventory is not None:
-            self.inventory.hear(slot)
         if self.durability.hear(slot):
             self.session.disconnect()
 
-    def hear_resuming(self, slot: TaskSlot) -> None:
-        """Hears of sense data that come on a connection which is to take the place of the session's
-        (``Session.on_sense`` of it, from before its first command)."""
-        self.sizing.hear(slot)
+    def retried(self) -> None:
+        """Implements LunListener."""
+        self.metrics.retried()
+
+    def listen_resuming(self, fresh: Session) -> None:
+        """Follow the LUN on ``fresh``, whose connection is to take the place of the session's. To
+        be called before the first command on it."""
+        fresh.listeners.add(self.lun, self._resuming)
         if self.inventory is not None:
-            self.inventory.hear(slot)
-        self.durability.hear_resuming(slot)
+            fresh.listeners.add(self.lun, self.inventory)
 
     def take_info(self, info: LunInfo) -> None:
         """The LUN, found again on a new connection, says this of itself. It is the same LUN, with
@@ -398,7 +413,7 @@ class DiskCore:
                         error = error or problem
                     else:
                         log.info("%s; sending it again", problem)
-                        self.metrics.retried()
+                        session.listeners.retried(self.lun)
                         pause = max(pause, delay)
                         todo.append((lba, view, attempt + 1))
             finally:

@@ -24,6 +24,7 @@ from iserblk.errors import (
     ScsiError,
 )
 from iserblk.initiator.commands import ask, command
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import reservations as pr
@@ -95,7 +96,7 @@ class _Present(NamedTuple):
     held: pr.Reservation | None
 
 
-class Reservation:
+class Reservation(LunListener):
     """Our hold on one LUN, from ``acquire`` to ``release``. The operations take the session that
     they run on, which may be another one each time; none of them may run beside another.
 
@@ -112,6 +113,9 @@ class Reservation:
         # PRGENERATION when we last knew that it was ours, and what our own commands made of it
         # whose answers may be lost.
         self._generations: set[int] = set()
+        # Where it was acquired, for the logout; and the session that is watched, once one is.
+        self._acquired: tuple[Session, bytes] | None = None
+        self._watched: Session | None = None
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -119,6 +123,7 @@ class Reservation:
         """Take the reservation: a free one, or one that was left behind under our key, whose
         tasks then have ended. Raises Busy when somebody else has the LUN, and NotSupported where
         it has no persistent reservations; then nothing of ours is left."""
+        self._acquired = session, lun
         try:
             self._lock = HostLock(f"{self.key:#x} {self._identity}")
         except Busy as error:
@@ -219,25 +224,28 @@ class Reservation:
             return False
         return True
 
-    def watch(self, session: Session, lun: bytes) -> None:
+    def watch(self, session: Session) -> None:
         """From now on a unit attention that puts the reservation in doubt ends the connection of
         ``session``: on the next one ``resume`` looks. (Until then the target itself refuses who
         is registered no more.)"""
-        before = session.on_sense.get(lun)
+        self._watched = session
 
-        def hear(slot: TaskSlot) -> None:
-            if before is not None:
-                before(slot)
-            sense = sense_data.decode(slot.sense)
-            if not sense.is_unit_attention or session.suspended is not None:
-                return  # on the connection to come ``resume`` looks in any case
-            if sense.code in _TAKEN or (sense.code in _POWER_LOST and not self._persists):
-                log.error(
-                    "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
-                )
-                session.disconnect()
+    def hear(self, slot: TaskSlot) -> None:
+        """Implements LunListener."""
+        session = self._watched
+        sense = sense_data.decode(slot.sense)
+        if session is None or not sense.is_unit_attention or session.suspended is not None:
+            return  # on the connection to come ``resume`` looks in any case
+        if sense.code in _TAKEN or (sense.code in _POWER_LOST and not self._persists):
+            log.error(
+                "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
+            )
+            session.disconnect()
 
-        session.on_sense[lun] = hear
+    def farewell(self) -> Operation[None]:
+        """Implements LunListener: gives the LUN back."""
+        if self._acquired is not None:
+            yield from self.release(*self._acquired)
 
     # -- both -------------------------------------------------------------------------------------
 

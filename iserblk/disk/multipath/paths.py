@@ -25,6 +25,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.commands import PortRefused, ask
 from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import pdu, reasons
@@ -43,7 +44,7 @@ _NOT_WORTH_ANOTHER = (AuthenticationError, BadArgument)
 Address = tuple[Url, Options]
 
 
-class Paths:
+class Paths(LunListener):
     """The ways to the LUNs of one session. Belongs to the task that connects. ``clock``: monotonic
     seconds."""
 
@@ -61,6 +62,7 @@ class Paths:
         self._before: Way[Address] | None = None  # was in use last
         self._wanted: Way[Address] | None = None  # to be tried first, once
         self._refusal: int | None = None  # the state for which the port in use refused a command
+        self._watched: Session | None = None
         self._group: int | None = None  # of the session that was in use last
         # By LUN: the groups through which something may have been left at the target.
         self._used: dict[int, set[int]] = {}
@@ -168,25 +170,25 @@ class Paths:
     def watch(self, session: Session, lun: bytes) -> None:
         """From now on ``session``, the one in use, is cut where its port refuses a command for its
         state; the command is sent again on the next connection."""
-        before = session.on_sense.get(lun)
+        self._watched = session
+        session.listeners.add(lun, self)
 
-        def hear(slot: TaskSlot) -> None:
-            if before is not None:
-                before(slot)
-            sense = sense_data.decode(slot.sense)
-            if alua.is_state_change(sense):
-                self.states_changed = True
-            state = alua.state_of_sense(sense)
-            if state is None:
-                return
-            slot.error = PortRefused(f"{session.portal}: {sense}", slot.status, sense)
-            if session.suspended is None:
-                if self._refusal is None:
-                    log.warning("%s: %s; another portal is tried", session.portal, sense)
-                self._refusal = state
-                session.disconnect()
-
-        session.on_sense[lun] = hear
+    def hear(self, slot: TaskSlot) -> None:
+        """Implements LunListener."""
+        session = self._watched
+        assert session is not None  # ``watch`` came before
+        sense = sense_data.decode(slot.sense)
+        if alua.is_state_change(sense):
+            self.states_changed = True
+        state = alua.state_of_sense(sense)
+        if state is None:
+            return
+        slot.error = PortRefused(f"{session.portal}: {sense}", slot.status, sense)
+        if session.suspended is None:
+            if self._refusal is None:
+                log.warning("%s: %s; another portal is tried", session.portal, sense)
+            self._refusal = state
+            session.disconnect()
 
 
 def _state_words(way: Way[Address], state: int) -> str:

@@ -17,6 +17,7 @@ from time import monotonic
 
 from iserblk.datamover.seam import INLINE, NO_DATA, WRITE, InitiatorDatamover
 from iserblk.errors import Busy, IserblkError, RemoteProtocolError, TransportError
+from iserblk.initiator.session.listeners import LunListeners
 from iserblk.initiator.session.slots import (
     ABORTING,
     FREE,
@@ -25,7 +26,6 @@ from iserblk.initiator.session.slots import (
     QUEUED,
     SENT,
     TAKEN,
-    Operation,
     TaskSlot,
     Waiter,
 )
@@ -69,6 +69,7 @@ class Submitting:
         self._free_controls = slots[-CONTROL_SLOTS:]
         self.parameters = parameters
         self.portal = portal
+        self.listeners = LunListeners()
         self.io_timeout = io_timeout
         self.provider_reason = ""  # why the connection is by the provider that it has
         self.corked = False
@@ -117,11 +118,6 @@ class Submitting:
         self.on_loss: Callable[[], None] | None = None
         # For the driver: a suspended session is about to go on with another descriptor, or failed.
         self.on_change: Callable[[], None] = _nothing
-        self.on_retry: dict[bytes, Callable[[], None]] = {}  # by LUN field: a command is sent again
-        # By LUN field: who hears of each command that brings sense data, before its waiter does.
-        self.on_sense: dict[bytes, Callable[[TaskSlot], None]] = {}
-        # What is to be run before the logout, by whoever logs out. They raise nothing.
-        self.farewells: list[Callable[[], Operation[None]]] = []
 
     # -- submitting: any thread -------------------------------------------------------------------
 

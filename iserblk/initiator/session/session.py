@@ -171,8 +171,7 @@ class Session(Submitting):
         """A status other than GOOD came with ``slot.sense``. What was carried out all the same
         (RECOVERED ERROR, NO SENSE) has succeeded, for all who look at the slot from now on; its
         residual counts as ever."""
-        if slot.lun in self.on_sense:
-            self.on_sense[slot.lun](slot)
+        self.listeners.hear(slot)
         if slot.status != sam.CHECK_CONDITION or not sense_data.tells_of_success(slot.sense):
             return
         slot.status = sam.GOOD

@@ -1,0 +1,60 @@
+"""Listeners: what follows the commands of one LUN, and says goodbye to it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from iserblk.initiator.session.slots import Operation, TaskSlot
+
+
+class LunListener(Protocol):
+    """Follows one LUN of a session. A class that inherits from it leaves out what it does not need.
+
+    ``hear`` and ``retried`` raise nothing. A LUN may have several listeners; none of them depends
+    on what another one does.
+    """
+
+    def hear(self, slot: TaskSlot) -> None:
+        """A command ended with a status other than GOOD and ``slot.sense``. Runs inside
+        ``Session.progress``, before the waiter of the slot is told."""
+
+    def retried(self) -> None:
+        """A command is sent again."""
+        return
+
+    def farewell(self) -> Operation[None]:
+        """What the driver runs before it logs out. Raises nothing."""
+        return
+        yield
+
+
+class LunListeners:
+    """Of one session, by LUN field."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, list[LunListener]] = {}
+
+    def add(self, lun: bytes, listener: LunListener) -> None:
+        """From now on ``listener`` follows that LUN, if it did not before."""
+        listeners = self._of.setdefault(lun, [])
+        if listener not in listeners:
+            listeners.append(listener)
+
+    def remove(self, lun: bytes, listener: LunListener) -> None:
+        self._of[lun].remove(listener)
+
+    def hear(self, slot: TaskSlot) -> None:
+        """See LunListener."""
+        for listener in self._of.get(slot.lun, ()):
+            listener.hear(slot)
+
+    def retried(self, lun: bytes) -> None:
+        """See LunListener."""
+        for listener in self._of.get(lun, ()):
+            listener.retried()
+
+    def farewell(self) -> Operation[None]:
+        """What the listeners of all LUNs want done before the logout."""
+        for listeners in self._of.values():
+            for listener in listeners:
+                yield from listener.farewell()
