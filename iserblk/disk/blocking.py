@@ -50,7 +50,7 @@ class ThreadDisk:
         driver = self._driver
         slot = None
         try:
-            waiter = driver.waiter()
+            waiter = driver.new_waiter()
             slot = core.begin_read(buffer, offset, waiter)
             if slot is not None:
                 driver.wait(waiter)
@@ -67,7 +67,7 @@ class ThreadDisk:
         slot = None
         try:
             if not fua:
-                waiter = driver.waiter()
+                waiter = driver.new_waiter()
                 slot = core.begin_write(buffer, offset, waiter)
                 if slot is not None:
                     driver.wait(waiter)
@@ -211,7 +211,7 @@ class ThreadDiskSet:
             self._thread.join()
             for driver in self._drivers:
                 give_up(driver.session)
-                driver.run(driver.session.listeners.farewell(), driver.session.release)
+                driver.run(driver.session.listeners.farewell(), driver.session.queue.release)
                 driver.log_out()
 
     def __enter__(self) -> Self:

@@ -293,7 +293,9 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
         portal=session.portal,
         provider=str(session.describe().get("provider", "")),
         connected=session.error is None and session.suspended is None,
-        in_flight=sum(task.state >= QUEUED and task.lun == core.lun for task in session.tasks),
+        in_flight=sum(
+            task.state >= QUEUED and task.lun == core.lun for task in session.queue.tasks
+        ),
         retries=core.metrics.retries,
         reconnects=session.reconnects,
         replayed=session.replayed,

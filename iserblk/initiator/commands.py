@@ -161,7 +161,7 @@ def take(
     passed (0: never)."""
     again = False
     while True:
-        slot = session.take(waiter, again)
+        slot = session.queue.take(waiter, again)
         if slot is not None:
             return slot
         while waiter.pending:
@@ -181,7 +181,7 @@ def release_ended(session: Session, slots: list[TaskSlot]) -> None:
     what they refer to, stay until the session ends.)"""
     for slot in slots:
         if slot.state < QUEUED:
-            session.release(slot)
+            session.queue.release(slot)
 
 
 def command(
@@ -226,7 +226,7 @@ def command(
             waiter.pending += 1
             if on_submit is not None:
                 on_submit(slot)
-            session.submit(slot)
+            session.queue.submit(slot)
             while waiter.pending:
                 yield waiter
             if short_ok and slot.residual > 0 and slot.state == TAKEN:
@@ -242,7 +242,7 @@ def command(
         if error is None:
             return moved
         if no_room(error):
-            session.shrink()
+            session.queue.shrink()
         delay = retry_delay(error, attempt)
         if delay is None or monotonic() + delay >= deadline:
             raise error

@@ -19,7 +19,9 @@ import trio
 
 from iserblk.errors import ConnectionLost, IserblkError, LunChanged, ReservationLost
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.driving import SessionDriver
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 
 log = logging.getLogger(__name__)
@@ -32,13 +34,13 @@ SILENCE_S = 30.0  # of the target, that is borne between login and the hand-over
 ADOPTED_S = 0.02  # how often is looked whether the driver has gone on
 
 
-class Driver(Protocol):
-    """Whoever runs ``Session.progress``."""
+class Driver(SessionDriver, Protocol):
+    """A driver whose session is reconnected."""
 
     session: Session
 
     def kick(self) -> None:
-        """In the reconnector's thread: see to that ``progress`` is run, by whoever runs it now."""
+        """In the reconnector's thread: have ``progress`` run, in the thread that runs it now."""
         ...
 
 
@@ -66,7 +68,7 @@ class Reconnector:
         self._stopped = False
         self._pause = FIRST_PAUSE_S
         self._regained_at = 0.0
-        self._session.on_loss = self._call
+        driver.reconnect = self._call
 
     def _call(self) -> None:
         """From any thread: the connection is lost, or a command wants it."""
@@ -79,7 +81,7 @@ class Reconnector:
     def stop(self) -> None:
         """In trio. From now on a lost connection is the session's end, and a suspended session is
         its owner's to end."""
-        self._session.on_loss = None
+        self._driver.reconnect = None
         self._stopped = True
         self._heard.set()
         self._connecting.cancel()
@@ -136,7 +138,7 @@ class Reconnector:
                 return
             if not self._wanted:
                 return
-            session.suspended = outcome  # what a command that cannot wait longer tells of
+            session.still_absent(outcome)
             if str(outcome) != told:
                 told = str(outcome)
                 log.warning("%s: not connected: %s; trying again", session.portal, told)
@@ -145,12 +147,12 @@ class Reconnector:
     def _next_pause(self) -> float:
         pause = self._pause
         self._pause = min(2 * pause, MOST_PAUSE_S)
-        return min(pause, WAITING_PAUSE_S) if self._session.in_flight else pause
+        return min(pause, WAITING_PAUSE_S) if self._session.queue.in_flight else pause
 
     async def _hand_over(self, outcome: Session | LunChanged | ReservationLost) -> None:
         self._session.offer(outcome)
         self._driver.kick()
-        while self._session.offered is not None and self._wanted:
+        while self._session.offered and self._wanted:
             await trio.sleep(ADOPTED_S)
             self._driver.kick()
         self._regained_at = monotonic()
@@ -202,5 +204,5 @@ class Reconnector:
             raise problem
         if fresh.error is not None:
             raise ConnectionLost(str(fresh.error))
-        if fresh.in_flight or fresh.free_controls < CONTROL_SLOTS:
+        if fresh.queue.in_flight or fresh.queue.free_controls < CONTROL_SLOTS:
             raise ConnectionLost(f"{fresh.portal}: no answer to a request during the login")

@@ -45,6 +45,7 @@ class FakeSession:
         self._free = list(self.tasks)
         self.flight: list[TaskSlot] = []
         self.listeners = LunListeners()
+        self.queue = self
         self.disconnected = False
         self.suspended = False
         self.shrunk = 0
@@ -227,14 +228,14 @@ def reconnect(core: DiskCore, target: FakeTarget, lost: bool = True) -> FakeSess
     fresh.residual_of_unmap = session.residual_of_unmap
     core.listen_resuming(fresh)  # type: ignore[arg-type]
     if lost:
-        slot = fresh.take_now()
+        slot = fresh.queue.take_now()
         assert slot is not None
         slot.lun, slot.waiter = core.lun, CountingWaiter()
         slot.state = SENT
         fresh.flight.append(slot)
         fresh.end(slot, sense=POWER_ON)
-        fresh.release(slot)
+        fresh.queue.release(slot)
     run(core.replay(fresh), fresh, target, newest_first=True)  # type: ignore[arg-type]
-    assert fresh.busy == 0
+    assert fresh.queue.busy == 0
     session.resume()
     return fresh

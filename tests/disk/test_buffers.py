@@ -28,7 +28,7 @@ def _refused(
     assert begin(buffer, 0, waiter) is None and waiter.pending == 0
     with pytest.raises(LocalProtocolError):
         next(run(buffer, 0))
-    assert disk.session.busy == disk.session.unsent == 0 and disk.session.error is None
+    assert disk.session.queue.busy == disk.session.queue.unsent == 0 and disk.session.error is None
 
 
 @pytest.mark.parametrize("buffer", [STRIDED, WORDS, ROWS, READ_ONLY])

@@ -44,7 +44,7 @@ def test_until_the_deadline(error: bytes | int) -> None:
     session.io_timeout = 0.5
     with pytest.raises(ScsiError):
         ask(session)
-    assert len(session.asked) > 1 and session.busy == 0
+    assert len(session.asked) > 1 and session.queue.busy == 0
 
 
 @pytest.mark.parametrize("ascq", NOT_SOON)
@@ -85,7 +85,7 @@ def test_a_full_target_gets_less_at_once(refusal: int) -> None:
     for slot in session.flight[4:]:
         session.end(slot, status=refusal)
     run(write, session, target)
-    assert session.shrunk == 12 and session.busy == 0
+    assert session.shrunk == 12 and session.queue.busy == 0
     assert all(target.block(lba) == b"W" * 512 for lba in range(16))
 
 

@@ -12,7 +12,7 @@ from iserblk.errors import CommandTimeout, IserblkError, ScsiError
 from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
-from tests.initiator.fake import CountingWaiter
+from tests.initiator.fake import CountingWaiter, FakeDriver
 from tests.initiator.peer import Heard, disk_of, linked
 
 WRITE = opcodes.WRITE_16
@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, write_cache: bool = True) -> None:
         self.session, self.peer = linked(depth=8)
-        self.session.new_waiter = CountingWaiter
+        self.session.drive(FakeDriver(self.session))
         self.disk = disk_of(self.session, write_cache)
         self._answered = 0
 
@@ -237,7 +237,7 @@ def test_command_that_missed_its_deadline_is_not_sent_again(bench: Bench) -> Non
     waiter = CountingWaiter()
     slot = bench.disk.begin_read(memoryview(bytearray(512)), 0, waiter)
     assert slot is not None
-    bench.session.end_aborted(slot, CommandTimeout("late"))
+    bench.session.queue.end_aborted(slot, CommandTimeout("late"))
     with pytest.raises(CommandTimeout):
         bench.disk.ended(slot)
-    assert bench.session.busy == 0 and slot.error is None
+    assert bench.session.queue.busy == 0 and slot.error is None

@@ -166,7 +166,7 @@ def test_failed_forced_flush_fails_the_write_that_needs_it() -> None:
     bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR)
     with pytest.raises(ScsiError):
         next(write)
-    assert bench.kept == BLOCK and bench.session.busy == 0
+    assert bench.kept == BLOCK and bench.session.queue.busy == 0
     bench.write(1, 1, 2)  # the next one tries again
 
 
@@ -273,7 +273,7 @@ def _replay(bench: Bench, answer: Callable[[FakeSession, TaskSlot], None]) -> Fa
     except StopIteration:
         return fresh
     finally:
-        assert fresh.busy == 0 and not fresh.flight
+        assert fresh.queue.busy == 0 and not fresh.flight
 
 
 def test_what_the_lun_refuses_for_good_is_told_by_the_next_flush() -> None:
@@ -360,7 +360,7 @@ def test_all_retries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None
                     now += 10.0
                     bench.session.end(slot, status=8)
         assert now == 1030.0
-    assert bench.session.busy == 0
+    assert bench.session.queue.busy == 0
 
 
 def test_short_way_hands_its_deadline_on(monkeypatch: pytest.MonkeyPatch) -> None:

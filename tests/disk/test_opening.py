@@ -185,4 +185,4 @@ def test_a_list_that_cannot_be_read_again_fails_no_request(
     inventory = Inventory()
     finish(inventory.look_again(session, 0.0))  # type: ignore[arg-type]
     assert words in caplog.text and session.asked == [(0, "REPORT LUNS")]
-    assert session.busy == 0
+    assert session.queue.busy == 0

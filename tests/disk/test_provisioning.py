@@ -75,7 +75,7 @@ def test_a_patient_request_goes_on_as_long_as_it_gets_on(
     slow.run(operation(slow, what, patient=True))
     assert all(slow.target.block(lba) == bytes(BLOCK) for lba in range(BLOCKS))
     assert slow.ended == COMMANDS
-    assert slow.session.busy == 0
+    assert slow.session.queue.busy == 0
     # Several at once, and as few as the LUN has time for.
     assert slow.most == {0.001: 16, 0.1: 8, 0.5: 2, 3.0: 1}[seconds]
 
@@ -87,7 +87,7 @@ def test_any_other_has_one_deadline(monkeypatch: pytest.MonkeyPatch, what: str) 
     with pytest.raises(CommandTimeout):
         slow.run(operation(slow, what, patient=False))
     assert slow.now <= 1000.0 + slow.session.io_timeout + 16 * slow.seconds
-    assert slow.session.busy == 0
+    assert slow.session.queue.busy == 0
 
 
 def test_a_command_that_takes_too_long_ends_a_patient_request(
@@ -147,4 +147,4 @@ def test_the_first_error_ends_it_when_all_in_flight_have_ended(
     with pytest.raises(IserblkError):
         slow.run(operation(slow, "trim", patient=True))
     assert slow.ended == 7  # 1 and 2 and 4
-    assert slow.session.busy == 0 and not slow.session.flight
+    assert slow.session.queue.busy == 0 and not slow.session.flight

@@ -59,7 +59,7 @@ def test_every_way_succeeds(
         bench.end(bench.begin(operation), sense)
     assert len(bench.peer.heard) == 1  # nothing was sent again
     assert str(sense_data.decode(sense)) in caplog.text
-    assert bench.session.busy == 0
+    assert bench.session.queue.busy == 0
 
 
 @pytest.mark.parametrize("fast", [True, False])

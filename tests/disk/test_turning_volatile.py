@@ -288,12 +288,12 @@ def test_a_residual_of_a_replayed_unmap_is_no_loss() -> None:
     play.session.suspend()
     fresh = FakeSession()
     play.core.listen_resuming(fresh)  # type: ignore[arg-type]
-    probe = fresh.take_now()
+    probe = fresh.queue.take_now()
     assert probe is not None
     probe.lun, probe.waiter = play.core.lun, CountingWaiter()
     fresh.flight.append(probe)
     fresh.end(probe, sense=POWER_ON)
-    fresh.release(probe)
+    fresh.queue.release(probe)
     replay = play.core.replay(fresh)  # type: ignore[arg-type]
     step = next(replay)
     assert not isinstance(step, float) and step.pending

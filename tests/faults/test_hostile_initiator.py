@@ -149,7 +149,7 @@ async def _flood_bytes(fileno: int, sent: list[int]) -> None:
 
 
 async def _flood_sends(session: object, sent: list[int]) -> None:
-    pair: seam.QueuePair = session._dm._qp  # type: ignore[attr-defined]
+    pair: seam.QueuePair = session.queue.datamover._qp  # type: ignore[attr-defined]
     header = bytes((0x10,)) + bytes(27)
     while sent[0] < MOST_PINGS:
         request = seam.WorkRequest(seam.SEND_SE)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 
 from iserblk.datamover.seam import InitiatorUser, PduSlot
 from iserblk.errors import IserblkError
-from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -93,6 +95,37 @@ class CountingWaiter:
             self.woken += 1
 
 
+class FakeDriver:
+    """Implements SessionDriver, as far as a test does not put something of its own in place.
+    ``blocks`` and ``changes``: how often the session said so. ``closed``: descriptors."""
+
+    def __init__(self, made: Session) -> None:
+        self.reconnect: Callable[[], None] | None = None
+        self.flush_soon = made.queue.flush
+        self.closed: list[int] = []
+        self.blocks = 0
+        self.changes = 0
+
+    def new_waiter(self) -> CountingWaiter:
+        return CountingWaiter()
+
+    def blocked(self) -> None:
+        self.blocks += 1
+
+    def closing(self, fd: int) -> None:
+        self.closed.append(fd)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+
+def driver_of(made: Session) -> FakeDriver:
+    """The driver of a session of ``session``."""
+    driver = made.queue.driver
+    assert isinstance(driver, FakeDriver)
+    return driver
+
+
 def session(
     depth: int = 4, window: int = 32, cmd_sn: int = 1, **parameters: object
 ) -> tuple[Session, FakeDatamover]:
@@ -108,20 +141,20 @@ def session(
         30.0,
     )
     made.start(cmd_sn, cmd_sn, (cmd_sn + window - 1) & 0xFFFFFFFF, 100)
-    made.new_waiter = CountingWaiter
+    made.drive(FakeDriver(made))
     return made, datamover
 
 
 def command(made: Session, waiter: CountingWaiter) -> TaskSlot:
     """Take a slot and submit a TEST UNIT READY with it."""
-    slot = made.take_now()
+    slot = made.queue.take_now()
     assert slot is not None
     slot.cdb[:] = bytes(16)
     slot.flags = 0x81
     slot.direction = 0
     slot.waiter = waiter
     waiter.pending += 1
-    made.submit(slot)
+    made.queue.submit(slot)
     return slot
 
 

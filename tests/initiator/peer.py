@@ -18,7 +18,8 @@ from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import TransportError
-from iserblk.initiator.session.session import CONTROL_SLOTS, UNEXPECTED, Session
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters

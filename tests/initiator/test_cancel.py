@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iserblk.errors import CommandTimeout, ConnectionLost, RemoteProtocolError
 from iserblk.initiator.session.deadlines import SPARE_CONTROLS, Ladder
-from iserblk.initiator.session.session import CONTROL_SLOTS
+from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.slots import SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
@@ -73,7 +73,7 @@ def test_a_late_answer_does_not_end_the_slots_next_task() -> None:
     dm.inbox.append(response(slot.itt))
     made.progress(2.0)
     assert first.woken == 1 and slot.error is None
-    made.release(slot)
+    made.queue.release(slot)
     second = CountingWaiter()
     assert command(made, second) is slot
     dm.inbox.append(_complete(_aborts(dm)[0]))

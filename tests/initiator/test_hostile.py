@@ -33,7 +33,8 @@ from iserblk.errors import (
 from iserblk.initiator import commands
 from iserblk.initiator.drivers import tasks, threads
 from iserblk.initiator.session import deadlines
-from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import Session
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
@@ -252,14 +253,14 @@ class Victims:
         session = self.session
         error = session.error
         assert isinstance(error, RemoteProtocolError | ConnectionLost), error
-        assert session.busy == session.in_flight == 0
-        assert not session._takers and not session._queued
+        assert session.queue.busy == session.queue.in_flight == 0
+        assert not session.queue.waiting
 
 
 def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Victims]:
     made, peer = linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=bool(seed & 1))
     if pair != "memory" and seed & 2:
-        ours = made._dm._qp  # type: ignore[attr-defined]
+        ours = made.queue.datamover._qp  # type: ignore[attr-defined]
         ours._wire = _Sips(ours._wire, random.Random(seed))
     return made, Hostile(peer, acts), Victims(made)
 

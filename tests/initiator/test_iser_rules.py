@@ -15,7 +15,8 @@ from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Login
 from iserblk.initiator.session.deadlines import IDLE_S, Ladder
 from iserblk.initiator.session.logout import fill_logout
-from iserblk.initiator.session.session import CONTROL_SLOTS, UNEXPECTED, Session
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -79,7 +80,7 @@ class Link:
         ]
 
     def take(self, waiter: CountingWaiter) -> TaskSlot:
-        slot = self.session.take_now()
+        slot = self.session.queue.take_now()
         assert slot is not None
         slot.cdb[:] = bytes(16)
         slot.waiter = waiter
@@ -89,13 +90,13 @@ class Link:
     def read(self, buffer: bytearray, waiter: CountingWaiter | None = None) -> TaskSlot:
         slot = self.take(waiter or CountingWaiter())
         fill_read(slot, LUN, memoryview(buffer))
-        self.session.submit(slot)
+        self.session.queue.submit(slot)
         return slot
 
     def write(self, data: bytes) -> TaskSlot:
         slot = self.take(CountingWaiter())
         fill_write(slot, LUN, memoryview(data))
-        self.session.submit(slot)
+        self.session.queue.submit(slot)
         return slot
 
     def post(self, opcode: int, data: bytes | bytearray, stag: int = 0, to: int = 0) -> None:
@@ -204,7 +205,7 @@ def test_a_command_without_data_advertises_nothing(link: Link) -> None:
     """proves: ISER-9.2-6, ISER-9.2-7, ISER-7145-9.2-1, ISER-7145-9.2-2"""
     slot = link.take(CountingWaiter())
     slot.flags, slot.length, slot.direction = FLAGS_NO_DATA, 0, 0
-    link.session.submit(slot)
+    link.session.queue.submit(slot)
     assert link.sent[0].data[:28] == HEAD
 
 
@@ -230,12 +231,12 @@ def test_control_pdus_are_sends(link: Link) -> None:
     Ladder(link.session).tick(link.session.last_heard + IDLE_S)
     slot = link.read(bytearray(512))
     Ladder(link.session).abort(slot, 1.0)
-    control = link.session.take_control()
+    control = link.session.queue.take_control()
     assert control is not None
     fill_logout(control)
     waiter = CountingWaiter()
     waiter.pending = 1
-    link.session.send_immediate(control, waiter)
+    link.session.queue.send_immediate(control, waiter)
     ping, _, abort, logout = link.pdus
     assert ping.bhs[0] & bhs.OPCODE_MASK == bhs.NOP_OUT
     assert abort.bhs[0] & bhs.OPCODE_MASK == bhs.TASK_MANAGEMENT_REQUEST
@@ -439,14 +440,14 @@ async def test_login() -> None:
     for message in client.sent:
         assert message.data[:1] == b"\x10" and len(message.data) >= MINIMUM_LENGTH
     # The first PDU of full feature phase is a command, not a Hello; what was taken comes back.
-    slot = session.take_now()
+    slot = session.queue.take_now()
     assert slot is not None
     slot.cdb[:] = bytes(16)
     slot.waiter = waiter = CountingWaiter()
     waiter.pending = 1
     slot.direction = 0
     slot.flags = FLAGS_NO_DATA
-    session.submit(slot)
+    session.queue.submit(slot)
     message, _ = left[-1]
     assert message.data[:29] == HEAD + bytes((bhs.SCSI_COMMAND,))
     client.connection.progress(0.0)

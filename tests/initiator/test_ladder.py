@@ -48,7 +48,7 @@ def test_first_rung_is_abort_task() -> None:
 def test_abort_answered(code: int) -> None:
     """The task ends without a response: its resources are given back. proves: ISER-8.3.2-1"""
     ladder, dm, waiter, now = late()
-    slot = ladder._session.tasks[0]
+    slot = ladder._session.queue.tasks[0]
     answer(dm, code)
     ladder._session.progress(31.0)
     if code == pdu.TMF_TASK_DOES_NOT_EXIST:
@@ -73,7 +73,7 @@ def test_response_wins_the_race() -> None:
 def test_response_that_was_overtaken() -> None:
     """LIO has no such task any more, and sends its response after having said so."""
     ladder, dm, waiter, now = late()
-    slot = ladder._session.tasks[0]
+    slot = ladder._session.queue.tasks[0]
     answer(dm, pdu.TMF_TASK_DOES_NOT_EXIST)
     ladder._session.progress(31.0)
     dm.inbox.append(response(itt_of(dm.sent[0])))

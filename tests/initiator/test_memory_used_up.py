@@ -68,7 +68,7 @@ def test_one_that_waits_can_be_aborted() -> None:
     limited(dm, 0)
     waiter = CountingWaiter()
     slot = command(made, waiter)
-    made.end_aborted(slot, Busy("given up"))
+    made.queue.end_aborted(slot, Busy("given up"))
     assert waiter.woken == 1 and isinstance(slot.error, Busy)
     made.progress(1.0)
     assert not dm.sent

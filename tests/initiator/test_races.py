@@ -15,7 +15,7 @@ from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.slots import TAKEN, TaskSlot
 from iserblk.rcap.inprocess import memory_pair
-from tests.initiator.fake import CountingWaiter, command, session
+from tests.initiator.fake import CountingWaiter, command, driver_of, session
 
 
 class _Lock:
@@ -42,7 +42,7 @@ def test_session_fails_while_a_command_is_submitted() -> None:
     """The leader ends the task; the submitting thread must not end it once more."""
     made, _ = session()
     waiter = CountingWaiter()
-    made._lock = _Lock(lambda: made.fail(ConnectionLost("gone")))  # type: ignore[assignment]
+    made.queue.lock = _Lock(lambda: made.fail(ConnectionLost("gone")))  # type: ignore[assignment]
     slot = command(made, waiter)
     assert slot.state == TAKEN and isinstance(slot.error, ConnectionLost)
     assert (waiter.pending, waiter.woken) == (0, 1)
@@ -89,35 +89,35 @@ def _nothing() -> None:
 def test_last_slot_comes_back_while_a_thread_starts_to_wait() -> None:
     """It is woken by the one that gave the slot back meanwhile, or has the slot."""
     made, _ = session(depth=1)
-    made._free = free = _Free(made._free)
-    held = made.take(CountingWaiter())
+    made.queue._free = free = _Free(made.queue._free)
+    held = made.queue.take(CountingWaiter())
     assert held is not None
     waiter = CountingWaiter()
-    other = threading.Thread(target=made.release, args=(held,))
+    other = threading.Thread(target=made.queue.release, args=(held,))
 
     def release_elsewhere() -> None:
         other.start()
         other.join(0.2)  # as far as it comes: it may have to wait for the session's lock
 
     free.turns.extend((_nothing, release_elsewhere))
-    slot = made.take(waiter)
+    slot = made.queue.take(waiter)
     other.join(60)
     assert waiter.pending == 0
-    assert slot is held or made.take(waiter) is held
+    assert slot is held or made.queue.take(waiter) is held
 
 
 def test_free_slot_is_snatched_from_a_thread_that_saw_it() -> None:
     """It gets the slot, or waits for it."""
     made, _ = session(depth=1)
-    made._free = free = _Free(made._free)
-    held = made.take(CountingWaiter())
+    made.queue._free = free = _Free(made.queue._free)
+    held = made.queue.take(CountingWaiter())
     assert held is not None
-    free.turns.extend((lambda: made.release(held), made.take_now))
+    free.turns.extend((lambda: made.queue.release(held), made.queue.take_now))
     waiter = CountingWaiter()
-    if made.take(waiter) is None:
+    if made.queue.take(waiter) is None:
         assert waiter.pending == 1
-        made.release(held)
-        assert waiter.pending == 0 and made.take(waiter) is held
+        made.queue.release(held)
+        assert waiter.pending == 0 and made.queue.take(waiter) is held
 
 
 class _Queue(deque[Any]):
@@ -150,7 +150,7 @@ def test_connection_ends_while_a_thread_flushes() -> None:
 def test_connection_is_replaced_while_a_thread_sends_on_the_old_one() -> None:
     """What goes on with the new one finds a sender at work, and leaves it to that."""
     made, old = session()
-    made.on_loss = _nothing
+    driver_of(made).reconnect = _nothing
     fresh, new = session()
 
     def flush() -> None:

@@ -21,12 +21,18 @@ from tests.initiator import fake
 REFUSED = ConnectFailed("connection refused")
 
 
-class Driver:
+class Driver(fake.FakeDriver):
     """Takes what it is offered, at the ``patience``-th time."""
 
     def __init__(self, session: Session, patience: int = 1) -> None:
+        super().__init__(session)
         self.session = session
         self.patience = patience
+        self.regained = trio.Event()
+        session.drive(self)
+
+    def changed(self) -> None:
+        self.regained.set()
 
     def kick(self) -> None:
         self.patience -= 1
@@ -46,8 +52,6 @@ class Bench:
         self.fresh: list[fake.FakeDatamover] = []
         self.looked = 0
         self.look: Callable[[Session], None] | None = None
-        self.regained = trio.Event()
-        self.session.on_change = self._regain
         self.reconnector = Reconnector(self.driver, self._connect, self._resume)
 
     async def _connect(self) -> Session:
@@ -66,11 +70,8 @@ class Bench:
         return
         yield
 
-    def _regain(self) -> None:
-        self.regained.set()
-
     def lose(self) -> None:
-        self.regained = trio.Event()
+        self.driver.regained = trio.Event()
         dm = self.fresh[-1] if self.fresh else self.dm
         dm.inbox.append(ConnectionLost("cut"))
         self.session.progress(0.0)
@@ -107,7 +108,7 @@ async def test_first_attempt_is_at_once(autojump_clock: MockClock) -> None:
         await trio.sleep(100)
         start = trio.current_time()
         bench.lose()
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
         assert bench.attempts == [start] and bench.looked == 1
         assert bench.session.suspended is None and bench.session.reconnects == 1
 
@@ -120,7 +121,7 @@ async def test_pauses_double_up_to_a_bound(
     bench = Bench(*[REFUSED] * 6, *[refusal] * 6, REFUSED, None)
     async with bench.running():
         bench.lose()
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
     assert _gaps(bench.attempts) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[MOST_PAUSE_S] * 7]
     texts = [
         record.getMessage()
@@ -140,7 +141,7 @@ async def test_waiting_commands_make_it_impatient(autojump_clock: MockClock) -> 
         waiter = fake.CountingWaiter()
         fake.command(bench.session, waiter)
         bench.lose()
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
     assert max(_gaps(bench.attempts)) == module.WAITING_PAUSE_S
     assert len(bench.fresh[0].sent) == 1
 
@@ -168,7 +169,7 @@ async def test_target_that_asked_for_time(
         start = trio.current_time()
         bench.session.reconnect_at = start + 7
         bench.lose()
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
     assert bench.attempts[0] - start == pytest.approx(7, abs=0.1)
 
 
@@ -183,14 +184,14 @@ async def test_connection_that_does_not_last(
         for _ in range(6):
             bench.lose()
             bench.session.suspended_at = trio.current_time()
-            await bench.regained.wait()
+            await bench.driver.regained.wait()
             await trio.lowlevel.checkpoint()
         assert _gaps(bench.attempts) == [0.1, 0.2, 0.4, 0.8, 1.6]
         await trio.sleep(60)
         start = trio.current_time()
         bench.lose()
         bench.session.suspended_at = start
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
         assert bench.attempts[-1] == start
 
 
@@ -222,7 +223,7 @@ async def test_lun_that_is_not_ready_is_tried_again(autojump_clock: MockClock) -
     bench.look = look
     async with bench.running():
         bench.lose()
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
     assert bench.looked == 4 and bench.session.error is None
     assert [dm.terminated for dm in bench.fresh] == [True] * 3 + [False]
 
@@ -237,7 +238,7 @@ async def test_connection_lost_again_before_it_is_used(autojump_clock: MockClock
     bench.look = look
     async with bench.running():
         bench.lose()
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
     assert bench.looked == 2 and bench.session.reconnects == 1
 
 
@@ -247,7 +248,7 @@ async def test_leader_that_takes_its_time(autojump_clock: MockClock) -> None:
     bench.driver.patience = 5
     async with bench.running():
         bench.lose()
-        await bench.regained.wait()
+        await bench.driver.regained.wait()
         await trio.sleep(10)
     assert len(bench.attempts) == 1 and bench.session.reconnects == 1
 
@@ -268,7 +269,7 @@ async def test_stopped_while_it_connects(autojump_clock: MockClock) -> None:
         async with bench.running():
             bench.lose()
             await trio.sleep(1)
-    assert cancelled.is_set() and bench.session.on_loss is None
+    assert cancelled.is_set() and bench.driver.reconnect is None
 
 
 async def test_stopped_while_it_looks(autojump_clock: MockClock) -> None:
@@ -307,7 +308,7 @@ async def test_outer_cancelling_waits_for_stop(autojump_clock: MockClock) -> Non
         bench.lose()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
-            await bench.regained.wait()
+            await bench.driver.regained.wait()
         bench.reconnector.stop()
 
 
@@ -319,11 +320,11 @@ def test_loss_is_told_from_another_thread() -> None:
         async with bench.running():
             await trio.to_thread.run_sync(bench.lose)
             with trio.fail_after(20):
-                await bench.regained.wait()
+                await bench.driver.regained.wait()
             bench_done.append(bench)
 
     trio.run(main)
     (bench,) = bench_done
-    bench.session.on_loss = bench.reconnector._call
+    bench.driver.reconnect = bench.reconnector._call
     bench.lose()  # trio's loop has ended: nobody can be told
     assert bench.session.suspended is not None

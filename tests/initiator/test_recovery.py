@@ -13,7 +13,8 @@ from iserblk.errors import CommandTimeout, ConnectionLost, LunChanged, RemotePro
 from iserblk.initiator.commands import command as run_command
 from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.deadlines import STEP_S, Ladder
-from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import (
@@ -21,6 +22,7 @@ from tests.initiator.fake import (
     FakeDatamover,
     cmd_sn_of,
     command,
+    driver_of,
     itt_of,
     response,
     session,
@@ -36,9 +38,8 @@ class Kept:
         self.session, self.dm = session(depth=depth, window=window, **more)  # type: ignore[arg-type]
         self.depth = depth
         self.called = 0
-        self.closed: list[int] = []
-        self.session.on_loss = self._call
-        self.session.on_closing = self.closed.append
+        self.driver = driver_of(self.session)
+        self.driver.reconnect = self._call
 
     def _call(self) -> None:
         self.called += 1
@@ -56,13 +57,13 @@ class Kept:
 
 
 def _write(made: Session, waiter: CountingWaiter, data: bytes) -> TaskSlot:
-    slot = made.take_now()
+    slot = made.queue.take_now()
     assert slot is not None
     fill_write(slot, bytes(8), memoryview(data))
     slot.cdb[:] = bytes(range(16))
     slot.waiter = waiter
     waiter.pending += 1
-    made.submit(slot)
+    made.queue.submit(slot)
     return slot
 
 
@@ -78,13 +79,13 @@ def test_what_was_in_flight_is_sent_again_in_order(
     slots = [command(made, waiter) for _ in range(3)]
     kept.dm.inbox.append(response(early.itt, max_cmd_sn=(first + 4) & 0xFFFFFFFF))
     made.progress(0.5)
-    made.release(early)
+    made.queue.release(early)
     slots.append(command(made, waiter))  # an old slot, a new number
     slots += [command(made, waiter) for _ in range(2)]
     assert [slot.state for slot in slots] == [SENT] * 4 + [QUEUED] * 2
     kept.lose()
     assert made.suspended is not None and made.error is None and kept.called == 1
-    assert kept.dm.terminated and kept.closed == [0]
+    assert kept.dm.terminated and kept.driver.closed == [0]
     assert all(slot.state == QUEUED for slot in slots) and waiter.pending == 6
     dm = kept.regain(window=5)
     assert made.suspended is None
@@ -146,7 +147,7 @@ def test_deadline_while_there_is_no_connection() -> None:
     kept.lose()
     slot.deadline = monotonic() - 1
     patient.deadline = slot.deadline + 100
-    made.suspended = ConnectionLost("connection refused")
+    made.still_absent(ConnectionLost("connection refused"))
     ladder.tick(monotonic())
     assert late.woken == 1 and isinstance(slot.error, CommandTimeout)
     assert "not connected for" in str(slot.error) and "connection refused" in str(slot.error)
@@ -204,7 +205,7 @@ def test_one_that_was_being_aborted_is_not_sent_again() -> None:
     assert kept.dm.disconnected
     kept.lose()
     assert late.woken == 1 and isinstance(slot.error, CommandTimeout)
-    assert made.free_controls == CONTROL_SLOTS
+    assert made.queue.free_controls == CONTROL_SLOTS
     ladder.tick(slot.deadline + 3 * STEP_S)
     dm = kept.regain()
     made.last_heard = slot.deadline + 4 * STEP_S
@@ -218,7 +219,7 @@ def test_nothing_is_asked_of_a_target_that_is_away() -> None:
     kept = Kept()
     kept.lose()
     Ladder(kept.session).tick(kept.session.last_heard + 1000)
-    assert kept.session.take_control() is None
+    assert kept.session.queue.take_control() is None
     assert not kept.dm.queued and not kept.dm.sent
     assert kept.session.progress(5.0) == 0
 
@@ -229,13 +230,13 @@ def test_slots_run_out_while_there_is_no_connection() -> None:
     waiter, taker = CountingWaiter(), CountingWaiter()
     slot = command(made, waiter)
     kept.lose()
-    assert made.take(taker) is None and taker.pending == 1
-    made.forget(taker)
-    assert taker.pending == 0 and made.take(taker) is None
+    assert made.queue.take(taker) is None and taker.pending == 1
+    made.queue.forget(taker)
+    assert taker.pending == 0 and made.queue.take(taker) is None
     kept.regain().inbox.append(response(itt_of(kept.dm.sent[0])))
     made.progress(3.0)
-    made.release(slot)
-    assert taker.woken == 1 and made.take(taker) is slot
+    made.queue.release(slot)
+    assert taker.woken == 1 and made.queue.take(taker) is slot
 
 
 def test_deadline_of_one_that_waits_for_a_slot() -> None:
@@ -253,8 +254,8 @@ def test_deadline_of_one_that_waits_for_a_slot() -> None:
     ladder.tick(monotonic())
     with pytest.raises(CommandTimeout, match="not connected: the wire was cut"):
         next(one_more)
-    made.release(slot)  # nobody waits any more
-    assert made.take_now() is slot and not waiter.pending
+    made.queue.release(slot)  # nobody waits any more
+    assert made.queue.take_now() is slot and not waiter.pending
 
 
 def test_closed_while_there_is_no_connection() -> None:
@@ -263,11 +264,10 @@ def test_closed_while_there_is_no_connection() -> None:
     waiter = CountingWaiter()
     slots = [command(made, waiter) for _ in range(3)]
     kept.lose()
-    changes: list[object] = []
-    made.on_change = lambda: changes.append(made.error)
+    before = kept.driver.changes
     made.fail(ConnectionLost("logged out"))
     assert waiter.woken == 1 and all(str(slot.error) == "logged out" for slot in slots)
-    assert len(changes) == 1
+    assert kept.driver.changes == before + 1
     fresh, dm = session(kept.depth)
     made.offer(fresh)  # too late: it is closed
     assert dm.terminated and fresh.error is not None
@@ -293,12 +293,12 @@ def test_what_never_gets_better_ends_everything() -> None:
     kept.session.progress(3.0)
     assert waiter.woken == 1 and isinstance(slot.error, LunChanged)
     with pytest.raises(LunChanged, match="another LUN"):
-        kept.session.take(CountingWaiter())
+        kept.session.queue.take(CountingWaiter())
 
 
 def test_a_session_that_nobody_keeps_fails() -> None:
     kept = Kept()
-    kept.session.on_loss = None
+    kept.driver.reconnect = None
     waiter = CountingWaiter()
     command(kept.session, waiter)
     kept.lose()
@@ -343,11 +343,11 @@ def test_interrupted_while_it_is_suspended(at: str, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         if at == "closing":
-            patch.setattr(made, "on_closing", interrupted)
+            patch.setattr(kept.driver, "closing", interrupted)
         elif at == "terminate":
             patch.setattr(kept.dm, "connection_terminate", interrupted)
         else:
-            patch.setattr(made, "on_loss", interrupted)
+            patch.setattr(kept.driver, "reconnect", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kept.lose()
         made.progress(1.5)
@@ -388,7 +388,7 @@ def test_interrupted_while_it_goes_on() -> None:
         if todo:
             raise todo.pop()
 
-    made.on_change = interrupted
+    kept.driver.changed = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         kept.regain()
     made.progress(3.0)
@@ -498,5 +498,5 @@ def test_many_losses() -> None:
     assert all(slot.state == TAKEN and slot.error is None for slot in slots)
     assert [waiter.woken for waiter in waiters] == [1] * 8
     for slot in slots:
-        made.release(slot)
-    assert made.busy == 0 and made.free_controls == CONTROL_SLOTS
+        made.queue.release(slot)
+    assert made.queue.busy == 0 and made.queue.free_controls == CONTROL_SLOTS

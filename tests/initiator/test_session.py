@@ -10,7 +10,15 @@ from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
 from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
-from tests.initiator.fake import CountingWaiter, cmd_sn_of, command, itt_of, response, session
+from tests.initiator.fake import (
+    CountingWaiter,
+    cmd_sn_of,
+    command,
+    driver_of,
+    itt_of,
+    response,
+    session,
+)
 
 
 def test_one_command_there_and_back() -> None:
@@ -22,7 +30,7 @@ def test_one_command_there_and_back() -> None:
     made.progress(1.0)
     assert (slot.state, slot.status, slot.sense, waiter.woken) == (TAKEN, 2, b"sense!", 1)
     assert dm.ended == [(slot, 0)]
-    made.release(slot)
+    made.queue.release(slot)
     assert slot.state == FREE
 
 
@@ -77,80 +85,82 @@ def test_slots_run_out_and_come_back() -> None:
     made, dm = session(depth=1)
     waiter, second = CountingWaiter(), CountingWaiter()
     slot = command(made, waiter)
-    assert made.take_now() is None
-    assert made.take(second) is None and second.pending == 1
+    assert made.queue.take_now() is None
+    assert made.queue.take(second) is None and second.pending == 1
     dm.inbox.append(response(itt_of(dm.sent[0])))
     made.progress(1.0)
-    made.release(slot)
-    assert second.pending == 0 and made.take(second) is slot
+    made.queue.release(slot)
+    assert second.pending == 0 and made.queue.take(second) is slot
 
 
 def test_who_waits_for_a_slot_is_passed_by_nobody() -> None:
     """Requests that need many slots would keep out those that need one, as long as they last."""
     made, _ = session(depth=1)
-    slot = made.take(CountingWaiter())
+    slot = made.queue.take(CountingWaiter())
     assert slot is not None
     first, second, third = CountingWaiter(), CountingWaiter(), CountingWaiter()
-    assert made.take(first) is None and made.take(second) is None
-    made.release(slot)
+    assert made.queue.take(first) is None and made.queue.take(second) is None
+    made.queue.release(slot)
     assert (first.pending, second.pending) == (0, 1)
-    assert made.take_now() is None  # the slot is for the first, who has not come for it yet
-    assert made.take(third) is None and third.pending == 1
-    assert made.take(first, again=True) is slot
+    assert made.queue.take_now() is None  # the slot is for the first, who has not come for it yet
+    assert made.queue.take(third) is None and third.pending == 1
+    assert made.queue.take(first, again=True) is slot
     for waiter in (second, third):
-        made.release(slot)
-        assert waiter.pending == 0 and made.take(waiter, again=True) is slot
+        made.queue.release(slot)
+        assert waiter.pending == 0 and made.queue.take(waiter, again=True) is slot
 
 
 def test_who_finds_the_slot_gone_waits_in_front() -> None:
     made, _ = session(depth=1)
-    slot = made.take(CountingWaiter())
+    slot = made.queue.take(CountingWaiter())
     assert slot is not None
     first, second = CountingWaiter(), CountingWaiter()
-    assert made.take(first) is None
-    made.release(slot)
-    assert made.take_now() is slot  # nobody was known to wait any more
-    assert made.take(second) is None
-    assert made.take(first, again=True) is None
-    made.release(slot)
+    assert made.queue.take(first) is None
+    made.queue.release(slot)
+    assert made.queue.take_now() is slot  # nobody was known to wait any more
+    assert made.queue.take(second) is None
+    assert made.queue.take(first, again=True) is None
+    made.queue.release(slot)
     assert (first.pending, second.pending) == (0, 1)
 
 
 def test_a_full_target_keeps_slots_back_and_gives_them_back() -> None:
     """One less for each refusal, but one at least; one more each second, whose taker is woken."""
     made, _ = session(depth=3)
-    slots = [made.take_now() for _ in range(3)]
-    made.shrink()  # no slot is free at the moment
+    slots = [made.queue.take_now() for _ in range(3)]
+    made.queue.shrink()  # no slot is free at the moment
     for slot in slots:
         assert slot is not None
-        made.release(slot)
-    assert made.busy == 0
+        made.queue.release(slot)
+    assert made.queue.busy == 0
     for _ in range(5):
-        made.shrink()
-    assert made.busy == 0
-    only = made.take_now()
-    assert only is not None and made.take_now() is None and made.busy == 1
+        made.queue.shrink()
+    assert made.queue.busy == 0
+    only = made.queue.take_now()
+    assert only is not None and made.queue.take_now() is None and made.queue.busy == 1
     waiter = CountingWaiter()
-    assert made.take(waiter) is None and waiter.pending == 1
+    assert made.queue.take(waiter) is None and waiter.pending == 1
     ladder = Ladder(made)
     ladder.tick(1.0)
-    assert waiter.woken == 1 and made.take(waiter) is not None
-    assert made.take_now() is None
+    assert waiter.woken == 1 and made.queue.take(waiter) is not None
+    assert made.queue.take_now() is None
     ladder.tick(2.0)
     ladder.tick(3.0)
-    assert made.take_now() is not None and made.take_now() is None and made.busy == 3
+    assert (
+        made.queue.take_now() is not None and made.queue.take_now() is None and made.queue.busy == 3
+    )
 
 
 def test_forgotten_taker_takes_nothing() -> None:
     made, _ = session(depth=1)
-    slot = made.take(CountingWaiter())
+    slot = made.queue.take(CountingWaiter())
     assert slot is not None
     waiter = CountingWaiter()
-    assert made.take(waiter) is None
-    made.forget(waiter)
+    assert made.queue.take(waiter) is None
+    made.queue.forget(waiter)
     assert waiter.pending == 0
-    made.release(slot)
-    assert made.take_now() is slot
+    made.queue.release(slot)
+    assert made.queue.take_now() is slot
 
 
 def test_response_to_an_earlier_task_is_refused() -> None:
@@ -161,7 +171,7 @@ def test_response_to_an_earlier_task_is_refused() -> None:
     old = itt_of(dm.sent[0])
     dm.inbox.append(response(old))
     made.progress(1.0)
-    made.release(slot)
+    made.queue.release(slot)
     command(made, waiter)
     dm.inbox.append(response(old, stat_sn=101))
     made.progress(1.0)
@@ -186,18 +196,18 @@ def test_failure_ends_everything_once() -> None:
     made, dm = session(depth=4, window=2)
     waiter, taker = CountingWaiter(), CountingWaiter()
     slots = [command(made, waiter) for _ in range(4)]
-    assert made.take(taker) is None
+    assert made.queue.take(taker) is None
     dm.inbox.append(ConnectionLost("gone"))
     made.progress(1.0)
     assert dm.terminated and waiter.woken == 1 and taker.woken == 1
     assert all(isinstance(slot.error, ConnectionLost) for slot in slots)
     with pytest.raises(ConnectionLost, match="gone"):
-        made.take(CountingWaiter())
-    assert made.take_now() is None
+        made.queue.take(CountingWaiter())
+    assert made.queue.take_now() is None
     late = slots[0]
     late.waiter = waiter
     waiter.pending = 1
-    made.submit(late)
+    made.queue.submit(late)
     assert waiter.pending == 0 and isinstance(late.error, ConnectionLost)
 
 
@@ -248,22 +258,20 @@ def test_residuals(flags: int, count: int, residual: int) -> None:
 
 def test_corked_commands_leave_together() -> None:
     made, dm = session()
-    made.corked = True
+    made.queue.corked = True
     waiter = CountingWaiter()
     for _ in range(3):
         command(made, waiter)
     assert not dm.sent
-    made.corked = False
-    made.flush()
+    made.queue.corked = False
+    made.queue.flush()
     assert [cmd_sn_of(sent) for sent in dm.sent] == [1, 2, 3]
 
 
 def test_full_socket_is_told_to_the_driver() -> None:
     made, dm = session()
-    called: list[bool] = []
-    made.on_blocked = lambda: called.append(True)
     command(made, CountingWaiter())
-    assert not called
+    assert not driver_of(made).blocks
     dm.full = True
     command(made, CountingWaiter())
-    assert called
+    assert driver_of(made).blocks

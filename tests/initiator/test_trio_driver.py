@@ -50,7 +50,7 @@ def test_interrupt_gives_the_buffer_back_first() -> None:
             await nursery.start(driver.run)
             with pytest.raises(KeyboardInterrupt):
                 await TrioDisk(disk_of(session), driver).read_into(memoryview(buffer), 0)
-            assert session.error is None and session.in_flight == 0
+            assert session.error is None and session.queue.in_flight == 0
             buffer.clear()  # BufferError while anybody has a view of it
             await driver.log_out()
             peer.close()
@@ -104,7 +104,7 @@ async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyP
         try:
             await disk.read_into(memoryview(buffer), 0)
         except trio.Cancelled:
-            assert session.in_flight == 0
+            assert session.queue.in_flight == 0
             raise
 
     with trio.fail_after(WAIT_S):
@@ -148,7 +148,7 @@ async def test_a_strand_gives_the_buffer_back_first() -> None:
             with trio.CancelScope() as scope:
                 async with open_strands() as group:
                     group.start_soon(disk.read_into, memoryview(buffer), 0)
-            assert session.error is None and session.in_flight == 0
+            assert session.error is None and session.queue.in_flight == 0
             assert seen == [bhs.SCSI_COMMAND, bhs.TASK_MANAGEMENT_REQUEST]
             del group
             buffer.clear()  # BufferError while anybody has a view of it
@@ -161,14 +161,14 @@ async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) ->
     """Each result goes to its own, over several batches of answers; commands leave some at a time,
     so that the target has work meanwhile."""
     session, peer = linked(depth=20)
-    flush = session.flush
+    flush = session.queue.flush
     sent: list[int] = []
 
     def counted() -> None:
-        sent.append(session.unsent)
+        sent.append(session.queue.unsent)
         flush()
 
-    monkeypatch.setattr(session, "flush", counted)
+    monkeypatch.setattr(session.queue, "flush", counted)
     driver = TrioDriver(session)
     disk = TrioDisk(disk_of(session), driver)
     ended: list[int] = []
@@ -194,7 +194,7 @@ async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) ->
                     group.start_soon(read, number)
             assert sorted(ended) == list(range(20))
             assert max(sent) == GATHER_COMMANDS
-            assert session.in_flight == 0
+            assert session.queue.in_flight == 0
             await driver.log_out()
             peer.close()
             nursery.cancel_scope.cancel()
@@ -234,7 +234,7 @@ async def test_strands_that_wait_for_each_other_are_closed(waits_for: str) -> No
                         group.start_soon(disk.write, data, offset)
                     await trio.testing.wait_all_tasks_blocked(0.05)
                     scope.cancel()
-            assert session.error is None and session.in_flight == 0
+            assert session.error is None and session.queue.in_flight == 0
             silent = False
             await driver.log_out()
             peer.close()

@@ -51,7 +51,7 @@ def test_a_leader_that_waits_for_another_thread_is_woken() -> None:
     made = threading.Event()
 
     def lead() -> None:
-        waiter = driver.waiter()
+        waiter = driver.new_waiter()
         waiter.pending = 1
         waiters.append(waiter)
         made.set()
@@ -98,7 +98,7 @@ def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
         pass
     else:
         pytest.fail("not interrupted")
-    assert session.error is None and session.in_flight == session.busy == 0
+    assert session.error is None and session.queue.in_flight == session.queue.busy == 0
     buffer.clear()  # BufferError while anybody has a view of it
     assert bhs.TASK_MANAGEMENT_REQUEST in seen
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_second_interrupt_does_not_wait_for_the_target() -> None:
     thread = answering(peer, act)
     with pytest.raises(KeyboardInterrupt):
         disk.write(memoryview(bytes(9000)), 0)
-    assert isinstance(session.error, ConnectionLost) and session.busy == 0
+    assert isinstance(session.error, ConnectionLost) and session.queue.busy == 0
     with pytest.raises(ConnectionLost):
         disk.write(memoryview(bytes(4096)), 0)
     driver.log_out()
@@ -148,17 +148,17 @@ def test_interrupt_while_answers_are_taken_in() -> None:
     session, peer = linked()
     driver = BlockingDriver(session)
     disk = ThreadDisk(disk_of(session), driver)
-    take = session._dm.user.control_notify
+    take = session.queue.datamover.user.control_notify
 
     def control_notify(message: memoryview, at: int, invalidated: int) -> None:
-        session._dm.user.control_notify = take  # type: ignore[method-assign]
+        session.queue.datamover.user.control_notify = take  # type: ignore[method-assign]
         raise KeyboardInterrupt
 
-    session._dm.user.control_notify = control_notify  # type: ignore[method-assign]
+    session.queue.datamover.user.control_notify = control_notify  # type: ignore[method-assign]
     thread = answering(peer, peer.respond)
     with pytest.raises(KeyboardInterrupt):
         disk.read_into(memoryview(bytearray(4096)), 0)
-    assert isinstance(session.error, ConnectionLost) and session.busy == 0
+    assert isinstance(session.error, ConnectionLost) and session.queue.busy == 0
     driver.log_out()
     thread.join(60)
     peer.close()
@@ -275,14 +275,14 @@ def test_interrupt_while_there_is_no_connection() -> None:
     """Nothing is at the target: the buffer comes back at once, and the session goes on waiting."""
     session, peer = linked()
     lost = threading.Event()
-    session.on_loss = lost.set
     driver = BlockingDriver(session)
+    driver.reconnect = lost.set
     disk = ThreadDisk(disk_of(session), driver)
     buffer = bytearray(1 << 19)
 
     def interrupt() -> None:
         assert lost.wait(20)
-        while session.in_flight < 2:
+        while session.queue.in_flight < 2:
             os.sched_yield()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -293,9 +293,9 @@ def test_interrupt_while_there_is_no_connection() -> None:
         disk.read_into(memoryview(buffer), 0)
     thread.join(60)
     assert session.error is None and session.suspended is not None
-    assert session.in_flight == session.busy == 0
+    assert session.queue.in_flight == session.queue.busy == 0
     buffer.clear()
-    session.on_loss = None
+    driver.reconnect = None
     driver.log_out()
     assert session.error is not None
 
@@ -304,8 +304,8 @@ def test_all_threads_go_on_with_another_connection() -> None:
     """The leader sleeps at the bell, followers behind it."""
     session, peer = linked(depth=8)
     lost = threading.Event()
-    session.on_loss = lost.set
     driver = BlockingDriver(session)
+    driver.reconnect = lost.set
     disk = ThreadDisk(disk_of(session), driver)
     errors: list[BaseException] = []
 
@@ -318,7 +318,7 @@ def test_all_threads_go_on_with_another_connection() -> None:
     threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
-    while session.in_flight < 8:
+    while session.queue.in_flight < 8:
         os.sched_yield()
     peer.close()
     assert lost.wait(20)
@@ -332,7 +332,7 @@ def test_all_threads_go_on_with_another_connection() -> None:
     assert not errors and not any(thread.is_alive() for thread in threads)
     assert session.replayed == 8 and session.reconnects == 1 and session.fileno() == descriptor
     assert sorted(heard.operation for heard in other.heard) == [0x8A] * 8
-    session.on_loss = None
+    driver.reconnect = None
     session.fail(ConnectionLost("end of test"))
     listener.join(60)
     other.close()

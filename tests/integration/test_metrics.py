@@ -134,13 +134,13 @@ async def _reset(url: str) -> None:
     async with aio.open_disks([url], {}) as disks:
         core = disks.disks["lun0"]._core  # type: ignore[attr-defined]
         driver = disks.disks["lun0"]._driver  # type: ignore[attr-defined]
-        task = core.session.take_now()
+        task = core.session.queue.take_now()
         task.lun = core.lun
         from iserblk.iscsi import pdu  # noqa: PLC0415
 
         driver.ladder._request(task, pdu.TMF_LOGICAL_UNIT_RESET, trio.current_time())
         await trio.sleep(0.2)
-        core.session.release(task)
+        core.session.queue.release(task)
 
 
 @face

@@ -98,7 +98,7 @@ async def test_killed_and_started_again(
             await trio.sleep(0.3)
             stop = True
         assert session.reconnects >= 3 and session.replayed > 0 and session.error is None
-        assert session.busy == 0
+        assert session.queue.busy == 0
 
 
 @transport
@@ -170,7 +170,7 @@ async def test_cancelled_while_the_target_is_away(start_target: StartTarget) -> 
             while session.suspended is None:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             assert await reading(disk)
-        assert session.busy == 0
+        assert session.queue.busy == 0
         await trio.lowlevel.checkpoint()  # trio's loop lets go of what it raised
         buffer.clear()  # BufferError while anybody has a view of it
 
@@ -319,7 +319,7 @@ async def test_50_reconnects_leave_nothing(
         assert samples[1:] == samples[:1] * 4
         assert theirs[-1]["queue pairs"] == theirs[0]["queue pairs"]
         assert theirs[-1]["open regions"] == theirs[0]["open regions"]
-        assert session.reconnects == 50 and session.busy == 0
+        assert session.reconnects == 50 and session.queue.busy == 0
 
 
 @face
@@ -327,7 +327,7 @@ async def test_bytes_that_are_wrong(start_target: StartTarget, face: str) -> Non
     """A peer that breaks the rules costs a connection, not the session."""
     running = start_target(SPEC)
     async with _opened(face, running) as (disk, session):
-        dm = session._dm
+        dm = session.queue.datamover
         inner = dm.progress
 
         def progress(now: float) -> int:

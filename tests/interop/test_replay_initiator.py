@@ -92,7 +92,7 @@ async def request(driver: TrioDriver, exchange: Exchange) -> None:
     elif recorded.opcode == bhs.LOGOUT_REQUEST:
         await driver.log_out()
     else:
-        control = driver.session.take_control()
+        control = driver.session.queue.take_control()
         assert control is not None
         if recorded.opcode == bhs.NOP_OUT:
             out = pdu.NopOut.unpack_from(recorded.bhs)
@@ -103,7 +103,7 @@ async def request(driver: TrioDriver, exchange: Exchange) -> None:
             pdu.TaskManagementRequest.unpack_from(recorded.bhs).pack_into(control.bhs)
         waiter = TrioWaiter()
         waiter.pending = 1
-        driver.session.send_immediate(control, waiter)
+        driver.session.queue.send_immediate(control, waiter)
         await waiter.wait()
         assert control.error is None
         assert control.response == exchange.answer.bhs[2]

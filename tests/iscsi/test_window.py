@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from iserblk.datamover.seam import NO_DATA, PduSlot
 from iserblk.errors import RemoteProtocolError
-from iserblk.initiator.session.session import CONTROL_SLOTS, Session
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -64,12 +65,12 @@ class Ends:
     def submit(self, count: int = 1) -> list[TaskSlot]:
         slots = []
         for _ in range(count):
-            slot = self.session.take(self.waiter)
+            slot = self.session.queue.take(self.waiter)
             assert slot is not None
             slot.direction = NO_DATA
             slot.waiter = self.waiter
             self.waiter.pending += 1
-            self.session.submit(slot)
+            self.session.queue.submit(slot)
             slots.append(slot)
         return slots
 
@@ -172,11 +173,11 @@ def test_a_window_that_is_none_is_ignored(start: int) -> None:
 def test_immediate_commands_use_no_number_and_pass_a_closed_window(start: int) -> None:
     ends = Ends(start, start)
     ends.submit(2)
-    control = ends.session.take_control()
+    control = ends.session.queue.take_control()
     assert control is not None
     pdu.NopOut(itt=0, cmd_sn=0, exp_stat_sn=0).pack_into(control.bhs)
     ends.waiter.pending += 1
-    ends.session.send_immediate(control, ends.waiter)
+    ends.session.queue.send_immediate(control, ends.waiter)
     ping = ends.dm.sent[-1]
     assert isinstance(ping, pdu.NopOut)
     # It carries the number of the next command, which still is the next one's.
@@ -231,7 +232,7 @@ def test_never_beyond_the_window(start: int, script: list[tuple[int, int]]) -> N
             done += 1
             ends.respond(slot, start + done, start + max(highest, done - 1))
             highest = max(highest, done - 1)
-            ends.session.release(slot)
+            ends.session.queue.release(slot)
         exp_cmd_sn = max(0, len(ends.numbers) + exp)
         limit = exp_cmd_sn + opening - 2
         ends.nop_in(start + exp_cmd_sn, start + limit)

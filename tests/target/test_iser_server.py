@@ -76,7 +76,7 @@ async def test_a_format_error_ends_the_connection(message: bytes) -> None:
         session = await connect(parse_url(url), Options())
         request = seam.WorkRequest(seam.SEND_SE)
         request.data = memoryview(message)
-        session._dm._qp.post([request])  # type: ignore[attr-defined]
+        session.queue.datamover._qp.post([request])  # type: ignore[attr-defined]
         await ended(session)
         assert isinstance(session.error, TransportError)
         other = await connect(parse_url(url), Options())
@@ -96,11 +96,11 @@ async def test_a_violation_found_when_a_thread_is_done_ends_the_connection(
     async with serving(store) as url:
         session = await connect(parse_url(url), Options())
         cdb = bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0")
-        cmd_sn = session._cmd_sn
+        cmd_sn = session.queue._cmd_sn
         read = bhs.SCSI_COMMAND_FIELDS.pack(1, 0xC1, 0, bytes(8), 99, 512, cmd_sn, 0, cdb)
         request = seam.WorkRequest(seam.SEND_SE)
         request.data = memoryview(HEAD + read)
-        session._dm._qp.post([request])  # type: ignore[attr-defined]
+        session.queue.datamover._qp.post([request])  # type: ignore[attr-defined]
         await ended(session)
         other = await connect(parse_url(url), Options())
         assert other.error is None
@@ -121,7 +121,7 @@ async def test_a_login_with_the_same_name_ends_the_session_before(
         second = await connect(parse_url(url), Options())
         await ended(first)
         assert isinstance(first.error, TransportError)
-        slot = second.take_now()
+        slot = second.queue.take_now()
         assert isinstance(slot, TaskSlot) and second.error is None
         second.fail(TransportError("end of test"))
 

@@ -116,7 +116,7 @@ async def test_reinstatement_reaches_across(
         while first.error is None:
             await trio.lowlevel.wait_readable(first.fileno())
             first.progress(0.0)
-        assert second.take_now() is not None
+        assert second.queue.take_now() is not None
         second.fail(TransportError("end of test"))
 
 

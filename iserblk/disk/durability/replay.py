@@ -105,10 +105,10 @@ def _send(
                 slot.waiter = waiter
                 slot.deadline = deadline
                 running.append((slot, entry, attempt))
-                slot = session.take_now() if todo else None
+                slot = session.queue.take_now() if todo else None
             waiter.pending += len(running)
             for sent, _, _ in running:
-                session.submit(sent)
+                session.queue.submit(sent)
             while waiter.pending:
                 yield waiter
             for sent, entry, attempt in running:

@@ -104,6 +104,7 @@ class DiskCore(LunListener):
 
     def __init__(self, session: Session, lun: bytes, info: LunInfo, geometry: Geometry) -> None:
         self.session = session
+        self.queue = session.queue
         self.lun = lun
         self.info = info
         self.geometry = geometry
@@ -111,7 +112,7 @@ class DiskCore(LunListener):
         self.size = info.size
         self.block = info.block_size
         self.max_transfer = info.max_transfer
-        self.ranges = RangeLock(session.tasks, lun)
+        self.ranges = RangeLock(session.queue.tasks, lun)
         self.pack_read = cdb.pack_read16 if geometry.long_cdbs else cdb.pack_read10
         self.pack_write = cdb.pack_write16 if geometry.long_cdbs else cdb.pack_write10
         self.metrics = LunMetrics()
@@ -128,7 +129,7 @@ class DiskCore(LunListener):
     def keep_journal(self, limit: int) -> None:
         """From now on, keep what is acknowledged and not flushed: ``limit`` bytes. Only where the
         session's connection is replaced when it is lost, and no other host writes to the LUN."""
-        self.durability.assign(Journal(limit, self.block, self.session.tasks, self.lun))
+        self.durability.assign(Journal(limit, self.block, self.queue.tasks, self.lun))
 
     def deadline(self) -> float:
         """Of a request that begins now (monotonic seconds)."""
@@ -228,7 +229,7 @@ class DiskCore(LunListener):
             or not buffer.c_contiguous
         ):
             return None
-        slot = self.session.take_now()
+        slot = self.queue.take_now()
         if slot is None:
             return None
         fill_read(slot, self.lun, buffer)
@@ -236,7 +237,7 @@ class DiskCore(LunListener):
         slot.epoch = self.durability.epoch
         slot.waiter = waiter
         waiter.pending = 1
-        self.session.submit(slot)
+        self.queue.submit(slot)
         return slot
 
     def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
@@ -261,13 +262,13 @@ class DiskCore(LunListener):
             )
         ):
             return None
-        slot = self.session.take_now()
+        slot = self.queue.take_now()
         if slot is None:
             return None
         lba = offset // block
         blocks = length // block
         if not self.ranges.claim(slot, lba, lba + blocks - 1, None):
-            self.session.release(slot)
+            self.queue.release(slot)
             return None
         fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
@@ -277,7 +278,7 @@ class DiskCore(LunListener):
             slot.change = next(journal.numbers)
         slot.waiter = waiter
         waiter.pending = 1
-        self.session.submit(slot)
+        self.queue.submit(slot)
         return slot
 
     def ended(self, slot: TaskSlot) -> float:
@@ -290,7 +291,7 @@ class DiskCore(LunListener):
             and not slot.response
             and not self.durability.stale(slot.epoch)
         ):
-            self.session.release(slot)
+            self.queue.release(slot)
             return 0.0
         return self._failed(slot, self.durability.stale(slot.epoch))
 
@@ -307,7 +308,7 @@ class DiskCore(LunListener):
             ):  # fmt: skip
                 if slot.change and durability.journal is not None:
                     durability.journal.keep(slot)
-                self.session.release(slot)
+                self.queue.release(slot)
                 return 0.0
             if durability.journal is not None:
                 durability.journal.ended(slot)
@@ -318,10 +319,10 @@ class DiskCore(LunListener):
     def _failed(self, slot: TaskSlot, again: bool) -> float:
         problem = failure(slot, self.info.name)
         deadline = slot.deadline
-        self.session.release(slot)
+        self.queue.release(slot)
         if problem is not None:
             if no_room(problem):
-                self.session.shrink()
+                self.queue.shrink()
             if retry_delay(problem, 0) is None or monotonic() >= deadline:
                 raise problem
             self.metrics.retried()
@@ -331,7 +332,7 @@ class DiskCore(LunListener):
         """Give back the slot of a command whose outcome nobody waits for any more."""
         if slot.last >= slot.first:
             self.note_ended(slot)
-        self.session.release(slot)
+        self.queue.release(slot)
         self.ranges.changed()
 
     def note_ended(self, slot: TaskSlot, durable: bool = False, copy: bool = True) -> int:
@@ -363,7 +364,7 @@ class DiskCore(LunListener):
         hear of a change. It is given none while other pieces run: who holds claims must not wait
         for a lock whose holder waits for them. Raises the first error, when all have ended.
         """
-        session = self.session
+        session, queue = self.session, self.queue
         waiter = session.new_waiter()
         todo = deque((lba, view, 0) for lba, view in pieces)
         error: IserblkError | None = None
@@ -380,18 +381,18 @@ class DiskCore(LunListener):
                     if monotonic() >= deadline or not fill(
                         taken, piece[0], piece[1], None if running else waiter
                     ):
-                        session.release(taken)
+                        queue.release(taken)
                         break
                     running.append((taken, todo.popleft()))
                     if not todo or len(running) == PARALLEL:
                         break
-                    taken = session.take_now()
+                    taken = queue.take_now()
                 epoch = self.durability.epoch
                 if running:
                     # (Nobody else counts with it: with a claim of its own it waits for no lock.)
                     waiter.pending = len(running)
                     for slot, _ in running:
-                        session.submit(slot)
+                        queue.submit(slot)
                 else:
                     # It waits for the lock; who lets go of that counts, from another thread.
                     check_time(session, deadline, self.info.name)
@@ -423,7 +424,7 @@ class DiskCore(LunListener):
                 if running:  # or two who wait for a lock would wake each other for ever
                     self.ranges.changed()
             for _ in range(refused):
-                session.shrink()
+                queue.shrink()
             if pause and error is None:
                 yield pause
         if error is not None:

@@ -228,7 +228,7 @@ def access_state(session: Session, lun: int, name: str) -> Operation[int | None]
 def reset_lun(session: Session, lun: int) -> Operation[None]:
     """LOGICAL UNIT RESET: no task of any session is carried out any more when it is answered.
     Raises ConnectionLost when that did not succeed."""
-    control = session.take_control()
+    control = session.queue.take_control()
     if control is None:
         raise ConnectionLost(f"{session.portal}: no room for a LOGICAL UNIT RESET")
     pdu.TaskManagementRequest(
@@ -240,7 +240,7 @@ def reset_lun(session: Session, lun: int) -> Operation[None]:
     ).pack_into(control.bhs)
     waiter = session.new_waiter()
     waiter.pending += 1
-    session.send_immediate(control, waiter)
+    session.queue.send_immediate(control, waiter)
     yield waiter
     if session.error is not None:
         raise ConnectionLost(str(session.error))

@@ -19,7 +19,8 @@ from iserblk.datamover.seam import INLINE, InitiatorDatamover
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import ByteStream
 from iserblk.errors import ConnectionLost, IserblkError, RemoteProtocolError
-from iserblk.initiator.session.session import CONTROL_SLOTS, UNEXPECTED, Session
+from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.iscsi.chap import Credentials

@@ -9,6 +9,7 @@ busy meanwhile. But no more than a few at once: it would have nothing to do unti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
@@ -67,7 +68,9 @@ class TrioWaiter:
 
 
 class TrioDriver:
-    """Pumps one session. ``run`` is the body of the pump task, to be started in a nursery."""
+    """Pumps one session. Implements SessionDriver, and Driver of the reconnector.
+
+    ``run`` is the body of the pump task, to be started in a nursery."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -81,11 +84,8 @@ class TrioDriver:
         self._pace = Pace(self._awake)
         self._answered = 0
         self._changed = trio.Event()
-        session.new_waiter = TrioWaiter
-        session.flush_soon = self._flush_soon
-        session.on_blocked = self._writes.wake
-        session.on_closing = trio.lowlevel.notify_closing
-        session.on_change = self._change
+        self.reconnect: Callable[[], None] | None = None
+        session.drive(self)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Pump until the session has failed or the task is cancelled. Cancel it only when no
@@ -101,7 +101,7 @@ class TrioDriver:
 
     @trio.lowlevel.enable_ki_protection  # an interrupt in ``progress`` would lose answers
     async def _pump(self, task_status: trio.TaskStatus[None]) -> None:
-        session = self.session
+        session, queue = self.session, self.session.queue
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
             nursery.start_soon(self._watch_writes)
@@ -114,7 +114,7 @@ class TrioDriver:
                     await self._changed.wait()
                     fd = session.fileno()
                     continue
-                if session.busy <= FEW:
+                if queue.busy <= FEW:
                     self._pace.rest(self._answered)
                 try:
                     await trio.lowlevel.wait_readable(fd)
@@ -123,18 +123,18 @@ class TrioDriver:
                     continue  # the session failed, or was suspended, while this task slept
                 self._pace.work()
                 for _ in range(AT_ONCE):
-                    session.corked = strands.held = self._batch = True
+                    queue.corked = strands.held = self._batch = True
                     try:
                         count = session.progress(monotonic())
                     finally:
-                        session.corked = strands.held = False
+                        queue.corked = strands.held = False
                         resumed = strands.run()
                     if count > 1 and not resumed:
                         # Let all that were woken run, and submit, before their commands go out.
                         await trio.lowlevel.cancel_shielded_checkpoint()
                     self._batch = False
                     self._answered += count
-                    session.flush()
+                    queue.flush()
                     if session.wants_write():
                         self._writes.wake()
                     if not resumed or session.error is not None or session.suspended is not None:
@@ -146,7 +146,18 @@ class TrioDriver:
         while True:
             await self._writes.run()  # until its connection is closed
 
-    def _change(self) -> None:
+    # -- what the session calls -------------------------------------------------------------------
+
+    def new_waiter(self) -> TrioWaiter:
+        return TrioWaiter()
+
+    def blocked(self) -> None:
+        self._writes.wake()
+
+    def closing(self, fd: int) -> None:
+        trio.lowlevel.notify_closing(fd)
+
+    def changed(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
@@ -154,17 +165,17 @@ class TrioDriver:
         """See ``iserblk.initiator.reconnecting``."""
         self._progress()
 
-    def _flush_soon(self) -> None:
-        if self.session.unsent >= GATHER_COMMANDS:
-            self.session.flush()  # the target can begin, while there may be many more
+    def flush_soon(self) -> None:
+        if self.session.queue.unsent >= GATHER_COMMANDS:
+            self.session.queue.flush()  # the target can begin, while there may be many more
             return
         if self._batch:
             return
         # How many have lately been under way: a front-end that hands over one request a turn would
         # see each answered before the next, and never get to gather.
-        self._lately = max(self.session.busy, self._lately * GATHER_DECAY)
+        self._lately = max(self.session.queue.busy, self._lately * GATHER_DECAY)
         if self._lately < GATHER_FROM:
-            self.session.flush()
+            self.session.queue.flush()
         else:
             self._gatherer.wake()
 
@@ -173,14 +184,14 @@ class TrioDriver:
         """Sends commands a few turns late, together with those that came meanwhile."""
         session = self.session
         while True:
-            if not session.unsent:
+            if not session.queue.unsent:
                 await self._gatherer.sleep()
             seen = quiet = 0
             while quiet < GATHER_QUIET and seen < GATHER_COMMANDS:
                 await trio.lowlevel.checkpoint()
-                quiet = quiet + 1 if session.unsent == seen else 0
-                seen = session.unsent
-            session.flush()
+                quiet = quiet + 1 if session.queue.unsent == seen else 0
+                seen = session.queue.unsent
+            session.queue.flush()
 
     def _progress(self) -> None:
         self.session.progress(monotonic())
@@ -215,9 +226,9 @@ class TrioDriver:
     async def _abandon(self, waiter: TrioWaiter) -> None:
         waiter.strand = None
         session = self.session
-        session.forget(waiter)
+        session.queue.forget(waiter)
         now = monotonic()
-        for slot in session.tasks:
+        for slot in session.queue.tasks:
             if slot.waiter is waiter:
                 self.ladder.cancel(slot, now)
         try:
@@ -231,12 +242,12 @@ class TrioDriver:
     async def log_out(self) -> None:
         """Say goodbye if the target still listens, and end the session either way."""
         session = self.session
-        control = session.take_control()
+        control = session.queue.take_control()
         if control is not None:
             waiter = TrioWaiter()
             waiter.pending = 1
             fill_logout(control)
-            session.send_immediate(control, waiter)
+            session.queue.send_immediate(control, waiter)
             with trio.move_on_after(LOGOUT_S):
                 await waiter.wait()
             if not waiter.pending and session.error is None:

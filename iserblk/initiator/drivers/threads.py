@@ -60,7 +60,8 @@ class ThreadWaiter:
 
 
 class BlockingDriver:
-    """Waits for one session on behalf of any number of threads."""
+    """Waits for one session on behalf of any number of threads. Implements SessionDriver, and
+    Driver of the reconnector."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -83,20 +84,19 @@ class BlockingDriver:
         # polls for input only, or what it waits for is done by another thread.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.POLLIN)
-        session.new_waiter = self.waiter
-        session.flush_soon = session.flush
-        session.on_blocked = self._ring
-        session.on_closing = self._close
-        session.on_change = self._change
+        self.reconnect: Callable[[], None] | None = None
+        self.flush_soon = session.queue.flush
+        self.blocked = self._ring
+        session.drive(self)
 
-    def _close(self, _fd: int) -> None:
-        """The descriptor goes; until there is another one, the bell alone is polled."""
+    def closing(self, _fd: int) -> None:
+        """See SessionDriver: until there is another descriptor, the bell alone is polled."""
         if self._fd >= 0:
             self._poll.unregister(self._fd)
             self._fd = -1
 
-    def _change(self) -> None:
-        """By the one who runs ``progress``: there is another descriptor, or none any more."""
+    def changed(self) -> None:
+        """See SessionDriver; the thread that runs ``progress`` calls it."""
         fd = self.session.fileno()
         if fd >= 0 and self.session.error is None:
             self._fd = fd
@@ -107,7 +107,7 @@ class BlockingDriver:
     def ladder(self) -> Ladder:
         return self._ladder
 
-    def waiter(self) -> ThreadWaiter:
+    def new_waiter(self) -> ThreadWaiter:
         """This thread's waiter; a thread waits for one thing at a time, so it has just one."""
         try:
             waiter: ThreadWaiter = self._local.waiter
@@ -124,13 +124,13 @@ class BlockingDriver:
                 if isinstance(step, float):
                     sleep(step)
                 else:
-                    assert isinstance(step, ThreadWaiter)  # ``waiter`` made it
+                    assert isinstance(step, ThreadWaiter)  # ``new_waiter`` made it
                     self.wait(step)
         except StopIteration as stop:
             result: T = stop.value
             return result
         except BaseException:
-            if self.waiter().pending:
+            if self.new_waiter().pending:
                 # One that is suspended gives back its slots when it is closed.
                 suspended = inspect.getgeneratorstate(operation) == inspect.GEN_SUSPENDED
                 for slot in self.abandon():
@@ -148,12 +148,14 @@ class BlockingDriver:
         connection instead.
         """
         session = self.session
-        waiter = self.waiter()
+        waiter = self.new_waiter()
         del self._local.waiter  # what may still count on it shall not disturb the next wait
-        session.forget(waiter)
+        session.queue.forget(waiter)
         with self._mutex:
             self._followers.pop(waiter, None)
-        mine = [slot for slot in session.tasks if slot.waiter is waiter and slot.state >= QUEUED]
+        mine = [
+            slot for slot in session.queue.tasks if slot.waiter is waiter and slot.state >= QUEUED
+        ]
         while True:
             try:
                 for slot in mine:
@@ -204,7 +206,7 @@ class BlockingDriver:
         """Poll and progress until ``waiter`` is done, or the session has failed."""
         session = self.session
         while waiter.pending:
-            if session.busy <= FEW:
+            if session.queue.busy <= FEW:
                 self._pace.rest(self._answered)
             waiter.polling = True
             if waiter.pending:  # looked at after the flag was set: a wake before it shows here
@@ -282,14 +284,14 @@ class BlockingDriver:
         """Say goodbye if the target still listens, and end the session either way. No operation
         may be running; later ones raise ConnectionLost."""
         session = self.session
-        control = session.take_control()
+        control = session.queue.take_control()
         if control is not None:
-            waiter = self.waiter()
+            waiter = self.new_waiter()
             waiter.pending = 1
             fill_logout(control)
             cut = threading.Timer(LOGOUT_S, session.disconnect)
             cut.start()
-            session.send_immediate(control, waiter)
+            session.queue.send_immediate(control, waiter)
             self.wait(waiter)
             cut.cancel()
             cut.join()

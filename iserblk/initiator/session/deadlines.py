@@ -90,16 +90,16 @@ class Ladder:
         session = self._session
         if session.error is not None:
             return
-        for task in session.tasks:
+        for task in session.queue.tasks:
             if task.state == SENT and now >= task.deadline:
                 self.abort(task, now)
             elif task.state == QUEUED and now >= self._patience(task):
-                session.end_aborted(task, self._timeout(task))
+                session.queue.end_aborted(task, self._timeout(task))
         for step in list(self._steps.values()):
             if now >= step.until:
                 self._climb(step, now)
-        session.grow()
-        session.wake_takers()
+        session.queue.grow()
+        session.queue.wake_takers()
         self._abort_waiting(now)
         if session.parting is not None:
             session.parting.tick(now)
@@ -119,7 +119,7 @@ class Ladder:
     def cancel(self, task: TaskSlot, now: float) -> None:
         """Nobody wants the outcome of ``task`` any more: end it as soon as can be."""
         if task.state == QUEUED:
-            self._session.end_aborted(task, self._timeout(task))
+            self._session.queue.end_aborted(task, self._timeout(task))
         if task.state == SENT:
             log.debug("%s: task %#x cancelled; ABORT TASK", self._session.portal, task.itt)
             task.state = ABORTING
@@ -145,14 +145,14 @@ class Ladder:
         """Send ABORT TASK for those that wait for it, as far as control slots go."""
         self._now = now
         waiting = self._waiting
-        while waiting and self._session.free_controls > SPARE_CONTROLS:
+        while waiting and self._session.queue.free_controls > SPARE_CONTROLS:
             task, itt = waiting.popleft()
             if task.state == ABORTING and task.itt == itt:
                 self._request(task, pdu.TMF_ABORT_TASK, now)
 
     def _request(self, task: TaskSlot, function: int, now: float) -> None:
         session = self._session
-        control = session.take_control()
+        control = session.queue.take_control()
         if control is None:
             session.disconnect()  # every one of them waits for an answer: the target is gone
             return
@@ -167,7 +167,7 @@ class Ladder:
         ).pack_into(control.bhs)
         control.direction = NO_DATA
         step = self._steps[task] = _Step(self, task, function, control, now + STEP_S)
-        session.send_immediate(control, step)
+        session.queue.send_immediate(control, step)
 
     def _climb(self, step: _Step, now: float) -> None:
         """The answer to ``step`` did not come, or was a refusal: the next rung."""
@@ -176,7 +176,7 @@ class Ladder:
             return
         if step.gone:
             # No response before that answer, nor after it: the target never had it, or lost it.
-            self._session.end_aborted(step.task, self._timeout(step.task))
+            self._session.queue.end_aborted(step.task, self._timeout(step.task))
         elif step.function == pdu.TMF_ABORT_TASK:
             log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self._session.portal)
             self.resets += 1
@@ -200,7 +200,7 @@ class Ladder:
         elif response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
             del self._steps[step.task]
             if step.wanted:
-                self._session.end_aborted(step.task, self._timeout(step.task))
+                self._session.queue.end_aborted(step.task, self._timeout(step.task))
             if step.function == pdu.TMF_LOGICAL_UNIT_RESET:
                 self._end_reset(step)
         else:
@@ -218,13 +218,13 @@ class Ladder:
         session = self._session
         lun = step.task.lun
         (reset_sn,) = bhs.ITT.unpack_from(step.control.bhs, bhs.CMD_SN_OFFSET)
-        for task in session.tasks:
+        for task in session.queue.tasks:
             if (
                 task.lun == lun
                 and task.state in (SENT, ABORTING)
                 and serial_lt(task.cmd_sn, reset_sn)
             ):
-                session.end_aborted(
+                session.queue.end_aborted(
                     task,
                     ScsiError(
                         f"{session.portal}: command {task.cdb[0]:#04x} was ended by a LUN reset",
@@ -257,9 +257,9 @@ class Ladder:
                 log.error("%s: no answer to NOP-Out; disconnecting", session.portal)
                 session.disconnect()
             return
-        control = session.take_control()
+        control = session.queue.take_control()
         if control is None:
             return
         pdu.NopOut(lun=bytes(8), itt=0, ttt=_NO_TAG, cmd_sn=0, exp_stat_sn=0).pack_into(control.bhs)
         self._ping = _Ping(now + STEP_S)
-        session.send_immediate(control, self._ping)
+        session.queue.send_immediate(control, self._ping)

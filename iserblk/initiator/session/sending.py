@@ -1,7 +1,5 @@
 """Sending: slots, the queue, the command window, and CmdSN order (RFC 7143 section 4.2.2).
 
-``Submitting`` is the half of a session that any thread may call; ``Session`` completes it.
-
 A slot is asked for and filled without the datamover: its CDB and its data are its own. Only
 ``_send``, under the session's lock, writes into the memory that the datamover gave it, and decides
 whether a write travels in its command.
@@ -17,11 +15,13 @@ from time import monotonic
 
 from iserblk.datamover.seam import INLINE, NO_DATA, WRITE, InitiatorDatamover
 from iserblk.errors import Busy, IserblkError, RemoteProtocolError, TransportError
-from iserblk.initiator.session.listeners import LunListeners
+from iserblk.initiator.session.driving import SessionDriver, Undriven
+from iserblk.initiator.session.life import Life, State
 from iserblk.initiator.session.slots import (
     ABORTING,
     FREE,
     INDEX_BITS,
+    INDEX_MASK,
     ITT_MASK,
     QUEUED,
     SENT,
@@ -31,6 +31,7 @@ from iserblk.initiator.session.slots import (
 )
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.iscsi.serial import serial_lt
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,17 @@ NO_ANSWER = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
 _NO_TAG = 0xFFFFFFFF
 
 
-def _nothing() -> None:
-    pass
+class SendQueue:
+    """What a session sends: task slots, from the free ones to those in flight, and control PDUs.
 
+    Threads: ``take``, ``submit`` and ``release`` may be called from any thread at any time. Control
+    PDUs, and everything that ends a task, belong to the runner of ``Session.progress``.
 
-def ignore_closing(_fd: int) -> None:
-    """For drivers whose waits end by themselves when their descriptor is closed."""
-
-
-class Submitting:
-    """What ``Session`` says of its attributes holds here, too."""
+    ``lock``: the session's; short, and nobody waits inside it. It keeps CmdSN order and wire order
+    the same. ``datamover``: of the present connection. ``exp_stat_sn``: written by the session, for
+    each PDU that counts. ``corked``: a driver sets it while more submissions are about to come, and
+    calls ``flush`` itself.
+    """
 
     def __init__(
         self,
@@ -58,34 +60,16 @@ class Submitting:
         parameters: SessionParameters,
         portal: str,
         io_timeout: float,
+        life: Life,
     ) -> None:
         """``slots``: allocated by the datamover; the last CONTROL_SLOTS are for control PDUs."""
-        self._dm = datamover
-        self._table = slots
+        self.datamover = datamover
+        self.lock = threading.Lock()
+        self.slots = slots
         self.tasks = slots[:-CONTROL_SLOTS]
-        self._free = list(reversed(self.tasks))
-        self._withheld: list[TaskSlot] = []  # not in use, because the target has no room
-        self._in_play = len(self.tasks)  # the others
-        self._free_controls = slots[-CONTROL_SLOTS:]
-        self.parameters = parameters
         self.portal = portal
-        self.listeners = LunListeners()
-        self.io_timeout = io_timeout
-        self.provider_reason = ""  # why the connection is by the provider that it has
         self.corked = False
-        self.error: IserblkError | None = None
-        self.isid = b""  # the login's; a reconnection uses it again
-        # While there is no connection: why, by the last that was heard of it; since when; and
-        # before when the target does not want to see us again.
-        self.suspended: IserblkError | None = None
-        self.suspended_at = 0.0
-        self.reconnect_at = 0.0
-        self.reconnects = 0
-        self.replayed = 0  # commands that were sent once more
-        # What the log has of commands that were carried out with sense data: (LUN field, code).
-        self._recovered_told: set[tuple[bytes, int]] = set()
-        self.last_heard = monotonic()
-        self.new_waiter: Callable[[], Waiter]  # set by the driver
+        self.driver: SessionDriver = Undriven(self.flush)
         # What a write may carry in its command; 0 where immediate data was not negotiated.
         self.immediate_limit = (
             min(
@@ -96,28 +80,30 @@ class Submitting:
             if parameters.immediate_data
             else 0
         )
-        self._lock = threading.Lock()
+        self.waiting: deque[TaskSlot] = deque()  # submitted, behind a closed window
+        self.exp_stat_sn = 0
+        self.max_cmd_sn = 0
+        self._life = life
+        self._io_timeout = io_timeout
+        self._free = list(reversed(self.tasks))
+        self._withheld: list[TaskSlot] = []  # not in use, because the target has no room
+        self._in_play = len(self.tasks)  # the others
+        self._free_controls = slots[-CONTROL_SLOTS:]
         self._flush_lock = threading.Lock()
-        self._queued: deque[TaskSlot] = deque()  # submitted, behind a closed window
-        self._again: set[TaskSlot] = set()  # of these: were sent on a connection that is lost
-        self._live = True  # there is a connection: neither failed nor suspended
+        self._again: set[TaskSlot] = set()  # waiting, and sent on a connection that is lost
         self._takers: deque[Waiter] = deque()
-        self.unsent_pongs = 0  # answers to pings since the wire was last seen free
+        self._unsent_pongs = 0  # answers to pings since the wire was last seen free
         self._cmd_sn = 0
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
-        self._exp_stat_sn = 0
-        # What ``submit`` calls when its command is to leave; a driver may gather a few.
-        self.flush_soon: Callable[[], None] = self.flush
-        self.on_blocked: Callable[[], None] = _nothing  # the socket is full: wait for it, driver
-        self.on_closing: Callable[[int], None] = (
-            ignore_closing  # the descriptor is about to be closed
-        )
-        # Whoever gives the session another connection is told that it is lost, or wanted: from any
-        # thread. None: a session whose connection is lost has failed.
-        self.on_loss: Callable[[], None] | None = None
-        # For the driver: a suspended session is about to go on with another descriptor, or failed.
-        self.on_change: Callable[[], None] = _nothing
+
+    def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
+        """The numbers of the final Login Response."""
+        self._cmd_sn = cmd_sn
+        self._exp_cmd_sn = exp_cmd_sn
+        self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
+        self.max_cmd_sn = max_cmd_sn
+        self.exp_stat_sn = exp_stat_sn
 
     # -- submitting: any thread -------------------------------------------------------------------
 
@@ -128,15 +114,15 @@ class Submitting:
 
         Raises the session's error once it has failed.
         """
-        if self.error is not None:
-            raise self._ended()
+        if self._life.error is not None:
+            raise self.fresh_error()
         slot = None
         if again or not self._takers:
             slot = self._pop_free()
         if slot is None:
-            with self._lock:
-                if self.error is not None:
-                    raise self._ended()
+            with self.lock:
+                if self._life.error is not None:
+                    raise self.fresh_error()
                 # Known as waiting before looking again: who gives a slot back meanwhile sees it.
                 waiter.pending += 1
                 if again:
@@ -160,7 +146,7 @@ class Submitting:
 
     def take_now(self) -> TaskSlot | None:
         """A free slot if there is one, nobody waits for one, and the session lives."""
-        if self.error is not None or self._takers:
+        if self._life.error is not None or self._takers:
             return None
         try:
             slot = self._free.pop()
@@ -171,7 +157,7 @@ class Submitting:
 
     def forget(self, waiter: Waiter) -> None:
         """``waiter`` no longer waits for a free slot."""
-        with self._lock:
+        with self.lock:
             if waiter in self._takers:
                 self._takers.remove(waiter)
                 waiter.pending -= 1
@@ -179,7 +165,7 @@ class Submitting:
     def wake_takers(self) -> None:
         """Have all who wait for a slot look again: at the clock, too, as a slot that was given back
         may be taken by one who has come just now."""
-        with self._lock:
+        with self.lock:
             takers = list(self._takers)
             self._takers.clear()
         for taker in takers:
@@ -194,7 +180,7 @@ class Submitting:
         slot.deadline = 0.0
         self._free.append(slot)
         if self._takers:
-            with self._lock:
+            with self.lock:
                 taker = self._takers.popleft() if self._takers else None
             if taker is not None:
                 taker.task_done()
@@ -203,7 +189,7 @@ class Submitting:
         """From any thread: the target had no room for a command (BUSY, TASK SET FULL), whose slot
         has been given back. Keep one less in flight from now on, but always one. Without a free
         slot nothing happens: there will be another refusal."""
-        with self._lock:
+        with self.lock:
             if self._in_play <= 1:
                 return
             try:
@@ -217,7 +203,7 @@ class Submitting:
     def grow(self) -> None:
         """About once a second: try one more command than the target had room for lately."""
         if self._withheld:
-            with self._lock:
+            with self.lock:
                 self._in_play += 1
                 self._free.append(self._withheld.pop())
 
@@ -230,23 +216,22 @@ class Submitting:
         now.
         """
         if not slot.deadline:
-            slot.deadline = monotonic() + self.io_timeout
-        with self._lock:
-            failed = self.error is not None
+            slot.deadline = monotonic() + self._io_timeout
+        with self.lock:
+            failed = self._life.error is not None
             # (``_open`` is 0 while the session is suspended.)
-            queued = not failed and (self._open <= 0 or self._queued or not self._send(slot))
+            queued = not failed and (self._open <= 0 or self.waiting or not self._send(slot))
             if queued:
                 slot.state = QUEUED
-                self._queued.append(slot)
+                self.waiting.append(slot)
         if queued:
-            wanted = self.on_loss
-            if self.suspended is not None and wanted is not None:
-                wanted()
+            if not self._life.connected and self.driver.reconnect is not None:
+                self.driver.reconnect()
         elif failed:
-            self._end(slot, self._ended())
+            self.end(slot, self.fresh_error())
         elif not self.corked:
             # If the session fails from here on, ``fail`` ends the slot: it is in flight.
-            self.flush_soon()
+            self.driver.flush_soon()
 
     def _send(self, slot: TaskSlot) -> bool:
         """Number the command and hand it down. False, and nothing has changed: there is nothing to
@@ -269,13 +254,13 @@ class Submitting:
             itt,
             length,
             self._cmd_sn,
-            self._exp_stat_sn,
+            self.exp_stat_sn,
             slot.cdb,
         )
         slot.cmd_sn = self._cmd_sn
         before, slot.state = slot.state, SENT
         try:
-            self._dm.send_control(slot)
+            self.datamover.send_control(slot)
         except Busy:
             slot.state = before
             return False
@@ -285,7 +270,7 @@ class Submitting:
 
     def flush(self) -> None:
         """Send what is queued. Whoever is at it takes along what others queued meanwhile."""
-        dm = self._dm
+        dm = self.datamover
         while dm.queued:
             if not self._flush_lock.acquire(blocking=False):
                 return
@@ -297,19 +282,22 @@ class Submitting:
                 failed = True
             finally:
                 self._flush_lock.release()
-            before, dm = dm, self._dm  # another connection: who queued there found the lock taken
+            before, dm = (
+                dm,
+                self.datamover,
+            )  # another connection: who queued there found the lock taken
             if dm is not before:
                 continue
             if failed or taken_along:
                 return
             if dm.wants_write():
-                self.on_blocked()
+                self.driver.blocked()
 
-    def _send_queued(self) -> None:
+    def send_waiting(self) -> None:
         """Commands that waited, as far as the window and the memory allow."""
-        with self._lock:
-            while self._queued and self._open > 0 and self._send(self._queued[0]):
-                self._queued.popleft()
+        with self.lock:
+            while self.waiting and self._open > 0 and self._send(self.waiting[0]):
+                self.waiting.popleft()
         if not self.corked:
             self.flush()
 
@@ -321,7 +309,7 @@ class Submitting:
 
     def take_control(self) -> TaskSlot | None:
         """A slot for an immediate PDU of ours; None when all are in flight."""
-        if not self._live or not self._free_controls:
+        if not self._life.connected or not self._free_controls:
             return None
         slot = self._free_controls.pop()
         slot.state = TAKEN
@@ -335,45 +323,90 @@ class Submitting:
         passes the window. ITT, CmdSN and ExpStatSN are filled in here; ``slot.waiter`` hears of
         the answer, and the slot goes back by itself."""
         slot.waiter = waiter
-        with self._lock:
-            live = self._live
-            if live:
+        with self.lock:
+            connected = self._life.connected
+            if connected:
                 self._send_control(slot)
-        if live:
+        if connected:
             self.flush()
         else:
             slot.response = NO_ANSWER
-            self._end_control(slot)
+            self.end_control(slot)
 
     def _send_control(self, slot: TaskSlot) -> None:
         """Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
         bhs.CMD_SN_EXP_STAT_SN.pack_into(
-            slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self._exp_stat_sn
+            slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self.exp_stat_sn
         )
         slot.state = SENT
-        self._dm.send_control(slot)
+        self.datamover.send_control(slot)
 
-    def _end_control(self, slot: TaskSlot) -> None:
+    def end_control(self, slot: TaskSlot) -> None:
         slot.state = FREE
         self._free_controls.append(slot)
         slot.waiter.task_done()
 
-    def send_pong(self, slot: TaskSlot, lun: bytes, ttt: int) -> None:
-        """Send a NOP-Out that nothing answers. The slot goes back at once, to the far end."""
-        with self._lock:
+    def answer_ping(self, lun: bytes, ttt: int) -> None:
+        """A NOP-In that asks for an answer: echo its Target Transfer Tag (RFC 7143 section 11.18).
+
+        Nothing answers the answer, so its slot may be used again only when it has left. Slots take
+        turns; while the wire is full no more pings are answered than there are slots to go through.
+        Raises RemoteProtocolError when there are more than that.
+        """
+        self._unsent_pongs = self._unsent_pongs + 1 if self.datamover.wants_write() else 0
+        slot = self.take_control() if self._unsent_pongs < self.free_controls else None
+        if slot is None:
+            raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
+        with self.lock:
             pdu.NopOut(
-                lun=lun, itt=_NO_TAG, ttt=ttt, cmd_sn=self._cmd_sn, exp_stat_sn=self._exp_stat_sn
+                lun=lun, itt=_NO_TAG, ttt=ttt, cmd_sn=self._cmd_sn, exp_stat_sn=self.exp_stat_sn
             ).pack_into(slot.bhs)
-            self._dm.send_control(slot)
+            self.datamover.send_control(slot)
         self.flush()
         slot.state = FREE
-        self._free_controls.insert(0, slot)
+        self._free_controls.insert(0, slot)  # the far end
+
+    # -- what the target says: the runner of progress ---------------------------------------------
+
+    def take_window(self, exp_cmd_sn: int, max_cmd_sn: int) -> None:
+        """ExpCmdSN and MaxCmdSN of a PDU (RFC 7143 section 4.2.2.1): only ever forward. What waits
+        and fits is sent."""
+        with self.lock:
+            if serial_lt(max_cmd_sn, (exp_cmd_sn - 1) & 0xFFFFFFFF):
+                return
+            if serial_lt(self.max_cmd_sn, max_cmd_sn):
+                self.max_cmd_sn = max_cmd_sn
+                if self._life.state is State.LOGGED_IN:  # and not about to leave
+                    self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
+            if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
+                self._exp_cmd_sn = exp_cmd_sn
+            if not self.waiting or self._open <= 0:
+                return
+        self.send_waiting()
+
+    def find(self, itt: int) -> TaskSlot | None:
+        """The slot in flight that has this tag."""
+        index = itt & INDEX_MASK
+        if index < len(self.slots):
+            slot = self.slots[index]
+            if slot.itt == itt and slot.state >= SENT:
+                return slot
+        return None
+
+    def end_rejected(self, slot: TaskSlot, error: Exception) -> None:
+        """The target has rejected the PDU of ``slot``, which is in flight."""
+        if slot in self.tasks:
+            self.datamover.deallocate_task_resources(slot, 0)
+            self.end(slot, error)
+        else:
+            slot.response = NO_ANSWER
+            self.end_control(slot)
 
     # -- ending -----------------------------------------------------------------------------------
 
-    def _end(self, slot: TaskSlot, error: Exception) -> None:
+    def end(self, slot: TaskSlot, error: Exception) -> None:
         slot.error = error
         slot.state = TAKEN
         slot.waiter.task_done()
@@ -381,20 +414,20 @@ class Submitting:
     def end_aborted(self, slot: TaskSlot, error: Exception) -> None:
         """End a task that the target has given up, or that never went out. For the ladder."""
         if slot.state == QUEUED:
-            with self._lock:
-                if slot not in self._queued:  # it went out a moment ago
+            with self.lock:
+                if slot not in self.waiting:  # it went out a moment ago
                     return
-                self._queued.remove(slot)
+                self.waiting.remove(slot)
                 self._again.discard(slot)
         elif slot.state in (SENT, ABORTING):
-            self._dm.deallocate_task_resources(slot, 0)
+            self.datamover.deallocate_task_resources(slot, 0)
         else:
             return
-        self._end(slot, error)
+        self.end(slot, error)
 
-    def _ended(self) -> IserblkError:
+    def fresh_error(self) -> IserblkError:
         """The session's error, fresh: one exception object must not be raised in many threads."""
-        error = self.error
+        error = self._life.error
         assert error is not None  # callers have looked
         if isinstance(error, RemoteProtocolError):
             return RemoteProtocolError(
@@ -402,14 +435,10 @@ class Submitting:
             )
         return type(error)(str(error))
 
-    def disconnect(self) -> None:
-        """Ask for the end from any thread: the next ``progress`` finds the connection lost."""
-        self._dm.disconnect()
-
     @property
     def unsent(self) -> int:
         """PDUs that wait for ``flush``."""
-        return len(self._dm.queued)
+        return len(self.datamover.queued)
 
     @property
     def busy(self) -> int:
@@ -421,20 +450,85 @@ class Submitting:
         """Commands that the target has, and has not answered."""
         return sum(slot.state >= SENT for slot in self.tasks)
 
-    def hold(self) -> None:
-        """Send no more commands on this connection."""
-        with self._lock:
-            self._open = 0
-
     @property
     def in_flight(self) -> int:
         return sum(slot.state >= QUEUED for slot in self.tasks)
 
-    def describe(self) -> dict[str, object]:
-        return {**self._dm.describe(), "provider_reason": self.provider_reason}
+    # -- from one connection to the next: the runner of progress ----------------------------------
 
-    def fileno(self) -> int:
-        return self._dm.fileno()
+    def hold(self) -> None:
+        """Under the lock: no more commands are sent on this connection."""
+        self._open = 0
 
-    def wants_write(self) -> bool:
-        return self._dm.wants_write()
+    def put_back(self) -> None:
+        """Under the lock, when the connection is closed: what was in flight and can be sent again
+        waits once more, by CmdSN, in front of what was never sent. May be done again when it was
+        interrupted."""
+        self._open = 0  # an interrupt may have come before ``hold``
+        sent = [slot for slot in self.tasks if slot.state == SENT and slot.complete]
+        sent.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)  # oldest first
+        self._again.update(sent)
+        moved = set(sent)  # some may be there: of a turn that was interrupted
+        self.waiting = deque([*sent, *(slot for slot in self.waiting if slot not in moved)])
+        for slot in sent:
+            slot.stag = 0  # went with the connection
+            if slot.direction == INLINE:
+                slot.direction = WRITE  # the next connection may take less
+            slot.state = QUEUED
+
+    def end_sent(self, error_of: Callable[[TaskSlot], IserblkError]) -> None:
+        """After ``put_back``: the tasks in flight that nobody wants to be sent again end with
+        ``error_of`` them, control PDUs without an answer."""
+        for slot in self.slots:
+            if slot.state >= SENT:
+                slot.stag = 0
+                slot.data = None
+                if slot.index < len(self.tasks):
+                    self.end(slot, error_of(slot))
+                else:
+                    slot.response = NO_ANSWER
+                    self.end_control(slot)
+
+    def take_connection(self, fresh: SendQueue) -> None:
+        """Under the lock: go on with the datamover, the memory and the numbers of ``fresh``, which
+        is idle. Nothing is sent before ``reopen``. May be done again when it was interrupted."""
+        for slot, other in zip(self.slots, fresh.slots, strict=True):
+            slot.take_memory(other)
+        self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
+        self.datamover = fresh.datamover
+        self.immediate_limit = fresh.immediate_limit
+        self.portal = fresh.portal
+        self.max_cmd_sn = fresh.max_cmd_sn
+        self.exp_stat_sn = fresh.exp_stat_sn
+        self._cmd_sn = fresh._cmd_sn
+        self._exp_cmd_sn = fresh._exp_cmd_sn
+        self._unsent_pongs = 0
+
+    def reopen(self, fresh: SendQueue) -> int:
+        """Under the lock, after ``take_connection``: commands are sent from now on. Returns how
+        many of those that wait are sent once more."""
+        again = len(self._again)
+        self._again.clear()
+        self._open = fresh._open
+        return again
+
+    def close(self) -> list[Waiter]:
+        """Under the lock, when the session ends: nothing is sent any more. Returns those that wait
+        for a slot, for ``end_all``."""
+        self._open = 0
+        self.waiting.clear()
+        self._again.clear()
+        takers = list(self._takers)
+        self._takers.clear()
+        return takers
+
+    def end_all(self, takers: list[Waiter]) -> None:
+        """After ``close``, when the connection is closed: every task ends with the session's
+        error, and ``takers`` are told."""
+        for slot in self.slots:
+            if slot.state >= QUEUED:
+                slot.stag = 0  # went with the connection
+                slot.data = None
+                self.end(slot, self.fresh_error())
+        for taker in takers:
+            taker.task_done()

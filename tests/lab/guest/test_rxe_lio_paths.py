@@ -46,7 +46,7 @@ async def test_tcp_takes_over(groups: lio.Groups, face: str, reserve: str, recor
             await reaches(session, groups.portals[0])
             await clients.progress()
         assert session.describe()["provider"] == "verbs"
-        assert session.reconnects == 2 and session.error is None and session.busy == 0
+        assert session.reconnects == 2 and session.error is None and session.queue.busy == 0
         assert bool(reserve) == (os.environ["LAB_INITIATOR"] in lio.reservation())
     assert "No SPC-3 Reservation holder" in lio.reservation()
     record(

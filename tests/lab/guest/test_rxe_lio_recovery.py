@@ -59,7 +59,7 @@ async def test_the_portal_group_is_disabled_and_enabled(
                 await in_thread(lio.enable)
                 await clients.progress(turn + 1)
         assert session.reconnects == TURNS and session.replayed > 0 and session.error is None
-        assert session.busy == 0
+        assert session.queue.busy == 0
         assert await in_thread(lio.settled, opened, of_connections) == opened
     assert await in_thread(lio.settled, before) == before
     record(

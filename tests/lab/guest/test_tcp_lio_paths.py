@@ -82,7 +82,7 @@ async def test_groups_come_and_go(groups: lio.Groups, face: str, record: Record)
             await in_thread(groups.enable, 0)
             await reaches(session, groups.portals[0])
             await clients.progress()
-        assert session.reconnects == 2 and session.error is None and session.busy == 0
+        assert session.reconnects == 2 and session.error is None and session.queue.busy == 0
     record(
         ours=f"initiator, {face} face",
         peer="LIO",
@@ -106,7 +106,7 @@ async def test_states_are_obeyed(groups: lio.Groups, face: str, state: int, reco
             await in_thread(groups.set_state, 0, 0)
             await reaches(session, groups.portals[0])
             await clients.progress()
-        assert session.error is None and session.busy == 0
+        assert session.error is None and session.queue.busy == 0
     record(
         ours=f"initiator, {face} face",
         peer="LIO",

@@ -42,7 +42,7 @@ async def test_the_portal_group_is_disabled_and_enabled(face: str, record: Recor
                 await in_thread(lio.enable)
                 await clients.progress(turn + 1)
         assert session.reconnects == TURNS and session.replayed > 0 and session.error is None
-        assert session.busy == 0
+        assert session.queue.busy == 0
     record(
         ours=f"initiator, {face} face",
         peer="LIO",
@@ -71,7 +71,7 @@ async def test_a_wire_that_swallows_everything(record: Record) -> None:
                 while session.suspended is None:  # noqa: ASYNC110
                     await trio.sleep(0.05)
             await clients.progress(1)
-        assert session.reconnects == 1 and session.error is None and session.busy == 0
+        assert session.reconnects == 1 and session.error is None and session.queue.busy == 0
     record(
         ours="initiator",
         peer="LIO",

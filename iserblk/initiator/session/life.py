@@ -1,0 +1,84 @@
+"""The life of a session: its states and the events between them (RFC 7143 section 8).
+
+``docs/states.md`` shows the table as a diagram.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from iserblk.errors import IserblkError, LocalProtocolError
+
+
+class State(StrEnum):
+    """The S-numbers are the connection states of RFC 7143 section 8.1."""
+
+    FREE = "free"  # the login is not over (S4)
+    LOGGED_IN = "logged in"  # full feature phase (S5)
+    LEAVING = "leaving"  # nothing new is sent; commands end, then the logout follows (S6, S7)
+    CLEANING_UP = "cleaning up"  # the connection is lost; its tasks are being put back (S8)
+    SUSPENDED = "suspended"  # no connection; commands wait for the next one
+    ENDED = "ended"  # for good: every task has an error
+
+
+class Event(StrEnum):
+    LOGIN = "login"  # the final Login Response
+    LEAVE = "leave"  # the target asks for a logout, or the driver's owner does
+    LOSS = "loss"  # the connection is over, and is to be replaced
+    CLEAN = "clean"  # no buffer is touched any more; what was in flight is queued again
+    ADOPT = "adopt"  # the connection of a fresh session takes the place of the lost one
+    FAIL = "fail"  # the connection is over, and none will follow
+
+
+TABLE: dict[tuple[State, Event], State] = {
+    (State.FREE, Event.LOGIN): State.LOGGED_IN,
+    (State.LOGGED_IN, Event.LEAVE): State.LEAVING,
+    (State.LOGGED_IN, Event.LOSS): State.CLEANING_UP,
+    (State.LEAVING, Event.LOSS): State.CLEANING_UP,
+    (State.CLEANING_UP, Event.CLEAN): State.SUSPENDED,
+    (State.SUSPENDED, Event.ADOPT): State.LOGGED_IN,
+    (State.FREE, Event.FAIL): State.ENDED,
+    (State.LOGGED_IN, Event.FAIL): State.ENDED,
+    (State.LEAVING, Event.FAIL): State.ENDED,
+    (State.CLEANING_UP, Event.FAIL): State.ENDED,
+    (State.SUSPENDED, Event.FAIL): State.ENDED,
+}
+
+
+class Life:
+    """Where a session is. The session changes ``state`` by ``enter`` alone, under its lock; any
+    thread may look.
+
+    ``error``: why it has ENDED; None before. ``absence``: while there is no connection, why, by
+    the last that was heard of it; of no meaning else.
+    """
+
+    __slots__ = ("absence", "error", "state")
+
+    def __init__(self) -> None:
+        self.state = State.FREE
+        self.error: IserblkError | None = None
+        self.absence: IserblkError | None = None
+
+    @property
+    def connected(self) -> bool:
+        state = self.state
+        return state is State.LOGGED_IN or state is State.LEAVING
+
+    @property
+    def absent(self) -> bool:
+        """There is no connection, and the session goes on nevertheless."""
+        state = self.state
+        return state is State.SUSPENDED or state is State.CLEANING_UP
+
+    def enter(self, event: Event, why: IserblkError | None = None) -> None:
+        """``why``: of LOSS and FAIL. Raises LocalProtocolError where the table has no such
+        transition; then nothing has changed."""
+        after = TABLE.get((self.state, event))
+        if after is None:
+            raise LocalProtocolError(f"a session that is {self.state} cannot take: {event}")
+        if event is Event.LOSS:
+            self.absence = why
+        elif event is Event.FAIL:
+            self.error = why
+        self.state = after  # last: an interrupt before it has changed nothing
