@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from iserblk.errors import (
     AuthenticationError,
+    IserblkError,
     IserRefused,
     LoginError,
     RemoteProtocolError,
@@ -20,6 +21,7 @@ from iserblk.iscsi import bhs, chap, keys, pdu, reasons
 from iserblk.iscsi.chap import ChapInitiator, Credentials
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import MASK32, serial_lt
+from iserblk.iscsi.stages import INITIATOR, Event, Stages, State
 from iserblk.iscsi.text import Collector, encode
 
 MAXIMUM_ROUNDS = 32
@@ -108,12 +110,11 @@ class LoginInitiator:
         self._config = config
         self._collector = Collector()
         self._chap = ChapInitiator(config.credentials) if config.credentials else None
-        self._stage = pdu.SECURITY_STAGE if self._chap else pdu.OPERATIONAL_STAGE
+        self._stages = Stages(INITIATOR)
         self._next_stage: int | None = None  # the NSG that the request in flight asks for
         self._offered: set[str] = set()
         self._settled: set[str] = set()  # answered by the target, or offered by it
         self._rounds = 0
-        self.done = False
         self.tsih = 0
         self.cmd_sn = _FIRST_CMD_SN
         self.exp_stat_sn = 0
@@ -133,11 +134,17 @@ class LoginInitiator:
             initiator_recv_data_segment_length=config.receive_data_segment_length,
         )
 
+    @property
+    def done(self) -> bool:
+        return self._stages.done
+
     def start(self) -> tuple[bytes, bytes]:
         """The first Login Request, as (BHS, data segment)."""
         if self._chap is not None:
+            self._stages.enter(Event.SECURE)
             self._offered.add("AuthMethod")
             return self._request([*self._identity(), ("AuthMethod", "CHAP")], transit=False)
+        self._stages.enter(Event.SKIP)
         return self._request(self._identity() + self._offers(), transit=True)
 
     def _identity(self) -> list[tuple[str, str]]:
@@ -172,13 +179,12 @@ class LoginInitiator:
 
     def _request(self, pairs: list[tuple[str, str]], transit: bool) -> tuple[bytes, bytes]:
         data = encode(pairs)
-        flags = self._stage << pdu.CSG_SHIFT
+        stage = self._stages.code
+        flags = stage << pdu.CSG_SHIFT
         self._next_stage = None
         if transit:
             self._next_stage = (
-                pdu.OPERATIONAL_STAGE
-                if self._stage == pdu.SECURITY_STAGE
-                else pdu.FULL_FEATURE_PHASE
+                pdu.OPERATIONAL_STAGE if stage == pdu.SECURITY_STAGE else pdu.FULL_FEATURE_PHASE
             )
             flags |= pdu.TRANSIT | self._next_stage
         request = pdu.LoginRequest(
@@ -199,6 +205,15 @@ class LoginInitiator:
         Raises LoginError and its kin when the target refuses, RemoteProtocolError for nonsense;
         then the connection is to be closed.
         """
+        if self._stages.over:
+            raise RemoteProtocolError("iSCSI", "a login response after the end of the login")
+        try:
+            return self._receive(header, data)
+        except IserblkError:
+            self._stages.enter(Event.REFUSE)
+            raise
+
+    def _receive(self, header: bytes, data: bytes | memoryview) -> list[tuple[bytes, bytes]]:
         self._rounds += 1
         if self._rounds > MAXIMUM_ROUNDS:
             raise RemoteProtocolError("iSCSI", f"no end of login after {MAXIMUM_ROUNDS} rounds")
@@ -239,11 +254,9 @@ class LoginInitiator:
         stage = response.flags >> pdu.CSG_SHIFT & pdu.STAGE_MASK
         following = response.flags & pdu.STAGE_MASK
         transit = bool(response.flags & pdu.TRANSIT)
-        skipped = self._stage == pdu.OPERATIONAL_STAGE and self._chap is None
-        if stage == pdu.SECURITY_STAGE and skipped and not transit:
-            # We skipped the security stage, and the target wants it.
-            self._stage = pdu.SECURITY_STAGE
-        elif stage != self._stage:
+        if stage == pdu.SECURITY_STAGE and self._stages.state is State.SKIPPED and not transit:
+            self._stages.enter(Event.SEND_BACK)
+        elif stage != self._stages.code:
             raise RemoteProtocolError("iSCSI", f"the target is in login stage {stage}")
         answers = self._take(pairs)
         if self._chap is not None and stage == pdu.SECURITY_STAGE:
@@ -260,7 +273,7 @@ class LoginInitiator:
         if following != self._next_stage:
             raise RemoteProtocolError("iSCSI", f"the target goes on to login stage {following}")
         if following == pdu.OPERATIONAL_STAGE:
-            self._stage = pdu.OPERATIONAL_STAGE
+            self._stages.enter(Event.NEGOTIATE)
             return [self._request(self._offers() + answers, transit=True)]
         # Offers in the last response cannot be answered: good if there is nothing to say to them.
         if any(pair not in pairs for pair in answers):
@@ -268,7 +281,8 @@ class LoginInitiator:
                 "iSCSI", f"the target offered {answers[0][0]} with its last login response"
             )
         self.tsih = response.tsih
-        self._finish()
+        self._settle()
+        self._stages.enter(Event.CONCLUDE)
         return []
 
     def _take(self, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -279,7 +293,7 @@ class LoginInitiator:
                 raise RemoteProtocolError("iSCSI", f"the target sent {name} in two responses")
             self._settled.add(name)
             if self._chap is not None and (name == "AuthMethod" or chap.is_key(name)):
-                if self._stage != pdu.SECURITY_STAGE:
+                if self._stages.state is not State.SECURITY:
                     raise RemoteProtocolError("iSCSI", f"{name} outside of the security stage")
             elif name == "AuthMethod":
                 if "None" not in value.split(","):
@@ -322,11 +336,12 @@ class LoginInitiator:
             raise RemoteProtocolError("iSCSI", "the target began CHAP before it was asked")
         return chap_initiator.start()
 
-    def _finish(self) -> None:
+    def _settle(self) -> None:
+        """What the session works with, from what was agreed on."""
         config, outcome = self._config, self.parameters
         keys.conclude(outcome, self._settled)
         if not config.rdma:
-            self._finish_traditional()
+            self._settle_traditional()
         elif not config.discovery and not outcome.rdma_extensions:
             raise IserRefused(
                 "the target does not agree to iSER (RDMAExtensions is not Yes); use a portal of it "
@@ -337,9 +352,8 @@ class LoginInitiator:
             outcome.target_recv_data_segment_length = min(
                 outcome.target_recv_data_segment_length, SAFE_SEGMENT_LENGTH
             )
-        self.done = True
 
-    def _finish_traditional(self) -> None:
+    def _settle_traditional(self) -> None:
         config, outcome = self._config, self.parameters
         outcome.rdma_extensions = False
         # One name for what a PDU may carry, whatever moves the data.

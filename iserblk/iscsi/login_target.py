@@ -14,6 +14,7 @@ from iserblk.iscsi import bhs, chap, keys, pdu
 from iserblk.iscsi.chap import Accounts, ChapTarget
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import MASK32
+from iserblk.iscsi.stages import TARGET, Event, Stages, State
 from iserblk.iscsi.text import Collector, encode
 
 MAXIMUM_ROUNDS = 32
@@ -86,11 +87,9 @@ class LoginTarget:
         self._received: dict[str, str] = {}  # every key of the initiator so far
         self._offered: set[str] = set()  # keys that we offered, and that are not answered
         self._declared = False  # what we receive
-        self._stage: int | None = None
+        self._stages = Stages(TARGET)
         self._chap = ChapTarget(config.accounts) if config.accounts else None
         self.problem = ""
-        self.done = False
-        self.failed = False
         self.discovery = False
         self.initiator_name = ""
         self.target_name = config.target_name
@@ -116,6 +115,14 @@ class LoginTarget:
         )
 
     @property
+    def done(self) -> bool:
+        return self._stages.done
+
+    @property
+    def failed(self) -> bool:
+        return self._stages.failed
+
+    @property
     def user(self) -> str:
         return self._chap.user if self._chap else ""
 
@@ -127,6 +134,8 @@ class LoginTarget:
 
         Raises RemoteProtocolError for what is no login, or has no end: close the connection.
         """
+        if self._stages.over:
+            raise RemoteProtocolError("iSCSI", "a login request after the end of the login")
         self._rounds += 1
         if self._rounds > MAXIMUM_ROUNDS:
             raise RemoteProtocolError("iSCSI", f"no end of login after {MAXIMUM_ROUNDS} rounds")
@@ -144,19 +153,19 @@ class LoginTarget:
         try:
             return self._take(request, self._first, data)
         except _Refusal as refusal:
-            self.failed = True
+            self._stages.enter(Event.REFUSE)
             return [self._response(request, 0, b"", refusal.status)]
         except AuthenticationError as error:
-            self.failed = True
+            self._stages.enter(Event.REFUSE)
             self.problem = f"authentication failed: {error}"
             return [self._response(request, 0, b"", AUTHENTICATION_FAILURE)]
         except chap.MissingKey as error:
-            self.failed = True
+            self._stages.enter(Event.REFUSE)
             self.problem = str(error)
             return [self._response(request, 0, b"", MISSING_PARAMETER)]
         except RemoteProtocolError:
             # It is a login still, though a bad one: the initiator is told so (section 6.3).
-            self.failed = True
+            self._stages.enter(Event.REFUSE)
             return [self._response(request, 0, b"", INITIATOR_ERROR)]
 
     def _take(
@@ -175,13 +184,14 @@ class LoginTarget:
             raise _Refusal(TOO_MANY_CONNECTIONS if known else SESSION_DOES_NOT_EXIST)
         if (request.isid, request.itt, request.cid) != (first.isid, first.itt, first.cid):
             raise _Refusal(INITIATOR_ERROR)
-        if self._stage is not None and stage != self._stage:
+        if self._stages.state is not State.START and stage != self._stages.code:
             raise _Refusal(INITIATOR_ERROR)
         if stage not in (pdu.SECURITY_STAGE, pdu.OPERATIONAL_STAGE):
             raise _Refusal(INITIATOR_ERROR)
         if stage == pdu.OPERATIONAL_STAGE and self._must_authenticate():
             raise AuthenticationError("the initiator skipped the security stage")
-        self._stage = stage
+        if self._stages.state is State.START:
+            self._stages.enter(Event.SECURE if stage == pdu.SECURITY_STAGE else Event.SKIP)
         self._collector.add(data)
         if request.flags & bhs.FLAG_CONTINUE:
             if transit:
@@ -203,10 +213,11 @@ class LoginTarget:
         flags = stage << pdu.CSG_SHIFT
         if transit:
             flags |= pdu.TRANSIT | following
-            self._stage = following
-            self.done = following == pdu.FULL_FEATURE_PHASE
-            if self.done:
+            if following == pdu.FULL_FEATURE_PHASE:
                 self._conclude()
+                self._stages.enter(Event.CONCLUDE)
+            else:
+                self._stages.enter(Event.NEGOTIATE)
         return [self._response(request, flags, text)]
 
     def _conclude(self) -> None:

@@ -1,0 +1,56 @@
+"""The tables of both ends of a login."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.errors import LoginError, RemoteProtocolError
+from iserblk.iscsi import pdu
+from iserblk.iscsi.stages import CODES, INITIATOR, TARGET, Event, Stages, State, Table
+
+from .logins import initiator, login, request, target
+
+
+@pytest.mark.parametrize("table", [INITIATOR, TARGET])
+def test_every_state_is_reached_and_leads_to_an_end(table: Table) -> None:
+    left = {state for state, _ in table}
+    reached = {State.START, *table.values()}
+    assert left <= reached
+    assert reached - left == {State.FULL_FEATURE, State.FAILED}
+    assert all((state, Event.REFUSE) in table for state in left - {State.START})
+
+
+@pytest.mark.parametrize("table", [INITIATOR, TARGET])
+def test_stages_only_rise(table: Table) -> None:
+    """Section 6.3: but for an initiator that skipped the security stage, and is sent back."""
+    for (state, event), after in table.items():
+        if state in CODES and after in CODES and event is not Event.SEND_BACK:
+            assert CODES[state] < CODES[after]
+
+
+def test_what_the_table_does_not_have_changes_nothing() -> None:
+    stages = Stages(INITIATOR)
+    stages.enter(Event.SECURE)
+    with pytest.raises(RemoteProtocolError, match="security: both go on to full feature"):
+        stages.enter(Event.CONCLUDE)
+    assert stages.state is State.SECURITY and not stages.over
+
+
+def test_nothing_follows_the_end() -> None:
+    one, other = initiator(), target()
+    login(one, other)
+    with pytest.raises(RemoteProtocolError, match="after the end of the login"):
+        other.receive(*request([]))
+    answer = target().receive(*request([("InitiatorName", "iqn.2026-11.example:host")]))
+    with pytest.raises(RemoteProtocolError, match="after the end of the login"):
+        one.receive(*answer[0])
+
+
+def test_a_refusal_is_the_end_of_both() -> None:
+    one, other = initiator(target_name="iqn.2026-11.example:another"), target()
+    (answer,) = other.receive(*one.start())
+    with pytest.raises(LoginError):
+        one.receive(*answer)
+    assert other.failed and not other.done and not one.done
+    with pytest.raises(RemoteProtocolError, match="after the end of the login"):
+        other.receive(*request([], stage=pdu.SECURITY_STAGE))
