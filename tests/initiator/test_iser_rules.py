@@ -12,7 +12,7 @@ from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHea
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
-from iserblk.initiator.connecting.login import Login
+from iserblk.initiator.connecting.login import Login, over_rdma
 from iserblk.initiator.session.deadlines import IDLE_S, Ladder
 from iserblk.initiator.session.logout import fill_logout
 from iserblk.initiator.session.sending import CONTROL_SLOTS
@@ -404,7 +404,7 @@ async def _log_in(ours: MemoryQueuePair, client: IserClient, options: Options) -
     url = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(far_end)
-        login = Login(ours, url, options, "portal:3260")
+        login = Login(over_rdma(ours), url, options, "portal:3260")
         session = await login.run()
         nursery.cancel_scope.cancel()
     return session

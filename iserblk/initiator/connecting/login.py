@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from dataclasses import dataclass
 from time import monotonic
-from typing import Self
 
 import trio
 
@@ -53,6 +53,33 @@ def receives(options: Options) -> int:
     return options.queue_depth + CONTROL_SLOTS + UNEXPECTED
 
 
+@dataclass(slots=True, frozen=True)
+class Connection:
+    """A connection before its login. ``offer``: data bytes of one PDU that we send at most;
+    ``receive_data``: that we take. ``max_ulpdu``: of the queue pair; 0 over TCP."""
+
+    datamover: InitiatorDatamover
+    rdma: bool
+    offer: int
+    receive_data: int
+    max_ulpdu: int
+
+
+def over_rdma(qp: QueuePair) -> Connection:
+    # Where more than 8 KiB would be sent inline: more than that, so that a target's answer is its
+    # own word, and no echo (see LoginInitiatorConfig).
+    offer = qp.inline_size if qp.inline_size <= SAFE_SEGMENT_LENGTH else 2 * qp.inline_size
+    return Connection(
+        IserInitiator(qp, qp.inline_size), True, offer, RECEIVE_DATA, max_ulpdu=qp.max_ulpdu
+    )
+
+
+def over_tcp(stream: ByteStream) -> Connection:
+    """Traditional iSCSI. The stream is the caller's to close on errors."""
+    datamover = TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA)
+    return Connection(datamover, False, INLINE_SIZE, TCP_RECEIVE_DATA, max_ulpdu=0)
+
+
 class Login:
     """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without
     a target name makes it a discovery session. ``credentials`` and ``isid`` are set before ``run``,
@@ -61,34 +88,12 @@ class Login:
     credentials: Credentials | None = None
     isid = b""  # of the session that this login reinstates; else one is made up
 
-    def __init__(self, qp: QueuePair, url: Url, options: Options, portal: str) -> None:
+    def __init__(self, connection: Connection, url: Url, options: Options, portal: str) -> None:
+        self._connection = connection
         self._url = url
         self._options = options
         self._portal = portal
-        self._rdma = True
-        self._max_ulpdu = qp.max_ulpdu
-        # Where more than 8 KiB would be sent inline: more than that, so that a target's answer is
-        # its own word, and no echo (see LoginInitiatorConfig).
-        self._offer = (
-            qp.inline_size if qp.inline_size <= SAFE_SEGMENT_LENGTH else 2 * qp.inline_size
-        )
-        self._use(IserInitiator(qp, qp.inline_size))
-
-    @classmethod
-    def traditional(cls, stream: ByteStream, url: Url, options: Options, portal: str) -> Self:
-        """The same for Traditional iSCSI. The stream is the caller's to close on errors."""
-        login = cls.__new__(cls)
-        login._url = url
-        login._options = options
-        login._portal = portal
-        login._rdma = False
-        login._max_ulpdu = 0
-        login._offer = INLINE_SIZE
-        login._use(TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA))
-        return login
-
-    def _use(self, datamover: InitiatorDatamover) -> None:
-        self._dm = datamover
+        self._dm = connection.datamover
         self._dm.user = self
         self._received: deque[tuple[bytes, bytes]] = deque()
 
@@ -117,7 +122,7 @@ class Login:
 
     async def _negotiate(self, slots: list[TaskSlot]) -> LoginInitiator:
         """The login phase to its end; the last slot carries its PDUs."""
-        options = self._options
+        options, connection = self._options, self._connection
         self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
         if not self.isid:
             # Random, and of this session alone: two processes must not reinstate each other.
@@ -129,13 +134,13 @@ class Login:
                 discovery=not self._url.iqn,
                 isid=self.isid,
                 immediate_data=options.immediate_data,
-                receive_data_segment_length=RECEIVE_DATA if self._rdma else TCP_RECEIVE_DATA,
-                send_data_segment_length=self._offer,
+                receive_data_segment_length=connection.receive_data,
+                send_data_segment_length=connection.offer,
                 unexpected_pdus=UNEXPECTED,
-                max_ulpdu=self._max_ulpdu,
-                rdma=self._rdma,
-                header_digest="None" if self._rdma else options.header_digest,
-                data_digest="None" if self._rdma else options.data_digest,
+                max_ulpdu=connection.max_ulpdu,
+                rdma=connection.rdma,
+                header_digest="None" if connection.rdma else options.header_digest,
+                data_digest="None" if connection.rdma else options.data_digest,
                 credentials=self.credentials,
             )
         )

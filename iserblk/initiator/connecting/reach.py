@@ -30,7 +30,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.connecting import verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_iwarp, connect_stream, resolve
-from iserblk.initiator.connecting.login import Login, receives
+from iserblk.initiator.connecting.login import Login, over_rdma, over_tcp, receives
 from iserblk.initiator.connecting.redirects import follow
 from iserblk.initiator.session.session import Session
 from iserblk.options import Options
@@ -125,7 +125,7 @@ async def _iser(
         no_iser = error
     else:
         log.info("%s: connected by %s: %s", portal, qp.provider, reason)
-        login = kind(qp, url, options, portal)
+        login = kind(over_rdma(qp), url, options, portal)
         login.credentials = credentials
         try:
             return Reached(url, portal, reason, await _log_in(run(login), qp, portal))
@@ -159,7 +159,7 @@ async def _traditional(
     portal = name_portal(url.host, url.port)
     credentials = find_credentials(url, options)
     stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
-    login = kind.traditional(stream, url, options, portal)
+    login = kind(over_tcp(stream), url, options, portal)
     login.credentials = credentials
     return Reached(url, portal, reason, await _log_in(run(login), stream, portal))
 
