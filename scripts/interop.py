@@ -1,6 +1,8 @@
 """Generates docs/interop.md: what iserblk was run against, from the results of its tests.
 
-    interop.py RESULTS        a file that pytest --interop has written
+    interop.py [--check] RESULTS        a file that pytest --interop has written
+
+--check: nothing is written, but said. A difference is no failure: it may be this machine's.
 
 A row that was run before and not this time (no virtual machine, a part of the tests only) stays,
 with its date; one that failed goes. So does one whose test is no more. The document is rewritten
@@ -99,16 +101,20 @@ def render(rows: list[Row]) -> str:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    arguments = [argument for argument in sys.argv[1:] if argument != "--check"]
+    if len(arguments) != 1:
         print(__doc__, file=sys.stderr)
         return 7
-    results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    check = "--check" in sys.argv
+    results = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     made = render(merge(old_rows(text), results, today))
     if made != text:
-        DOCUMENT.write_text(made, encoding="utf-8")
-        print(f"interop: rewrote {DOCUMENT.relative_to(TOP)}")
+        if not check:
+            DOCUMENT.write_text(made, encoding="utf-8")
+        done = "rows differ from" if check else "rewrote"
+        print(f"interop: {done} {DOCUMENT.relative_to(TOP)}")
     return 0
 
 

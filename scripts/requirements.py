@@ -4,8 +4,8 @@ A test names a requirement in its docstring, in a comment inside it, or in the c
 above it; in a class's or module's docstring, or a comment between tests, it counts for the class or
 the module. Other text (strings, code) does not count. The output depends on the two inputs only.
 
-Run without arguments it rewrites the document if that differs, and says so. Exit status 1: a test
-names a requirement that does not exist.
+It rewrites the document if that differs, and says so; with --check it writes nothing, and exits
+with 1. Exit status 1, too, where a test names a requirement that does not exist.
 """
 
 from __future__ import annotations
@@ -109,13 +109,17 @@ def main() -> int:
     tests = collect(top / "tests")
     target = top / "docs/requirements.md"
     text = document(rows, tests)
-    if not target.exists() or target.read_text(encoding="utf-8") != text:
-        target.write_text(text, encoding="utf-8")
-        print("requirements: docs/requirements.md was out of date; rewritten, please commit it")
+    check = "--check" in sys.argv[1:]
+    stale = not target.exists() or target.read_text(encoding="utf-8") != text
+    if stale:
+        if not check:
+            target.write_text(text, encoding="utf-8")
+        done = "run scripts/requirements.py" if check else "rewritten, please commit it"
+        print(f"requirements: docs/requirements.md is out of date; {done}")
     unknown = sorted(set(tests) - {row["id"] for row in rows})
     for requirement in unknown:
         print(f"requirements: {requirement} does not exist: {', '.join(tests[requirement])}")
-    return 1 if unknown else 0
+    return 1 if unknown or (check and stale) else 0
 
 
 if __name__ == "__main__":

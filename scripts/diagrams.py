@@ -1,0 +1,91 @@
+"""Draws docs/states.md: the state tables of the code, as diagrams.
+
+    scripts/diagrams.py [--check]
+
+It rewrites the document if that is out of date, and says so; --check: it says so only, and the exit
+status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from iserblk.initiator.session import life
+from iserblk.iscsi import stages
+
+TOP = Path(__file__).resolve().parent.parent
+Table = Mapping[tuple[StrEnum, StrEnum], StrEnum]
+
+HEAD = """# States
+
+Made by scripts/diagrams.py from the tables of the code; do not edit. What a table does not have
+cannot happen: it is an error, and changes nothing.
+"""
+
+SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
+    (
+        "The life of a session",
+        "`TABLE` in iserblk/initiator/session/life.py. The connection is lost and replaced in it; "
+        "the session stays.",
+        life.State.FREE,
+        life.TABLE,
+    ),
+    (
+        "A login, as the initiator sees it",
+        "`INITIATOR` in iserblk/iscsi/stages.py. Each round of requests and responses stays in its "
+        "stage until both ends go on.",
+        stages.State.START,
+        stages.INITIATOR,
+    ),
+    (
+        "A login, as the target sees it",
+        "`TARGET` in iserblk/iscsi/stages.py. Only a discovery session goes on to full feature "
+        "phase from the security stage.",
+        stages.State.START,
+        stages.TARGET,
+    ),
+]
+
+
+def diagram(first: StrEnum, table: Table) -> str:
+    """``table`` as a state diagram of Mermaid, which begins in ``first``. States from which no
+    event leads on are final."""
+    states = list(dict.fromkeys([first, *(state for state, _ in table), *table.values()]))
+    left = {state for state, _ in table}
+    lines = ["stateDiagram-v2"]
+    lines += [f'    state "{state.value}" as {state.name}' for state in states]
+    lines.append(f"    [*] --> {first.name}")
+    for (state, event), after in table.items():
+        lines.append(f"    {state.name} --> {after.name}: {event.value.replace(':', ',')}")
+    lines += [f"    {state.name} --> [*]" for state in states if state not in left]
+    return "\n".join(lines)
+
+
+def document() -> str:
+    out = [HEAD]
+    for title, words, first, table in SECTIONS:
+        out.append(f"\n## {title}\n\n{words}\n\n```mermaid\n{diagram(first, table)}\n```\n")
+    return "".join(out)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    target = TOP / "docs/states.md"
+    text = document()
+    if target.exists() and target.read_text(encoding="utf-8") == text:
+        return 0
+    if not check:
+        target.write_text(text, encoding="utf-8")
+    done = "run scripts/diagrams.py" if check else "rewritten, please commit it"
+    print(f"diagrams: docs/states.md is out of date; {done}")
+    return int(check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The table of a session's life, and its one writer."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.errors import ConnectionLost, LocalProtocolError
+from iserblk.initiator.session.life import TABLE, Event, Life, State
+
+
+def _at(*events: Event) -> Life:
+    life = Life()
+    for event in events:
+        life.enter(event, ConnectionLost(f"by {event}"))
+    return life
+
+
+def test_every_state_but_the_last_may_fail() -> None:
+    for state in State:
+        if state is State.ENDED:
+            assert not [event for other, event in TABLE if other is state]
+        else:
+            assert TABLE[state, Event.FAIL] is State.ENDED
+
+
+def test_a_connection_is_lost_and_replaced() -> None:
+    life = _at(Event.LOGIN)
+    assert life.connected and not life.absent
+    life.enter(Event.LOSS, ConnectionLost("the cable"))
+    assert life.absent and not life.connected and str(life.absence) == "the cable"
+    life.enter(Event.CLEAN)
+    assert life.absent and life.state is State.SUSPENDED
+    life.enter(Event.ADOPT)
+    assert life.connected and life.error is None
+
+
+def test_who_leaves_is_connected_still() -> None:
+    assert _at(Event.LOGIN, Event.LEAVE).connected
+
+
+def test_an_end_keeps_its_first_reason() -> None:
+    life = _at(Event.LOGIN, Event.FAIL)
+    with pytest.raises(LocalProtocolError, match="a session that is ended cannot take: fail"):
+        life.enter(Event.FAIL, ConnectionLost("later"))
+    assert str(life.error) == "by fail" and not life.connected and not life.absent
+
+
+@pytest.mark.parametrize("event", [Event.CLEAN, Event.ADOPT, Event.LOGIN])
+def test_what_the_table_does_not_have_changes_nothing(event: Event) -> None:
+    life = _at(Event.LOGIN)
+    with pytest.raises(LocalProtocolError):
+        life.enter(event)
+    assert life.state is State.LOGGED_IN
