@@ -8,6 +8,7 @@ are the common case and pay one short lock; they mark their slot with the blocks
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from iserblk.initiator.session.slots import FREE, QUEUED, TaskSlot, Waiter
 
@@ -86,14 +87,14 @@ class RangeLock:
             for slot in self._tasks
         )
 
-    def changing_outside(self) -> bool:
-        """As ``changing``, of changes that are in no journal. One that has just been claimed may be
-        taken for such."""
+    def changing_outside(self, kept: Callable[[TaskSlot], bool]) -> bool:
+        """As ``changing``, of changes that are not ``kept`` elsewhere. One that has just been
+        claimed may be taken for such."""
         return any(
             slot.last >= slot.first
             and slot.state != FREE
-            and not slot.change
             and slot.lun == self._lun
+            and not kept(slot)
             for slot in self._tasks
         )
 

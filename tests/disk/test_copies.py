@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
         slots = [TaskSlot(index) for index in range(10)]
         for slot in slots:
             slot.state = SENT
-        return Journal(limit, BLOCK, slots, slots[0].lun), slots
+        return Journal(limit, BLOCK, slots), slots
 
     return made
 
@@ -91,7 +91,7 @@ def test_chunks_that_are_used_again_forget_what_they_held(make: Make) -> None:
     for content in range(1, 4):
         for number in range(CHUNK // 512 + 3):  # one and a bit, of the smallest writes there are
             _add(journal, slots[0], range(number, number + 1), memoryview(bytes([content]) * 512))
-            journal.keep(slots[0])
+            journal.keep(journal.changes[0])
         entries = journal.begin_replay()
         assert [entry.first for entry in entries] == list(range(CHUNK // 512 + 3))
         assert {bytes(entry.data or b"") for entry in entries} == {bytes([content]) * 512}
@@ -122,11 +122,13 @@ def test_only_what_succeeded_is_kept(make: Make) -> None:
 
 
 def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> None:
+    """Each LUN has a journal of the same slots."""
     journal, slots = make(CHUNK)
-    slots[1].lun = b"\0\1" + bytes(6)
-    _add(journal, slots[1], range(1), memoryview(bytes(512)))
+    another = Journal(CHUNK, BLOCK, slots)
+    _add(another, slots[1], range(1), memoryview(bytes(512)))
     slots[1].state = TAKEN
-    assert not journal.active and journal.begin_replay() == []
+    assert another.active and another.has(slots[1])
+    assert not journal.active and not journal.has(slots[1]) and journal.begin_replay() == []
 
 
 def test_a_buffer_that_is_given_back_after_a_flush_began_is_copied(make: Make) -> None:
@@ -153,15 +155,15 @@ def test_a_buffer_that_is_given_back_after_a_flush_began_is_copied(make: Make) -
 def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
     journal, slots = make(CHUNK)
     _add(journal, slots[0], range(1), memoryview(b"1" * BLOCK))
-    journal.keep(slots[0])
+    journal.keep(journal.changes[0])
     gone = memoryview(bytearray(BLOCK))
     gone.release()
     _add(journal, slots[1], range(1, 2), gone)
     with pytest.raises(ValueError, match="released"):
-        journal.keep(slots[1])
-    slots[1].change, slots[1].change_data = 0, NO_BYTES
+        journal.keep(journal.changes[1])
+    journal.changes[1].sequence, journal.changes[1].data = 0, NO_BYTES
     _add(journal, slots[2], range(2, 3), memoryview(b"2" * BLOCK))
-    journal.keep(slots[2])
+    journal.keep(journal.changes[2])
     entries = journal.begin_replay()
     assert [(entry.first, bytes(entry.data or b"")) for entry in entries] == [
         (0, b"1" * BLOCK),
@@ -173,10 +175,10 @@ def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
 @pytest.mark.usefixtures("make")
 def test_one_at_a_time() -> None:
     """Whether who is in there has taken it with ``with`` or, by a keep, on the way past."""
-    slots = [TaskSlot(index) for index in range(3)]
-    for slot in slots:
-        slot.change = slot.index + 1
-        slot.change_data = memoryview(bytes([slot.index]) * BLOCK)
+    changes = [copies.Change(TaskSlot(index)) for index in range(3)]
+    for index, change in enumerate(changes):
+        change.sequence = index + 1
+        change.data = memoryview(bytes([index]) * BLOCK)
     inside, go_on = threading.Event(), threading.Event()
     chunk = copies.Chunk(BLOCK)
 
@@ -192,25 +194,25 @@ def test_one_at_a_time() -> None:
         with subject:
             sizes.append(subject.size)
 
-    threads = [threading.Thread(target=subject.keep, args=(slots[0],), daemon=True)]
+    threads = [threading.Thread(target=subject.keep, args=(changes[0],), daemon=True)]
     threads[0].start()
     assert inside.wait(10)
-    threads += [threading.Thread(target=subject.keep, args=(slots[1],), daemon=True)]
+    threads += [threading.Thread(target=subject.keep, args=(changes[1],), daemon=True)]
     threads += [threading.Thread(target=hold, daemon=True)]
     for thread in threads[1:]:
         thread.start()
         thread.join(0.1)
         assert thread.is_alive()
-    assert slots[1].change and not sizes
+    assert changes[1].sequence and not sizes
     go_on.set()
     for thread in threads:
         thread.join(10)
     assert subject.size == 2 * BLOCK and sizes[0] in (BLOCK, 2 * BLOCK)
     with subject:
-        thread = threading.Thread(target=subject.keep, args=(slots[2],), daemon=True)
+        thread = threading.Thread(target=subject.keep, args=(changes[2],), daemon=True)
         thread.start()
         thread.join(0.1)
-        assert thread.is_alive() and slots[2].change
+        assert thread.is_alive() and changes[2].sequence
     thread.join(10)
     with subject:
         subject.close()
@@ -233,9 +235,9 @@ def test_who_is_interrupted_waiting_leaves_it_as_it_was(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     subject = module.Copies(BLOCK, next_chunk)
-    slot = TaskSlot(0)
-    slot.change_data = memoryview(bytes(BLOCK))
-    thread = threading.Thread(target=subject.keep, args=(slot,))
+    change = copies.Change(TaskSlot(0))
+    change.data = memoryview(bytes(BLOCK))
+    thread = threading.Thread(target=subject.keep, args=(change,))
     thread.start()
     assert inside.wait(10)
     monkeypatch.setattr(module, "sleep", interrupted)
@@ -256,15 +258,15 @@ def test_threads_that_keep_while_others_flush_and_replay(make: Make) -> None:
     kept: list[list[int]] = [[] for _ in range(4)]
 
     def write(index: int) -> None:
-        slot = slots[index]
+        slot, change = slots[index], journal.changes[index]
         buffer = bytearray(BLOCK)
         while not stop.is_set() and len(kept[index]) < 20_000:
             number = next(journal.numbers)
             buffer[:] = struct.pack("<Q", number) * (BLOCK // 8)
             slot.first = slot.last = number
-            slot.change_data = memoryview(buffer)
-            slot.change = number
-            journal.keep(slot)
+            change.data = memoryview(buffer)
+            change.sequence = number
+            journal.keep(change)
             kept[index].append(number)
 
     threads = [threading.Thread(target=write, args=(index,)) for index in range(4)]

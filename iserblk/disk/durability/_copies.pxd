@@ -26,10 +26,10 @@ cdef class Copies:
 
     cpdef release(self)
 
-    cpdef keep(self, slot)
+    cpdef keep(self, change)
 
     @cython.locals(length=Py_ssize_t)
-    cdef _keep(self, slot)
+    cdef _keep(self, change)
 
     @cython.locals(at=Py_ssize_t, stop=Py_ssize_t, used=Py_ssize_t)
     cdef _append(self, sequence, first, data, Py_ssize_t length)

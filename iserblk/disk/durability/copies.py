@@ -27,6 +27,20 @@ _RECORD = 4  # numbers: sequence, first block, where the copy begins in the chun
 _ATOMIC = __name__ == "iserblk.disk.durability._copies"
 
 
+class Change:
+    """What the command of ``slot`` changes, for the journal. ``sequence``: its number; 0: nothing
+    that is kept. ``data``: a view of the caller's buffer, if any. ``command_block`` b"": a WRITE of
+    that data."""
+
+    __slots__ = ("command_block", "data", "sequence", "slot")
+
+    def __init__(self, slot: TaskSlot) -> None:
+        self.slot = slot
+        self.sequence = 0
+        self.data = NO_BYTES
+        self.command_block = b""
+
+
 class Chunk:
     """``data``: CHUNK bytes, of which the first ``at`` are copies. ``index``: records, of 64-bit
     numbers, of which the first ``used`` numbers count. ``block``: bytes."""
@@ -109,30 +123,30 @@ class Copies:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def keep(self, slot: TaskSlot) -> None:
-        """The WRITE of ``slot`` has succeeded: copies ``change_data``, and notes ``change`` and
-        ``first`` with it. Then the slot has no change any more. To be called before the slot, or
-        the buffer, is given back."""
+    def keep(self, change: Change) -> None:
+        """The WRITE of ``change.slot`` has succeeded: copies its data, and notes ``sequence`` and
+        the slot's ``first`` with it. Then there is no change any more. To be called before the
+        slot, or the buffer, is given back."""
         if _ATOMIC and not self._held:
             self._held = True
             try:
-                self._keep(slot)
+                self._keep(change)
             finally:
                 self._held = False
         else:
             with self:
-                self._keep(slot)
+                self._keep(change)
 
-    def _keep(self, slot: TaskSlot) -> None:
-        data = slot.change_data
+    def _keep(self, change: Change) -> None:
+        data = change.data
         length = len(data)
         if length <= CHUNK - self._at:  # nearly always
-            self._append(slot.change, slot.first, data, length)
+            self._append(change.sequence, change.slot.first, data, length)
         else:
-            self.copy(slot.change, slot.first, data)
+            self.copy(change.sequence, change.slot.first, data)
         self.size += length
-        slot.change = 0
-        slot.change_data = NO_BYTES
+        change.sequence = 0
+        change.data = NO_BYTES
 
     def _append(self, sequence: int, first: int, data: memoryview, length: int) -> None:
         at = self._at

@@ -5,8 +5,8 @@ A change (WRITE, UNMAP, WRITE SAME) is in it from before it is submitted until a
 until it has failed. While its command runs it is a view of the caller's buffer; a copy of that is
 made before the caller gets the buffer back. So at no moment an acknowledged change is nowhere.
 
-While it runs its slot says what it is: ``change`` (its number; 0: nothing that is kept),
-``change_data``, and ``change_command`` (b"": a WRITE of that data), beside ``first`` and ``last``.
+While it runs, ``Journal.changes`` says what it is, at the index of its slot, beside ``first`` and
+``last`` of the slot.
 
 Order: changes are numbered when they are submitted, and sent again by these numbers. One that was
 acknowledged before another was submitted has the lower one. Of two at the same time either may win,
@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
-from iserblk.disk.durability.copies import CHUNK, Chunk
+from iserblk.disk.durability.copies import CHUNK, Change, Chunk
 from iserblk.initiator.session.slots import NO_BYTES, QUEUED, TaskSlot, Waiter
 from iserblk.scsi import opcodes
 
@@ -65,11 +65,12 @@ class _Batch:
 Batches = list[_Batch]
 
 
-def _good(slot: TaskSlot) -> bool:
+def _good(change: Change) -> bool:
     """A command that has ended succeeded. tgtd reports a residual for each UNMAP."""
+    slot = change.slot
     if slot.error or slot.status or slot.response:
         return False
-    return not slot.residual or slot.change_command[:1] == _UNMAP
+    return not slot.residual or change.command_block[:1] == _UNMAP
 
 
 def _size(entry: Entry) -> int:
@@ -78,24 +79,24 @@ def _size(entry: Entry) -> int:
 
 
 class Journal:
-    """Of one LUN, for the changes that slots of ``tasks`` make. Thread-safe; waits for nothing but
+    """Of one LUN, for the changes that the slots ``tasks`` make. Thread-safe; waits for nothing but
     its own short lock. ``limit``: bytes of copies, with what is in flight, from which on a write
     must flush first. Of what is in flight no more than half of it counts: else with a small
     limit each write would have to flush.
 
     ``at_once``: as many writes as there can be; while there is room for those in ``copies.size``
-    nobody need ask ``full``. ``numbers``: for ``TaskSlot.change``.
-    ``keep``: ``Copies.keep``, for the WRITE of a slot that was added and has succeeded.
+    nobody need ask ``full``. ``changes``: by the index of their slot. ``numbers``: for
+    ``Change.sequence``.
+    ``keep``: ``Copies.keep``, for a WRITE that was added and has succeeded.
     """
 
-    def __init__(self, limit: int, block: int, tasks: list[TaskSlot], lun: bytes) -> None:
+    def __init__(self, limit: int, block: int, tasks: list[TaskSlot]) -> None:
         self.limit = limit
         self._half = limit // 2
         self.at_once = len(tasks) + 1  # those in flight and the next
         self.numbers = count(1)
         self._block = block
-        self._tasks = tasks
-        self._lun = lun
+        self.changes = [Change(slot) for slot in tasks]
         self.copies = Copies(block, self._next_chunk)  # and the lock of the journal
         self.keep = self.copies.keep
         self._batch = _Batch()
@@ -105,9 +106,13 @@ class Journal:
         self._flushing = False  # by one who found the journal full
         self._waiters: list[Waiter] = []
 
-    def _running(self) -> list[TaskSlot]:
+    def _running(self) -> list[Change]:
         """Submitted, or about to be; not given back to their callers."""
-        return [slot for slot in self._tasks if slot.change and slot.lun == self._lun]
+        return [change for change in self.changes if change.sequence]
+
+    def has(self, slot: TaskSlot) -> bool:
+        """What the command of ``slot`` changes is here."""
+        return self.changes[slot.index].sequence != 0
 
     @property
     def size(self) -> int:
@@ -124,25 +129,27 @@ class Journal:
     def add(self, slot: TaskSlot, data: memoryview | None, command_block: bytes = b"") -> None:
         """``slot`` is about to be submitted, with ``first`` and ``last``: a WRITE of ``data``, or
         that command; then ``data`` must not change any more."""
-        slot.change_data = NO_BYTES if data is None else data
-        slot.change_command = command_block
-        slot.change = next(self.numbers)  # last: from now on it is looked at
+        change = self.changes[slot.index]
+        change.data = NO_BYTES if data is None else data
+        change.command_block = command_block
+        change.sequence = next(self.numbers)  # last: from now on it is looked at
 
     def ended(self, slot: TaskSlot, *, copy: bool = True) -> int:
         """The command of ``slot`` has ended, well or not; to be called before its slot is given
         back. ``copy`` False: the caller goes on owning the buffer, until ``settle`` of the number
         that is returned, which is 0 where nothing is kept."""
-        if not slot.change:
+        change = self.changes[slot.index]
+        if not change.sequence:
             return 0
-        good = _good(slot)
-        if good and copy and not slot.change_command:
-            self.keep(slot)
+        good = _good(change)
+        if good and copy and not change.command_block:
+            self.keep(change)
             return 0
         with self.copies:
-            entry = _entry(slot)
-            slot.change = 0
-            slot.change_data = NO_BYTES
-            slot.change_command = b""
+            entry = _entry(change)
+            change.sequence = 0
+            change.data = NO_BYTES
+            change.command_block = b""
             if not good:
                 return 0
             self._batch.others[entry.sequence] = entry
@@ -245,7 +252,7 @@ class Journal:
         """A write of so many bytes has to flush first (``claim_flush``). What is in flight is taken
         for writes like it. Never so before there are half as many bytes."""
         after = self.size + length
-        if after <= self.limit - min(len(self._tasks) * length, self._half):
+        if after <= self.limit - min(len(self.changes) * length, self._half):
             return False  # whatever is in flight
         room = self.limit - min(len(self._running()) * length, self._half)
         return after > room and self.size > 0 and length <= self.limit
@@ -282,9 +289,9 @@ class Journal:
             # Those whose command has ended, but whose caller, who may go on at any time and change
             # the buffer, has not said so yet.
             found = [
-                _owned(_entry(slot))
-                for slot in self._running()
-                if slot.state < QUEUED and _good(slot)
+                _owned(_entry(change))
+                for change in self._running()
+                if change.slot.state < QUEUED and _good(change)
             ]
             for batch in (*self._closed, self._batch):
                 found += map(_owned, batch.others.values())
@@ -300,9 +307,10 @@ class Journal:
             self._replays -= 1
 
 
-def _entry(slot: TaskSlot) -> Entry:
-    data = slot.change_data if slot.change_data is not NO_BYTES else None
-    return Entry(slot.change, slot.first, slot.last, data, slot.change_command)
+def _entry(change: Change) -> Entry:
+    slot = change.slot
+    data = change.data if change.data is not NO_BYTES else None
+    return Entry(change.sequence, slot.first, slot.last, data, change.command_block)
 
 
 def _owned(entry: Entry) -> Entry:

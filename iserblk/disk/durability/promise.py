@@ -114,8 +114,11 @@ class Durability:
             needed = self._dirty or self._flushing > 0
             self._flushing += needed
             self._dirty = False
-            batches = self._assigned.begin_flush() if self._assigned is not None else []
-            complete = self._complete or not self._ranges.changing_outside()
+            journal = self._assigned
+            batches = journal.begin_flush() if journal is not None else []
+            complete = self._complete or (
+                journal is not None and not self._ranges.changing_outside(journal.has)
+            )
             return FlushToken(needed, self._losses, self._replays, batches, complete)
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:

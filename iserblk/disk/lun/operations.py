@@ -121,6 +121,8 @@ class DiskCore(LunListener):
         self.reservation: Reservation | None = None  # with reserve=exclusive
         self.inventory: Inventory | None = None  # of a URL without a LUN, all its disks have one
         self._resuming = _Resuming(self)
+        # When each read began, by the index of its slot; see ``Durability.stale``.
+        self._epochs = [0] * len(session.queue.tasks)
 
     def rename(self, name: str) -> None:
         self.info = replace(self.info, name=name)
@@ -129,7 +131,7 @@ class DiskCore(LunListener):
     def keep_journal(self, limit: int) -> None:
         """From now on, keep what is acknowledged and not flushed: ``limit`` bytes. Only where the
         session's connection is replaced when it is lost, and no other host writes to the LUN."""
-        self.durability.assign(Journal(limit, self.block, self.queue.tasks, self.lun))
+        self.durability.assign(Journal(limit, self.block, self.queue.tasks))
 
     def deadline(self) -> float:
         """Of a request that begins now (monotonic seconds)."""
@@ -234,7 +236,7 @@ class DiskCore(LunListener):
             return None
         fill_read(slot, self.lun, buffer)
         self.pack_read(slot.cdb, offset // block, length // block, 0)
-        slot.epoch = self.durability.epoch
+        self._epochs[slot.index] = self.durability.epoch
         slot.waiter = waiter
         waiter.pending = 1
         self.queue.submit(slot)
@@ -274,8 +276,9 @@ class DiskCore(LunListener):
         self.pack_write(slot.cdb, lba, blocks, 0)
         journal = durability.journal  # since the claim: see there
         if journal is not None:
-            slot.change_data = buffer  # as ``Journal.add``, without its call
-            slot.change = next(journal.numbers)
+            change = journal.changes[slot.index]  # as ``Journal.add``, without its call
+            change.data = buffer
+            change.sequence = next(journal.numbers)
         slot.waiter = waiter
         waiter.pending = 1
         self.queue.submit(slot)
@@ -289,11 +292,11 @@ class DiskCore(LunListener):
             and not slot.status
             and not slot.residual
             and not slot.response
-            and not self.durability.stale(slot.epoch)
+            and not self.durability.stale(self._epochs[slot.index])
         ):
             self.queue.release(slot)
             return 0.0
-        return self._failed(slot, self.durability.stale(slot.epoch))
+        return self._failed(slot, self.durability.stale(self._epochs[slot.index]))
 
     def ended_write(self, slot: TaskSlot) -> float:
         """As ``ended``; a write that succeeded is not durable yet."""
@@ -306,8 +309,11 @@ class DiskCore(LunListener):
                 and not slot.residual
                 and not slot.response
             ):  # fmt: skip
-                if slot.change and durability.journal is not None:
-                    durability.journal.keep(slot)
+                journal = durability.journal
+                if journal is not None:
+                    change = journal.changes[slot.index]
+                    if change.sequence:
+                        journal.keep(change)
                 self.queue.release(slot)
                 return 0.0
             if durability.journal is not None:

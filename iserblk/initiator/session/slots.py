@@ -60,21 +60,15 @@ class TaskSlot(PduSlot):
     session makes it INLINE when it goes along with its command).
     ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
     last < first. ``deadline``: when it is aborted (monotonic seconds); 0 until ``submit`` where the
-    caller has none of its own. ``epoch``: the caller's, of a read; see ``disk.durability.promise``.
-    ``change``, ``change_data``, ``change_command``: the caller's, of a change; see
-    ``disk.durability.journal``.
+    caller has none of its own.
     Ended: ``error`` (nothing else counts), or ``status``, ``response``, ``residual`` (bytes less
     than asked: positive; more: negative), ``sense`` (bytes).
     """
 
     __slots__ = (
         "cdb",
-        "change",
-        "change_command",
-        "change_data",
         "cmd_sn",
         "deadline",
-        "epoch",
         "error",
         "first",
         "flags",
@@ -107,10 +101,6 @@ class TaskSlot(PduSlot):
         self.sense = b""
         self.error: Exception | None = None
         self.deadline = 0.0
-        self.epoch = 0
-        self.change = 0
-        self.change_data = NO_BYTES
-        self.change_command = b""
         self.waiter: Waiter = _NOBODY
 
     @property
