@@ -7,8 +7,10 @@ two faces differ only in how they wait, so every operation exists once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterable
 from time import monotonic
+from typing import Generic, TypeVar
 
 from iserblk.datamover.seam import NO_DATA, READ, WRITE
 from iserblk.errors import (
@@ -22,7 +24,7 @@ from iserblk.errors import (
     WriteProtected,
 )
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import QUEUED, TAKEN, Operation, TaskSlot, Waiter
+from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
 from iserblk.scsi import alua
 from iserblk.scsi import sense as sense_data
@@ -31,10 +33,14 @@ from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
+P = TypeVar("P")
+
 FLAGS_NO_DATA = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
 FLAGS_READ = FLAGS_NO_DATA | bhs.FLAG_READ
 FLAGS_WRITE = FLAGS_NO_DATA | bhs.FLAG_WRITE
 
+PARALLEL = 16  # commands in flight that one work has at the most
+AGAIN_S = 0.02  # between two looks whether a connection that is to be replaced has ended
 ATTEMPTS = 10  # for unit attentions, aborted commands and their like, per command
 BACK_OFF_S = 0.02  # first pause after BUSY; doubles
 MOST_BACK_OFF_S = 1.0
@@ -171,17 +177,165 @@ def take(
             check_time(session, deadline, name)
 
 
-def end(session: Session, waiter: Waiter) -> Operation[None]:
-    while waiter.pending:
-        yield waiter
-
-
 def release_ended(session: Session, slots: list[TaskSlot]) -> None:
     """Give back those that are not in flight. (An interrupted thread may leave some: they, and
     what they refer to, stay until the session ends.)"""
     for slot in slots:
         if slot.state < QUEUED:
             session.queue.release(slot)
+
+
+class Work(Generic[P]):
+    """What ``run`` does to pieces of one kind: a command each. ``name``: of the LUN, for messages.
+    ``deadline``: of all commands with their retries (monotonic seconds). ``most``: commands in
+    flight at once."""
+
+    most = PARALLEL
+
+    def __init__(self, session: Session, lun: bytes, name: str, deadline: float) -> None:
+        self.session = session
+        self.lun = lun
+        self.name = name
+        self.deadline = deadline
+
+    def fill(self, slot: TaskSlot, piece: P, waiter: Waiter | None) -> bool:
+        """Write the command of ``piece`` into ``slot``. False: its blocks are locked, and
+        ``waiter`` will hear of a change. It is None while commands of the same work run: a work
+        that holds claims must not wait for a lock whose holder waits for them."""
+        raise NotImplementedError
+
+    def begun(self) -> None:
+        """Commands are about to be submitted."""
+
+    def outcome(self, slot: TaskSlot, piece: P) -> IserblkError | None:
+        """What went wrong with an ended command; None: nothing."""
+        return failure(slot, self.name)
+
+    def stale(self) -> bool:
+        """All has ended, and commands that succeeded have to be sent again."""
+        return False
+
+    def gives_up(self, problem: IserblkError) -> IserblkError | None:
+        """``problem`` stays. Returns what ends the work; None: it goes on without that piece."""
+        return problem
+
+    def ended(self, slots: list[TaskSlot]) -> None:
+        """To be looked at for the last time: some may be in flight where a thread was interrupted,
+        the others are about to be given back."""
+
+    def released(self) -> None:
+        """They were given back."""
+
+
+def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
+    """One command for each piece, as many at once as slots allow and ``work.most``, each sent again
+    where that is legal.
+
+    Raises the first error when all that was sent has ended; the other pieces were not sent then.
+    Raises CommandTimeout when the deadline has passed before all were sent.
+    """
+    session, name, deadline = work.session, work.name, work.deadline
+    queue = session.queue
+    waiter = session.new_waiter()
+    todo = deque((piece, 0) for piece in pieces)
+    error: IserblkError | None = None
+    while todo and error is None:
+        running: list[tuple[TaskSlot, P, int]] = []
+        pause = 0.0
+        refused = 0
+        taken: TaskSlot | None = yield from take(session, waiter, deadline, name)
+        try:
+            while taken is not None:
+                piece, attempt = todo[0]
+                taken.waiter = waiter
+                taken.deadline = deadline
+                if monotonic() >= deadline or not work.fill(
+                    taken, piece, None if running else waiter
+                ):
+                    queue.release(taken)
+                    break
+                running.append((taken, piece, attempt))
+                todo.popleft()
+                if not todo or len(running) == work.most:
+                    break
+                taken = queue.take_now()
+            if running:
+                work.begun()
+                # (Nobody else counts with it: with a claim of its own it waits for no lock.)
+                waiter.pending = len(running)
+                for slot, _, _ in running:
+                    queue.submit(slot)
+            else:
+                # It waits for the lock; who lets go of that counts, from another thread.
+                check_time(session, deadline, name)
+            while waiter.pending:
+                yield waiter
+            stale = work.stale()
+            for slot, piece, attempt in running:
+                problem = work.outcome(slot, piece)
+                if problem is None:
+                    if stale:
+                        pause = max(pause, AGAIN_S)
+                        todo.append((piece, attempt))
+                    continue
+                refused += no_room(problem)
+                delay = retry_delay(problem, attempt)
+                if delay is None or monotonic() + delay >= deadline:
+                    error = error or work.gives_up(problem)
+                else:
+                    log.info("%s; sending it again", problem)
+                    session.listeners.retried(work.lun)
+                    pause = max(pause, delay)
+                    todo.append((piece, attempt + 1))
+        finally:
+            slots = [slot for slot, _, _ in running]
+            if slots:
+                work.ended(slots)
+                release_ended(session, slots)
+                work.released()
+        for _ in range(refused):
+            queue.shrink()
+        if pause and error is None:
+            yield pause
+    if error is not None:
+        raise error
+
+
+class _Command(Work[bytes]):
+    """One command, whose CDB is its one piece. ``moved``: bytes of data, once it has ended."""
+
+    def __init__(
+        self,
+        session: Session,
+        lun: bytes,
+        name: str,
+        deadline: float,
+        data_in: memoryview | None,
+        data_out: memoryview | None,
+        short_ok: bool,
+    ) -> None:
+        super().__init__(session, lun, name, deadline)
+        self._data_in = data_in
+        self._data_out = data_out
+        self._short_ok = short_ok
+        self.moved = 0
+
+    def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
+        slot.cdb[:] = piece.ljust(16, b"\0")
+        if self._data_in is not None:
+            fill_read(slot, self.lun, self._data_in)
+        elif self._data_out is not None:
+            fill_write(slot, self.lun, self._data_out)
+        else:
+            fill_no_data(slot, self.lun)
+        return True
+
+    def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
+        self.moved = slot.length
+        if self._short_ok and slot.residual > 0:
+            self.moved = max(0, slot.length - slot.residual)
+            slot.residual = 0
+        return failure(slot, self.name)
 
 
 def command(
@@ -192,65 +346,18 @@ def command(
     data_in: memoryview | None = None,
     data_out: memoryview | None = None,
     short_ok: bool = False,
-    changes: tuple[int, int] | None = None,
-    on_submit: Callable[[TaskSlot], None] | None = None,
-    on_end: Callable[[TaskSlot], None] | None = None,
     deadline: float = 0.0,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length, and for advice. ``changes``: the first and the last block that it changes.
-    ``on_submit`` is called with the slot before each attempt, ``on_end`` after it, before the slot
-    is given back. ``deadline``: for all attempts together; 0: the session's time for one request,
-    from now.
+    unknown length, and for advice. ``deadline``: for all attempts together; 0: the session's time
+    for one request, from now.
     """
     deadline = deadline or monotonic() + session.io_timeout
-    waiter = session.new_waiter()
-    attempt = 0
-    while True:
-        slot = yield from take(session, waiter, deadline, name)
-        try:
-            slot.cdb[:] = cdb.ljust(16, b"\0")
-            if data_in is not None:
-                fill_read(slot, lun, data_in)
-            elif data_out is not None:
-                fill_write(slot, lun, data_out)
-            else:
-                fill_no_data(slot, lun)
-            if changes is not None:
-                slot.first, slot.last = changes
-            check_time(session, deadline, name)
-            slot.deadline = deadline
-            slot.waiter = waiter
-            waiter.pending += 1
-            if on_submit is not None:
-                on_submit(slot)
-            session.queue.submit(slot)
-            while waiter.pending:
-                yield waiter
-            if short_ok and slot.residual > 0 and slot.state == TAKEN:
-                moved = max(0, slot.length - slot.residual)
-                slot.residual = 0
-            else:
-                moved = slot.length
-            error = failure(slot, name)
-        finally:
-            if on_end is not None:
-                on_end(slot)
-            release_ended(session, [slot])
-        if error is None:
-            return moved
-        if no_room(error):
-            session.queue.shrink()
-        delay = retry_delay(error, attempt)
-        if delay is None or monotonic() + delay >= deadline:
-            raise error
-        log.info("%s; sending it again", error)
-        session.listeners.retried(lun)
-        attempt += 1
-        if delay:
-            yield delay
+    work = _Command(session, lun, name, deadline, data_in, data_out, short_ok)
+    yield from run(work, [cdb])
+    return work.moved
 
 
 def ask(

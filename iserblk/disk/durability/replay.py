@@ -12,22 +12,21 @@ from iserblk.disk.durability.promise import Durability
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.commands import (
-    failure,
+    PARALLEL,
+    Work,
     fill_no_data,
     fill_write,
     port_state,
-    release_ended,
     retry_delay,
-    take,
+    run,
 )
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
 from iserblk.scsi import opcodes
 from iserblk.scsi.cdb import Slot
 
 log = logging.getLogger(__name__)
 
-PARALLEL = 16  # commands in flight at the most
 _UNMAP = bytes([opcodes.UNMAP])
 
 PackWrite = Callable[[Slot, int, int, int], None]
@@ -47,7 +46,10 @@ def replay(
             todo = deque(piece for entry in entries for piece in _pieces(entry, info))
             while todo:
                 batch = _next_batch(todo)
-                yield from _send(session, lun, info, durability, pack_write, batch)
+                # Each batch has the time for one request.
+                deadline = monotonic() + session.io_timeout
+                work = _Sending(session, lun, info, durability, pack_write, deadline)
+                yield from run(work, batch)
         finally:
             journal.end_replay()
         durability.replayed(replays)
@@ -82,71 +84,48 @@ def _next_batch(todo: deque[Entry]) -> list[Entry]:
     return batch
 
 
-def _send(
-    session: Session,
-    lun: bytes,
-    info: LunInfo,
-    durability: Durability,
-    pack_write: PackWrite,
-    batch: list[Entry],
-) -> Operation[None]:
-    """All of the batch, with the retries that are legal."""
-    waiter = session.new_waiter()
-    deadline = monotonic() + session.io_timeout
-    todo = [(entry, 0) for entry in batch]
-    while todo:
-        running: list[tuple[TaskSlot, Entry, int]] = []
-        pause = 0.0
-        slot: TaskSlot | None = yield from take(session, waiter)
-        try:
-            while slot is not None:
-                entry, attempt = todo.pop(0)
-                _fill(slot, lun, entry, info.block_size, pack_write)
-                slot.waiter = waiter
-                slot.deadline = deadline
-                running.append((slot, entry, attempt))
-                slot = session.queue.take_now() if todo else None
-            waiter.pending += len(running)
-            for sent, _, _ in running:
-                session.queue.submit(sent)
-            while waiter.pending:
-                yield waiter
-            for sent, entry, attempt in running:
-                if entry.command_block[:1] == _UNMAP and sent.residual > 0:
-                    sent.residual = 0  # as in ``DiskCore.trim``: tgtd takes it for that
-                problem = failure(sent, info.name)
-                if problem is None:
-                    continue
-                delay = retry_delay(problem, attempt)
-                if delay is None or monotonic() + delay >= deadline:
-                    _give_up(problem, durability)
-                else:
-                    pause = max(pause, delay)
-                    todo.append((entry, attempt + 1))
-        finally:
-            release_ended(session, [sent for sent, _, _ in running])
-        if pause:
-            yield pause
+class _Sending(Work[Entry]):
+    """Entries without a block in common, with the retries that are legal."""
 
+    def __init__(
+        self,
+        session: Session,
+        lun: bytes,
+        info: LunInfo,
+        durability: Durability,
+        pack_write: PackWrite,
+        deadline: float,
+    ) -> None:
+        super().__init__(session, lun, info.name, deadline)
+        self._block = info.block_size
+        self._durability = durability
+        self._pack_write = pack_write
 
-def _fill(slot: TaskSlot, lun: bytes, entry: Entry, block: int, pack_write: PackWrite) -> None:
-    if entry.data is None:
-        fill_no_data(slot, lun)
-    else:
-        fill_write(slot, lun, entry.data)
-    if entry.command_block:
-        slot.cdb[:] = entry.command_block.ljust(16, b"\0")
-    else:
-        assert entry.data is not None
-        pack_write(slot.cdb, entry.first, len(entry.data) // block, 0)
+    def fill(self, slot: TaskSlot, piece: Entry, waiter: Waiter | None) -> bool:
+        data = piece.data
+        if data is None:
+            fill_no_data(slot, self.lun)
+        else:
+            fill_write(slot, self.lun, data)
+        if piece.command_block:
+            slot.cdb[:] = piece.command_block.ljust(16, b"\0")
+        else:
+            assert data is not None
+            self._pack_write(slot.cdb, piece.first, len(data) // self._block, 0)
+        return True
 
+    def outcome(self, slot: TaskSlot, piece: Entry) -> IserblkError | None:
+        if piece.command_block[:1] == _UNMAP and slot.residual > 0:
+            slot.residual = 0  # as in ``DiskCore.trim``: tgtd takes it for that
+        return super().outcome(slot, piece)
 
-def _give_up(problem: IserblkError, durability: Durability) -> None:
-    """Raises what may be better on the next connection; the rest is lost, and will be told."""
-    if (
-        not isinstance(problem, ScsiError)
-        or retry_delay(problem, 0) is not None
-        or port_state(problem) is not None
-    ):
-        raise problem
-    durability.gave_up(f"refused an unflushed write that was sent again ({problem})")
+    def gives_up(self, problem: IserblkError) -> IserblkError | None:
+        """Returns what may be better on the next connection; the rest is lost, and will be told."""
+        if (
+            not isinstance(problem, ScsiError)
+            or retry_delay(problem, 0) is not None
+            or port_state(problem) is not None
+        ):
+            return problem
+        self._durability.gave_up(f"refused an unflushed write that was sent again ({problem})")
+        return None

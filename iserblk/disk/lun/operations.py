@@ -8,11 +8,11 @@ the session, or is a flag whose order is written down where it is used.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from time import monotonic
+from typing import TypeVar
 
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.durability.promise import Durability, Flushed
@@ -32,6 +32,9 @@ from iserblk.errors import (
     WriteProtected,
 )
 from iserblk.initiator.commands import (
+    AGAIN_S,
+    PARALLEL,
+    Work,
     check_time,
     command,
     failure,
@@ -39,13 +42,12 @@ from iserblk.initiator.commands import (
     fill_read,
     fill_write,
     no_room,
-    release_ended,
     retry_delay,
-    take,
+    run,
 )
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import NO_BYTES, QUEUED, Operation, TaskSlot, Waiter
+from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
@@ -53,15 +55,13 @@ from iserblk.scsi.sense import MEDIUM_ERROR, Sense
 
 log = logging.getLogger(__name__)
 
-PARALLEL = 16  # commands that one operation keeps in flight at the most
-AGAIN_S = 0.02  # between two looks whether a connection that is to be replaced has ended
+P = TypeVar("P")
 _ZEROES = memoryview(bytes(1 << 20))
 
-Piece = tuple[int, memoryview]  # first block, its bytes
+Piece = tuple[int, memoryview]  # first block, whole blocks from there
 Ranges = Iterator[tuple[int, int]]  # (first block, blocks), ascending
 Batch = list[tuple[int, int]]
 Command = tuple[bytes, memoryview | None]  # CDB, and the data that goes with it
-Filler = Callable[[TaskSlot, int, memoryview, "Waiter | None"], bool]
 
 
 def check_buffer(buffer: memoryview) -> None:
@@ -86,6 +86,109 @@ class _Clock:
         if self._patient:
             self._deadline = self._core.deadline()
         return self._deadline
+
+
+class _Reading(Work[Piece]):
+    """READs into their pieces. What may have read what was there before a write that was lost is
+    read again."""
+
+    def __init__(self, core: DiskCore, deadline: float) -> None:
+        super().__init__(core.session, core.lun, core.info.name, deadline)
+        self._core = core
+        self._epoch = 0
+
+    def fill(self, slot: TaskSlot, piece: Piece, waiter: Waiter | None) -> bool:
+        core = self._core
+        lba, view = piece
+        fill_read(slot, core.lun, view)
+        core.pack_read(slot.cdb, lba, len(view) // core.block, 0)
+        return True
+
+    def begun(self) -> None:
+        self._epoch = self._core.durability.epoch
+
+    def stale(self) -> bool:
+        return self._core.durability.stale(self._epoch)
+
+
+class _Changing(Work[P]):
+    """Commands that change the LUN. ``kept``: what of it is in the journal."""
+
+    durable = False  # what they write needs no flush
+
+    def __init__(self, core: DiskCore, deadline: float) -> None:
+        super().__init__(core.session, core.lun, core.info.name, deadline)
+        self._core = core
+        self.kept: list[int] = []
+
+    def ended(self, slots: list[TaskSlot]) -> None:
+        note = self._core.note_ended
+        self.kept += [note(slot, self.durable, copy=False) for slot in slots]
+
+    def released(self) -> None:
+        self._core.ranges.changed()
+
+
+class _Writing(_Changing[Piece]):
+    """WRITEs of their pieces. ``durable``: with FUA. ``claims`` False: the caller holds the lock of
+    their blocks."""
+
+    def __init__(self, core: DiskCore, deadline: float, durable: bool) -> None:
+        super().__init__(core, deadline)
+        self.durable = durable
+        self.claims = True
+
+    def fill(self, slot: TaskSlot, piece: Piece, waiter: Waiter | None) -> bool:
+        core = self._core
+        lba, view = piece
+        blocks = len(view) // core.block
+        if not self.claims:
+            slot.first, slot.last = lba, lba + blocks - 1
+        elif not core.ranges.claim(slot, lba, lba + blocks - 1, waiter):
+            return False
+        fill_write(slot, core.lun, view)
+        core.pack_write(slot.cdb, lba, blocks, cdb.FUA if self.durable else 0)
+        journal = core.durability.journal
+        # With FUA it is durable by itself, but an older write that is not must not be sent again
+        # without it.
+        if journal is not None and (not self.durable or journal.active):
+            journal.add(slot, view)
+        return True
+
+
+class _Exclusive(_Changing[tuple[int, int]]):
+    """What ``make`` says for (first block, blocks). The caller holds the lock of all of them.
+    ``short_ok``: a residual is no error."""
+
+    def __init__(
+        self,
+        core: DiskCore,
+        deadline: float,
+        make: Callable[[int, int], Command],
+        short_ok: bool,
+    ) -> None:
+        super().__init__(core, deadline)
+        self._make = make
+        self._short_ok = short_ok
+
+    def fill(self, slot: TaskSlot, piece: tuple[int, int], waiter: Waiter | None) -> bool:
+        core = self._core
+        lba, blocks = piece
+        command_block, data = self._make(lba, blocks)
+        slot.cdb[:] = command_block.ljust(16, b"\0")
+        if data is None:
+            fill_no_data(slot, core.lun)
+        else:
+            fill_write(slot, core.lun, data)
+        slot.first, slot.last = lba, lba + blocks - 1
+        if core.durability.journal is not None:
+            core.durability.journal.add(slot, data, command_block)
+        return True
+
+    def outcome(self, slot: TaskSlot, piece: tuple[int, int]) -> IserblkError | None:
+        if self._short_ok and slot.residual > 0:
+            slot.residual = 0
+        return super().outcome(slot, piece)
 
 
 class _Resuming(LunListener):
@@ -350,100 +453,7 @@ class DiskCore(LunListener):
             return 0
         return journal.ended(slot, copy=copy)
 
-    # -- one batch of commands --------------------------------------------------------------------
-
-    def _run(
-        self,
-        pieces: list[Piece],
-        fill: Filler,
-        deadline: float,
-        kept: list[int] | None = None,
-        durable: bool = False,
-        short_ok: bool = False,
-    ) -> Operation[None]:
-        """One command a piece, as many at once as slots allow, each retried where that is legal.
-        ``short_ok``: a residual is no error.
-        ``kept``: they change the LUN; what is in the journal then is added to it. ``durable``: what
-        they write needs no flush.
-
-        ``fill`` prepares the slot; False: its blocks are locked, and the waiter it was given will
-        hear of a change. It is given none while other pieces run: who holds claims must not wait
-        for a lock whose holder waits for them. Raises the first error, when all have ended.
-        """
-        session, queue = self.session, self.queue
-        waiter = session.new_waiter()
-        todo = deque((lba, view, 0) for lba, view in pieces)
-        error: IserblkError | None = None
-        while todo and error is None:
-            running: list[tuple[TaskSlot, tuple[int, memoryview, int]]] = []
-            taken: TaskSlot | None = yield from take(session, waiter, deadline, self.info.name)
-            pause = 0.0
-            refused = 0
-            try:
-                while taken is not None:
-                    piece = todo[0]
-                    taken.waiter = waiter
-                    taken.deadline = deadline
-                    if monotonic() >= deadline or not fill(
-                        taken, piece[0], piece[1], None if running else waiter
-                    ):
-                        queue.release(taken)
-                        break
-                    running.append((taken, todo.popleft()))
-                    if not todo or len(running) == PARALLEL:
-                        break
-                    taken = queue.take_now()
-                epoch = self.durability.epoch
-                if running:
-                    # (Nobody else counts with it: with a claim of its own it waits for no lock.)
-                    waiter.pending = len(running)
-                    for slot, _ in running:
-                        queue.submit(slot)
-                else:
-                    # It waits for the lock; who lets go of that counts, from another thread.
-                    check_time(session, deadline, self.info.name)
-                while waiter.pending:
-                    yield waiter
-                stale = kept is None and self.durability.stale(epoch)
-                for slot, (lba, view, attempt) in running:
-                    if short_ok and slot.residual > 0:
-                        slot.residual = 0
-                    problem = failure(slot, self.info.name)
-                    if problem is None:
-                        if stale:  # it may have read what was there before a write that was lost
-                            pause = max(pause, AGAIN_S)
-                            todo.append((lba, view, attempt))
-                        continue
-                    refused += no_room(problem)
-                    delay = retry_delay(problem, attempt)
-                    if delay is None or monotonic() + delay >= deadline:
-                        error = error or problem
-                    else:
-                        log.info("%s; sending it again", problem)
-                        session.listeners.retried(self.lun)
-                        pause = max(pause, delay)
-                        todo.append((lba, view, attempt + 1))
-            finally:
-                if kept is not None:
-                    kept += [self.note_ended(slot, durable, copy=False) for slot, _ in running]
-                release_ended(session, [slot for slot, _ in running])
-                if running:  # or two who wait for a lock would wake each other for ever
-                    self.ranges.changed()
-            for _ in range(refused):
-                queue.shrink()
-            if pause and error is None:
-                yield pause
-        if error is not None:
-            raise error
-
     # -- reading ----------------------------------------------------------------------------------
-
-    def _fill_read(
-        self, slot: TaskSlot, lba: int, view: memoryview, _waiter: Waiter | None
-    ) -> bool:
-        fill_read(slot, self.lun, view)
-        self.pack_read(slot.cdb, lba, len(view) // self.block, 0)
-        return True
 
     def read(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> Operation[None]:
         """Fill ``buffer``; any alignment. ``deadline``: of all its commands; 0: from now."""
@@ -457,7 +467,7 @@ class DiskCore(LunListener):
         bounces = [memoryview(bytearray(self.block)) for _ in edges]
         pieces += [(edge[0], bounce) for edge, bounce in zip(edges, bounces, strict=True)]
         if pieces:
-            yield from self._run(pieces, self._fill_read, deadline)
+            yield from run(_Reading(self, deadline), pieces)
         for (_, start, part), bounce in zip(edges, bounces, strict=True):
             part[:] = bounce[start : start + len(part)]
 
@@ -510,12 +520,13 @@ class DiskCore(LunListener):
             # An older write that is sent again goes over this one in the target's cache, and may
             # be all that is left when that is lost once more: so older ones are flushed, too.
             use_fua = False
-        kept: list[int] = []
+        work = _Writing(self, deadline, use_fua)
         try:
             if pieces:
-                yield from self._run(pieces, self._write_filler(use_fua), deadline, kept, use_fua)
+                yield from run(work, pieces)
+            work.claims = False
             for lba, start, part in edges:
-                yield from self._modify(lba, start, part, use_fua, deadline, kept)
+                yield from self._modify(lba, start, part, work)
             journal = self.durability.journal  # the cache may have turned volatile meanwhile
             # More than the journal may hold is kept in the caller's own buffer, and flushed now.
             if (fua and not use_fua) or (journal is not None and len(buffer) > journal.limit):
@@ -524,34 +535,13 @@ class DiskCore(LunListener):
             # It was not acknowledged: nothing of it has to be kept, nor can it always be.
             journal = self.durability.journal
             if journal is not None:
-                journal.forget(kept)
+                journal.forget(work.kept)
             raise
         if journal is not None:
-            journal.settle(kept)
+            journal.settle(work.kept)
 
-    def _write_filler(self, fua: bool) -> Filler:
-        def fill(slot: TaskSlot, lba: int, view: memoryview, waiter: Waiter | None) -> bool:
-            if not self.ranges.claim(slot, lba, lba + len(view) // self.block - 1, waiter):
-                return False
-            self._fill_write(slot, lba, view, fua)
-            return True
-
-        return fill
-
-    def _fill_write(self, slot: TaskSlot, lba: int, view: memoryview, fua: bool) -> None:
-        blocks = len(view) // self.block
-        fill_write(slot, self.lun, view)
-        self.pack_write(slot.cdb, lba, blocks, cdb.FUA if fua else 0)
-        journal = self.durability.journal
-        # With FUA it is durable by itself, but an older write that is not must not be sent again
-        # without it.
-        if journal is not None and (not fua or journal.active):
-            journal.add(slot, view)
-
-    def _modify(
-        self, lba: int, start: int, part: memoryview, fua: bool, deadline: float, kept: list[int]
-    ) -> Operation[None]:
-        """Change part of one block."""
+    def _modify(self, lba: int, start: int, part: memoryview, work: _Writing) -> Operation[None]:
+        """Change part of one block, by ``work``, which makes no claims."""
         waiter = self.session.new_waiter()
         while not self.ranges.lock(lba, lba, waiter):
             while waiter.pending:
@@ -561,15 +551,9 @@ class DiskCore(LunListener):
                 while waiter.pending:
                     yield waiter
             content = memoryview(bytearray(self.block))
-            yield from self._run([(lba, content)], self._fill_read, deadline)
+            yield from run(_Reading(self, work.deadline), [(lba, content)])
             content[start : start + len(part)] = part
-
-            def fill(slot: TaskSlot, lba: int, view: memoryview, _waiter: Waiter | None) -> bool:
-                slot.first = slot.last = lba  # no claim is needed under the lock
-                self._fill_write(slot, lba, view, fua)
-                return True
-
-            yield from self._run([(lba, content)], fill, deadline, kept, fua)
+            yield from run(work, [(lba, content)])
         finally:
             self.ranges.unlock(lba, lba)
 
@@ -737,24 +721,7 @@ class DiskCore(LunListener):
             while waiter.pending:
                 yield waiter
         try:
-            counts = dict(batch)
-
-            def fill(slot: TaskSlot, lba: int, _view: memoryview, _waiter: Waiter | None) -> bool:
-                blocks = counts[lba]
-                command_block, data = make(lba, blocks)
-                slot.cdb[:] = command_block.ljust(16, b"\0")
-                if data is None:
-                    fill_no_data(slot, self.lun)
-                else:
-                    fill_write(slot, self.lun, data)
-                slot.first, slot.last = lba, lba + blocks - 1  # no claim is needed under the lock
-                if self.durability.journal is not None:
-                    self.durability.journal.add(slot, data, command_block)
-                return True
-
-            # (``kept`` says that they change the LUN; commands have nothing to settle.)
-            pieces = [(lba, NO_BYTES) for lba, _ in batch]
-            yield from self._run(pieces, fill, deadline, kept=[], short_ok=short_ok)
+            yield from run(_Exclusive(self, deadline, make, short_ok), batch)
         finally:
             self.ranges.unlock(first, last)
 
