@@ -58,8 +58,7 @@ class IserInitiator:
             slot.request.header = header
         self._qp.post_receive(len(slots) + unexpected)
 
-    def notice_key_values(self, parameters: object) -> None:
-        assert isinstance(parameters, SessionParameters)
+    def notice_key_values(self, parameters: SessionParameters) -> None:
         if parameters.max_ulpdu:
             self._qp.allow_ulpdu(parameters.max_ulpdu)
 
@@ -107,9 +106,6 @@ class IserInitiator:
 
     def connection_terminate(self) -> None:
         # What is queued stays: another thread may be taking from it, to learn that this is over.
-        self._qp.close()
-
-    def deallocate_connection_resources(self) -> None:
         self._qp.close()
 
     # -- up ---------------------------------------------------------------------------------------

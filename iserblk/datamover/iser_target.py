@@ -21,7 +21,7 @@ from iserblk.datamover.iser import (
     WSV,
     check_message_untrusted,
 )
-from iserblk.datamover.seam import PduSlot, TargetUser
+from iserblk.datamover.seam import SessionNumbers, TargetSlot, TargetUser
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
@@ -35,27 +35,8 @@ from iserblk.rcap.seam import (
 )
 
 
-class TargetSlot(PduSlot):
-    """A task at the target: the PduSlot of its response, and what the command advertised.
-
-    ``transfer`` is the work request of its Put_Data or Get_Data. ``busy`` counts reasons why the
-    slot's memory may not be used again yet: posted requests that have not completed.
-    """
-
-    __slots__ = ("busy", "read_base", "read_stag", "transfer", "write_base", "write_stag")
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.transfer = WorkRequest(RDMA_WRITE, self)
-        self.read_stag = 0
-        self.read_base = 0
-        self.write_stag = 0
-        self.write_base = 0
-        self.busy = 0
-
-
 class IserTarget:
-    """One connection's datamover. ``user`` is set by the layer above before ``progress``."""
+    """Implements TargetDatamover for one connection."""
 
     user: TargetUser
 
@@ -75,9 +56,6 @@ class IserTarget:
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
-        """Give each slot memory for its PDU with up to ``inline_size`` bytes of data (sense,
-        text), and post ``receives`` more receives. Called again when login is complete: before,
-        a peer that nobody knows gets no more than login needs."""
         headers = self._qp.alloc_headers(len(slots), MINIMUM_LENGTH + inline_size)
         for slot, header in zip(slots, headers, strict=True):
             slot.header = header
@@ -87,15 +65,14 @@ class IserTarget:
             slot.request.signaled = True
         self._qp.post_receive(receives)
 
-    def notice_key_values(self, parameters: object) -> None:
-        assert isinstance(parameters, SessionParameters)
+    def notice_key_values(self, parameters: SessionParameters) -> None:
         if parameters.max_ulpdu:
             self._qp.allow_ulpdu(parameters.max_ulpdu)
 
     def enable_datamover(self) -> None:
         """Nothing to do in the cm style: login already travels in Sends."""
 
-    def notice_numbers(self, numbers: object) -> None:
+    def notice_numbers(self, numbers: SessionNumbers) -> None:
         """Nothing to do: RDMA Reads have no sequence numbers of the session."""
 
     def cancel_data(self, slot: TargetSlot) -> bool:
@@ -103,18 +80,13 @@ class IserTarget:
         return False
 
     def map_task(self, slot: TargetSlot) -> None:
-        """Bind what the command just notified advertised to the task that it starts.
-
-        Valid inside ``control_notify`` only.
-        """
         slot.write_stag = self._write_stag
         slot.write_base = self._write_base
         slot.read_stag = self._read_stag
         slot.read_base = self._read_base
 
     def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """Data-In: write ``data`` to the initiator's Read buffer. It stays in use until the
-        slot's response has left (``busy`` is 0 again)."""
+        """An RDMA Write to the initiator's Read buffer."""
         if not slot.read_stag:
             raise RemoteProtocolError("iSER", "a command that reads advertised no Read STag")
         transfer = slot.transfer
@@ -125,11 +97,8 @@ class IserTarget:
         self._queued.append(transfer)
 
     def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
-        """R2T: read the initiator's Write buffer into ``sink``; data_completion_notify follows.
-
-        ``buffer_offset`` counts from the first byte that the STag names: running code advertises
-        the first solicited byte, and so do we.
-        """
+        """An RDMA Read of the initiator's Write buffer. ``buffer_offset`` counts from the first
+        byte that the STag names: running code advertises the first solicited byte, and so do we."""
         if not slot.write_stag:
             raise RemoteProtocolError("iSER", "a command that writes advertised no Write STag")
         if not self._qp.ord:
@@ -143,8 +112,7 @@ class IserTarget:
         self._queued.append(transfer)
 
     def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
-        """Queue the PDU in ``slot``; with ``invalidate`` (SCSI Responses) it takes the STag of
-        its command along."""
+        """``invalidate``: it takes the STag of its command along."""
         CONTROL_LAYOUT.pack_into(slot.header.view, 0, CONTROL, 0, 0, 0, 0)
         request = slot.request
         request.header_length = MINIMUM_LENGTH + slot.inline_length
@@ -175,13 +143,10 @@ class IserTarget:
         self._queued.clear()
         self._qp.close()
 
-    def deallocate_connection_resources(self) -> None:
-        self._qp.close()
-
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
-        """As InitiatorDatamover.progress; counts completions of every kind."""
+        """Counts completions of every kind."""
         completions = self._qp.progress(now)
         received = 0
         for completion in completions:

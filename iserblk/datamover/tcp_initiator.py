@@ -74,8 +74,7 @@ class TcpInitiator:
             slot.bhs = memory[: bhs.BHS_LENGTH]
             slot.inline = memory[bhs.BHS_LENGTH :]
 
-    def notice_key_values(self, parameters: object) -> None:
-        assert isinstance(parameters, SessionParameters)
+    def notice_key_values(self, parameters: SessionParameters) -> None:
         self._parameters = parameters
         if parameters.immediate_data:
             self._immediate = min(
@@ -186,9 +185,6 @@ class TcpInitiator:
         for transfer in self._tasks.values():
             transfer.data = NOWHERE
         self._tasks.clear()
-
-    def deallocate_connection_resources(self) -> None:
-        self.connection_terminate()
 
     # -- up ---------------------------------------------------------------------------------------
 

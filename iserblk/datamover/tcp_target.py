@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Protocol
 
-from iserblk.datamover.iser_target import TargetSlot
-from iserblk.datamover.seam import TargetUser
+from iserblk.datamover.seam import SessionNumbers, TargetSlot, TargetUser
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, PduReceiver, PduSender
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
@@ -30,14 +28,6 @@ _NUMBERS_OFFSET = 24
 _EXP_DATA_SN_OFFSET = 36
 _RESIDUAL_OFFSET = 44
 _WORD = Struct(">I")
-
-
-class Numbers(Protocol):
-    """The sequence numbers of the session, which the layer above counts."""
-
-    stat_sn: int
-    exp_cmd_sn: int
-    max_cmd_sn: int
 
 
 class _Task:
@@ -70,7 +60,7 @@ class _Burst:
 
 
 class TcpTarget:
-    """One connection's datamover. ``user`` is set by the layer above before ``progress``."""
+    """Implements TargetDatamover for one connection."""
 
     user: TargetUser
 
@@ -81,7 +71,7 @@ class TcpTarget:
         self._rx = PduReceiver(self._place, self._deliver)
         self._tx = PduSender(stream)
         self._parameters = SessionParameters()
-        self._numbers: Numbers
+        self._numbers: SessionNumbers
         self._tasks: dict[TargetSlot, _Task] = {}
         self._bursts: dict[int, _Burst] = {}  # by Target Transfer Tag
         self._next_ttt = 0
@@ -99,12 +89,11 @@ class TcpTarget:
             slot.bhs = memory[: bhs.BHS_LENGTH]
             slot.inline = memory[bhs.BHS_LENGTH :]
 
-    def notice_numbers(self, numbers: Numbers) -> None:
-        """Where R2Ts get their sequence numbers from: looked at when each is sent."""
+    def notice_numbers(self, numbers: SessionNumbers) -> None:
+        """Looked at when each R2T is sent."""
         self._numbers = numbers
 
-    def notice_key_values(self, parameters: object) -> None:
-        assert isinstance(parameters, SessionParameters)
+    def notice_key_values(self, parameters: SessionParameters) -> None:
         self._parameters = parameters
 
     def enable_datamover(self) -> None:
@@ -115,19 +104,16 @@ class TcpTarget:
         self._tx.full_feature_phase(header, data)
 
     def map_task(self, slot: TargetSlot) -> None:
-        """The command just notified starts the task of ``slot``. Inside ``control_notify`` only."""
         self._tasks[slot] = self._command
 
     def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """Data-In: it leaves with the response of ``slot``, the next PDU of it. ``data`` stays in
-        use until that has left (``busy`` is 0 again)."""
+        """It leaves with the response of ``slot``, the next PDU of it."""
         task = self._tasks[slot]
         task.put = data
         task.put_offset = buffer_offset
 
     def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
-        """R2T: ``sink`` is filled, then data_completion_notify. ``buffer_offset`` counts from the
-        start of the task's data. At most MaxBurstLength bytes, one at a time for each task."""
+        """An R2T. ``buffer_offset`` counts from the start of the task's data."""
         task = self._tasks[slot]
         self._next_ttt = ttt = (self._next_ttt + 1) & _TTT_MASK
         self._bursts[ttt] = _Burst(slot, task.itt, sink, buffer_offset)
@@ -149,8 +135,7 @@ class TcpTarget:
         self._tx.queued.append(self._tx.frame(header, None))
 
     def cancel_data(self, slot: TargetSlot) -> bool:
-        """Give up the ``get_data`` of ``slot``: an aborted task is sent nothing more. Returns True:
-        its sink is not touched any more, and no completion follows. What comes late is dropped."""
+        """Always True: an aborted task is sent nothing more, and what comes late is dropped."""
         task = self._tasks.get(slot)
         burst = None if task is None or task.ttt is None else self._bursts.pop(task.ttt, None)
         if burst is not None:
@@ -245,13 +230,9 @@ class TcpTarget:
         self._bursts.clear()
         self._tasks.clear()
 
-    def deallocate_connection_resources(self) -> None:
-        self.connection_terminate()
-
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
-        """As InitiatorDatamover.progress."""
         count = self._rx.receive_from(self._stream, "the initiator")
         self._tx.resume()
         self._notify_sent()

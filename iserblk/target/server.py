@@ -21,6 +21,7 @@ import trio
 
 from iserblk.datamover.iser import MINIMUM_LENGTH, ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.seam import TargetDatamover
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import BadArgument, IserblkError, TransportError
 from iserblk.iscsi.chap import Accounts
@@ -121,7 +122,7 @@ class TargetServer:
         with _contained(peer):
             try:
                 datamover = TcpTarget(stream, TCP_RECEIVE_DATA)
-                await self._serve(datamover, TCP_RECEIVE_DATA, 0, portal, peer, port)
+                await self._serve(datamover, False, TCP_RECEIVE_DATA, 0, portal, peer, port)
             finally:
                 stream.close()
 
@@ -134,13 +135,14 @@ class TargetServer:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
                 datamover = IserTarget(qp, flags.send_invalidate)
                 receive_data = qp.receive_size - MINIMUM_LENGTH
-                await self._serve(datamover, receive_data, qp.max_ulpdu, portal, peer, port)
+                await self._serve(datamover, True, receive_data, qp.max_ulpdu, portal, peer, port)
             finally:
                 qp.close()
 
     async def _serve(
         self,
-        datamover: IserTarget | TcpTarget,
+        datamover: TargetDatamover,
+        rdma: bool,
         receive_data: int,
         max_ulpdu: int,
         portal: str,
@@ -155,7 +157,7 @@ class TargetServer:
                 receive_data_segment_length=receive_data,
                 max_ulpdu=max_ulpdu,
                 sessions=self._tsihs,
-                rdma=isinstance(datamover, IserTarget),
+                rdma=rdma,
                 accounts=self._accounts,
                 portal_group=port.tag,
             )

@@ -11,7 +11,8 @@ from iserblk.datamover import iser
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu, text
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
-from tests.contract.test_datamover_tcp import Ends, Liar
+from tests.contract.datamovers import Ends
+from tests.contract.test_datamover_tcp import Liar
 from tests.datamover.test_tcp_stream import Taker, on_the_wire
 from tests.fuzz.engine import Case, Row, decoder
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session

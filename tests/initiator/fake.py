@@ -70,8 +70,6 @@ class FakeDatamover:
     def connection_terminate(self) -> None:
         self.terminated = True
 
-    def deallocate_connection_resources(self) -> None: ...
-
     def describe(self) -> dict[str, object]:
         return {}
 

@@ -107,9 +107,6 @@ class Login:
             )
         )
 
-    def connection_terminate_notify(self, error: Exception) -> None:
-        """Nothing is in flight that would have to hear of it."""
-
     async def run(self) -> Session:
         count = self._options.queue_depth + CONTROL_SLOTS
         slots = [TaskSlot(index) for index in range(count)]

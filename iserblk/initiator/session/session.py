@@ -461,6 +461,3 @@ class Session:
             offered.fail(self.queue.fresh_error())
         self.queue.end_all(takers)
         self.queue.driver.changed()
-
-    def connection_terminate_notify(self, error: Exception) -> None:
-        self._lose(error if isinstance(error, IserblkError) else ConnectionLost(str(error)))

@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from iserblk.datamover.iser_target import IserTarget
-from iserblk.datamover.seam import PduSlot
-from iserblk.datamover.tcp_target import TcpTarget
+from iserblk.datamover.seam import PduSlot, TargetDatamover
 from iserblk.errors import RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -64,7 +62,7 @@ class TargetConnection:
 
     def __init__(
         self,
-        datamover: IserTarget | TcpTarget,
+        datamover: TargetDatamover,
         device: DeviceServer,
         login: LoginTarget,
         *,
@@ -209,9 +207,6 @@ class TargetConnection:
         assert isinstance(slot, TargetTask)
         if slot.state == ENDED and not slot.busy:
             self._recycle(slot)
-
-    def connection_terminate_notify(self, error: Exception) -> None:
-        self.done = True
 
     def _recycle(self, slot: TargetTask) -> None:
         """Everything of the task has left: its memory may be used again."""

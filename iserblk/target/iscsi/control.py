@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from iserblk.datamover.iser_target import IserTarget
-from iserblk.datamover.tcp_target import TcpTarget
+from iserblk.datamover.seam import TargetDatamover
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text_target import Declare, TextResponder
@@ -33,7 +32,7 @@ class ControlAnswers:
 
     def __init__(
         self,
-        datamover: IserTarget | TcpTarget,
+        datamover: TargetDatamover,
         numbers: Numbers,
         slots: list[TargetTask],
         declare: Declare,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iserblk.datamover.iser_target import TargetSlot
+from iserblk.datamover.seam import TargetSlot
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt

@@ -10,8 +10,8 @@ import pytest
 
 from iserblk.datamover.iser import BHS_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.datamover.iser_target import IserTarget, TargetSlot
-from iserblk.datamover.seam import READ, WRITE, PduSlot
+from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.seam import READ, WRITE, PduSlot, TargetSlot
 from iserblk.errors import Busy
 from iserblk.rcap.verbs.queuepair import VerbsQueuePair
 from tests.rcap.verbs.fake import FakeEnd, fake_pair
@@ -45,9 +45,6 @@ class Ends:
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
         self.responses.append((message[at + BHS_LENGTH - 1], invalidated))
-
-    def connection_terminate_notify(self, error: Exception) -> None:
-        raise AssertionError(error)
 
     def command(self, index: int, direction: int, data: bytearray | bytes) -> None:
         slot = self.slots[index]
@@ -87,9 +84,6 @@ class _TargetSide:
 
     def sent_notify(self, slot: PduSlot) -> None:
         """Nothing waits for it."""
-
-    def connection_terminate_notify(self, error: Exception) -> None:
-        raise AssertionError(error)
 
 
 @pytest.fixture

@@ -1,0 +1,240 @@
+"""Both roles of every datamover, as the layers above use them: by their seams."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from iserblk.datamover.iser import BHS_LENGTH
+from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.seam import (
+    READ,
+    InitiatorDatamover,
+    PduSlot,
+    TargetDatamover,
+    TargetSlot,
+)
+from iserblk.datamover.tcp_initiator import TcpInitiator
+from iserblk.datamover.tcp_target import TcpTarget
+from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.keys import SessionParameters
+from iserblk.rcap.inprocess import memory_pair
+from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaResponder
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.seam import QueuePair
+from iserblk.sockets.stream import SocketStream
+
+INLINE_SIZE = 8192
+RECEIVE_SIZE = 28 + 48 + INLINE_SIZE
+UNEXPECTED = 8
+RECEIVES = 16  # at the target
+
+ISER = SessionParameters(rdma_extensions=True, immediate_data=False)
+PLAIN = SessionParameters(
+    max_burst_length=65536, first_burst_length=16384, max_recv_data_segment_length=8192
+)
+TCP_WAYS = {
+    "plain": PLAIN,
+    "no-immediate-data": replace(PLAIN, immediate_data=False),
+    "unsolicited": replace(PLAIN, initial_r2t=False),
+    "unsolicited-only": replace(PLAIN, initial_r2t=False, immediate_data=False),
+    "digests": replace(PLAIN, header_digest="CRC32C", data_digest="CRC32C"),
+    "header-digest": replace(PLAIN, header_digest="CRC32C"),
+    "data-digest": replace(PLAIN, data_digest="CRC32C"),
+    "large-segments": replace(
+        PLAIN,
+        max_burst_length=1 << 20,
+        max_recv_data_segment_length=262144,
+        initiator_recv_data_segment_length=262144,
+    ),
+}
+
+Roles = tuple[InitiatorDatamover, TargetDatamover]
+
+
+def iwarp_pair(crc: bool) -> tuple[QueuePair, QueuePair]:
+    left, right = socket.socketpair()
+    initiator, responder = MpaInitiator(crc=crc), MpaResponder(crc=crc)
+    theirs = responder.receive_data(initiator.data_to_send())
+    assert theirs is not None
+    responder.accept()
+    ours = initiator.receive_data(responder.data_to_send())
+    assert ours is not None
+    return (
+        IwarpQueuePair(left, ours, initiator=True, receive_size=RECEIVE_SIZE),
+        IwarpQueuePair(right, theirs, initiator=False, receive_size=RECEIVE_SIZE),
+    )
+
+
+def over_rdma(pair: tuple[QueuePair, QueuePair], send_invalidate: bool = True) -> Roles:
+    return IserInitiator(pair[0], INLINE_SIZE), IserTarget(pair[1], send_invalidate)
+
+
+def over_tcp() -> Roles:
+    left, right = socket.socketpair()
+    return (
+        TcpInitiator(SocketStream(left), INLINE_SIZE, 262144),
+        TcpTarget(SocketStream(right), 262144),
+    )
+
+
+class Way(NamedTuple):
+    """``parameters``: what the login of such a connection has agreed on."""
+
+    make: Callable[[], Roles]
+    parameters: SessionParameters
+
+
+def _tcp(parameters: SessionParameters) -> Way:
+    return Way(over_tcp, parameters)
+
+
+ISER_WAYS = {
+    "iser-memory": Way(lambda: over_rdma(memory_pair(receive_size=RECEIVE_SIZE)), ISER),
+    "iser-iwarp-crc": Way(lambda: over_rdma(iwarp_pair(True)), ISER),
+    "iser-iwarp-nocrc": Way(lambda: over_rdma(iwarp_pair(False)), ISER),
+}
+WAYS = {**ISER_WAYS, **{f"tcp-{name}": _tcp(each) for name, each in TCP_WAYS.items()}}
+TCP = WAYS["tcp-plain"]
+
+
+@dataclass
+class Numbers:
+    stat_sn: int = 100
+    exp_cmd_sn: int = 5
+    max_cmd_sn: int = 50
+
+
+class Recorder:
+    """The iSCSI layer above: writes down what came up."""
+
+    def __init__(self) -> None:
+        self.pdus: list[tuple[bytes, bytes, int]] = []
+        self.on_pdu: Callable[[bytes], None] | None = None
+        self.filled: list[PduSlot] = []
+        self.sent: list[PduSlot] = []
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        unit = bytes(message[at : at + BHS_LENGTH])
+        self.pdus.append((unit, bytes(message[at + BHS_LENGTH :]), invalidated))
+        if self.on_pdu is not None:
+            self.on_pdu(unit)
+
+    def data_completion_notify(self, slot: PduSlot) -> None:
+        self.filled.append(slot)
+
+    def sent_notify(self, slot: PduSlot) -> None:
+        self.sent.append(slot)
+
+
+class Ends:
+    """Both ends of one connection in full feature phase, with 8 slots each. ``next``: of
+    ``answers``, for the next command."""
+
+    def __init__(self, way: Way = TCP) -> None:
+        self.way = way.parameters
+        self.up, self.down = Recorder(), Recorder()
+        self.initiator, self.target = way.make()
+        self.initiator.user, self.target.user = self.up, self.down
+        self.target.notice_numbers(Numbers())
+        self.slots = [PduSlot(index) for index in range(8)]
+        self.answers = [TargetSlot(index) for index in range(8)]
+        self.initiator.allocate_connection_resources(self.slots, UNEXPECTED)
+        self.target.allocate_connection_resources(self.answers, INLINE_SIZE, RECEIVES)
+        self.initiator.notice_key_values(self.way)
+        self.target.notice_key_values(self.way)
+        self.initiator.enable_datamover()
+        self.target.enable_datamover()
+        self.next = 0
+        self.down.on_pdu = self._map
+
+    def _map(self, unit: bytes) -> None:
+        if unit[0] == bhs.SCSI_COMMAND:
+            self.target.map_task(self.answers[self.next])
+            self.next += 1
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Drive both ends until ``condition`` holds."""
+        for _ in range(10000):
+            self.initiator.flush()
+            self.target.flush()
+            if condition():
+                return
+            both = (self.initiator, self.target)
+            full = [end.fileno() for end in both if end.wants_write()]
+            ready = select.select([end.fileno() for end in both], full, [], 5)
+            assert ready[0] or ready[1], "nothing happens any more"
+            self.target.progress(0.0)
+            self.initiator.progress(0.0)
+        raise AssertionError("no end")
+
+    def command(self, index: int, direction: int, data: memoryview) -> None:
+        slot = self.slots[index]
+        slot.direction, slot.data = direction, data
+        slot.bhs[:] = pdu.ScsiCommand(
+            flags=bhs.FLAG_FINAL | (bhs.FLAG_READ if direction == READ else bhs.FLAG_WRITE),
+            lun=bytes((0, 3, 0, 0, 0, 0, 0, 0)),
+            itt=index,
+            edtl=len(data),
+            cmd_sn=index,
+            exp_stat_sn=1,
+            cdb=bytes(16),
+        ).pack()
+        self.initiator.send_control(slot)
+
+    def commanded(self, index: int, direction: int, data: memoryview) -> TargetSlot:
+        """The command, with what may go with it unasked, has come."""
+        at = self.next
+        self.command(index, direction, data)
+        came = len(self.down.pdus)
+        self.until(
+            lambda: (
+                self.next > at
+                and len(self.down.pdus) > came
+                and bool(self.down.pdus[-1][0][1] & bhs.FLAG_FINAL)
+            )
+        )
+        return self.answers[at]
+
+    def respond(self, index: int, status: int = 0, sense: bytes = b"", **more: int) -> None:
+        answer = self.answers[index]
+        answer.inline[: len(sense)] = sense
+        answer.inline_length = len(sense)
+        answer.bhs[:] = pdu.ScsiResponse(
+            status=status,
+            data_length=len(sense),
+            itt=index,
+            stat_sn=100,
+            exp_cmd_sn=5,
+            max_cmd_sn=50,
+            **more,
+        ).pack()
+        self.target.send_control(answer, True)
+
+    def close(self) -> None:
+        self.initiator.connection_terminate()
+        self.target.connection_terminate()
+
+
+def drive(end: InitiatorDatamover | TargetDatamover) -> None:
+    """``progress`` until it raises."""
+    for _ in range(1000):
+        full = [end.fileno()] if end.wants_write() else []
+        assert any(select.select([end.fileno()], full, [], 5)), "nothing happens any more"
+        end.progress(0.0)
+    raise AssertionError("no end")
+
+
+def unsolicited(got: list[tuple[bytes, bytes, int]]) -> bytes:
+    """The data that came up with a command, and behind it."""
+    whole = b""
+    for head, behind, _ in got:
+        size = int.from_bytes(head[5:8], "big")
+        if head[0] == bhs.DATA_OUT:
+            assert pdu.DataOut.unpack_from(head).buffer_offset == len(whole)
+        whole += behind[:size]
+    return whole

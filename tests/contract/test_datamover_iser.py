@@ -1,0 +1,125 @@
+"""The datamover contract over iSER alone: STags, and what a violation leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from iserblk.datamover.seam import NO_DATA, READ, WRITE, InitiatorDatamover, TargetDatamover
+from iserblk.errors import RemoteProtocolError, TransportError
+from iserblk.rcap.inprocess import memory_pair
+from tests.contract.datamovers import (
+    ISER,
+    ISER_WAYS,
+    RECEIVE_SIZE,
+    RECEIVES,
+    Ends,
+    Way,
+    drive,
+    iwarp_pair,
+    over_rdma,
+)
+
+
+@pytest.fixture(params=list(ISER_WAYS))
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    both = Ends(ISER_WAYS[request.param])
+    yield both
+    both.close()
+
+
+PLAIN_SENDS = {
+    "memory": Way(
+        lambda: over_rdma(memory_pair(receive_size=RECEIVE_SIZE), send_invalidate=False), ISER
+    ),
+    "iwarp-crc": Way(lambda: over_rdma(iwarp_pair(True), send_invalidate=False), ISER),
+    "iwarp-nocrc": Way(lambda: over_rdma(iwarp_pair(False), send_invalidate=False), ISER),
+}
+
+
+@pytest.mark.parametrize("name", list(PLAIN_SENDS))
+def test_without_remote_invalidation(name: str) -> None:
+    """Plain Sends only: the initiator invalidates by itself.
+
+    proves: ISER-7145-1.5.1-3, ISER-7145-1.5.1-4, ISER-7145-7.3.2-1, ISER-7145-11-2
+    proves: ISER-7145-11-3
+    """
+    ends = Ends(PLAIN_SENDS[name])
+    try:
+        buffer = bytearray(8)
+        answer = ends.commanded(0, READ, memoryview(buffer))
+        ends.respond(0)
+        ends.until(lambda: bool(ends.up.pdus))
+        assert ends.up.pdus[0][2] == 0
+        ends.initiator.deallocate_task_resources(ends.slots[0], 0)
+        # Now a late RDMA Write must not find the buffer any more.
+        ends.target.put_data(answer, memoryview(b"late"), 0)
+        ends.target.flush()
+        with pytest.raises(TransportError):
+            ends.until(lambda: False)
+        assert bytes(buffer) == bytes(8)
+    finally:
+        ends.close()
+
+
+def test_a_response_takes_its_stag_along(ends: Ends) -> None:
+    slot = ends.slots[0]
+    ends.commanded(0, READ, memoryview(bytearray(8)))
+    assert slot.stag
+    ends.respond(0)
+    ends.until(lambda: bool(ends.up.pdus))
+    assert ends.up.pdus[0][2] == slot.stag
+
+
+def test_stag_of_another_task_is_refused(ends: Ends) -> None:
+    """A response that invalidates what is not its task's breaks the connection.
+
+    proves: ISER-7.3.2-10
+    """
+    for index in range(2):
+        ends.commanded(index, READ, memoryview(bytearray(8)))
+    ends.respond(1)
+    ends.until(lambda: bool(ends.up.pdus))
+    with pytest.raises(RemoteProtocolError, match="not its task's"):
+        ends.initiator.deallocate_task_resources(ends.slots[0], ends.up.pdus[0][2])
+    assert ends.slots[0].stag == 0
+
+
+def test_read_without_a_read_stag_is_refused(ends: Ends) -> None:
+    answer = ends.commanded(0, NO_DATA, memoryview(b""))
+    with pytest.raises(RemoteProtocolError, match="no Read STag"):
+        ends.target.put_data(answer, memoryview(b"x"), 0)
+    with pytest.raises(RemoteProtocolError, match="no Write STag"):
+        ends.target.get_data(answer, memoryview(bytearray(1)), 0)
+
+
+def test_a_task_that_ended_advertises_nothing(ends: Ends) -> None:
+    """Deallocate_Task_Resources forgets what the command had advertised. proves: ISER-3.1.9-1"""
+    answer = ends.commanded(0, WRITE, memoryview(bytes(8)))
+    ends.target.deallocate_task_resources(answer)
+    with pytest.raises(RemoteProtocolError, match="no Write STag"):
+        ends.target.get_data(answer, memoryview(bytearray(8)), 0)
+
+
+@pytest.mark.parametrize("at_target", [True, False])
+def test_an_rcap_error_is_told_to_both_layers_above(ends: Ends, at_target: bool) -> None:
+    """The side that finds it ends the connection; the other one hears of it, whether by a
+    Terminate or by the end alone.
+
+    proves: ISER-4.1-10, ISER-4.2-2, ISER-10.1.2-1, ISER-10.1.2.1-2, ISER-10.1.2.2-1
+    """
+    answer = ends.commanded(0, READ, memoryview(bytearray(8)))
+    if at_target:
+        ends.down.on_pdu = None
+        for _ in range(RECEIVES + 1):  # one more than receives were posted, and none are taken in
+            ends.command(1, NO_DATA, memoryview(b""))
+        ends.initiator.flush()
+    else:
+        ends.target.put_data(answer, memoryview(bytes(9)), 0)
+        ends.target.flush()
+    sides: list[InitiatorDatamover | TargetDatamover] = [ends.initiator, ends.target]
+    with pytest.raises(RemoteProtocolError):
+        drive(sides[at_target])
+    with pytest.raises(TransportError):
+        drive(sides[not at_target])
