@@ -174,7 +174,7 @@ def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
 
 @pytest.mark.usefixtures("make")
 def test_one_at_a_time() -> None:
-    """Whether who is in there has taken it with ``with`` or, by a keep, on the way past."""
+    """Whether a thread is in there by ``with`` or by a keep."""
     changes = [copies.Change(TaskSlot(index)) for index in range(3)]
     for index, change in enumerate(changes):
         change.sequence = index + 1
@@ -218,37 +218,6 @@ def test_one_at_a_time() -> None:
         subject.close()
     assert [data[0] for _, _, data in chunk.entries()] == [0, 1, 2]
     assert subject.size == 3 * BLOCK
-
-
-def test_who_is_interrupted_waiting_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = pytest.importorskip(
-        "iserblk.disk.durability._copies", reason="not compiled: run scripts/setup"
-    )
-    inside, go_on = threading.Event(), threading.Event()
-
-    def next_chunk() -> copies.Chunk:
-        inside.set()
-        assert go_on.wait(10)
-        return copies.Chunk(BLOCK)
-
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    subject = module.Copies(BLOCK, next_chunk)
-    change = copies.Change(TaskSlot(0))
-    change.data = memoryview(bytes(BLOCK))
-    thread = threading.Thread(target=subject.keep, args=(change,))
-    thread.start()
-    assert inside.wait(10)
-    monkeypatch.setattr(module, "sleep", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        subject.acquire()
-    go_on.set()
-    thread.join(10)
-    other = threading.Thread(target=subject.acquire, daemon=True)
-    other.start()
-    other.join(10)
-    assert not other.is_alive() and subject.size == BLOCK
 
 
 def test_threads_that_keep_while_others_flush_and_replay(make: Make) -> None:

@@ -6,7 +6,6 @@ from libc.stdint cimport uint64_t
 
 cdef Py_ssize_t CHUNK
 cdef Py_ssize_t _RECORD
-cdef bint _ATOMIC
 
 
 @cython.final
@@ -14,7 +13,6 @@ cdef class Copies:
     cdef public Py_ssize_t size
     cdef Py_ssize_t _block
     cdef object _lock
-    cdef bint _held
     cdef object _next_chunk
     cdef object _chunk
     cdef object _data
@@ -22,14 +20,8 @@ cdef class Copies:
     cdef Py_ssize_t _used
     cdef Py_ssize_t _at
 
-    cpdef acquire(self)
-
-    cpdef release(self)
-
-    cpdef keep(self, change)
-
     @cython.locals(length=Py_ssize_t)
-    cdef _keep(self, change)
+    cpdef keep(self, change)
 
     @cython.locals(at=Py_ssize_t, stop=Py_ssize_t, used=Py_ssize_t)
     cdef _append(self, sequence, first, data, Py_ssize_t length)

@@ -15,16 +15,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from time import sleep
 
 from iserblk.initiator.session.slots import NO_BYTES, TaskSlot
 
 CHUNK = 1 << 20  # bytes; a multiple of every block size
 _RECORD = 4  # numbers: sequence, first block, where the copy begins in the chunk, and where it ends
-
-# In compiled code no other thread runs from one statement to the next, unless something is called
-# that gives up the GIL: so that looking at a flag and setting it is one step.
-_ATOMIC = __name__ == "iserblk.disk.durability._copies"
 
 
 class Change:
@@ -83,9 +78,8 @@ class Copies:
     """Fills one chunk after another, of blocks of ``block`` bytes. ``next_chunk`` is called for a
     chunk to fill.
 
-    It is a lock, too: everything but ``keep``, which sees to it itself, wants ``with copies:``
-    around it, and ``next_chunk`` is called under it. A ``keep`` that finds it free takes it, when
-    compiled, by a flag alone: what a lock object costs is as much as all the rest but the copying.
+    It is a lock, too: everything but ``keep``, which takes it itself, wants ``with copies:`` around
+    it, and ``next_chunk`` is called under it.
 
     ``size``: bytes that are kept; whoever drops copies, or keeps something elsewhere, counts too.
     """
@@ -94,7 +88,6 @@ class Copies:
         self.size = 0
         self._block = block
         self._lock = threading.Lock()
-        self._held = False  # this is the lock; the other is where one waits for it
         self._next_chunk = next_chunk
         self._chunk: Chunk | None = None
         # Of that chunk; the end of one when there is none.
@@ -103,50 +96,26 @@ class Copies:
         self._used = 0
         self._at = CHUNK
 
-    def acquire(self) -> None:
-        self._lock.acquire()
-        try:
-            while self._held:  # by a ``keep`` whose ``next_chunk``, or a finalizer, lets others run
-                sleep(0)
-        except BaseException:  # a signal
-            self._lock.release()
-            raise
-        self._held = True
-
-    def release(self) -> None:
-        self._held = False
-        self._lock.release()
-
     def __enter__(self) -> None:
-        self.acquire()
+        self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self._lock.release()
 
     def keep(self, change: Change) -> None:
         """The WRITE of ``change.slot`` has succeeded: copies its data, and notes ``sequence`` and
         the slot's ``first`` with it. Then there is no change any more. To be called before the
         slot, or the buffer, is given back."""
-        if _ATOMIC and not self._held:
-            self._held = True
-            try:
-                self._keep(change)
-            finally:
-                self._held = False
-        else:
-            with self:
-                self._keep(change)
-
-    def _keep(self, change: Change) -> None:
-        data = change.data
-        length = len(data)
-        if length <= CHUNK - self._at:  # nearly always
-            self._append(change.sequence, change.slot.first, data, length)
-        else:
-            self.copy(change.sequence, change.slot.first, data)
-        self.size += length
-        change.sequence = 0
-        change.data = NO_BYTES
+        with self._lock:
+            data = change.data
+            length = len(data)
+            if length <= CHUNK - self._at:  # nearly always
+                self._append(change.sequence, change.slot.first, data, length)
+            else:
+                self.copy(change.sequence, change.slot.first, data)
+            self.size += length
+            change.sequence = 0
+            change.data = NO_BYTES
 
     def _append(self, sequence: int, first: int, data: memoryview, length: int) -> None:
         at = self._at
