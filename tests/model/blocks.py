@@ -186,8 +186,10 @@ class Model:
         self._incomplete = self._turned = True
 
     @property
-    def is_naked(self) -> bool:
-        return self._incomplete or any(each.naked for each in self.granules)
+    def may_tell(self) -> bool:
+        """A flush may fail for a loss: something is naked; or one of this group has told of a loss,
+        which is told to each flush that was under way, also where another one ends before it."""
+        return self._told or self._incomplete or any(each.naked for each in self.granules)
 
     def power(self) -> None:
         """The target alone loses its memory, and the client gives back what it can."""

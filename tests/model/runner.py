@@ -223,7 +223,7 @@ class Runner:
             )
 
     def _failed(self, error: IserblkError) -> None:
-        if self.model.is_naked and "were lost at the target" in str(error):
+        if self.model.may_tell and "were lost at the target" in str(error):
             self.model.told()  # after any reconnection: then the target says that it lost power
         elif not self._is_failed_flush(error):
             assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
