@@ -1,7 +1,7 @@
 """Targets that lie about what they send, over both transports, through both faces.
 
-What a bare peer can do to the session is tests/initiator/test_hostile.py's; here it is a real
-target, whose PDUs are changed on their way.
+What a bare peer can do to the session is in tests/initiator/session/test_session_hostile.py; here
+it is a real target, whose PDUs are changed on their way.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from tests.contract.test_datamover_tcp import Liar
 from tests.datamover.test_tcp_stream import Taker, on_the_wire
 from tests.fuzz.engine import Case, Row, decoder
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
-from tests.rcap import test_receive as frames
-from tests.rcap.test_receive import Receiver
+from tests.rcap.iwarp import test_receive as frames
+from tests.rcap.iwarp.test_receive import Receiver
+from tests.target.iscsi.test_connection import Client
 from tests.target.iser_client import IserClient, rw10
-from tests.target.test_tcp_server import Client
 
 _GONE = (RemoteProtocolError, ConnectionLost, BrokenPipeError)
 _MPA = (

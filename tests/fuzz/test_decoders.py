@@ -27,10 +27,10 @@ PACKAGE = Path(__file__).resolve().parents[2] / "iserblk"
 ELSEWHERE = {
     "rcap/verbs/queuepair.py:VerbsQueuePair._verdict": "tests/rcap/verbs/test_ending.py",
     "datamover/iser_initiator.py:IserInitiator.deallocate_task_resources":
-        "tests/initiator/test_hostile.py",
+        "tests/initiator/session/test_session_hostile.py",
     "initiator/connecting/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
     "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
-    "discovery/isns_client.py:ask_isns": "tests/integration/test_isns.py",
+    "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
     "target/iscsi/accepting.py:_is_iwarp": "tests/faults/test_hostile_initiator.py",

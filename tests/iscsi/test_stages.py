@@ -7,8 +7,7 @@ import pytest
 from iserblk.errors import LoginError, RemoteProtocolError
 from iserblk.iscsi import pdu
 from iserblk.iscsi.stages import CODES, INITIATOR, TARGET, Event, Stages, State, Table
-
-from .logins import initiator, login, request, target
+from tests.iscsi.logins import initiator, login, request, target
 
 
 @pytest.mark.parametrize("table", [INITIATOR, TARGET])

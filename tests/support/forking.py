@@ -173,7 +173,7 @@ _ATTACH = ["iserblk.cli.main", "iserblk.cli.attach", "iserblk.cli.detach"]
 # What is behind a module that is run, and need not be imported more than once.
 _BEHIND = {
     "fuse_mount": _FUSE,
-    "tests.frontends.fake_mount": _FUSE,
+    "tests.fuse_mount.fake_mount": _FUSE,
     "tests.nbd.kernel.faked": _ATTACH,
     "tests.support.serve": ["iserblk.target.server", "tests.support.census"],
 }

@@ -36,7 +36,7 @@ from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.url import parse_url
 from tests.support.fabric import Fabric, FakeListener
 from tests.target.fake_store import FakeStore
-from tests.target.test_iser_server import serving
+from tests.target.test_server import serving
 
 IQN = "iqn.2026-11.example:disk"
 AUTO, VERBS, IWARP = (Options(rcap=name, queue_depth=4) for name in ("auto", "verbs", "iwarp"))

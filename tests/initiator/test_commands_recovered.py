@@ -11,7 +11,7 @@ from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.commands import command
 from iserblk.scsi import cdb
 from iserblk.scsi import sense as sense_data
-from tests.disk.test_durable import BLOCK, Bench
+from tests.disk.durability.test_promise import BLOCK, Bench
 from tests.initiator.fake import CountingWaiter
 
 # FAILURE PREDICTION THRESHOLD EXCEEDED, in both formats, and "no sense" with nothing to add.

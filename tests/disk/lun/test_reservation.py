@@ -27,7 +27,7 @@ from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.reservations import Reservations
 from tests.support.sessions import LUN, PATIENCE_S, Host, Place, hosts, target
 from tests.target.fake_store import FakeStore
-from tests.target.test_reservations_sessions import GatedStore
+from tests.target.scsi.test_reservations_sessions import GatedStore
 
 A, B = 0xA, 0xB
 NEW, OLD = b"n" * 512, b"o" * 512

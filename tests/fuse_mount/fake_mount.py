@@ -1,5 +1,7 @@
-"""``python3 -m tests.frontends.fake_mount``: fuse_mount over fake disks, in the foreground or, with
---background, as ``iserblk mount`` does it; --unmount MOUNTPOINT ends that."""
+"""``python3 -m tests.fuse_mount.fake_mount``: fuse_mount over fake disks.
+
+It stays in the foreground, or, with --background, does as ``iserblk mount`` does; --unmount
+MOUNTPOINT ends that."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import sys
 from fuse_mount.__main__ import main
 from fuse_mount.errors import MountError
 from fuse_mount.mount import mount_background, unmount
-from tests.frontends import fake_disk
+from tests.support import fake_disk
 
 if __name__ == "__main__":
     fake_disk.install()

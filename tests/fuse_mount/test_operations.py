@@ -18,7 +18,7 @@ pyfuse3 = pytest.importorskip("pyfuse3", reason="pyfuse3 is missing: run scripts
 from fuse_mount.operations import LunFiles  # noqa: E402 - after the look for pyfuse3
 from fuse_mount.options import MountOptions  # noqa: E402
 from iserblk.errors import CommandTimeout, ScsiError  # noqa: E402
-from tests.frontends.fake_disk import MIB, AsyncFake, FakeDisk, lun_info  # noqa: E402
+from tests.support.fake_disk import MIB, AsyncFake, FakeDisk, lun_info  # noqa: E402
 
 LUN0, LUN1 = pyfuse3.ROOT_INODE + 1, pyfuse3.ROOT_INODE + 2
 SIZE = 8 * MIB

@@ -24,7 +24,7 @@ from tests.support import forking
 from tests.support.forking import Forked
 
 URL = "iser://127.0.0.1/iqn.2026-11.example:fake/0"
-MODULE = "tests.frontends.fake_mount"
+MODULE = "tests.fuse_mount.fake_mount"
 MIB = 1 << 20
 SIZE = 8 * MIB
 

@@ -7,7 +7,7 @@ import pytest
 
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.slot import Numbers
-from tests.target.test_tcp_server import READ_10, Client, cdb10
+from tests.target.iscsi.test_connection import READ_10, Client, cdb10
 
 TOP = 0xFFFFFFFF
 

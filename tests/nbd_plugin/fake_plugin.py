@@ -23,7 +23,7 @@ class _FakeBlocking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module):
-        sys.path.append(_here)
+        sys.path.append(os.path.join(_here, "..", "support"))
         import fake_disk  # noqa: PLC0415 - the plugin has only now found what this needs
 
         module.open_disks = fake_disk.open_blocking
