@@ -116,7 +116,7 @@ def unmount(mountpoint: str) -> None:
     mounted there), MountFailed (in use; flush failed; the server did not end in time).
     """
     mountpoint = whole_path(mountpoint)
-    kind, _ = _mounted(mountpoint)
+    kind, _ = is_mounted(mountpoint)
     if kind != _FILE_SYSTEM:
         raise UsageError(f"{mountpoint}: no LUNs are mounted there")
     try:
@@ -252,7 +252,7 @@ def _raise_background_limit(mountpoint: str) -> None:
     a moment at a directory of our own. The connection's directory is called after the mount's
     minor device number. (To ask for that with stat(2) would be to wait for ourselves.)
     """
-    _, number = _mounted(mountpoint)
+    _, number = is_mounted(mountpoint)
     name = f"{number}/max_background"
     try:
         if os.path.isdir(f"/sys/fs/fuse/connections/{number}"):
@@ -301,7 +301,7 @@ def _check_system() -> None:
 @contextlib.contextmanager
 def _locked(mountpoint: str) -> Iterator[None]:
     """Check that the directory can be mounted over, and hold its lock."""
-    kind, _ = _mounted(mountpoint)
+    kind, _ = is_mounted(mountpoint)
     if kind == _FILE_SYSTEM:
         raise UsageError(f"{mountpoint}: LUNs are mounted there already; iserblk umount it first")
     try:
@@ -334,7 +334,7 @@ def _try_lock(directory: int, kind: int) -> bool:
     return True
 
 
-def _mounted(mountpoint: str) -> tuple[str, int]:
+def is_mounted(mountpoint: str) -> tuple[str, int]:
     """Type and minor device number of the topmost file system that is mounted exactly there, or
     ("", 0). Asks proc(5) mountinfo, and so waits for no file system."""
     found = ("", 0)

@@ -47,7 +47,7 @@ MAX_REQUEST = 1 << 20
 _ENTRY_TIMEOUT = 3600.0
 _ATTR_TIMEOUT = 1.0
 # How often the target is asked for a size, at the most. (It reports a change only to a command: an
-# idle LUN would not grow here before somebody reads it.)
+# idle LUN would not grow here before it is read.)
 _ASK_S = 0.5
 
 _FIRST_LUN = pyfuse3.ROOT_INODE + 1
@@ -116,8 +116,8 @@ class LunFiles(pyfuse3.Operations):
         return self._file(self._names.index(name))
 
     async def _ask_size(self, number: int) -> None:
-        """Bring the size up to date, unless that was done a moment ago or somebody is at it; what
-        is known already is good enough when the target does not answer."""
+        """Bring the size up to date, unless that was done a moment ago or another request is at
+        it; what is known already is good enough when the target does not answer."""
         now = time.monotonic()
         if now >= self._asked[number] + _ASK_S:
             self._asked[number] = float("inf")

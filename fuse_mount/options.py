@@ -23,7 +23,7 @@ _SWALLOWED = frozenset(
 
 _FLAGS = _SWALLOWED | {"ro", "rw", "allow_other", "direct_io", "auto_cache", "kernel_cache"}
 
-_FUSE_CONF = Path("/etc/fuse.conf")
+FUSE_CONF = Path("/etc/fuse.conf")
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,7 +112,7 @@ def _check_allow_other() -> None:
     if os.geteuid() == 0:
         return
     try:
-        lines = _FUSE_CONF.read_text(errors="replace").splitlines()
+        lines = FUSE_CONF.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     if "user_allow_other" not in (line.strip() for line in lines):

@@ -86,7 +86,7 @@ class Readers:
             nursery.cancel_scope.cancel()
 
     def notify_closing(self, fd: int) -> None:
-        """As trio's: whoever waits, or will, gets ClosedResourceError."""
+        """As trio's: a task that waits, or will, gets ClosedResourceError."""
         self._closed = True
         trio.lowlevel.notify_closing(fd)
         while self._parked:

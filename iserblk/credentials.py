@@ -46,7 +46,7 @@ _FIRST_DESCRIPTOR = 64  # shells use lower ones as they like
 _SECRETS = frozenset(
     {"target-password", "chap-secret-file", "chap-secret-fd", "chap-secret-credential"}
 )
-_from_pipes: dict[int, bytes] = {}  # what cannot be read twice, by descriptor
+from_pipes: dict[int, bytes] = {}  # what cannot be read twice, by descriptor
 
 
 def find_credentials(url: Url, options: Options) -> Credentials | None:
@@ -148,9 +148,9 @@ def _read_descriptor(fd: int) -> bytes:
         except OSError as error:
             if error.errno != errno.ESPIPE:
                 raise
-        if fd not in _from_pipes:
-            _from_pipes[fd] = _read(fd)
-        return _from_pipes[fd]
+        if fd not in from_pipes:
+            from_pipes[fd] = _read(fd)
+        return from_pipes[fd]
     except OSError as error:
         raise BadArgument(f"chap-secret-fd: descriptor {fd}: {error.strerror}") from None
 

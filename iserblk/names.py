@@ -10,8 +10,8 @@ from pathlib import Path
 
 from iserblk.errors import BadArgument
 
-_NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
-_MACHINE_ID = Path("/etc/machine-id")
+NAME_FILE = Path("/etc/iscsi/initiatorname.iscsi")
+MACHINE_ID = Path("/etc/machine-id")
 _IQN = re.compile(r"iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9][a-z0-9.-]*(:[^\s/\x00-\x1f]+)?", re.IGNORECASE)
 _EUI = re.compile(r"eui\.[0-9A-Fa-f]{16}")
 _NAA = re.compile(r"naa\.([0-9A-Fa-f]{16}|[0-9A-Fa-f]{32})")
@@ -51,15 +51,15 @@ def initiator_name(given: str) -> str:
     if given:
         return given
     try:
-        lines = _NAME_FILE.read_text().splitlines()
+        lines = NAME_FILE.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         lines = []
     for line in lines:
         key, equals, value = line.strip().partition("=")
         if equals and key.strip() == "InitiatorName":
-            return check_name(value.strip(), f"{_NAME_FILE}: InitiatorName")
+            return check_name(value.strip(), f"{NAME_FILE}: InitiatorName")
     try:
-        machine = _MACHINE_ID.read_text().strip()
+        machine = MACHINE_ID.read_text().strip()
     except (OSError, UnicodeDecodeError):
         machine = ""
     # Hashed: the machine's ID itself is not to be shown to the network.

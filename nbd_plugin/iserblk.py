@@ -145,7 +145,7 @@ class _NbdkitLog(logging.Handler):
         elif self._daemon:
             syslog.syslog(syslog.LOG_WARNING, f"iserblk: {text}")
         else:
-            with contextlib.suppress(OSError):  # whoever read our stderr may have gone
+            with contextlib.suppress(OSError):  # the reader of our stderr may have gone
                 print(f"nbdkit: iserblk: {text}", file=sys.stderr, flush=True)
 
 
@@ -182,7 +182,7 @@ def config_complete() -> None:
 
 
 def get_ready() -> None:
-    """Log in and out once, so that what is wrong is said while somebody listens.
+    """Log in and out once, so that what is wrong is said while the user listens.
 
     A daemonising nbdkit has told its caller "done" before after_fork runs, and its stderr is
     gone. The trial runs in a child: threads and sockets of this process would not survive

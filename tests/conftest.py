@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -36,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
+    config.addinivalue_line("markers", "logs(pattern, ...): what it may log as a warning")
     # A shell's background job ignores SIGINT, and so would every program that the tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,3 +88,34 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     file = session.config.getoption("--interop")
     if file and not hasattr(session.config, "workerinput"):  # whose reports all come here
         Path(file).write_text(json.dumps(_rows.by_test, indent=1), encoding="utf-8")
+
+
+class _Warnings(logging.Handler):
+    """Keeps what is told at WARNING or above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(f"{record.levelname} {record.getMessage()}")
+
+
+@pytest.fixture(autouse=True)
+def _announced_warnings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test's own process logs as a warning, or worse, is announced: by
+    ``@pytest.mark.logs(PATTERN, ...)``, or by looking at it with ``caplog``."""
+    patterns = [each for mark in request.node.iter_markers("logs") for each in mark.args]
+    handler = _Warnings()
+    loggers = [logging.getLogger(name) for name in ("iserblk", "fuse_mount")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield
+    for logger in loggers:
+        logger.removeHandler(handler)
+    if "caplog" in request.fixturenames:
+        return
+    unannounced = [
+        text for text in handler.texts if not any(re.search(each, text) for each in patterns)
+    ]
+    assert not unannounced, f"logged, and not announced: {unannounced[:5]}"

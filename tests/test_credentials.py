@@ -135,7 +135,7 @@ def test_standard_input_stays_open_for_programs(file: Path) -> None:
 
 
 def test_descriptor_of_a_pipe_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "_from_pipes", {})
+    monkeypatch.setattr(credentials, "from_pipes", {})
     read_end, write_end = os.pipe()
     os.write(write_end, f"{OWN}\n".encode())
     os.close(write_end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,172 @@ TESTS = ROOT / "tests"
 PACKAGES = ("iserblk", "fuse_mount", "nbd_plugin")
 
 # Modules without a test module of their own, and where they are tested instead; or why not.
-ELSEWHERE: dict[str, str] = {}
+ELSEWHERE: dict[str, str] = {
+    "fuse_mount/__main__.py": "tests/fuse_mount/test_mount.py runs it as a program",
+    "fuse_mount/errors.py": (
+        "tests/fuse_mount/test_operations.py: each errno, as the kernel gets it"
+    ),
+    "fuse_mount/helper.py": "tests/cli/test_units.py: mount(8)'s helper",
+    "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
+    "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/cli/bench.py": "tests/cli/test_every_command.py",
+    "iserblk/cli/copy.py": "tests/cli/test_every_command.py",
+    "iserblk/cli/detach.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/cli/info.py": "tests/cli/test_every_command.py",
+    "iserblk/cli/mount.py": "tests/cli/test_every_command.py",
+    "iserblk/cli/nbd.py": "tests/cli/test_every_command.py",
+    "iserblk/cli/output.py": "tests/cli/test_interrupted.py",
+    "iserblk/cli/stats_rows.py": "tests/cli/test_stats.py",
+    "iserblk/cli/stats_table.py": "tests/cli/test_stats.py",
+    "iserblk/cli/trim.py": "tests/cli/test_every_command.py",
+    "iserblk/cli/umount.py": "tests/cli/test_every_command.py",
+    "iserblk/datamover/iser_initiator.py": (
+        "tests/contract/test_datamover_iser.py and tests/contract/test_datamover.py"
+    ),
+    "iserblk/datamover/iser_target.py": (
+        "tests/contract/test_datamover_iser.py and tests/contract/test_datamover.py"
+    ),
+    "iserblk/datamover/seam.py": "Protocols and the slots; tests/contract/test_datamover.py",
+    "iserblk/datamover/tcp_initiator.py": (
+        "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
+    ),
+    "iserblk/datamover/tcp_target.py": (
+        "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
+    ),
+    "iserblk/discovery/isns_client.py": (
+        "tests/integration/test_isns_server.py: against Debian's server"
+    ),
+    "iserblk/discovery/targets.py": "tests/cli/test_discover.py",
+    "iserblk/disk/aio.py": "tests/integration/test_disk_data.py, through both faces",
+    "iserblk/disk/blocking.py": "tests/integration/test_disk_data.py, through both faces",
+    "iserblk/disk/durability/replay.py": "tests/disk/durability/test_journal.py",
+    "iserblk/disk/lun/inventory.py": "tests/disk/test_opening.py",
+    "iserblk/disk/lun/sizing.py": (
+        "tests/disk/durability/test_promise.py and tests/integration/test_resize.py"
+    ),
+    "iserblk/disk/metered.py": "tests/integration/test_metrics.py",
+    "iserblk/disk/multipath/addresses.py": "tests/disk/test_opening.py",
+    "iserblk/disk/multipath/discovering.py": "tests/integration/test_discovered_ways.py",
+    "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
+    "iserblk/disk/multipath/first_session.py": "tests/integration/test_several_portals.py",
+    "iserblk/disk/multipath/paths.py": "tests/integration/test_paths.py",
+    "iserblk/disk/resume.py": "tests/integration/test_recovery.py",
+    "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
+    "iserblk/doctor/finding.py": "tests/doctor/test_machine.py",
+    "iserblk/doctor/kernel.py": "tests/doctor/test_machine.py",
+    "iserblk/doctor/programs.py": "tests/doctor/test_machine.py",
+    "iserblk/doctor/rdma.py": "tests/doctor/test_machine.py",
+    "iserblk/doctor/report.py": "tests/doctor/test_machine.py",
+    "iserblk/errors.py": "the tree of errors; tests/cli/test_main.py has their exit statuses",
+    "iserblk/files.py": "tests/target/store/test_store.py, on real files",
+    "iserblk/initiator/connecting/login.py": (
+        "tests/iscsi/test_login.py and tests/integration/test_portals.py"
+    ),
+    "iserblk/initiator/connecting/reach.py": (
+        "tests/initiator/connecting/test_verbs.py and tests/integration/test_portals.py"
+    ),
+    "iserblk/initiator/connecting/send_targets.py": "tests/cli/test_discover.py",
+    "iserblk/initiator/session/driving.py": (
+        "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
+    ),
+    "iserblk/initiator/session/listeners.py": "tests/disk/durability/test_promise.py",
+    "iserblk/initiator/session/logout.py": "tests/initiator/session/test_session.py",
+    "iserblk/initiator/session/slots.py": "tests/initiator/session/test_sending.py",
+    "iserblk/iscsi/serial.py": "tests/iscsi/test_bhs.py",
+    "iserblk/iscsi/text_target.py": "tests/iscsi/test_text.py",
+    "iserblk/metrics/scraping.py": "tests/metrics/test_serving.py",
+    "iserblk/nbd/kernel/client.py": "tests/nbd/kernel/test_device.py",
+    "iserblk/nbd/kernel/detaching.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/nbd/kernel/programs.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/nbd/kernel/server.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/nbd/kernel/state.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/options.py": "tests/test_url.py",
+    "iserblk/rcap/iwarp/checks.py": (
+        "tests/rcap/iwarp/test_rdmap.py and tests/rcap/iwarp/test_receive.py"
+    ),
+    "iserblk/rcap/iwarp/ddp.py": "tests/rcap/iwarp/test_rdmap.py",
+    "iserblk/rcap/iwarp/reads.py": (
+        "tests/rcap/iwarp/test_receive.py and tests/rcap/iwarp/test_transmit.py"
+    ),
+    "iserblk/rcap/seam.py": "Protocols; tests/contract/test_queuepair.py",
+    "iserblk/rcap/verbs/api.py": "pyverbs' names in one place; tests/rcap/verbs/test_statuses.py",
+    "iserblk/rcap/verbs/cm.py": (
+        "rdma_cm, which wants a device: tests/lab/guest/test_rxe_contract_endings.py"
+    ),
+    "iserblk/rcap/verbs/connecting.py": "tests/initiator/connecting/test_verbs.py",
+    "iserblk/rcap/verbs/link.py": "tests/contract/test_queuepair.py, on devices that are fake",
+    "iserblk/rcap/verbs/listening.py": "tests/target/iscsi/test_listening.py",
+    "iserblk/rcap/verbs/memlock.py": "tests/rcap/verbs/test_pool.py",
+    "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
+    "iserblk/rcap/verbs/open_pairs.py": "tests/rcap/verbs/test_ending.py",
+    "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
+    "iserblk/rcap/verbs/sending.py": "tests/contract/test_queuepair.py, on devices that are fake",
+    "iserblk/scsi/opcodes.py": "numbers",
+    "iserblk/scsi/sense_words.py": "tests/scsi/test_sense.py",
+    "iserblk/scsi/status.py": "tests/scsi/test_sense.py",
+    "iserblk/secret.py": "tests/test_credentials.py",
+    "iserblk/sockets/stream.py": (
+        "tests/datamover/test_tcp_stream.py and tests/contract/test_datamover_tcp.py"
+    ),
+    "iserblk/target/iscsi/buffers.py": "tests/target/iscsi/test_connection.py",
+    "iserblk/target/iscsi/control.py": "tests/target/iscsi/test_connection.py",
+    "iserblk/target/scsi/commands.py": "tests/target/scsi/test_target_device.py",
+    "iserblk/target/scsi/ended.py": "tests/target/scsi/test_reservations_rules.py",
+    "iserblk/target/scsi/primary.py": "tests/target/scsi/test_target_device.py",
+    "iserblk/target/scsi/task.py": "tests/target/scsi/test_target_device.py",
+    "iserblk/target/scsi/unit.py": "tests/target/scsi/test_target_device.py",
+    "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
+    "iserblk/target/store/lunfile.py": "tests/target/store/test_store.py",
+}
+
+
+# Private attributes of ours that tests reach into, because there is no public way to a moment
+# between two threads, to memory that must be free again, or to a wire that must be cut.
+PRIVATE: dict[str, set[str]] = {
+    "tests/datamover/test_tcp_stream.py": {"_lock"},
+    "tests/disk/durability/test_journal_model.py": {"_lost"},
+    "tests/disk/durability/test_promise_turning_volatile.py": {"_batch", "_closed", "_spare"},
+    "tests/disk/lun/test_reservation.py": {"_look", "_unlock"},
+    "tests/fuse_mount/test_operations.py": {"_disks", "_idle_buffers"},
+    "tests/initiator/drivers/test_threads.py": {
+        "_followers",
+        "_hand_on",
+        "_heir",
+        "_led",
+        "_mutex",
+        "_poll",
+        "_wake",
+    },
+    "tests/initiator/session/test_races.py": {"_free"},
+    "tests/initiator/session/test_session_hostile.py": {"_poll", "_sock", "_wire"},
+    "tests/initiator/test_initiator_iser_rules.py": {"_stat_sn"},
+    "tests/initiator/test_reconnecting.py": {"_call", "_connect", "_resume"},
+    "tests/integration/test_metrics.py": {"_request"},
+    "tests/integration/test_portals.py": {"_settle"},
+    "tests/integration/test_tgtd.py": {"_unlock"},
+    "tests/lab/guest/test_rxe_contract_endings.py": {"_engine", "_modules"},
+    "tests/metrics/test_counting.py": {"_every"},
+    "tests/model/machine.py": {"_cached", "_cut", "_mutex", "_starts", "_write_back"},
+    "tests/rcap/iwarp/test_discard.py": {"_tx"},
+    "tests/rcap/iwarp/test_iwarp_queuepair.py": {"_emss"},
+    "tests/rcap/iwarp/test_receive.py": {"_send_msn"},
+    "tests/rcap/iwarp/test_transmit.py": {"_reads", "_responses"},
+    "tests/rcap/test_stags.py": {"_free"},
+    "tests/rcap/verbs/test_ending.py": {"_link", "_open"},
+    "tests/rcap/verbs/test_verbs_queuepair.py": {"_link"},
+    "tests/target/iscsi/test_accepting.py": {"_sock"},
+    "tests/target/iscsi/test_connection_hold.py": {"_on_reset"},
+    "tests/target/iscsi/test_connection_unsolicited.py": {"_pool"},
+    "tests/target/iser_client.py": {"_tasks"},
+    "tests/target/scsi/test_target_reservations.py": {"_units"},
+    "tests/target/scsi/test_unflushed.py": {"_writers"},
+    "tests/target/store/test_volatile.py": {"_cached"},
+    "tests/target/test_server.py": {"_attached", "_cmd_sn", "_device", "_nexuses"},
+    "tests/target/test_target_iser_rules.py": {"_device", "_free", "_pool"},
+    "tests/test_crc.py": {"_crc"},
+}
+# Public names of the standard library, in spite of the underscore.
+NOT_PRIVATE = {"_replace", "_fields", "_asdict", "_exit", "_getframe"}
 
 
 def modules() -> list[str]:
@@ -57,11 +223,40 @@ def test_the_list_is_current() -> None:
     known = set(modules())
     for module, reason in ELSEWHERE.items():
         assert module in known, f"{module}: there is none"
-        for word in reason.replace(",", " ").split():
-            if word.startswith("tests/"):
+        for word in reason.replace(",", " ").replace(":", " ").split():
+            if word.startswith("tests/") and word.endswith(".py"):
                 assert (ROOT / word).exists(), f"{module}: {word} is not there"
 
 
 def test_no_two_test_modules_of_one_name() -> None:
     names = Counter(path.name for path in every_test())
     assert {name for name, count in names.items() if count > 1} == set()
+
+
+def reached_into(path: Path) -> set[str]:
+    """Names with an underscore in front that the module takes of objects that are not its own."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        ):
+            found.add(node.attr)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("setattr", "delattr")
+        ):
+            found |= {
+                str(each.value).rpartition(".")[2]
+                for each in node.args[:2]
+                if isinstance(each, ast.Constant)
+            }
+    private = {name for name in found if name.startswith("_") and not name.startswith("__")}
+    return private - NOT_PRIVATE
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.name)
+def test_private_attributes_are_let_alone(path: Path) -> None:
+    allowed = PRIVATE.get(str(path.relative_to(ROOT)), set())
+    assert reached_into(path) == allowed

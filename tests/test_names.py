@@ -16,8 +16,8 @@ IQN = "iqn.2026-11.example:disk"
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of its own: a folder for its two files."""
-    monkeypatch.setattr(module, "_NAME_FILE", tmp_path / "initiatorname.iscsi")
-    monkeypatch.setattr(module, "_MACHINE_ID", tmp_path / "machine-id")
+    monkeypatch.setattr(module, "NAME_FILE", tmp_path / "initiatorname.iscsi")
+    monkeypatch.setattr(module, "MACHINE_ID", tmp_path / "machine-id")
     return tmp_path
 
 

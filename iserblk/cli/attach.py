@@ -169,7 +169,7 @@ def _listen() -> list[int]:
 
 
 def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
-    """Until every device was detached by somebody, or a signal has it done here. Raises
+    """Until every device was detached by another process, or a signal has it done here. Raises
     IserblkError when an nbdkit died."""
     left = list(attached)
     while left and not told:
@@ -184,7 +184,7 @@ def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
 
 
 def _bereaved(each: Device) -> None:
-    """Its nbdkit has ended: somebody is detaching it, or else it died."""
+    """Its nbdkit has ended: another process is detaching it, or else it died."""
     home = Home(each)
     deadline = time.monotonic() + 2.0
     while home.is_ours() and time.monotonic() < deadline:

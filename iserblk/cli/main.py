@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _open_standard_streams() -> None:
     """A stream that was closed on us is opened in the direction that it is not used in: no socket
-    gets its number, and whoever uses it hears of it."""
+    gets its number, and its user hears of it."""
     for stream, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
             os.fstat(stream)

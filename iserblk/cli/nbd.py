@@ -61,8 +61,8 @@ def command(
     """Export the LUNs of URL… over NBD, until SIGTERM or SIGINT.
 
     Prints `ready NBD-URI` once clients can connect. The exports are called lun0, lun1, …; the
-    default one is the first URL's. NBD has no authentication here: whoever reaches the socket
-    reads and writes.
+    default one is the first URL's. NBD has no authentication here: every client that
+    reaches the socket reads and writes.
     """
     if (path is None) == (listen is None):
         raise click.UsageError("Give either --socket PATH or --listen HOST:PORT.")
@@ -155,7 +155,7 @@ def _unix(path: str) -> Iterator[tuple[socket.socket, str]]:
             sock.bind(path)
         except OSError as error:
             words = error.strerror or str(error)
-            raise _refusal(error)(f"--socket {path}: {words}") from None
+            raise refusal(error)(f"--socket {path}: {words}") from None
         try:
             sock.listen(_BACKLOG)
             yield sock, f"nbd+unix:///?socket={quote(os.fsencode(path))}"
@@ -201,13 +201,13 @@ def _tcp(listen: str) -> Iterator[tuple[socket.socket, str]]:
             sock.bind(address)
             sock.listen(_BACKLOG)
         except OSError as error:
-            raise _refusal(error)(f"--listen {listen}: {error.strerror}") from None
+            raise refusal(error)(f"--listen {listen}: {error.strerror}") from None
         bound = sock.getsockname()
         shown = f"[{bound[0]}]" if family == socket.AF_INET6 else bound[0]
         yield sock, f"nbd://{shown}:{bound[1]}"
 
 
-def _refusal(error: OSError) -> type[IserblkError]:
+def refusal(error: OSError) -> type[IserblkError]:
     denied = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), PermissionDenied)
     kinds: dict[int, type[IserblkError]] = {errno.EADDRINUSE: Busy, **denied}
     return kinds.get(error.errno or 0, BadArgument)

@@ -84,8 +84,8 @@ def command(
     """Serve files as the LUNs of one target, over iSER on software iWARP and RDMA devices.
 
     Prints `ready iser://HOST:PORT/IQN` once connections are taken. SIGTERM and SIGINT end it;
-    what its caches hold is written first. Without --chap-accounts whoever reaches the port reads
-    and writes, so it listens on the loopback interface unless told otherwise.
+    what its caches hold is written first. Without --chap-accounts every client that reaches the
+    port reads and writes, so it listens on the loopback interface unless told otherwise.
     """
     accounts = None
     if chap_accounts:

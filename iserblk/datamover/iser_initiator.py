@@ -41,7 +41,7 @@ class IserInitiator:
 
     def __init__(self, qp: QueuePair, inline_size: int) -> None:
         """``inline_size``: the most data bytes that a PDU of ours carries behind its BHS."""
-        self._qp = qp
+        self.qp = qp
         self._inline_size = inline_size
         # Appended to by submitters, taken from by the one that flushes: both ends are atomic.
         self.queued: deque[WorkRequest] = deque()
@@ -49,18 +49,18 @@ class IserInitiator:
     # -- down -------------------------------------------------------------------------------------
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
-        headers = self._qp.alloc_headers(len(slots), MINIMUM_LENGTH + self._inline_size)
+        headers = self.qp.alloc_headers(len(slots), MINIMUM_LENGTH + self._inline_size)
         for slot, header in zip(slots, headers, strict=True):
             slot.header = header
             slot.bhs = header.view[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]
             slot.inline = header.view[MINIMUM_LENGTH:]
             slot.request.opcode = SEND_SE
             slot.request.header = header
-        self._qp.post_receive(len(slots) + unexpected)
+        self.qp.post_receive(len(slots) + unexpected)
 
     def notice_key_values(self, parameters: SessionParameters) -> None:
         if parameters.max_ulpdu:
-            self._qp.allow_ulpdu(parameters.max_ulpdu)
+            self.qp.allow_ulpdu(parameters.max_ulpdu)
 
     def enable_datamover(self) -> None:
         """Nothing to do in the cm style: login already travels in Sends."""
@@ -71,10 +71,10 @@ class IserInitiator:
         header = slot.header.view
         length = MINIMUM_LENGTH
         if direction == READ and data is not None:
-            slot.stag, slot.base = self._qp.advertise(data, REMOTE_WRITE)
+            slot.stag, slot.base = self.qp.advertise(data, REMOTE_WRITE)
             CONTROL_LAYOUT.pack_into(header, 0, CONTROL | RSV, 0, 0, slot.stag, slot.base)
         elif direction == WRITE and data is not None:
-            slot.stag, slot.base = self._qp.advertise(data, REMOTE_READ)
+            slot.stag, slot.base = self.qp.advertise(data, REMOTE_READ)
             CONTROL_LAYOUT.pack_into(header, 0, CONTROL | WSV, slot.stag, slot.base, 0, 0)
         else:
             CONTROL_LAYOUT.pack_into(header, 0, CONTROL, 0, 0, 0, 0)
@@ -86,7 +86,7 @@ class IserInitiator:
     def flush(self) -> bool:
         queued = self.queued
         while queued:
-            self._qp.post([queued.popleft() for _ in range(len(queued))])
+            self.qp.post([queued.popleft() for _ in range(len(queued))])
         return True
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
@@ -95,23 +95,23 @@ class IserInitiator:
         if stag:
             slot.stag = 0
             # Never twice: retire answers False where the response has done it already.
-            self._qp.retire(stag)
+            self.qp.retire(stag)
         if invalidated and invalidated != stag:
             raise RemoteProtocolError(
                 "iSER", f"response invalidated STag {invalidated:#x}, which is not its task's"
             )
 
     def disconnect(self) -> None:
-        self._qp.disconnect()
+        self.qp.disconnect()
 
     def connection_terminate(self) -> None:
         # What is queued stays: another thread may be taking from it, to learn that this is over.
-        self._qp.close()
+        self.qp.close()
 
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
-        completions = self._qp.progress(now)
+        completions = self.qp.progress(now)
         received = 0
         notify = self.user.control_notify
         for completion in completions:
@@ -128,16 +128,16 @@ class IserInitiator:
                     check_message_untrusted(message)
                 notify(message, HEADER_LENGTH, completion.invalidated)
         if received:
-            self._qp.post_receive(received)
-        if self._qp.next_deadline() is not None:  # an error behind them: no descriptor tells
+            self.qp.post_receive(received)
+        if self.qp.next_deadline() is not None:  # an error behind them: no descriptor tells
             received += self.progress(now)
         return received
 
     def describe(self) -> dict[str, object]:
-        return {"datamover": "iser", "header": HEADER_LENGTH, **self._qp.describe()}
+        return {"datamover": "iser", "header": HEADER_LENGTH, **self.qp.describe()}
 
     def fileno(self) -> int:
-        return self._qp.fileno()
+        return self.qp.fileno()
 
     def wants_write(self) -> bool:
-        return self._qp.wants_write()
+        return self.qp.wants_write()

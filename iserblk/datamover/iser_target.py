@@ -42,8 +42,8 @@ class IserTarget:
 
     def __init__(self, qp: QueuePair, send_invalidate: bool) -> None:
         """``send_invalidate``: the initiator allows Send with Invalidate."""
-        self._qp = qp
-        self._send_invalidate = send_invalidate
+        self.qp = qp
+        self.send_invalidate = send_invalidate
         self._queued: list[WorkRequest] = []
         # Local and Remote Mapping of the command being notified (RFC 7145 section 7.3.1).
         self._write_stag = 0
@@ -56,18 +56,18 @@ class IserTarget:
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
-        headers = self._qp.alloc_headers(len(slots), MINIMUM_LENGTH + inline_size)
+        headers = self.qp.alloc_headers(len(slots), MINIMUM_LENGTH + inline_size)
         for slot, header in zip(slots, headers, strict=True):
             slot.header = header
             slot.bhs = header.view[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]
             slot.inline = header.view[MINIMUM_LENGTH:]
             slot.request.header = header
             slot.request.signaled = True
-        self._qp.post_receive(receives)
+        self.qp.post_receive(receives)
 
     def notice_key_values(self, parameters: SessionParameters) -> None:
         if parameters.max_ulpdu:
-            self._qp.allow_ulpdu(parameters.max_ulpdu)
+            self.qp.allow_ulpdu(parameters.max_ulpdu)
 
     def enable_datamover(self) -> None:
         """Nothing to do in the cm style: login already travels in Sends."""
@@ -101,7 +101,7 @@ class IserTarget:
         byte that the STag names: running code advertises the first solicited byte, and so do we."""
         if not slot.write_stag:
             raise RemoteProtocolError("iSER", "a command that writes advertised no Write STag")
-        if not self._qp.ord:
+        if not self.qp.ord:
             raise RemoteProtocolError("iSER", "the initiator takes no RDMA Reads (IRD 0)")
         transfer = slot.transfer
         transfer.opcode = RDMA_READ
@@ -117,7 +117,7 @@ class IserTarget:
         request = slot.request
         request.header_length = MINIMUM_LENGTH + slot.inline_length
         request.opcode = SEND_SE
-        if invalidate and self._send_invalidate:
+        if invalidate and self.send_invalidate:
             stag = slot.read_stag or slot.write_stag
             if stag:
                 request.opcode = SEND_SE_INVALIDATE
@@ -129,7 +129,7 @@ class IserTarget:
         while self._queued:
             queued = self._queued
             self._queued = []
-            self._qp.post(queued)
+            self.qp.post(queued)
 
     def deallocate_task_resources(self, slot: TargetSlot) -> None:
         slot.read_stag = 0
@@ -137,17 +137,17 @@ class IserTarget:
         slot.transfer.data = None
 
     def disconnect(self) -> None:
-        self._qp.disconnect()
+        self.qp.disconnect()
 
     def connection_terminate(self) -> None:
         self._queued.clear()
-        self._qp.close()
+        self.qp.close()
 
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
         """Counts completions of every kind."""
-        completions = self._qp.progress(now)
+        completions = self.qp.progress(now)
         received = 0
         for completion in completions:
             opcode = completion.opcode
@@ -165,8 +165,8 @@ class IserTarget:
                 else:
                     self.user.sent_notify(slot)
         if received:
-            self._qp.post_receive(received)
-        if self._qp.next_deadline() is not None:  # an error behind them: no descriptor tells
+            self.qp.post_receive(received)
+        if self.qp.next_deadline() is not None:  # an error behind them: no descriptor tells
             return len(completions) + self.progress(now)
         return len(completions)
 
@@ -182,13 +182,13 @@ class IserTarget:
         self.user.control_notify(message, HEADER_LENGTH, 0)
 
     def describe(self) -> dict[str, object]:
-        return {"datamover": "iser", "header": HEADER_LENGTH, **self._qp.describe()}
+        return {"datamover": "iser", "header": HEADER_LENGTH, **self.qp.describe()}
 
     def fileno(self) -> int:
-        return self._qp.fileno()
+        return self.qp.fileno()
 
     def wants_write(self) -> bool:
-        return self._qp.wants_write()
+        return self.qp.wants_write()
 
     def next_deadline(self) -> float | None:
-        return self._qp.next_deadline()
+        return self.qp.next_deadline()

@@ -327,7 +327,7 @@ class PduSender:
         return OutPdu(buffers, size, owner, token)
 
     def flush(self) -> bool:
-        """Send what can be sent. False: somebody else is at it, and takes along what was queued
+        """Send what can be sent. False: another thread is at it, and takes along what was queued
         meanwhile."""
         while self.queued:
             if not self._lock.acquire(blocking=False):
@@ -348,7 +348,7 @@ class PduSender:
         self.flush()
 
     def _send(self) -> None:
-        """Under the lock. Whoever calls it looks at ``queued`` again when the lock is free."""
+        """Under the lock. Its caller looks at ``queued`` again when the lock is free."""
         wire, queued = self._wire, self.queued
         self._sending = True
         try:

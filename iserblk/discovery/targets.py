@@ -100,7 +100,7 @@ async def _probe(portals: list[tuple[str, int]], options: Options) -> dict[tuple
 
 
 async def takes_iser(portal: Portal, options: Options) -> bool:
-    """Whether somebody there takes a connection for iSER, by the provider that ``options`` would
+    """Whether a target there takes a connection for iSER, by the provider that ``options`` would
     take. It is closed again at once."""
     # The short wait for an MPA Reply: Traditional iSCSI never sends one.
     options = replace(options, fallback="iscsi")

@@ -22,63 +22,63 @@ class TrioDisk:
     """Implements AsyncDisk."""
 
     def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
-        self._core = core
-        self._driver = driver
+        self.core = core
+        self.driver = driver
         self.info: LunInfo = core.info
 
     @property
     def size(self) -> int:
-        return self._core.size
+        return self.core.size
 
     @property
     def dirty(self) -> bool:
-        return self._core.durability.wants_flush()
+        return self.core.durability.wants_flush()
 
     async def refresh(self) -> int:
-        return await self._driver.run_operation(self._core.refresh())
+        return await self.driver.run_operation(self.core.refresh())
 
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, buffer: memoryview, offset: int) -> None:
-        core = self._core
+        core = self.core
         waiter = TrioWaiter()
         deadline = 0.0
         slot = core.begin_read(buffer, offset, waiter)
         if slot is not None:
             try:
-                await self._driver.wait(waiter)
+                await self.driver.wait(waiter)
             except BaseException:
                 core.dropped(slot)
                 raise
             deadline = core.ended(slot)
             if not deadline:
                 return
-        await self._driver.run_operation(core.read(buffer, offset, deadline))
+        await self.driver.run_operation(core.read(buffer, offset, deadline))
 
     @trio.lowlevel.enable_ki_protection
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        core = self._core
+        core = self.core
         deadline = 0.0
         if not fua:
             waiter = TrioWaiter()
             slot = core.begin_write(buffer, offset, waiter)
             if slot is not None:
                 try:
-                    await self._driver.wait(waiter)
+                    await self.driver.wait(waiter)
                 except BaseException:
                     core.dropped(slot)
                     raise
                 deadline = core.ended_write(slot)
                 if not deadline:
                     return
-        await self._driver.run_operation(core.write(buffer, offset, fua, deadline))
+        await self.driver.run_operation(core.write(buffer, offset, fua, deadline))
 
     async def flush(self) -> None:
-        await self._driver.run_operation(self._core.flush())
+        await self.driver.run_operation(self.core.flush())
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False
     ) -> None:
-        await self._driver.run_operation(self._core.trim(offset, length, fua, patient))
+        await self.driver.run_operation(self.core.trim(offset, length, fua, patient))
 
     async def zero(
         self,
@@ -90,15 +90,15 @@ class TrioDisk:
         fua: bool = False,
         patient: bool = False,
     ) -> None:
-        await self._driver.run_operation(
-            self._core.zero(offset, length, may_trim, fast, fua, patient)
+        await self.driver.run_operation(
+            self.core.zero(offset, length, may_trim, fast, fua, patient)
         )
 
     async def extents(self, offset: int, length: int) -> list[Extent]:
-        return await self._driver.run_operation(self._core.extents(offset, length))
+        return await self.driver.run_operation(self.core.extents(offset, length))
 
     async def cache(self, offset: int, length: int) -> None:
-        await self._driver.run_operation(self._core.cache(offset, length))
+        await self.driver.run_operation(self.core.cache(offset, length))
 
 
 class TrioDiskSet:

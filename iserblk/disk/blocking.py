@@ -30,24 +30,24 @@ class ThreadDisk:
     """Implements BlockingDisk."""
 
     def __init__(self, core: DiskCore, driver: BlockingDriver) -> None:
-        self._core = core
-        self._driver = driver
+        self.core = core
+        self.driver = driver
         self.info: LunInfo = core.info
 
     @property
     def size(self) -> int:
-        return self._core.size
+        return self.core.size
 
     @property
     def dirty(self) -> bool:
-        return self._core.durability.wants_flush()
+        return self.core.durability.wants_flush()
 
     def refresh(self) -> int:
-        return self._run(self._core.refresh())
+        return self._run(self.core.refresh())
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        core = self._core
-        driver = self._driver
+        core = self.core
+        driver = self.driver
         slot = None
         try:
             waiter = driver.new_waiter()
@@ -62,8 +62,8 @@ class ThreadDisk:
             self._run(core.read(buffer, offset, deadline))
 
     def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        core = self._core
-        driver = self._driver
+        core = self.core
+        driver = self.driver
         slot = None
         try:
             if not fua:
@@ -79,20 +79,20 @@ class ThreadDisk:
             self._run(core.write(buffer, offset, fua, deadline))
 
     def _interrupted(self, slot: TaskSlot | None) -> None:
-        left = self._driver.abandon()
+        left = self.driver.abandon()
         if slot is not None and slot not in left:
             left.append(slot)  # it had ended already
         for each in left:
-            self._core.dropped(each)
+            self.core.dropped(each)
 
     def _run(self, operation: Operation[T]) -> T:
-        return self._driver.run(operation, self._core.dropped)
+        return self.driver.run(operation, self.core.dropped)
 
     def flush(self) -> None:
-        self._run(self._core.flush())
+        self._run(self.core.flush())
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
-        self._run(self._core.trim(offset, length, fua, patient))
+        self._run(self.core.trim(offset, length, fua, patient))
 
     def zero(
         self,
@@ -104,13 +104,13 @@ class ThreadDisk:
         fua: bool = False,
         patient: bool = False,
     ) -> None:
-        self._run(self._core.zero(offset, length, may_trim, fast, fua, patient))
+        self._run(self.core.zero(offset, length, may_trim, fast, fua, patient))
 
     def extents(self, offset: int, length: int) -> list[Extent]:
-        return self._run(self._core.extents(offset, length))
+        return self._run(self.core.extents(offset, length))
 
     def cache(self, offset: int, length: int) -> None:
-        self._run(self._core.cache(offset, length))
+        self._run(self.core.cache(offset, length))
 
 
 class ThreadDiskSet:

@@ -70,7 +70,7 @@ class MeteredBlocking:
     """Implements BlockingDisk over another."""
 
     def __init__(self, disk: BlockingDisk, metrics: LunMetrics) -> None:
-        self._disk = disk
+        self.disk = disk
         self._read = disk.read_into
         self._write = disk.write
         self._metrics = metrics
@@ -79,14 +79,14 @@ class MeteredBlocking:
 
     @property
     def size(self) -> int:
-        return self._disk.size
+        return self.disk.size
 
     @property
     def dirty(self) -> bool:
-        return self._disk.dirty
+        return self.disk.dirty
 
     def refresh(self) -> int:
-        return self._disk.refresh()
+        return self.disk.refresh()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         start = clock()
@@ -116,11 +116,11 @@ class MeteredBlocking:
 
     def flush(self) -> None:
         with _Timed(self._metrics, FLUSH):
-            self._disk.flush()
+            self.disk.flush()
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
         with _Timed(self._metrics, TRIM, length):
-            self._disk.trim(offset, length, fua, patient=patient)
+            self.disk.trim(offset, length, fua, patient=patient)
 
     def zero(
         self,
@@ -133,20 +133,20 @@ class MeteredBlocking:
         patient: bool = False,
     ) -> None:
         with _Timed(self._metrics, ZERO, length):
-            self._disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua, patient=patient)
+            self.disk.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua, patient=patient)
 
     def extents(self, offset: int, length: int) -> list[Extent]:
-        return self._disk.extents(offset, length)
+        return self.disk.extents(offset, length)
 
     def cache(self, offset: int, length: int) -> None:
-        self._disk.cache(offset, length)
+        self.disk.cache(offset, length)
 
 
 class MeteredAsync:
     """Implements AsyncDisk over another."""
 
     def __init__(self, disk: AsyncDisk, metrics: LunMetrics) -> None:
-        self._disk = disk
+        self.disk = disk
         self._read = disk.read_into
         self._write = disk.write
         self._metrics = metrics
@@ -155,14 +155,14 @@ class MeteredAsync:
 
     @property
     def size(self) -> int:
-        return self._disk.size
+        return self.disk.size
 
     @property
     def dirty(self) -> bool:
-        return self._disk.dirty
+        return self.disk.dirty
 
     async def refresh(self) -> int:
-        return await self._disk.refresh()
+        return await self.disk.refresh()
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
         start = clock()
@@ -192,13 +192,13 @@ class MeteredAsync:
 
     async def flush(self) -> None:
         with _Timed(self._metrics, FLUSH):
-            await self._disk.flush()
+            await self.disk.flush()
 
     async def trim(
         self, offset: int, length: int, fua: bool = False, *, patient: bool = False
     ) -> None:
         with _Timed(self._metrics, TRIM, length):
-            await self._disk.trim(offset, length, fua, patient=patient)
+            await self.disk.trim(offset, length, fua, patient=patient)
 
     async def zero(
         self,
@@ -211,15 +211,15 @@ class MeteredAsync:
         patient: bool = False,
     ) -> None:
         with _Timed(self._metrics, ZERO, length):
-            await self._disk.zero(
+            await self.disk.zero(
                 offset, length, may_trim=may_trim, fast=fast, fua=fua, patient=patient
             )
 
     async def extents(self, offset: int, length: int) -> list[Extent]:
-        return await self._disk.extents(offset, length)
+        return await self.disk.extents(offset, length)
 
     async def cache(self, offset: int, length: int) -> None:
-        await self._disk.cache(offset, length)
+        await self.disk.cache(offset, length)
 
 
 def metered_blocking(disk: BlockingDisk, core: DiskCore) -> BlockingDisk:

@@ -49,8 +49,8 @@ async def open_session(address: Address) -> TrioDriver:
 def reconnector(
     driver: Driver, address: Address, cores: Sequence[DiskCore]
 ) -> Reconnector | PathsReconnector:
-    """Whoever connects the driver's session again when its connection is lost. Its ``run`` is the
-    caller's to start, and its ``stop`` to call before he logs out."""
+    """What connects the driver's session again when its connection is lost. Its ``run`` is the
+    caller's to start, and its ``stop`` to call before the logout."""
     session = driver.session
     paths = address.paths
     if paths is not None:

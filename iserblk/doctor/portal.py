@@ -209,7 +209,7 @@ async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) ->
 
 
 async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
-    """Whether a device leads there, and somebody listens."""
+    """Whether a device leads there, and something listens."""
     _, _, cm = way.answers
     missing = verbs.provider.available()
     if missing is not None:
@@ -240,7 +240,7 @@ async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str
     qp.close()
     way.verbs = True
     cm.text = (
-        f"somebody listens; {words} gets there ({about.get('transport', 'RDMA')},"
+        f"something listens; {words} gets there ({about.get('transport', 'RDMA')},"
         f" STags are memory {about.get('mode', 'region')}s)"
     )
 
@@ -254,7 +254,7 @@ def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
         return answer
     for way in ways:
         if way.verbs:
-            answer.text = f"verbs: {way.device} leads there, and somebody listens"
+            answer.text = f"verbs: {way.device} leads there, and something listens"
             return answer
     if any(way.iwarp for way in ways):
         reasons = [way.answers[2].text for way in ways if way.iwarp]

@@ -31,8 +31,8 @@ _HASHES = {MD5: "md5", SHA1: "sha1", SHA256: "sha256", SHA3_256: "sha3_256"}
 # What is offered, in order of preference. SHA-256 is last: tgtd takes its number for SHA-1, and
 # must have found MD5 before. All four hide the secret alike. MD5 is not first, although that is all
 # that LIO before Linux 3.15, and Synology's, look at: current targets take the first that they
-# know, and would all take it. Nor is MD5 alone offered after a refusal: whoever can forge one would
-# choose the algorithm.
+# know, and would all take it. Nor is MD5 alone offered after a refusal: an attacker who can forge
+# one would choose the algorithm.
 OFFER = (SHA3_256, SHA1, MD5, SHA256)
 
 MAXIMUM_BINARY = 1024  # bytes of a challenge or response
@@ -308,7 +308,7 @@ class ChapTarget:
             if hmac.compare_digest(asked, self._challenge):
                 raise AuthenticationError("the initiator sent our own challenge back")
         accounts = self._accounts
-        # Somebody unknown costs as much time as somebody known.
+        # An unknown user costs as much time as a known one.
         known = name in accounts.secrets
         secret = accounts.secrets.get(name) or Secret(self._random(_CHALLENGE).hex())
         right = hmac.compare_digest(theirs, self._respond_to(secret))

@@ -213,7 +213,7 @@ _NOT_ONE = ("MaxOutstandingUnexpectedPDUs", "MaxAHSLength")
 _DIGESTS = ("HeaderDigest", "DataDigest")
 _NO_DIGEST = "None"
 # Obsolete, and refused whatever is asked for.
-_FORCED_NO = ("IFMarker", "OFMarker")
+FORCED_NO = ("IFMarker", "OFMarker")
 
 # Keys of RFC 7145, which a peer need not know; RFC 7143 demands that all its own are known.
 _MAY_BE_UNKNOWN = frozenset(
@@ -230,7 +230,7 @@ _COMBINE: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def _parse(key: Key, text: str) -> Value | None:
+def parse(key: Key, text: str) -> Value | None:
     """A value of ``key``; None when the key cannot have it."""
     if key.value == BOOLEAN:
         return {"Yes": True, "No": False}.get(text)
@@ -266,7 +266,7 @@ def answer(
         return NOT_UNDERSTOOD
     if key.sender == (INITIATOR if by_target else TARGET):
         raise RemoteProtocolError("iSCSI", f"{name} was sent by the wrong side")
-    value = _parse(key, offer)
+    value = parse(key, offer)
     if value is None or key.kind == OBSOLETE:
         return REJECT
     if key.kind == DECLARE:
@@ -284,7 +284,7 @@ def answer(
             return IRRELEVANT
         return REJECT
     assert not isinstance(value, str)
-    if name in _FORCED_NO or (name == "RDMAExtensions" and discovery):
+    if name in FORCED_NO or (name == "RDMAExtensions" and discovery):
         own = False
     result = _COMBINE[key.kind](value, own)
     setattr(wish, key.field, result)
@@ -300,7 +300,7 @@ def accept(offered: SessionParameters, name: str, result: str) -> None:
     if key.kind == DECLARE:
         # No answer but a declaration of the peer's own, unless it says that it cannot use ours.
         if result not in ANSWER_WORDS:
-            value = _parse(key, result)
+            value = parse(key, result)
             if value is None:
                 raise RemoteProtocolError("iSCSI", f"{name}={result[:40]} is no value of it")
             setattr(offered, key.field, value)
@@ -311,7 +311,7 @@ def accept(offered: SessionParameters, name: str, result: str) -> None:
         not_answered(offered, name)
         return
     own = getattr(offered, key.field)
-    value = _parse(key, result)
+    value = parse(key, result)
     if name in _DIGESTS and value == _NO_DIGEST:
         # What a target says that has none, offered or not: a login may insist on another.
         setattr(offered, key.field, _NO_DIGEST)

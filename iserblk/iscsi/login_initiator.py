@@ -227,7 +227,7 @@ class LoginInitiator:
         if response.status:  # before anything else: tgtd refuses without saying whom
             raise self._refused(response.status, data)
         if response.itt != _ITT or response.isid != self._config.isid:
-            raise RemoteProtocolError("iSCSI", "a login response to somebody else's request")
+            raise RemoteProtocolError("iSCSI", "a login response to another request")
         if response.version_active:
             raise LoginError(
                 f"the target speaks version {response.version_active} of iSCSI; we speak 0"
@@ -327,8 +327,8 @@ class LoginInitiator:
         method = given["AuthMethod"]
         if method in ("None", *keys.ANSWER_WORDS):
             raise AuthenticationError(
-                f"the target does not authenticate anybody (AuthMethod={method}), but a user and "
-                "a secret were given; turn CHAP on at the target, or leave them out"
+                f"the target does not authenticate initiators (AuthMethod={method}), but a user "
+                "and a secret were given; turn CHAP on at the target, or leave them out"
             )
         if method != "CHAP":
             raise RemoteProtocolError("iSCSI", f"AuthMethod={method[:40]} was not offered")

@@ -66,7 +66,7 @@ def words(address: Address) -> str:
 
 
 def answers(path: Path) -> bool:
-    """Somebody listens on the Unix socket ``path``. Raises OSError where that is no socket, or
+    """A process listens on the Unix socket ``path``. Raises OSError where that is no socket, or
     cannot be known."""
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise FileExistsError(f"{path}: exists, and is no socket")
@@ -82,11 +82,11 @@ def answers(path: Path) -> bool:
 
 
 def make_room(path: Path) -> None:
-    """Remove a socket that nobody listens on any more. Raises Busy where somebody does, BadArgument
-    where something else is there, or nothing can be."""
+    """Remove a socket that nobody listens on any more. Raises Busy where a process does,
+    BadArgument where something else is there, or nothing can be."""
     try:
         if answers(path):
-            raise Busy(f"metrics: {path}: somebody serves there already; give another path")
+            raise Busy(f"metrics: {path}: a process serves there already; give another path")
         path.unlink()
     except FileNotFoundError:
         return

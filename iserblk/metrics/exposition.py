@@ -1,6 +1,6 @@
 """Readings as Prometheus text, and back. The names below are a contract (docs/cli.md).
 
-prometheus_client is loaded here, and nowhere else: whoever imports this module pays for it.
+prometheus_client is loaded here, and nowhere else: the importer of this module pays for it.
 """
 
 from __future__ import annotations

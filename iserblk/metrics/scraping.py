@@ -1,4 +1,4 @@
-"""Asking a process for its metrics. Whoever answers there is not trusted."""
+"""Asking a process for its metrics. The process that answers is not trusted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scrape(address: Address) -> ProcessReading:
     head, blank, body = answer.partition(b"\r\n\r\n")
     status = head.partition(b"\r\n")[0].split(b" ")
     if not blank or not status[0].startswith(b"HTTP/1.") or status[1:2] != [b"200"]:
-        raise RemoteProtocolError("HTTP", f"{name}: whoever answers there serves no metrics")
+        raise RemoteProtocolError("HTTP", f"{name}: what answers there serves no metrics")
     try:
         return parse_untrusted(body.decode(errors="replace"))
     except RemoteProtocolError as error:

@@ -1,4 +1,4 @@
-"""An answerer of HTTP/1.0 for one document: the metrics of some LUNs, to whoever can connect.
+"""An answerer of HTTP/1.0 for one document: the metrics of some LUNs, to all who can connect.
 
 What clients send is looked at just enough to see what they ask for: bounded in bytes, in time, and
 in how many at once.
@@ -139,7 +139,7 @@ async def _attend(client: trio.socket.SocketType, look: Look, free: trio.Semapho
 
 def _text(look: Look) -> tuple[str, bytes]:
     """In a thread: with many LUNs it takes a while, and the loop may have requests to see to. What
-    makes the text is loaded when somebody asks for the first time, and start-up is spared it."""
+    makes the text is loaded with the first question, and start-up is spared it."""
     from iserblk.metrics.exposition import CONTENT_TYPE, expose  # noqa: PLC0415
 
     return CONTENT_TYPE, expose(look)

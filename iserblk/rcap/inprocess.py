@@ -62,18 +62,18 @@ class MemoryQueuePair:
         self.receive_size = receive_size
         self.intercept: Callable[[Message], bool] | None = None
         self._hold = False
-        self._peer: MemoryQueuePair | None = None
-        self._inbox: deque[Message] = deque()
+        self.peer: MemoryQueuePair | None = None
+        self.inbox: deque[Message] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bell_lock = Lock()
         self._rx_lock = Lock()  # held for every placement
         self._tx_lock = Lock()  # keeps posted requests in order; taken after the other
-        self._stags = StagTable()
+        self.stags = StagTable()
         self._requests: deque[seam.WorkRequest] = deque()
         self._reads: deque[OutstandingRead] = deque()
         self._left: deque[seam.Completion] = deque()  # signaled requests
-        self._posted = 0
-        self._consumed = 0
+        self.posted = 0
+        self.consumed = 0
         self._closed = False
         self._disconnected = False
         self._error: TransportError | None = None
@@ -108,21 +108,21 @@ class MemoryQueuePair:
         """The Base Offset is always 0. Raises ConnectionLost once the pair was closed."""
         if self._closed:
             raise ConnectionLost("the connection is closed")
-        return self._stags.advertise(buffer, rights), 0
+        return self.stags.advertise(buffer, rights), 0
 
     def retire(self, stag: int) -> bool:
-        region = self._stags.owned(stag)
+        region = self.stags.owned(stag)
         with self._rx_lock:
             valid = region.valid
             region.valid = False
-        self._stags.release(region)
+        self.stags.release(region)
         return valid
 
     # --- work ---
 
     def post_receive(self, count: int) -> None:
         with self._tx_lock:
-            self._posted += count
+            self.posted += count
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
         with self._tx_lock:
@@ -138,8 +138,8 @@ class MemoryQueuePair:
         self._quiet()
         with self._rx_lock:
             try:
-                while self._inbox and self._error is None and not (self._hold or self._closed):
-                    self._take(self._inbox.popleft(), completions)
+                while self.inbox and self._error is None and not (self._hold or self._closed):
+                    self._take(self.inbox.popleft(), completions)
             except RemoteProtocolError as error:
                 self._error = error.with_traceback(None)  # which would keep the caller's frames
                 if error.terminate is not None:
@@ -188,8 +188,8 @@ class MemoryQueuePair:
             self._closed = True
             self._requests.clear()
             self._reads.clear()
-            self._inbox.clear()
-            self._stags.clear()
+            self.inbox.clear()
+            self.stags.clear()
         self._transmit(Message(CLOSED))
         with self._bell_lock:
             os.close(self._bell)
@@ -223,9 +223,9 @@ class MemoryQueuePair:
     def _transmit(self, message: Message) -> None:
         if self.intercept is not None and not self.intercept(message):
             return
-        peer = self._peer
+        peer = self.peer
         if peer is not None and not peer._closed:
-            peer._inbox.append(message)
+            peer.inbox.append(message)
             peer._ring()
 
     def _ring(self) -> None:
@@ -251,7 +251,7 @@ class MemoryQueuePair:
             fault = self._deliver(message, completions)
         elif kind == seam.RDMA_WRITE:
             if message.size:
-                region = self._stags.find(message.stag)
+                region = self.stags.find(message.stag)
                 fault = checks.write_fault(region, message.stag, message.to, message.size)
                 if fault is None and region is not None:
                     region.view[message.to : message.to + message.size] = message.data
@@ -271,19 +271,19 @@ class MemoryQueuePair:
             raise checks.protocol_error(fault)
 
     def _deliver(self, message: Message, completions: list[seam.Completion]) -> checks.Fault | None:
-        receives = self._posted - self._consumed
+        receives = self.posted - self.consumed
         fault = checks.send_fault(message.size, self.receive_size, receives, (0, 0, 0), (0, 0))
         if fault is not None:
             return fault
         invalidated = 0
         if message.kind & seam.SEND_INVALIDATE:
             invalidated = message.stag
-            region = self._stags.find(invalidated)
+            region = self.stags.find(invalidated)
             if region is None:
                 text = f"Send with Invalidate of STag 0x{invalidated:08x}, which is not valid"
                 return text, rdmap.CANNOT_INVALIDATE
             region.valid = False
-        self._consumed += 1
+        self.consumed += 1
         solicited = message.kind >= seam.SEND_SE
         completions.append(
             seam.Completion(seam.RECEIVE, None, memoryview(message.data), invalidated, solicited)
@@ -293,7 +293,7 @@ class MemoryQueuePair:
     def _answer(self, message: Message) -> checks.Fault | None:
         data = _EMPTY
         if message.size:
-            region = self._stags.find(message.stag)
+            region = self.stags.find(message.stag)
             fault = checks.source_fault(region, message.stag, message.to, message.size)
             if fault is not None or region is None:
                 return fault
@@ -319,5 +319,5 @@ def memory_pair(
         MemoryQueuePair(ird=ird, ord=depth, private_data=said_by_peer, receive_size=receive_size)
         for said_by_peer in reversed(private_data)
     )
-    first._peer, second._peer = second, first
+    first.peer, second.peer = second, first
     return first, second

@@ -2,7 +2,7 @@
 
 Shaped like verbs, so that the same iSER code runs over the software iWARP (``iserblk.rcap.iwarp``),
 over an in-process pair (``iserblk.rcap.inprocess``) and over real devices. No trio, no clock: the
-driver that waits is somebody else's (see ``docs/architecture.md``).
+driver that waits is the caller's (see ``docs/architecture.md``).
 
 Threads: ``post``, ``post_receive``, ``advertise`` and ``retire`` may be called from any thread at
 any time. ``progress`` may be called from any thread, by one at a time (the drivers see to that).

@@ -13,7 +13,7 @@ import struct
 
 from iserblk.scsi import opcodes
 
-# An UNMAP command is nothing without its parameter list: whoever builds one needs both.
+# An UNMAP command is nothing without its parameter list: its caller needs both.
 from iserblk.scsi.lba import unmap_parameters as unmap_parameters  # noqa: PLC0414
 
 # Flags in byte 1.

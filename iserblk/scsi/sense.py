@@ -117,7 +117,7 @@ class Sense(NamedTuple):
 
     @property
     def is_ready_soon(self) -> bool:
-        """The LUN is not ready, and will be without anybody's doing."""
+        """The LUN is not ready, and will be by itself."""
         return self.key == NOT_READY and self.code in READY_SOON
 
     @property

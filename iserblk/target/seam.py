@@ -62,7 +62,7 @@ class Nexus:
     """The I_T nexus of one session. ``name``: what stays the same when the initiator comes back,
     the initiator name (in lower case: names are compared without it), the ISID, and the port.
 
-    ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by somebody else.
+    ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by another one.
     Those that a thread is running cannot be: they complete, and for each ``ended`` is called then.
     Returns how many those are. Called by the one thread that begins commands. ``port``: the
     target port that the session came to.

@@ -24,7 +24,7 @@ class BusyPoll:
     """Keeps one trio loop awake, where ``run`` runs. ``limit_us``: how long after a message; 0:
     never. ``until``: monotonic time.
 
-    It never does so where there is just one processor: whoever sends the next message needs it.
+    It never does so where there is just one processor: the sender of the next message needs it.
     """
 
     def __init__(self, limit_us: int) -> None:
@@ -37,12 +37,12 @@ class BusyPoll:
         self.until = now + self.limit
         self._nap.wake()
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt is for whoever uses the loop
+    @trio.lowlevel.enable_ki_protection  # an interrupt is for the user of the loop
     async def run(self) -> None:
         """Body of a task; runs until it is cancelled."""
         while True:
             while monotonic() < self.until:
-                os.sched_yield()  # whoever waits for this processor goes first
+                os.sched_yield()  # what waits for this processor goes first
                 await trio.lowlevel.checkpoint()  # its poll does not sleep while a task can run
             await self._nap.sleep()
 

@@ -12,7 +12,7 @@ import trio
 
 
 class Nap:
-    """Where one task sleeps until somebody wakes it."""
+    """Where one task sleeps until another one wakes it."""
 
     __slots__ = ("_task",)
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 running: Strand | None = None
 """The strand whose code this is."""
 held = False
-"""Whoever sets this calls ``run`` in a moment: wakened strands wait for that."""
+"""Its setter calls ``run`` in a moment: wakened strands wait for that."""
 
 _ready: deque[Strand] = deque()
 _enough = False

@@ -30,21 +30,21 @@ class Network:
         ends = ((f"{name}t", "veth0", TARGET_ADDRESS), (f"{name}c", "veth1", _CLIENT_ADDRESS))
         for end, _, _ in ends:
             with _signals_wait():
-                _ip("netns", "add", end)
+                ip_command("netns", "add", end)
                 stack.callback(_remove, end)
         (one, here, _), (other, there, _) = ends
         veth = ["type", "veth", "peer", "name", there, "mtu", str(mtu), "netns", other]
-        _ip("link", "add", here, "mtu", str(mtu), "netns", one, *veth)
+        ip_command("link", "add", here, "mtu", str(mtu), "netns", one, *veth)
         for end, link, address in ends:
-            _ip("-netns", end, "address", "add", f"{address}/24", "dev", link)
-            _ip("-netns", end, "link", "set", link, "up")
-            _ip("-netns", end, "link", "set", "lo", "up")
+            ip_command("-netns", end, "address", "add", f"{address}/24", "dev", link)
+            ip_command("-netns", end, "link", "set", link, "up")
+            ip_command("-netns", end, "link", "set", "lo", "up")
         self.target, self.client = (
             ["nsenter", f"--net=/run/netns/{end}", "--"] for end, _, _ in ends
         )
 
 
-def _ip(*arguments: str) -> None:
+def ip_command(*arguments: str) -> None:
     run("ip", ["ip", *arguments])
 
 
@@ -52,7 +52,7 @@ def _remove(name: str) -> None:
     """With its end of the pair, which takes the other along."""
     try:
         with _signals_wait():
-            _ip("netns", "delete", name)
+            ip_command("netns", "delete", name)
     except Absent as error:  # it has gone already: nothing to stop for
         print(f"bench: {error}")
 

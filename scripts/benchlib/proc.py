@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LISTEN = "0A"
 _RESET_PEAK_RSS = "5"  # proc(5), clear_refs
 
@@ -40,7 +40,7 @@ def lives_in(session: int, pid: int) -> bool:
 def parse_cpu_seconds(stat: str) -> float:
     """User and system time of all threads, ended ones included, from the text of PID/stat."""
     utime, stime = map(int, _stat_fields(stat)[11:13])
-    return (utime + stime) / _TICKS_PER_S
+    return (utime + stime) / TICKS_PER_S
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

@@ -38,7 +38,7 @@ from benchlib.servers import Absent
 from benchlib.storage import FILE_SIZE, fill, place_for_files
 from benchlib.subjects import Bench
 
-_HERTZ = 100  # more would slow down a process of 40 threads, each of which is stopped
+HERTZ = 100  # more would slow down a process of 40 threads, each of which is stopped
 _SETTLE_S = 1.0  # py-spy samples inside the run, not its start and end
 _MANY_THREADS = 8
 _WITHOUT_GIL = "(without the GIL: system calls, thread switches, nbdkit)"
@@ -89,7 +89,7 @@ class Recording:
     gil_only: bool
 
     def command(self, spy: str, seconds: int) -> list[str]:
-        options = ["--duration", str(seconds), "--rate", str(_HERTZ), "--format", "raw"]
+        options = ["--duration", str(seconds), "--rate", str(HERTZ), "--format", "raw"]
         options += ["--full-filenames", "--output", str(self.file), "--pid", str(self.pid)]
         return [spy, "record", *options, *(["--gil"] if self.gil_only else [])]
 
@@ -160,13 +160,13 @@ def per_request(
 ) -> dict[str, float]:
     """CPU µs of one request by key of ``counts``, the greatest first.
 
-    Samples of the GIL's holder are a clock: each is 1/_HERTZ seconds. The others are shares of the
+    Samples of the GIL's holder are a clock: each is 1/HERTZ seconds. The others are shares of the
     process's CPU time.
     """
     measured = run.measured
     cpu_us = run.cpu_seconds[name] / measured.ios * 1e6
     if recording.gil_only:
-        sample_us = 1e6 / (_HERTZ * seconds) / (measured.ios / measured.seconds)
+        sample_us = 1e6 / (HERTZ * seconds) / (measured.ios / measured.seconds)
     else:
         sample_us = cpu_us / max(1, sum(counts.values()))
     found = {key: count * sample_us for key, count in counts.items()}

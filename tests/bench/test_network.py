@@ -77,14 +77,14 @@ def test_two_networks_do_not_meet(stack: ExitStack) -> None:
 
 def test_half_a_network_is_removed(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     before = namespaces()
-    made = network._ip
+    made = network.ip_command
 
     def fails(*arguments: str) -> None:
         if "address" in arguments:
             raise Absent("ip: no more of that")
         made(*arguments)
 
-    monkeypatch.setattr(network, "_ip", fails)
+    monkeypatch.setattr(network, "ip_command", fails)
     with stack, pytest.raises(Absent):
         Network(stack, 1500)
     monkeypatch.undo()
@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_no_namespace(
         except Absent as reason:
             pytest.skip(f"no network namespaces here: {reason}")
     before = namespaces()
-    made = network._ip
+    made = network.ip_command
     interrupted = []
 
     def interrupts(*arguments: str) -> None:
@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_no_namespace(
         else:
             made(*arguments)
 
-    monkeypatch.setattr(network, "_ip", interrupts)
+    monkeypatch.setattr(network, "ip_command", interrupts)
     try:
         with pytest.raises(KeyboardInterrupt), stack:
             Network(stack, 1500)

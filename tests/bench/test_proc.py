@@ -26,7 +26,7 @@ TCP = (
 
 
 def test_cpu_time_is_found_behind_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proc, "_TICKS_PER_S", 100)
+    monkeypatch.setattr(proc, "TICKS_PER_S", 100)
     assert proc.parse_cpu_seconds(STAT) == 3.0
 
 

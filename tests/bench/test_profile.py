@@ -55,7 +55,7 @@ def test_samples_of_running_threads_share_the_cpu_time() -> None:
 
 
 def test_samples_of_the_gils_holder_are_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "_HERTZ", 100)
+    monkeypatch.setattr(profile, "HERTZ", 100)
     recording = Recording(1, Path("x.raw"), gil_only=True)
     # Held in 200 of 1,000 samples: 20 µs of each 100 µs that a request takes.
     times = profile.per_request({"rcap": 200}, recording, RUN, "nbdkit", 10)

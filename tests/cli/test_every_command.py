@@ -519,4 +519,4 @@ def test_something_else_listens() -> None:
 )
 def test_a_place_that_nbd_may_not_listen_in_is_no_bad_argument(number: int, status: int) -> None:
     """A read-only file system among them."""
-    assert nbd._refusal(OSError(number, "")).exit_status == status
+    assert nbd.refusal(OSError(number, "")).exit_status == status

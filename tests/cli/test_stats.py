@@ -280,4 +280,4 @@ def test_nobody_serves(tmp_path: Path) -> None:
 
 def test_a_place_that_is_taken(disk: BlockingDisk, target: TargetProcess, place: Path) -> None:
     words = bad(28, "info", target.url, "--metrics", place)
-    assert "somebody serves there already" in words
+    assert "a process serves there already" in words

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 from tests.cli.commands import bad, good, good_json, iserblk, serving
 from tests.support.target import IQN
+from tests.support.until import until_blocking
 
 
 def test_portal_groups_and_their_states(tmp_path: Path) -> None:
@@ -47,8 +47,7 @@ def test_portal_groups_and_their_states(tmp_path: Path) -> None:
 
 def hang_up(pid: int, log: Path, words: str) -> None:
     os.kill(pid, signal.SIGHUP)
-    while not re.search(words, log.read_text()):
-        time.sleep(0.01)
+    until_blocking(lambda: re.search(words, log.read_text()))
 
 
 def test_wrong_words(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from iserblk.scsi.sense import (
     encode_fixed,
 )
 from tests.disk.fake_lun import FakeLun, FakeLuns, T, finish
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.LEFT_OUT)
 
 URL = "iser://portal/iqn.2026-11.example:disk"
 CHANGED = encode_fixed(UNIT_ATTENTION, 0x3F, 0x0E)

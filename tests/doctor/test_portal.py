@@ -22,9 +22,12 @@ from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Url
+from tests.support import logs
 from tests.support.fabric import Fabric
 from tests.support.portal import Portal, portals
 from tests.target.fake_store import FakeStore
+
+pytestmark = pytest.mark.logs(logs.FALLBACK)
 
 IQN = "iqn.2026-11.example:disk"
 SHORT = Limits(resolve=0.2, tcp=0.2, mpa=0.2, route=0.2, verbs=0.2, login=0.4, logout=0.2)
@@ -124,8 +127,8 @@ async def test_a_device_leads_there(fabric: Fabric) -> None:
         report = await look(port, IQN, Limits())
         assert (report.error, report.choice) == (None, "verbs")
         cm = at(report, "rdma_cm").text
-        assert cm == "somebody listens; fake0 gets there (RoCE, STags are memory windows)"
-        assert at(report, "choice").text == "verbs: fake0 leads there, and somebody listens"
+        assert cm == "something listens; fake0 gets there (RoCE, STags are memory windows)"
+        assert at(report, "choice").text == "verbs: fake0 leads there, and something listens"
         assert ", over verbs, as " in at(report, "login").text
         report = await look(port, IQN, Limits(), rcap="iwarp")
         assert report.choice == "iwarp"

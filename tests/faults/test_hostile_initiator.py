@@ -24,10 +24,14 @@ from iserblk.url import parse_url
 from tests.faults.bystander import bystander
 from tests.faults.changes import lie
 from tests.iscsi import logins
+from tests.support import logs
 from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import Behaviour
 from tests.support.faults.proxy import FaultProxy
 from tests.support.target import IQN, TargetProcess, running_target
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.DEADLINES, logs.LOST_POWER, logs.RECONNECTED, logs.REJECTED)
 
 MIB = 1 << 20
 TRANSPORTS = ("iser", "iscsi")
@@ -125,8 +129,7 @@ async def test_a_flood_of_pings_that_reads_no_answer(target: TargetProcess, tran
         assert target.memory - memory < 128 * MIB
         turns = good.turns
         with trio.fail_after(PATIENCE_S):
-            while good.turns < turns + 10:  # noqa: ASYNC110 (a test's condition)
-                await trio.sleep(0.01)
+            await until(lambda: good.turns >= turns + 10)
         session.fail(TransportError("end of test"))
     await settled(target, baseline)
 
@@ -149,7 +152,7 @@ async def _flood_bytes(fileno: int, sent: list[int]) -> None:
 
 
 async def _flood_sends(session: object, sent: list[int]) -> None:
-    pair: seam.QueuePair = session.queue.datamover._qp  # type: ignore[attr-defined]
+    pair: seam.QueuePair = session.queue.datamover.qp  # type: ignore[attr-defined]
     header = bytes((0x10,)) + bytes(27)
     while sent[0] < MOST_PINGS:
         request = seam.WorkRequest(seam.SEND_SE)

@@ -19,11 +19,14 @@ from iserblk.errors import IserblkError, LocalProtocolError, TransportError
 from iserblk.initiator.connecting import reach
 from tests.faults.bystander import bystander
 from tests.faults.changes import lie
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.faults.behaviours import Behaviour, Drop, Duplicate
 from tests.support.faults.framing import Unit
 from tests.support.faults.proxy import FaultProxy, Plan
 from tests.support.target import IQN, TargetProcess, running_target
+
+pytestmark = pytest.mark.logs(logs.DEADLINES, logs.LOST_POWER, logs.RECONNECTED)
 
 MIB = 1 << 20
 TRANSPORTS = ("iser", "iscsi")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from iserblk.errors import CommandError, TransportError
+from tests.support import logs
 from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import (
     FIN,
@@ -28,6 +29,9 @@ from tests.support.faults.behaviours import (
 )
 from tests.support.faults.proxy import FaultProxy, nothing
 from tests.support.target import TargetProcess, running_target
+from tests.support.until import until_blocking
+
+pytestmark = pytest.mark.logs(logs.DEADLINES, logs.LOST_POWER, logs.RECONNECTED)
 
 PATIENCE_S = 20.0
 TRANSPORTS = ("iser", "iscsi")
@@ -174,8 +178,7 @@ def test_what_is_held_arrives_after_its_sender_has_gone(paired: Callable[..., Pa
     client.sendall(b"first")
     assert server.recv(100) == b"first"
     client.sendall(b"old write")
-    while not hold.holding:
-        time.sleep(0.001)
+    until_blocking(lambda: hold.holding)
     client.close()
     second, newer = pair.join()
     second.sendall(b"newer")

@@ -10,9 +10,12 @@ import pytest
 
 from iserblk.errors import ConnectionLost, TransportError
 from iserblk.initiator.connecting import iwarp
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.faults.seams import FaultyQueuePair, FaultyStream, Script, memory_short
 from tests.support.target import TargetProcess, running_target
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED)
 
 SEAMS = {"iser": "IwarpQueuePair", "iscsi": "SocketStream"}
 LOSES = {"iser": ("post", "progress"), "iscsi": ("send", "receive")}

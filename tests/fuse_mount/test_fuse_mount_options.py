@@ -73,7 +73,7 @@ def test_allow_other_needs_the_owners_consent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(options.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(options, "_FUSE_CONF", tmp_path / "fuse.conf")
+    monkeypatch.setattr(options, "FUSE_CONF", tmp_path / "fuse.conf")
     with pytest.raises(UsageError, match="user_allow_other"):
         parse_options(["allow_other"])
     (tmp_path / "fuse.conf").write_text("# user_allow_other\n")

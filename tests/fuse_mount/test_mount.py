@@ -81,7 +81,7 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
         if server.poll() is None:
             server.terminate()
         server.communicate(timeout=60)
-    left = mount._mounted(str(made.place))
+    left = mount.is_mounted(str(made.place))
     if left != ("", 0):
         subprocess.run(["umount", "--lazy", made.place], check=False)
     assert left == ("", 0)
@@ -102,7 +102,7 @@ def test_what_is_there(mounts: Mounts) -> None:
     with pytest.raises(OSError) as caught:
         second.open("r+b")
     assert caught.value.errno == errno.EROFS
-    assert mount._mounted(str(mounts.place))[0] == "fuse.iserblk"
+    assert mount.is_mounted(str(mounts.place))[0] == "fuse.iserblk"
 
 
 def test_data_and_fsync(mounts: Mounts) -> None:

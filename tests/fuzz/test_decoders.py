@@ -29,11 +29,11 @@ ELSEWHERE = {
     "datamover/iser_initiator.py:IserInitiator.deallocate_task_resources":
         "tests/initiator/session/test_session_hostile.py",
     "initiator/connecting/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
+    "target/iscsi/accepting.py:is_iwarp": "tests/target/iscsi/test_accepting.py",
     "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
     "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
-    "target/iscsi/accepting.py:_is_iwarp": "tests/faults/test_hostile_initiator.py",
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.inprocess import memory_pair
 from iserblk.scsi.luns import encode
 from tests.rcap.wire import iwarp_pair
+from tests.support.until import until
 
 INLINE = 8192
 RECEIVE = HEADER_LENGTH + BHS_LENGTH + INLINE
@@ -108,8 +109,7 @@ class Peer:
 
     async def hears(self, count: int) -> None:
         """Return when ``count`` PDUs have come; ``run`` runs."""
-        while len(self.heard) < count:  # noqa: ASYNC110 (a test's condition)
-            await trio.sleep(0.001)
+        await until(lambda: len(self.heard) >= count)
 
     def _post(self, request: seam.WorkRequest) -> None:
         with suppress(TransportError):  # whoever sends too much is cut off

@@ -13,6 +13,9 @@ from iserblk.scsi import cdb
 from iserblk.scsi import sense as sense_data
 from tests.disk.durability.test_promise import BLOCK, Bench
 from tests.initiator.fake import CountingWaiter
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.CARRIED_OUT)
 
 # FAILURE PREDICTION THRESHOLD EXCEEDED, in both formats, and "no sense" with nothing to add.
 CARRIED_OUT = [

@@ -25,7 +25,10 @@ from iserblk.rcap import seam
 from iserblk.rcap.inprocess import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
 from iserblk.url import parse_url
 from tests.initiator.fake import CountingWaiter, response
+from tests.support import logs
 from tests.target.iser_client import IserClient
+
+pytestmark = pytest.mark.logs(logs.DEADLINES)
 
 LUN = b"\0\1" + bytes(6)
 DATA = bytes((7 * j + (j >> 8)) & 255 for j in range(65536))
@@ -117,7 +120,7 @@ class Link:
 
     def is_open(self, stag: int) -> bool:
         """The target may use it; closing a connection takes the memory away."""
-        region = self.datamover._qp._stags.find(stag)  # type: ignore[attr-defined]
+        region = self.datamover.qp.stags.find(stag)  # type: ignore[attr-defined]
         return region is not None and region.length > 0
 
 
@@ -421,11 +424,11 @@ async def test_login() -> None:
     """
     client = IserClient()
     ours = client.ours
-    ours._posted = 0  # it is a real initiator's now
+    ours.posted = 0  # it is a real initiator's now
     left: list[tuple[Message, int]] = []
 
     def watch(message: Message) -> bool:
-        left.append((message, ours._posted - ours._consumed))
+        left.append((message, ours.posted - ours.consumed))
         return True
 
     ours.intercept = watch
@@ -453,5 +456,5 @@ async def test_login() -> None:
     client.connection.progress(0.0)
     session.progress(1.0)
     assert waiter.woken == 1 and slot.status == 2
-    assert ours._posted - ours._consumed == receives
+    assert ours.posted - ours.consumed == receives
     session.fail(ConnectionLost("end of test"))

@@ -17,6 +17,10 @@ from iserblk.initiator.reconnecting import DEMAND_S, MOST_PAUSE_S, Reconnector
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from tests.initiator import fake
+from tests.support import logs
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.RECONNECTED)
 
 REFUSED = ConnectFailed("connection refused")
 
@@ -150,8 +154,7 @@ async def test_new_command_cuts_a_pause_short(autojump_clock: MockClock) -> None
     bench = Bench(*[REFUSED] * 8, None)
     async with bench.running():
         bench.lose()
-        while len(bench.attempts) < 6:  # noqa: ASYNC110 (on a clock of its own)
-            await trio.sleep(0.01)
+        await until(lambda: len(bench.attempts) >= 6)
         await trio.sleep(0.5)
         before = trio.current_time()
         fake.command(bench.session, fake.CountingWaiter())

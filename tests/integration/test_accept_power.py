@@ -12,7 +12,10 @@ import trio
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import CommandTimeout
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
+
+pytestmark = pytest.mark.logs(logs.RECONNECTED)
 
 KIB = 1024
 MIB = 1 << 20

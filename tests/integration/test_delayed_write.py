@@ -21,10 +21,14 @@ from iserblk.options import Options
 from iserblk.url import parse_url
 from tests.initiator.peer import disk_of
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.faults.behaviours import Hold
 from tests.support.faults.framing import Unit
 from tests.support.faults.proxy import FaultProxy
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED)
 
 KIB = 1024
 PATIENCE_S = 30.0
@@ -84,8 +88,7 @@ async def test_a_delayed_write(
 
                 await read(first, 0, 512)  # takes the unit attention that a new session gets
                 nursery.start_soon(write_old)
-                while not hold.holding:  # noqa: ASYNC110 (a test's condition)
-                    await trio.sleep(0.01)
+                await until(lambda: hold.holding)
                 assert proxy.abandon() == 1  # the initiator loses its connection, the target not
                 async with disk(url) as second:
                     await write(second, new, 0)
@@ -124,8 +127,7 @@ async def test_recovery_is_not_overtaken(
                 ready = True
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(write, disk, old, 0)
-                    while not hold.holding:  # noqa: ASYNC110 (a test's condition)
-                        await trio.sleep(0.01)
+                    await until(lambda: hold.holding)
                     assert proxy.abandon() == 1
                 assert await read(disk, 0, size) == old  # it was sent again
                 await write(disk, new, 0)

@@ -15,9 +15,12 @@ from iserblk.options import Options
 from iserblk.url import Url
 from tests.cli.commands import good, good_json, serving
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.ported import ported_target
 from tests.support.target import IQN
+
+pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.LOST_POWER, logs.RECONNECTED)
 
 DISCOVER = {"portals": "discover"}
 DATA = b"found" * 4096 + bytes(128)

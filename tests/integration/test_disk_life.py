@@ -15,9 +15,13 @@ from iserblk.disk.seam import AsyncDisk, BlockingDisk
 from iserblk.errors import CommandTimeout, ConnectionLost, TransportError
 from iserblk.initiator.session import deadlines
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.census import census
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.target import TargetProcess
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.DEADLINES, logs.RECONNECTED)
 
 KIB = 1024
 MIB = 1 << 20
@@ -276,8 +280,7 @@ async def test_a_target_that_stands_still_is_given_up(
 async def _settled(running: TargetProcess, expected: dict[str, int]) -> dict[str, int]:
     """The target's census once it is ``expected``, or what it stays at."""
     with trio.move_on_after(PATIENCE_S):
-        while running.census() != expected:  # noqa: ASYNC110 (another process)
-            await trio.sleep(0.05)
+        await until(lambda: running.census() == expected)
     return running.census()
 
 
@@ -341,7 +344,7 @@ async def test_connections_cut_in_mid_flight_leave_nothing_at_the_target(
                 nursery.start_soon(lost, read(disk, number * MIB, MIB))
                 nursery.start_soon(lost, write(disk, bytes(MIB), (16 + number) * MIB))
             await trio.lowlevel.checkpoint()
-            disk._core.session.fail(ConnectionLost("cut"))  # type: ignore[attr-defined]
+            disk.core.session.fail(ConnectionLost("cut"))  # type: ignore[attr-defined]
     assert await _settled(running, before) == before
     async with one_disk("async", f"{running.url}/0") as disk:
         assert len(await read(disk, 0, MIB)) == MIB

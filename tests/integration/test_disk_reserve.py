@@ -18,9 +18,12 @@ from iserblk.options import Options
 from iserblk.scsi import reservations as pr
 from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.sessions import Host
 from tests.support.target import ROOT, TargetProcess
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED, logs.RESERVATION)
 
 SIZE = 1 << 20
 EXCLUSIVE = {"reserve": "exclusive", "initiator-name": "iqn.2026-11.example:a"}

@@ -16,8 +16,12 @@ import trio
 from iserblk.disk.multipath import failback, policy
 from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
+from tests.support import logs
+from tests.support import until as waiting
 from tests.support.faces import FACES, opened, read, write
 from tests.support.ported import Ported, both, ported_target, two_portals
+
+pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.LOST_POWER, logs.RECONNECTED)
 
 SIZE = 1 << 20
 DATA = os.urandom(65536)
@@ -35,8 +39,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 (another thread, or process)
-            await trio.sleep(0.01)
+        await waiting.until(condition)
 
 
 class Load:
@@ -62,11 +65,11 @@ async def loaded(face: str, *urls: str, **options: str) -> AsyncIterator[tuple[L
     given = {"io-timeout": "60", **options}
     async with opened(face, *urls, options=given) as disks, trio.open_nursery() as nursery:
         (disk,) = disks.values()
-        inner = getattr(disk, "_disk", disk)
+        inner = getattr(disk, "disk", disk)
         load = Load(disk)
         nursery.start_soon(load.run)
         await until(lambda: load.done > 3)
-        yield load, inner._core.session
+        yield load, inner.core.session
         done = load.done
         await until(lambda: load.done > done)
         nursery.cancel_scope.cancel()
@@ -117,7 +120,7 @@ async def test_every_lun_of_the_target(start_target: StartTarget, face: str) -> 
         urls = [one.through(target.url), two.through(target.url)]
         async with opened(face, *urls, options={"io-timeout": "60"}) as disks:
             assert sorted(disks) == ["lun0", "lun1"]
-            session = getattr(disks["lun0"], "_disk", disks["lun0"])._core.session
+            session = getattr(disks["lun0"], "disk", disks["lun0"]).core.session
             for count, (dies, lives) in enumerate(((one, two), (two, one)), 1):
                 lives.admit()
                 dies.refuse(by_reset=True)

@@ -16,10 +16,13 @@ from iserblk.metrics.address import Address
 from iserblk.metrics.reading import LunReading
 from iserblk.metrics.scraping import scrape
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.census import census
 from tests.support.faces import FACES, one_disk, opened, read, write
 from tests.support.nbdkit import need, run, running_nbdkit
 from tests.support.ported import both, two_portals
+
+pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.RECONNECTED)
 
 KIB = 1024
 MIB = 1 << 20
@@ -132,8 +135,8 @@ async def test_commands_that_are_sent_again(
 
 async def _reset(url: str) -> None:
     async with aio.open_disks([url], {}) as disks:
-        core = disks.disks["lun0"]._core  # type: ignore[attr-defined]
-        driver = disks.disks["lun0"]._driver  # type: ignore[attr-defined]
+        core = disks.disks["lun0"].core  # type: ignore[attr-defined]
+        driver = disks.disks["lun0"].driver  # type: ignore[attr-defined]
         task = core.session.queue.take_now()
         task.lun = core.lun
         from iserblk.iscsi import pdu  # noqa: PLC0415

@@ -23,7 +23,11 @@ from iserblk.options import Options
 from iserblk.scsi import alua, cdb, luns
 from iserblk.url import Url, parse_url
 from tests.cli.commands import Server, good_json, serving
+from tests.support import logs
 from tests.support.target import IQN
+from tests.support.until import until_blocking
+
+pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL)
 
 
 class Ported:
@@ -44,8 +48,7 @@ class Ported:
         self._states.write_text(text)
         before = self._server.log.read_text().count("read again")
         self._server.process.send_signal(signal.SIGHUP)
-        while self._server.log.read_text().count("read again") == before:
-            time.sleep(0.01)
+        until_blocking(lambda: self._server.log.read_text().count("read again") != before)
 
     def paths(self) -> Paths:
         addresses = [(parse_url(url), Options()) for url in self.urls]

@@ -15,9 +15,12 @@ from iserblk.iscsi.login_initiator import LoginInitiator
 from iserblk.options import Options
 from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.portal import Portal, portals
 from tests.support.target import IQN
+
+pytestmark = pytest.mark.logs(logs.FALLBACK)
 
 SIZE = 1 << 20
 FALLBACK = "fallback=iscsi"
@@ -117,14 +120,14 @@ async def test_iser_that_is_refused_in_login(
 ) -> None:
     """RDMAExtensions is not answered with Yes, on a connection that is RDMA already: it ends, and
     the login begins anew by TCP; never half of each. proves: ISER-5.1-4, ISER-RC-11"""
-    finish = LoginInitiator._finish
+    finish = LoginInitiator._settle
 
     def refused(self: LoginInitiator) -> None:
         if self._config.rdma:
             self.parameters.rdma_extensions = False
         finish(self)
 
-    monkeypatch.setattr(LoginInitiator, "_finish", refused)
+    monkeypatch.setattr(LoginInitiator, "_settle", refused)
     target = start_target(f"lun:size={SIZE}")
     with pytest.raises(IserRefused, match="fallback=iscsi"):
         await opened(f"{target.url}/0")

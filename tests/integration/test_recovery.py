@@ -19,9 +19,13 @@ from iserblk.errors import CommandTimeout, LunChanged, OutOfRange, RemoteProtoco
 from iserblk.initiator import reconnecting
 from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.census import census
 from tests.support.faces import FACES, InThreads, read, write
 from tests.support.target import TargetProcess
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.SHRUNK)
 
 KIB = 1024
 MIB = 1 << 20
@@ -49,17 +53,16 @@ async def _opened(
     if face == "async":
         async with aio.open_disks(urls, options) as disks:
             disk = disks.disks[disks.default]
-            yield disk, disk._core.session
+            yield disk, disk.core.session
     else:
         with blocking.open_disks(urls, options) as found:
             inner = found.disks[found.default]
-            yield InThreads(inner), inner._core.session
+            yield InThreads(inner), inner.core.session
 
 
 async def _back(session: Session, reconnects: int) -> None:
     with trio.fail_after(PATIENCE_S):
-        while session.reconnects < reconnects:  # noqa: ASYNC110 (another thread, perhaps)
-            await trio.sleep(0.01)
+        await until(lambda: session.reconnects >= reconnects)
 
 
 @transport
@@ -167,12 +170,15 @@ async def test_cancelled_while_the_target_is_away(start_target: StartTarget) -> 
     async with _opened("async", running) as (disk, session):
         running.kill()
         with trio.fail_after(PATIENCE_S / 2):
-            while session.suspended is None:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            await until(lambda: session.suspended is not None)
             assert await reading(disk)
         assert session.queue.busy == 0
         await trio.lowlevel.checkpoint()  # trio's loop lets go of what it raised
         buffer.clear()  # BufferError while anybody has a view of it
+
+
+async def _suspended(session: Session) -> None:
+    await until(lambda: session.suspended is not None)
 
 
 @transport
@@ -190,8 +196,7 @@ async def test_closed_while_the_target_is_away(
         with trio.fail_after(PATIENCE_S / 2):
             async with _opened(face, running, transport) as (_, session):
                 running.kill()
-                while session.suspended is None:  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+                await _suspended(session)
         del _, session
         running = start_target(SPEC, listen=listen)
     after = census()
@@ -353,7 +358,7 @@ async def test_reservation_on_every_connection(start_target: StartTarget, face: 
             session.disconnect()
             await write(disk, bytes([turn]) * 4096, turn * 4096)
             assert session.reconnects == turn + 1
-            core = getattr(disk, "_core", None) or disk._disk._core  # type: ignore[attr-defined]
+            core = getattr(disk, "core", None) or disk.disk.core  # type: ignore[attr-defined]
             assert (core.info.write_cache, core.info.fua) == before
             await disk.flush()
 
@@ -367,5 +372,4 @@ async def test_reserved_and_closed_while_the_target_is_away(
     with trio.fail_after(PATIENCE_S / 2):
         async with _opened(face, running, reserve="exclusive") as (_, session):
             running.kill()
-            while session.suspended is None:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            await until(lambda: session.suspended is not None)

@@ -7,14 +7,17 @@ import signal
 from pathlib import Path
 
 import pytest
-import trio
 
 from iserblk.errors import BadArgument, LunChanged, TransportError
 from tests.cli.commands import good_json, serving
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, opened, read, write
 from tests.support.ported import both, two_portals
 from tests.support.target import IQN
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.LOST_POWER, logs.RECONNECTED)
 
 SIZE = 1 << 20
 DATA = os.urandom(65536)
@@ -74,8 +77,7 @@ async def test_a_portal_of_another_group(tmp_path: Path, face: str) -> None:
                 one.admit()
                 states.write_text("2 standby\n")
                 os.kill(server.process.pid, signal.SIGHUP)
-                while "read again" not in log.read_text():  # noqa: ASYNC110 (another process)
-                    await trio.sleep(0.01)
+                await until(lambda: "read again" in log.read_text())
                 two.cut()
                 assert await read(disk, 0, len(DATA)) == DATA[::-1]
                 assert one.alive

@@ -30,11 +30,14 @@ from iserblk.iscsi.send_targets import Portal
 from iserblk.options import Options
 from iserblk.scsi import luns
 from iserblk.url import parse_url
+from tests.support import logs
 from tests.support.blockwork import everything
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record
 from tests.support.sessions import Host
 from tests.support.target import ROOT
+
+pytestmark = pytest.mark.logs(logs.RESERVATION)
 
 PEER = "iqn.2026-11.example:peer"
 MIB = 1 << 20

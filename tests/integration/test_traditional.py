@@ -11,8 +11,11 @@ import pytest
 
 from iserblk.errors import CommandTimeout, TargetNotFound, TransportError
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.target import IQN, TargetProcess, running_target
+
+pytestmark = pytest.mark.logs(logs.RECONNECTED)
 
 MIB = 1 << 20
 SIZE = 16 * MIB

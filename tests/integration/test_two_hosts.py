@@ -7,8 +7,11 @@ import pytest
 
 from iserblk.errors import IserblkError
 from tests.integration.conftest import StartTarget
+from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.faults.proxy import FaultProxy
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.RECONNECTED)
 
 SPEC = "lun:size=8M:volatile-cache=64M"
 SIZE = 8192

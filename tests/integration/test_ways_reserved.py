@@ -16,10 +16,14 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.options import Options
 from iserblk.scsi import reservations as pr
 from iserblk.url import parse_url
+from tests.support import logs
 from tests.support.faces import FACES, opened, read, write
 from tests.support.faults.behaviours import Hold
 from tests.support.ported import ported_target
 from tests.support.sessions import Host
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.LOST_POWER, logs.RECONNECTED)
 
 KIB = 1024
 WRITES = 3  # the first one that comes late meets the unit attention of the reset, in any case
@@ -64,7 +68,7 @@ async def test_held_through_the_portal_in_use(
         urls = ported.urls()
         async with opened(face, *urls, options=EXCLUSIVE) as disks:
             (disk,) = disks.values()
-            session = getattr(disk, "_disk", disk)._core.session
+            session = getattr(disk, "disk", disk).core.session
             await write(disk, b"1" * 512, 0)
             assert await holders(urls[1]) == [(True, 1)]
             ported.one.refuse(by_reset=True)
@@ -73,8 +77,7 @@ async def test_held_through_the_portal_in_use(
             assert await holders(urls[1]) == [(True, 2)]
             ported.one.admit()
             with trio.fail_after(60):
-                while session.reconnects < 2:  # noqa: ASYNC110 (another thread, perhaps)
-                    await trio.sleep(0.01)
+                await until(lambda: session.reconnects >= 2)
             assert await read(disk, 0, 1024) == b"1" * 512 + b"2" * 512
             assert await holders(urls[1]) == [(True, 1)]
         assert await holders(urls[1]) == []
@@ -97,8 +100,7 @@ async def test_a_delayed_write_through_the_other_group(
                 async with trio.open_nursery() as nursery:
                     for number in range(WRITES):
                         nursery.start_soon(write, disk, b"o" * size, number * size)
-                    while not hold.holding:  # noqa: ASYNC110 (another thread)
-                        await trio.sleep(0.01)
+                    await until(lambda: hold.holding)
                     ported.one.refuse(by_reset=True)
                     assert ported.one.abandon() == 1
                 await write(disk, b"n" * size * WRITES, 0)

@@ -29,7 +29,10 @@ from iserblk.url import parse_url
 from tests.interop.recorded import Exchange, exchanges, phases, sense_triple
 from tests.interop.target import RecordedTarget
 from tests.rcap import streams
+from tests.support import logs
 from tests.support.census import census, open_regions, stag_tables
+
+pytestmark = pytest.mark.logs(logs.REJECTED)
 
 SCRIPTS = ("lo64k_crc", "lo64k_nocrc", "veth1500_crc", "veth1500_crc_noinv")
 VARIANTS = ("mpa_p2p_write_rtr", "mpa_p2p_read_rtr", "mpa_rev1_crc")

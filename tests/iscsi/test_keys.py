@@ -130,7 +130,7 @@ def test_answers(name: str, own: object, offer: str, result: str) -> None:
         setattr(wish, keys.TABLE[name].field, own)
     assert ask(name, offer, wish) == result
     if result in ("Yes", "No"):
-        assert of(name, wish) is (result == "Yes") or name in keys._FORCED_NO
+        assert of(name, wish) is (result == "Yes") or name in keys.FORCED_NO
     assert wish.header_digest == wish.data_digest == "None"
     assert not wish.if_marker
 
@@ -280,11 +280,11 @@ def test_any_offer(name: str, offer: str, discovery: bool, by_target: bool) -> N
     if answer is None or keys.TABLE[name].kind in (keys.OBSOLETE, keys.LIST):
         return
     if answer != keys.REJECT:
-        value = keys._parse(keys.TABLE[name], offer)
+        value = keys.parse(keys.TABLE[name], offer)
         setattr(theirs, keys.TABLE[name].field, value)
     keys.accept(theirs, name, answer)
     if answer != keys.REJECT:
-        assert of(name, theirs) == keys._parse(keys.TABLE[name], answer)
+        assert of(name, theirs) == keys.parse(keys.TABLE[name], answer)
 
 
 @given(NAMES, TEXTS)

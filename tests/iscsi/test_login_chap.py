@@ -161,7 +161,7 @@ def test_a_challenge_in_parts() -> None:
 def test_target_without_authentication(method: str, following: int | None) -> None:
     """With credentials given, AuthMethod=None is refused."""
     one = started()
-    with pytest.raises(AuthenticationError, match="does not authenticate anybody") as error:
+    with pytest.raises(AuthenticationError, match="does not authenticate initiators") as error:
         one.receive(*response([("AuthMethod", method)], SECURITY, following))
     assert error.value.exit_status == 24
 

@@ -240,8 +240,8 @@ def test_rejected() -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (response(YES, itt=4), "somebody else"),
-        (response(YES, isid=b"\x80other"), "somebody else"),
+        (response(YES, itt=4), "another request"),
+        (response(YES, isid=b"\x80other"), "another request"),
         (response(YES, OPERATIONAL, OPERATIONAL), "stage 1"),
         (response(YES, SECURITY, FULL), "stage 0"),
         (response(YES, 2, None), "stage 2"),

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.until import until_blocking
+
 nbd = pytest.importorskip("nbd", reason="libnbd's Python module is missing: python3-libnbd")
 if shutil.which("nbdkit") is None:
     pytest.skip("nbdkit is missing: run scripts/setup --tests", allow_module_level=True)
@@ -51,8 +53,7 @@ class Server:
             text=True,
             env=environment,
         )
-        while not pidfile.exists() and self.process.poll() is None:  # then it listens
-            time.sleep(0.01)
+        until_blocking(lambda: pidfile.exists() or self.process.poll() is not None)
 
     def connect(self, export: str = "") -> Any:
         client = nbd.NBD()
@@ -402,8 +403,7 @@ def test_in_the_background_from_another_directory(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    while not pidfile.exists():
-        time.sleep(0.01)
+    until_blocking(pidfile.exists)
     ended = os.pidfd_open(int(pidfile.read_text()))
     client = nbd.NBD()
     client.connect_unix(str(socket))

@@ -14,6 +14,7 @@ from iserblk.disk.multipath import failback, policy
 from iserblk.disk.seam import AsyncDisk
 from iserblk.initiator.session.session import Session
 from tests.support.faces import InThreads, read, write
+from tests.support.until import until
 
 MIB = 1 << 20
 PATIENCE_S = 120.0
@@ -28,11 +29,11 @@ async def disk_and_session(
     if face == "async":
         async with aio.open_disks([url, *others], options) as disks:
             disk = disks.disks[disks.default]
-            yield disk, disk._core.session
+            yield disk, disk.core.session
     else:
         with blocking.open_disks([url, *others], options) as found:
             inner = found.disks[found.default]
-            yield InThreads(inner), inner._core.session
+            yield InThreads(inner), inner.core.session
 
 
 class Clients:
@@ -72,11 +73,9 @@ class Clients:
     async def progress(self, reconnects: int = 0) -> None:
         """Wait until the session has come back so often, and does something."""
         with trio.fail_after(PATIENCE_S):
-            while self._session.reconnects < reconnects:  # noqa: ASYNC110 (another thread, perhaps)
-                await trio.sleep(0.01)
+            await until(lambda: self._session.reconnects >= reconnects)
             enough = self.operations + 2 * self._count
-            while self.operations < enough:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            await until(lambda: self.operations >= enough)
 
 
 def fail_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,5 +88,4 @@ def fail_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def reaches(session: Session, portal: str) -> None:
     """Wait until it is connected to that one."""
     with trio.fail_after(PATIENCE_S):
-        while session.portal != portal or session.suspended:  # noqa: ASYNC110 (another thread)
-            await trio.sleep(0.05)
+        await until(lambda: session.portal == portal and not session.suspended)

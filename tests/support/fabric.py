@@ -114,7 +114,7 @@ class Fabric:
             padded = said + bytes(52)  # as InfiniBand's connection management does
             ours = Device(listener.reply(padded), self.windows, receives, ird)
             theirs = Device(padded, self.windows, listener.receives, ird)
-            ours._peer, theirs._peer = theirs, ours
+            ours.peer, theirs.peer = theirs, ours
             self.pairs.append((ours, theirs))
             listener.arrived.append(theirs)
             os.eventfd_write(listener.bell, 1)

@@ -20,32 +20,32 @@ class InThreads:
     """Implements AsyncDisk over a BlockingDisk: every call in a thread of its own."""
 
     def __init__(self, disk: BlockingDisk) -> None:
-        self._disk = disk
+        self.disk = disk
         self._limiter = trio.CapacityLimiter(THREADS)
         self.info: LunInfo = disk.info
 
     @property
     def size(self) -> int:
-        return self._disk.size
+        return self.disk.size
 
     async def refresh(self) -> int:
-        size: int = await self._run(self._disk.refresh)
+        size: int = await self._run(self.disk.refresh)
         return size
 
     async def _run(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         return await trio.to_thread.run_sync(partial(call, *args, **kwargs), limiter=self._limiter)
 
     async def read_into(self, buffer: memoryview, offset: int) -> None:
-        await self._run(self._disk.read_into, buffer, offset)
+        await self._run(self.disk.read_into, buffer, offset)
 
     async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
-        await self._run(self._disk.write, buffer, offset, fua)
+        await self._run(self.disk.write, buffer, offset, fua)
 
     async def flush(self) -> None:
-        await self._run(self._disk.flush)
+        await self._run(self.disk.flush)
 
     async def trim(self, offset: int, length: int, fua: bool = False) -> None:
-        await self._run(self._disk.trim, offset, length, fua)
+        await self._run(self.disk.trim, offset, length, fua)
 
     async def zero(
         self,
@@ -56,14 +56,14 @@ class InThreads:
         fast: bool = False,
         fua: bool = False,
     ) -> None:
-        await self._run(self._disk.zero, offset, length, may_trim=may_trim, fast=fast, fua=fua)
+        await self._run(self.disk.zero, offset, length, may_trim=may_trim, fast=fast, fua=fua)
 
     async def extents(self, offset: int, length: int) -> list[Extent]:
-        found: list[Extent] = await self._run(self._disk.extents, offset, length)
+        found: list[Extent] = await self._run(self.disk.extents, offset, length)
         return found
 
     async def cache(self, offset: int, length: int) -> None:
-        await self._run(self._disk.cache, offset, length)
+        await self._run(self.disk.cache, offset, length)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import trio
 from tests.cli.commands import Server, good_json, serving
 from tests.support.faults.proxy import FaultProxy, Plan, nothing
 from tests.support.target import IQN
+from tests.support.until import until
 
 PATIENCE_S = 60.0
 
@@ -51,8 +52,7 @@ class Ported:
         before = self._server.log.read_text().count("read again")
         self._server.process.send_signal(signal.SIGHUP)
         with trio.fail_after(PATIENCE_S):
-            while self._server.log.read_text().count("read again") == before:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            await until(lambda: self._server.log.read_text().count("read again") != before)
 
 
 @contextmanager

@@ -78,13 +78,13 @@ class IserClient:
 
         connection.offload = offload
         self.ours.post_receive(1000)
-        self._cmd_sn = 1
+        self.cmd_sn = 1
         self._kinds: list[int] = []
 
     @property
     def receives(self) -> int:
         """How many PDUs the target can take at once."""
-        return self.target_pair._posted - self.target_pair._consumed
+        return self.target_pair.posted - self.target_pair.consumed
 
     def _left(self, message: Message) -> bool:
         self.sent.append(message)
@@ -111,7 +111,7 @@ class IserClient:
                         message[MINIMUM_LENGTH:],
                     )
                 )
-            busy = len(self.sent) > before or bool(self.target_pair._inbox)
+            busy = len(self.sent) > before or bool(self.target_pair.inbox)
 
     def send(self, message: bytes, opcode: int = seam.SEND_SE) -> None:
         request = seam.WorkRequest(opcode)
@@ -145,7 +145,7 @@ class IserClient:
             isid=b"\x80abcde",
             tsih=0,
             itt=5,
-            cmd_sn=self._cmd_sn,
+            cmd_sn=self.cmd_sn,
             exp_stat_sn=0,
         )
         return self.ask(request.pack(), data)
@@ -161,7 +161,7 @@ class IserClient:
 
     def scsi(self, cdb: bytes, flags: int = 0x80, edtl: int = 0, itt: int = 9, n: int = 0) -> bytes:
         """A SCSI Command with the next CmdSN, and ``n`` bytes of data behind it."""
-        cmd_sn, self._cmd_sn = self._cmd_sn, self._cmd_sn + 1
+        cmd_sn, self.cmd_sn = self.cmd_sn, self.cmd_sn + 1
         return bhs.SCSI_COMMAND_FIELDS.pack(
             bhs.SCSI_COMMAND, flags | 1, n, bytes(8), itt, edtl, cmd_sn, 0, cdb.ljust(16, b"\0")
         )

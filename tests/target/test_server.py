@@ -76,7 +76,7 @@ async def test_a_format_error_ends_the_connection(message: bytes) -> None:
         session = await connect(parse_url(url), Options())
         request = seam.WorkRequest(seam.SEND_SE)
         request.data = memoryview(message)
-        session.queue.datamover._qp.post([request])  # type: ignore[attr-defined]
+        session.queue.datamover.qp.post([request])  # type: ignore[attr-defined]
         await ended(session)
         assert isinstance(session.error, TransportError)
         other = await connect(parse_url(url), Options())
@@ -100,7 +100,7 @@ async def test_a_violation_found_when_a_thread_is_done_ends_the_connection(
         read = bhs.SCSI_COMMAND_FIELDS.pack(1, 0xC1, 0, bytes(8), 99, 512, cmd_sn, 0, cdb)
         request = seam.WorkRequest(seam.SEND_SE)
         request.data = memoryview(HEAD + read)
-        session.queue.datamover._qp.post([request])  # type: ignore[attr-defined]
+        session.queue.datamover.qp.post([request])  # type: ignore[attr-defined]
         await ended(session)
         other = await connect(parse_url(url), Options())
         assert other.error is None

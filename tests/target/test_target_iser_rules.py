@@ -217,7 +217,7 @@ def test_the_command_window_is_open_to_pings_as_well() -> None:
     heard = len(client.heard)
     for n in range(128):
         ping = pdu.NopOut(
-            opcode=bhs.NOP_OUT, itt=100 + n, lun=bytes(8), cmd_sn=client._cmd_sn + n, exp_stat_sn=1
+            opcode=bhs.NOP_OUT, itt=100 + n, lun=bytes(8), cmd_sn=client.cmd_sn + n, exp_stat_sn=1
         )
         client.send(b"\x10" + bytes(27) + ping.pack())
     client.run()

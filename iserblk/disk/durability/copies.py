@@ -81,7 +81,8 @@ class Copies:
     It is a lock, too: everything but ``keep``, which takes it itself, wants ``with copies:`` around
     it, and ``next_chunk`` is called under it.
 
-    ``size``: bytes that are kept; whoever drops copies, or keeps something elsewhere, counts too.
+    ``size``: bytes that are kept; a caller that drops copies, or keeps something elsewhere,
+    counts too.
     """
 
     def __init__(self, block: int, next_chunk: Callable[[], Chunk]) -> None:
@@ -127,7 +128,7 @@ class Copies:
         self._index[used + 1] = first
         self._index[used + 2] = at
         self._index[used + 3] = stop
-        self._used = used + _RECORD  # last: whoever is interrupted here has kept nothing
+        self._used = used + _RECORD  # last: an interrupt before it has kept nothing
 
     def copy(self, sequence: int, first: int, data: memoryview) -> None:
         """Copies, and does not count. A copy that meets the end of a chunk becomes two."""

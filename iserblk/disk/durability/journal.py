@@ -258,8 +258,8 @@ class Journal:
         return after > room and self.size > 0 and length <= self.limit
 
     def claim_flush(self, waiter: Waiter) -> bool:
-        """True: the caller is the one to flush; then ``end_flush``. False: somebody is at it, and
-        ``waiter``, whose ``pending`` was raised by one, hears of the end."""
+        """True: the caller is the one to flush; then ``end_flush``. False: another one is at it,
+        and ``waiter``, whose ``pending`` was raised by one, hears of the end."""
         with self.copies:
             if self._flushing:
                 waiter.pending += 1

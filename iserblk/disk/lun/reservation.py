@@ -73,7 +73,7 @@ class HostLock:
     file is left behind, and no directory has to be writable."""
 
     def __init__(self, what: str) -> None:
-        """Raises Busy when somebody has it."""
+        """Raises Busy when a process has it."""
         digest = hashlib.sha256(what.encode()).hexdigest()[:32]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         try:
@@ -121,8 +121,8 @@ class Reservation(LunListener):
 
     def acquire(self, session: Session, lun: bytes) -> Operation[None]:
         """Take the reservation: a free one, or one that was left behind under our key, whose
-        tasks then have ended. Raises Busy when somebody else has the LUN, and NotSupported where
-        it has no persistent reservations; then nothing of ours is left."""
+        tasks then have ended. Raises Busy when another initiator has the LUN, and NotSupported
+        where it has no persistent reservations; then nothing of ours is left."""
         self._acquired = session, lun
         try:
             self._lock = HostLock(f"{self.key:#x} {self._identity}")
@@ -152,7 +152,7 @@ class Reservation(LunListener):
 
     def _check_free(self, session: Session, lun: bytes, present: _Present) -> Operation[None]:
         """Raises Busy when another key holds the LUN, or is registered: who is registered may
-        write, whoever holds a reservation of our type."""
+        write, also while another one holds a reservation of our type."""
         if present.held is not None:
             yield from self._refuse(session, lun, present.held)
         others = [key for key in present.keys if key != self.key]

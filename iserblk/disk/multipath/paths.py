@@ -1,4 +1,4 @@
-"""Several portals to one LUN, for whoever connects its session again: active/passive.
+"""Several portals to one LUN, for what connects its session again: active/passive.
 
 ``Paths.connect`` tries the portals in the order of ``disk.multipath.policy.Ways``. ``Paths.look``
 comes first on a fresh session: the ALUA state of the port is looked at, and a port that would carry
@@ -97,7 +97,7 @@ class Paths(LunListener):
         raise first
 
     def _lost(self, now: float, on_purpose: bool) -> None:
-        """Somebody asks for another connection: the one that there was is no more."""
+        """Another connection is asked for: the one that there was is no more."""
         current, refusal = self.ways.current, self._refusal
         self._refusal = None
         if current is not None and on_purpose:

@@ -57,7 +57,7 @@ class Way(Generic[T]):
 class Ways(Generic[T]):
     """All ways to one LUN. ``current``: the one in use, None while there is none.
 
-    Times are seconds of one monotonic clock, the caller's. Not thread-safe: it belongs to whoever
+    Times are seconds of one monotonic clock, the caller's. Not thread-safe: it belongs to what
     reconnects.
     """
 

@@ -2,7 +2,7 @@
 
 A redirect is followed within the login, up to MAXIMUM_HOPS in a row, and never in a circle. One
 for the time being holds for that login only: the next connection begins at the original address.
-One for good is remembered, for as long as somebody answers at the new address.
+One for good is remembered, for as long as a target answers at the new address.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Verbs:
         from iserblk.rcap.verbs.connecting import VerbsConnector  # noqa: PLC0415 (see above)
 
         return VerbsConnector(
-            *_numeric(address),
+            *numeric(address),
             private_data=private_data,
             receive_size=RECEIVE_SIZE,
             receives=receives,
@@ -91,10 +91,10 @@ class Verbs:
     def probe(self, address: Address) -> Step[tuple[bool, str]]:
         from iserblk.rcap.verbs.connecting import RouteProbe  # noqa: PLC0415
 
-        return RouteProbe(*_numeric(address))
+        return RouteProbe(*numeric(address))
 
 
-def _numeric(address: Address) -> tuple[str, int]:
+def numeric(address: Address) -> tuple[str, int]:
     host, port, *more = address.sockaddr
     if address.family == socket.AF_INET6 and more[1]:
         host = f"{host}%{more[1]}"  # of a link-local one: the interface

@@ -1,7 +1,7 @@
 """The blocking driver: threads that wait for a session, leader and followers.
 
 The thread that waits when nobody else does becomes the leader: it polls the descriptor and runs
-``Session.progress`` for everybody, so that at depth 1 there is no hop between threads. Whoever is
+``Session.progress`` for all, so that at depth 1 there is no hop between threads. The one that is
 done goes on at once; a leader that is done hands on to a follower that is not.
 """
 
@@ -233,7 +233,7 @@ class BlockingDriver:
         while monotonic() < until:
             if poll(0):
                 return
-            os.sched_yield()  # whoever waits for this processor goes first
+            os.sched_yield()  # what waits for this processor goes first
         poll(1000)
 
     def _hand_on(self) -> None:

@@ -77,7 +77,7 @@ class _Ping:
 
 class Ladder:
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._steps: dict[TaskSlot, _Step] = {}
         # ABORTING, but no control slot was free to say so: (task, its ITT), oldest first.
         self._waiting: deque[tuple[TaskSlot, int]] = deque()
@@ -87,7 +87,7 @@ class Ladder:
         self.resets = 0
 
     def tick(self, now: float) -> None:
-        session = self._session
+        session = self.session
         if session.error is not None:
             return
         for task in session.queue.tasks:
@@ -110,7 +110,7 @@ class Ladder:
         """When ``task``, which is queued, is given up. One that comes when the target has been away
         for longer than a request may take is not kept for as long again: else a device with a
         queue would be hours in giving its requests up."""
-        session = self._session
+        session = self.session
         if session.suspended is None:
             return task.deadline
         away = session.suspended_at + session.io_timeout
@@ -119,9 +119,9 @@ class Ladder:
     def cancel(self, task: TaskSlot, now: float) -> None:
         """Nobody wants the outcome of ``task`` any more: end it as soon as can be."""
         if task.state == QUEUED:
-            self._session.queue.end_aborted(task, self._timeout(task))
+            self.session.queue.end_aborted(task, self._timeout(task))
         if task.state == SENT:
-            log.debug("%s: task %#x cancelled; ABORT TASK", self._session.portal, task.itt)
+            log.debug("%s: task %#x cancelled; ABORT TASK", self.session.portal, task.itt)
             task.state = ABORTING
             self._waiting.append((task, task.itt))
             self._abort_waiting(now)
@@ -133,7 +133,7 @@ class Ladder:
         self.aborted += 1
         log.warning(
             "%s: command %#x (task %#x) exceeded its deadline; sending ABORT TASK",
-            self._session.portal,
+            self.session.portal,
             task.cdb[0],
             task.itt,
         )
@@ -145,13 +145,13 @@ class Ladder:
         """Send ABORT TASK for those that wait for it, as far as control slots go."""
         self._now = now
         waiting = self._waiting
-        while waiting and self._session.queue.free_controls > SPARE_CONTROLS:
+        while waiting and self.session.queue.free_controls > SPARE_CONTROLS:
             task, itt = waiting.popleft()
             if task.state == ABORTING and task.itt == itt:
                 self._request(task, pdu.TMF_ABORT_TASK, now)
 
     def _request(self, task: TaskSlot, function: int, now: float) -> None:
-        session = self._session
+        session = self.session
         control = session.queue.take_control()
         if control is None:
             session.disconnect()  # every one of them waits for an answer: the target is gone
@@ -176,19 +176,19 @@ class Ladder:
             return
         if step.gone:
             # No response before that answer, nor after it: the target never had it, or lost it.
-            self._session.queue.end_aborted(step.task, self._timeout(step.task))
+            self.session.queue.end_aborted(step.task, self._timeout(step.task))
         elif step.function == pdu.TMF_ABORT_TASK:
-            log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self._session.portal)
+            log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self.session.portal)
             self.resets += 1
             self._request(step.task, pdu.TMF_LOGICAL_UNIT_RESET, now)
         else:
-            log.error("%s: no answer to LOGICAL UNIT RESET; disconnecting", self._session.portal)
-            self._session.disconnect()
+            log.error("%s: no answer to LOGICAL UNIT RESET; disconnecting", self.session.portal)
+            self.session.disconnect()
 
     def answered(self, step: _Step) -> None:
         if self._steps.get(step.task) is not step:
             return  # too late: the next rung is under way
-        if self._session.error is not None or self._session.suspended is not None:
+        if self.session.error is not None or self.session.suspended is not None:
             del self._steps[step.task]  # the task has ended with the connection
             return
         response = step.control.response
@@ -200,13 +200,13 @@ class Ladder:
         elif response in (pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST):
             del self._steps[step.task]
             if step.wanted:
-                self._session.queue.end_aborted(step.task, self._timeout(step.task))
+                self.session.queue.end_aborted(step.task, self._timeout(step.task))
             if step.function == pdu.TMF_LOGICAL_UNIT_RESET:
                 self._end_reset(step)
         else:
             log.warning(
                 "%s: task management: %s",
-                self._session.portal,
+                self.session.portal,
                 reasons.task_management_response(response),
             )
             step.until = 0.0  # the next tick climbs
@@ -214,8 +214,8 @@ class Ladder:
 
     def _end_reset(self, step: _Step) -> None:
         """A reset ended every task of the LUN that was sent before it, and no response will come
-        for them. Those that had time left are sent again by whoever wants them."""
-        session = self._session
+        for them. Those that had time left are sent again by their callers."""
+        session = self.session
         lun = step.task.lun
         (reset_sn,) = bhs.ITT.unpack_from(step.control.bhs, bhs.CMD_SN_OFFSET)
         for task in session.queue.tasks:
@@ -233,7 +233,7 @@ class Ladder:
                 )
 
     def _timeout(self, task: TaskSlot) -> CommandTimeout:
-        session = self._session
+        session = self.session
         if session.suspended is not None:
             now = monotonic()
             late = now < task.deadline
@@ -243,12 +243,12 @@ class Ladder:
                 + f": not connected for {now - session.suspended_at:.0f} s: {session.suspended}"
             )
         return CommandTimeout(
-            f"{self._session.portal}: command {task.cdb[0]:#04x} did not end within "
-            f"{self._session.io_timeout:g} s and was aborted; is the target slow? raise io-timeout"
+            f"{self.session.portal}: command {task.cdb[0]:#04x} did not end within "
+            f"{self.session.io_timeout:g} s and was aborted; is the target slow? raise io-timeout"
         )
 
     def _keep_alive(self, now: float) -> None:
-        session = self._session
+        session = self.session
         if now - session.last_heard < IDLE_S or self._steps:
             self._ping = None  # a sign of life came, or another answer is waited for
             return

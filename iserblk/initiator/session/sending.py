@@ -269,7 +269,7 @@ class SendQueue:
         return True
 
     def flush(self) -> None:
-        """Send what is queued. Whoever is at it takes along what others queued meanwhile."""
+        """Send what is queued. The thread that does takes along what others queued meanwhile."""
         dm = self.datamover
         while dm.queued:
             if not self._flush_lock.acquire(blocking=False):

@@ -6,7 +6,7 @@ One nbdkit per device. What belongs to a device stands in a directory of its own
 that another process can end the attachment, or clean up after one that was killed half way:
 
     /run/iserblk/nbd0.lock      held (flock) while an attach or detach of nbd0 is under way
-    /run/iserblk/nbd0/          mode 0700: whoever reaches the socket reads and writes the LUN
+    /run/iserblk/nbd0/          mode 0700: what reaches the socket reads and writes the LUN
         socket, nbdkit.pid      where nbdkit listens; who it is
         client.pid              the nbd-client that connected: the kernel shows it in sysfs, too,
                                 and so it is known whether the device is still ours

@@ -58,7 +58,7 @@ def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) ->
         return wanted
     for candidate in device.every(places):
         with contextlib.suppress(Busy), locked(candidate) as home:
-            if candidate.client:  # also when its nbdkit has died: somebody knows it by its name
+            if candidate.client:  # also when its nbdkit has died: a user knows it by its name
                 continue
             _clear_dead(home)
             if _try(home, lun, connections):

@@ -40,7 +40,7 @@ def kernel_timeout(io_timeout: float) -> int:
 
 def connect(home: Home, block_size: int, connections: int, io_timeout: float) -> None:
     """Make the device of ``home`` a client of nbdkit. Raises IserblkError; nothing is connected
-    then, unless somebody else was faster (``home.is_ours``)."""
+    then, unless another process was faster (``home.is_ours``)."""
     words = [nbd_client(), "-unix", str(home.socket), str(home.device.path), "-name", ""]
     words += ["-block-size", str(min(block_size, _BLOCKS[-1]))]
     words += ["-connections", str(connections), "-timeout", str(kernel_timeout(io_timeout))]

@@ -27,7 +27,7 @@ def detach(device: Device) -> None:
 
     When the target does not answer it takes as long as the requests that are cached need to fail,
     io-timeout for each 64 of them, and about a minute more. Raises Busy while
-    somebody uses the device (nothing is changed then), BadArgument when nothing of ours is
+    the device is in use (nothing is changed then), BadArgument when nothing of ours is
     attached, IserblkError when the flush failed: the device is free then, too, and what was
     written since the flush before that may be lost.
     """
@@ -54,7 +54,7 @@ def detach(device: Device) -> None:
 
 def clear(home: Home) -> None:
     """Disconnect what we connected, end nbdkit, remove the directory. In any state, and without a
-    flush. Raises Busy when somebody has the device open and keeps it; nbdkit is gone then."""
+    flush. Raises Busy when a process has the device open and keeps it; nbdkit is gone then."""
     if home.is_ours():
         client.disconnect(home.device)
     _release(home)

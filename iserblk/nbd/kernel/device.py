@@ -107,7 +107,7 @@ class Device:
         )
 
     def claim(self) -> int:
-        """Open it so that nobody can mount it (until closed). Raises Busy where somebody has, in
+        """Open it so that nobody can mount it (until closed). Raises Busy where a process has, in
         whatever namespace; or uses it for swap, RAID, device mapper."""
         try:
             return os.open(self.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)

@@ -3,8 +3,8 @@
 The protocol is in ``receive`` and ``transmit``; here bytes go between them and a non-blocking TCP
 socket, after MPA start-up (``mpa``).
 
-Threads. One lock for each side; each is held for a few non-blocking calls at most. Whoever holds
-both takes the receive lock first. ``post`` never waits: it queues, and when another thread is
+Threads. One lock for each side; each is held for a few non-blocking calls at most. A thread that
+takes both takes the receive lock first. ``post`` never waits: it queues, and when another thread is
 sending already, that one takes the new requests along. ``retire`` and ``close`` wait for
 placement and sending that are under way, so that afterwards nobody touches the memory.
 

@@ -239,7 +239,7 @@ class ReceiveCore:
         self._send_offset = 0
         self._send_msn = (msn + 1) & ddp.MASK32
         if rtr:
-            self._rtr_send = False  # the initiator's RTR: no message for anybody
+            self._rtr_send = False  # the initiator's RTR: no message for the layer above
             return
         self._consumed += 1
         self._deliver(pos, opcode, invalidate, data)

@@ -383,7 +383,7 @@ class VerbsQueuePair:
         return ConnectionLost(text)
 
     def _fail(self, error: TransportError) -> None:
-        """The connection has ended: tell the peer, and whoever waits here. Lock held."""
+        """The connection has ended: tell the peer, and the thread that waits here. Lock held."""
         if self._error is None:
             self._error = error
             self._sender.requests.clear()

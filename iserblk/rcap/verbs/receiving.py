@@ -31,7 +31,7 @@ class Inbox:
         self._lent: list[int] = []
         self._at_device = 0
         self._owed = 0  # asked for, but the device had no room
-        self._advance = 0  # posted before anybody asked
+        self._advance = 0  # posted before the caller asked
         self.received = 0
 
     def begin(self, count: int) -> None:

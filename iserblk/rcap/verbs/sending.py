@@ -34,7 +34,7 @@ _OPCODES = {
 
 
 class Posted:
-    """A request at the device that somebody waits for, or that holds memory. ``number``: of its
+    """A request at the device that a caller waits for, or that holds memory. ``number``: of its
     work request. ``sink``: where the data of an RDMA Read goes. ``retired``: the chunk whose window
     it invalidates."""
 

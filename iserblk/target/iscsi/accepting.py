@@ -43,7 +43,7 @@ async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream 
     """Takes the socket over; None when the peer went away. Raises RemoteProtocolError, OSError."""
     with sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        iwarp = await _is_iwarp(sock)
+        iwarp = await is_iwarp(sock)
         if iwarp is None:
             return None
         if not iwarp:
@@ -56,7 +56,7 @@ async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream 
     return IwarpQueuePair(plain, parameters, initiator=False, receive_size=IWARP_RECEIVE_SIZE)
 
 
-async def _is_iwarp(sock: trio.socket.SocketType) -> bool | None:
+async def is_iwarp(sock: trio.socket.SocketType) -> bool | None:
     """Look at the first bytes, and leave them there; None when the peer went away."""
     prefix = b""
     while True:

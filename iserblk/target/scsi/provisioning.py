@@ -156,7 +156,7 @@ def _get_lba_status(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     extents = unit.store.extents(
         task.offset, unit.blocks * unit.block - task.offset, _STATUS_DESCRIPTORS
     )
-    ranges = _block_ranges(extents, unit.block)
+    ranges = block_ranges(extents, unit.block)
     if not ranges:  # a file that was made smaller ends within the first block
         block = task.offset // unit.block
         raise OSError(errno.EIO, f"the file was made smaller: it ends within block {block}")
@@ -168,7 +168,7 @@ def _get_lba_status(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     return True
 
 
-def _block_ranges(extents: list[Extent], block: int) -> list[tuple[int, int, int]]:
+def block_ranges(extents: list[Extent], block: int) -> list[tuple[int, int, int]]:
     """Byte extents as (first block, blocks, provisioning status).
 
     A block is deallocated only when all of it is; the last one only counts when it is whole.

@@ -17,16 +17,16 @@ from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation
 from iserblk.target.scsi.ended import CheckCondition, ReservationConflict
 from iserblk.target.seam import ALL_PORTS, NexusName
 
-# What a command does to a LUN that somebody else has reserved.
+# What a command does to a LUN that another initiator has reserved.
 FREE = 0  # nothing: always allowed, or it has rules of its own
 READS = 1  # Write Exclusive types let it pass
 CHANGES = 2
 STARTS = 3  # FREE where bit 0 of byte 4 is set, else CHANGES (START STOP UNIT)
 PREVENTS = 4  # FREE where bits 1-0 of byte 4 are 0, else CHANGES (PREVENT ALLOW MEDIUM REMOVAL)
 
-MAXIMUM_REGISTRATIONS = 256  # of one LUN: whoever reaches the port can make them
+MAXIMUM_REGISTRATIONS = 256  # of one LUN: every initiator that reaches the port can make them
 
-_ATP_C = 0x04
+ATP_C = 0x04
 _EXCLUSIVE = (pr.EXCLUSIVE_ACCESS, pr.EXCLUSIVE_ACCESS_REGISTRANTS, pr.EXCLUSIVE_ACCESS_ALL)
 _ALL_REGISTRANTS = (pr.WRITE_EXCLUSIVE_ALL, pr.EXCLUSIVE_ACCESS_ALL)
 _FOR_REGISTERED = (
@@ -91,7 +91,7 @@ class Reservations:
         if action == pr.READ_RESERVATION:
             return pr.encode_reservation(self.generation, self._reservation())
         if action == pr.REPORT_CAPABILITIES:
-            return pr.encode_capabilities(_ATP_C)
+            return pr.encode_capabilities(ATP_C)
         status = [
             FullStatus(
                 registration.key,
@@ -212,7 +212,7 @@ class Reservations:
         self._next_generation()
 
     def _preempt(self, nexus: NexusName, scope_type: int, key: int) -> list[NexusName]:
-        """By ``key``: the reservation of whoever holds it under that key (0: of all registrants)
+        """By ``key``: the reservation that a nexus holds under that key (0: of all registrants)
         becomes the sender's; the registrations under it are removed in any case."""
         everybody = self.type in _ALL_REGISTRANTS and not key
         if not key and not everybody:

@@ -22,7 +22,7 @@ def open_file(
     """
     if size is not None and (size < block or size % block):
         raise BadArgument(f"{path}: size {size} is not a positive multiple of {block}-byte blocks")
-    kind = _kind(path, size, read_only)
+    kind = kind_of(path, size, read_only)
     flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
     if kind is None:
         flags |= os.O_CREAT | os.O_EXCL
@@ -44,7 +44,7 @@ def open_file(
         raise
 
 
-def _kind(path: str, size: int | None, read_only: bool) -> int | None:
+def kind_of(path: str, size: int | None, read_only: bool) -> int | None:
     """The file's mode; None when it is to be created."""
     try:
         mode = os.stat(path).st_mode

@@ -29,7 +29,7 @@ class Store(Protocol):
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
         """Write all of ``data``; with ``durable`` it is on stable storage at return. False, only
-        with ``nowait``: somebody else is in the way, nothing is done."""
+        with ``nowait``: another task is in the way, nothing is done."""
         ...
 
     def flush(self) -> None:

@@ -24,6 +24,9 @@ from tests.disk.fake_target import (
     run,
 )
 from tests.initiator.fake import CountingWaiter
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.SHRUNK)
 
 BLOCKS = 64
 SYNC = opcodes.SYNCHRONIZE_CACHE_16

@@ -32,6 +32,9 @@ from tests.disk.fake_target import (
     reconnect,
 )
 from tests.initiator.fake import CountingWaiter
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
 
 BLOCKS = 6
 

@@ -14,6 +14,9 @@ from iserblk.scsi import opcodes
 from iserblk.scsi import sense as sense_data
 from tests.initiator.fake import CountingWaiter, FakeDriver
 from tests.initiator.peer import Heard, disk_of, linked
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.LOST_WRITES)
 
 WRITE = opcodes.WRITE_16
 SYNC = opcodes.SYNCHRONIZE_CACHE_16

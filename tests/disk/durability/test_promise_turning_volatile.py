@@ -27,6 +27,9 @@ from tests.disk.fake_target import (
     run,
 )
 from tests.initiator.fake import CountingWaiter
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
 
 
 class Play:

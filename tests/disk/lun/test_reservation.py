@@ -25,9 +25,12 @@ from iserblk.scsi import reservations as pr
 from iserblk.target.scsi import reservations as target_reservations
 from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.reservations import Reservations
+from tests.support import logs
 from tests.support.sessions import LUN, PATIENCE_S, Host, Place, hosts, target
 from tests.target.fake_store import FakeStore
 from tests.target.scsi.test_reservations_sessions import GatedStore
+
+pytestmark = pytest.mark.logs(logs.RESERVATION)
 
 A, B = 0xA, 0xB
 NEW, OLD = b"n" * 512, b"o" * 512
@@ -238,7 +241,7 @@ async def test_a_target_that_cannot_keep_them_after_all(
     scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says PTPL_C and refuses APTPL."""
-    monkeypatch.setattr(target_reservations, "_ATP_C", 0x05)
+    monkeypatch.setattr(target_reservations, "ATP_C", 0x05)
     async with hosts(scheme, store, "a") as (a,):
         await acquire(a)
         assert await a.held() == (A, TYPE, 0)

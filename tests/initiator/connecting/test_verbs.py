@@ -259,6 +259,6 @@ async def test_no_such_host(fabric: Fabric) -> None:
 
 def test_link_local_addresses_name_their_interface() -> None:
     address = connecting_verbs.Address(socket.AF_INET6, ("fe80::1", 3260, 0, 2))
-    assert connecting_verbs._numeric(address) == ("fe80::1%2", 3260)
+    assert connecting_verbs.numeric(address) == ("fe80::1%2", 3260)
     address = connecting_verbs.Address(socket.AF_INET6, ("fd00::1", 3260, 0, 0))
-    assert connecting_verbs._numeric(address) == ("fd00::1", 3260)
+    assert connecting_verbs.numeric(address) == ("fd00::1", 3260)

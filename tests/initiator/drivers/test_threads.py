@@ -17,6 +17,9 @@ from iserblk.iscsi import bhs
 from iserblk.waiting.busy_polling import HITS
 from tests.initiator import fake
 from tests.initiator.peer import Heard, answering, answering_slowly, disk_of, linked
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.DEADLINES, logs.RECONNECTED)
 
 
 class _Poll:

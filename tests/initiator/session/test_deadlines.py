@@ -10,6 +10,9 @@ from iserblk.initiator.session.slots import ABORTING, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
 from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.DEADLINES)
 
 
 def answer(dm: FakeDatamover, code: int) -> None:
@@ -48,9 +51,9 @@ def test_first_rung_is_abort_task() -> None:
 def test_abort_answered(code: int) -> None:
     """The task ends without a response: its resources are given back. proves: ISER-8.3.2-1"""
     ladder, dm, waiter, now = late()
-    slot = ladder._session.queue.tasks[0]
+    slot = ladder.session.queue.tasks[0]
     answer(dm, code)
-    ladder._session.progress(31.0)
+    ladder.session.progress(31.0)
     if code == pdu.TMF_TASK_DOES_NOT_EXIST:
         ladder.tick(now + OVERTAKEN_S - 0.1)
         assert waiter.pending == 1  # its response may be on the way
@@ -65,22 +68,22 @@ def test_response_wins_the_race() -> None:
     ladder, dm, waiter, _ = late()
     dm.inbox.append(response(itt_of(dm.sent[0])))
     answer(dm, pdu.TMF_TASK_DOES_NOT_EXIST)
-    ladder._session.progress(31.0)
+    ladder.session.progress(31.0)
     assert waiter.woken == 1 and waiter.pending == 0
-    assert ladder._session.error is None
+    assert ladder.session.error is None
 
 
 def test_response_that_was_overtaken() -> None:
     """LIO has no such task any more, and sends its response after having said so."""
     ladder, dm, waiter, now = late()
-    slot = ladder._session.queue.tasks[0]
+    slot = ladder.session.queue.tasks[0]
     answer(dm, pdu.TMF_TASK_DOES_NOT_EXIST)
-    ladder._session.progress(31.0)
+    ladder.session.progress(31.0)
     dm.inbox.append(response(itt_of(dm.sent[0])))
-    ladder._session.progress(31.1)
+    ladder.session.progress(31.1)
     assert waiter.woken == 1 and slot.error is None
     ladder.tick(now + OVERTAKEN_S)
-    assert ladder._session.error is None and ladder.resets == 0
+    assert ladder.session.error is None and ladder.resets == 0
 
 
 def test_next_rungs() -> None:
@@ -126,7 +129,7 @@ def test_reset_ends_the_others_of_the_lun() -> None:
 def test_refused_abort_climbs() -> None:
     ladder, dm, _, now = late()
     answer(dm, pdu.TMF_NOT_SUPPORTED)
-    ladder._session.progress(now)
+    ladder.session.progress(now)
     ladder.tick(now + 0.1)
     request = pdu.TaskManagementRequest.unpack_from(dm.sent[-1][1])
     assert request.function == pdu.TMF_LOGICAL_UNIT_RESET

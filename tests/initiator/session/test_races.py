@@ -16,6 +16,9 @@ from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.slots import TAKEN, TaskSlot
 from iserblk.rcap.inprocess import memory_pair
 from tests.initiator.fake import CountingWaiter, command, driver_of, session
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.RECONNECTED)
 
 
 class _Lock:

@@ -19,6 +19,9 @@ from tests.initiator.fake import (
     response,
     session,
 )
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.ASYNC_MESSAGE, logs.REJECTED)
 
 
 def test_one_command_there_and_back() -> None:

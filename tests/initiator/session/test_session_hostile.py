@@ -260,7 +260,7 @@ class Victims:
 def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Victims]:
     made, peer = linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=bool(seed & 1))
     if pair != "memory" and seed & 2:
-        ours = made.queue.datamover._qp  # type: ignore[attr-defined]
+        ours = made.queue.datamover.qp  # type: ignore[attr-defined]
         ours._wire = _Sips(ours._wire, random.Random(seed))
     return made, Hostile(peer, acts), Victims(made)
 

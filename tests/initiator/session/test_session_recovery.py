@@ -27,6 +27,9 @@ from tests.initiator.fake import (
     response,
     session,
 )
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.ASYNC_MESSAGE, logs.DEADLINES, logs.RECONNECTED)
 
 LOST = ConnectionLost("the wire was cut")
 

@@ -152,7 +152,7 @@ def test_no_invalidation_is_done_twice(ends: Callable[..., Ends], windows: bool)
             index = free.pop(rng.randrange(len(free)))
             both.command(index, rng.choice([READ, WRITE]), buffer)
         if both.commands and rng.random() < 0.6:
-            both.target._send_invalidate = windows and rng.random() < 0.5
+            both.target.send_invalidate = windows and rng.random() < 0.5
             both.respond(both.commands.popleft())
         running = [i for i in range(16) if i not in free and i not in ended]
         if running and rng.random() < 0.05:

@@ -44,7 +44,7 @@ async def test_part_of_a_key_is_not_looked_at_again_and_again(
     found: list[bool | None] = []
 
     async def look() -> None:
-        found.append(await accepting._is_iwarp(ours))  # type: ignore[arg-type]
+        found.append(await accepting.is_iwarp(ours))  # type: ignore[arg-type]
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(look)
@@ -56,7 +56,7 @@ async def test_part_of_a_key_is_not_looked_at_again_and_again(
     assert found == [True]
     assert ours._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     await theirs.aclose()
-    ours._sock.close()
+    ours.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"M", REQUEST_KEY[:15]])
@@ -66,8 +66,8 @@ async def test_a_peer_that_goes_away_with_part_of_a_key(sent: bytes) -> None:
         await theirs.send_all(sent)
     await theirs.aclose()
     with trio.fail_after(20):
-        assert await accepting._is_iwarp(ours) is None  # type: ignore[arg-type]
-    ours._sock.close()
+        assert await accepting.is_iwarp(ours) is None  # type: ignore[arg-type]
+    ours.close()
 
 
 async def test_other_bytes_behind_part_of_a_key() -> None:
@@ -76,6 +76,6 @@ async def test_other_bytes_behind_part_of_a_key() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(theirs.send_all, b"?" * 16)
         with pytest.raises(RemoteProtocolError, match="neither iSER"):
-            await accepting._is_iwarp(ours)  # type: ignore[arg-type]
+            await accepting.is_iwarp(ours)  # type: ignore[arg-type]
     await theirs.aclose()
-    ours._sock.close()
+    ours.close()

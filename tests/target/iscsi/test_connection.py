@@ -20,7 +20,10 @@ from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from tests.support import logs
 from tests.target.fake_store import FakeStore
+
+pytestmark = pytest.mark.logs(logs.IGNORED)
 
 INITIATOR, IQN = "iqn.2026-11.example:host", "iqn.2026-11.example:disk"
 SIZE = 1 << 20

@@ -100,7 +100,7 @@ def test_a_logout_is_answered_when_nothing_is_written_any_more() -> None:
     fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
     client.send(bytes(head) + client.scsi(fua, 0xA0, 512, 20, 512) + bytes(512))
     client.send(bytes(head) + client.scsi(rw10(0x2A, 1024), 0x20, 1024, 21))
-    logout = pdu.LogoutRequest(reason=0, itt=30, cmd_sn=client._cmd_sn, exp_stat_sn=0)
+    logout = pdu.LogoutRequest(reason=0, itt=30, cmd_sn=client.cmd_sn, exp_stat_sn=0)
     client.send(bytes(head) + logout.pack())
     behind = pdu.DataOut(
         flags=0x80, data_length=1024, lun=bytes(8), itt=21, exp_stat_sn=0, data_sn=0,
@@ -139,7 +139,7 @@ def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
             lun=bytes(8),
             itt=30,
             referenced_task_tag=20,
-            cmd_sn=client._cmd_sn,
+            cmd_sn=client.cmd_sn,
             exp_stat_sn=0,
         )
         client.send(bytes(head) + request.pack())

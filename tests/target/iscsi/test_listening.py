@@ -30,8 +30,12 @@ from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import parse_url
+from tests.support import logs
 from tests.support.fabric import Fabric
+from tests.support.until import until
 from tests.target.fake_store import FakeStore
+
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED)
 
 IQN = "iqn.2026-11.example:disk"
 PATIENCE_S = 20.0  # only a test that fails ever waits that long
@@ -126,7 +130,7 @@ async def test_session_goes_from_device_to_device_and_back(windows: bool, fabric
     fabric.windows = windows
     async with serving() as url, aio.open_disks([url], {}) as disks:
         disk = disks.disks["lun0"]
-        session = disk._core.session
+        session = disk.core.session
         content = bytearray(65536)
         for turn, error in enumerate([None, ConnectFailed("the device is gone"), None]):
             fabric.error = error
@@ -181,8 +185,7 @@ async def test_a_device_that_is_taken_away(
             raise TransportError("the device is gone")
 
         monkeypatch.setattr(listener, "progress", broken)
-        while "the device is gone" not in caplog.text:  # noqa: ASYNC110 (a test's condition)
-            await trio.sleep(0.01)
+        await until(lambda: "the device is gone" in caplog.text)
         assert caplog.records[-1].levelno == logging.ERROR
         async with aio.open_disks([url], {"rcap": "iwarp"}):
             pass

@@ -7,7 +7,10 @@ import pytest
 
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.slot import Numbers
+from tests.support import logs
 from tests.target.iscsi.test_connection import READ_10, Client, cdb10
+
+pytestmark = pytest.mark.logs(logs.IGNORED)
 
 TOP = 0xFFFFFFFF
 

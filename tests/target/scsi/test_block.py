@@ -11,6 +11,7 @@ import pytest
 from iserblk.scsi import cdb, opcodes, sense
 from iserblk.scsi import status as sam
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from tests.support import logs
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
     GOOD,
@@ -20,6 +21,8 @@ from tests.target.scsi_client import (
     WRITE_PROTECTED,
     Client,
 )
+
+pytestmark = pytest.mark.logs(logs.FILE_ERRORS)
 
 BLOCKS = 64
 FUA = cdb.FUA

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from iserblk.scsi import cdb, lba, sense
 from iserblk.scsi import status as sam
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.target.scsi.provisioning import _block_ranges
+from iserblk.target.scsi.provisioning import block_ranges
 from iserblk.target.store.store import Extent
+from tests.support import logs
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
     GOOD,
@@ -24,6 +25,8 @@ from tests.target.scsi_client import (
     Client,
     make_unit,
 )
+
+pytestmark = pytest.mark.logs(logs.FILE_ERRORS)
 
 BLOCKS = 64
 BLOCK = 512
@@ -219,7 +222,7 @@ def test_blocks_are_deallocated_only_when_all_of_them_is(
     has_data = bytearray(position)
     for offset, length, is_data in extents:
         has_data[offset : offset + length] = bytes((is_data,)) * length
-    found = _block_ranges(extents, block)
+    found = block_ranges(extents, block)
     expected_next = first
     for lba_first, blocks, provisioning in found:
         assert lba_first == expected_next and blocks > 0
@@ -231,7 +234,7 @@ def test_blocks_are_deallocated_only_when_all_of_them_is(
 
 
 def test_extents_of_more_blocks_than_a_descriptor_holds() -> None:
-    found = _block_ranges([(0, (2**32 + 5) * 512, False)], 512)
+    found = block_ranges([(0, (2**32 + 5) * 512, False)], 512)
     assert found == [(0, 2**32 - 1, lba.DEALLOCATED), (2**32 - 1, 6, lba.DEALLOCATED)]
 
 

@@ -13,8 +13,11 @@ from iserblk.scsi import cdb, opcodes, sense
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.unflushed import MOST_NAMES, Unflushed
 from iserblk.target.seam import Nexus
+from tests.support import logs
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, IQN, Client
+
+pytestmark = pytest.mark.logs(logs.FILE_ERRORS)
 
 LOST = (sense.MEDIUM_ERROR, sense.WRITE_ERROR)
 FLUSH = cdb.synchronize_cache16(0, 0)

@@ -371,7 +371,7 @@ def test_a_device_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """A mounted block device is asked for with O_EXCL, and refused by the kernel."""
     path = tmp_path / "device"
     path.write_bytes(bytes(SIZE))
-    monkeypatch.setattr(lunfile, "_kind", lambda *arguments: stat.S_IFBLK)
+    monkeypatch.setattr(lunfile, "kind_of", lambda *arguments: stat.S_IFBLK)
     flags: list[int] = []
 
     def busy(path: str, how: int, mode: int) -> int:

@@ -1,0 +1,26 @@
+"""What tests may log as warnings, for ``pytest.mark.logs``: patterns that are searched for."""
+
+from __future__ import annotations
+
+RECONNECTED = r"connection lost: |connected again after |: not connected|cannot reconnect"
+ANOTHER_PORTAL = (
+    r" is used, not |going over to |another portal is tried| is used: cannot connect to "
+)
+DEADLINES = (
+    r"exceeded its deadline; sending ABORT TASK|no answer to ABORT TASK; LOGICAL UNIT RESET"
+    r"|no answer to (LOGICAL UNIT RESET|NOP-Out); disconnecting|task management: "
+)
+LOST_POWER = r"the target lost power .*what was not flushed is sent again"
+LOST_WRITES = r"; the next flush fails$"
+RESERVATION = (
+    r"the reservation may be lost|our reservation; it is taken again"
+    r"|the reservation was another's already|no PREEMPT AND ABORT"
+)
+FILE_ERRORS = r"^WARNING [A-Z ]+(\(\d+\))?: \[Errno "  # of the target's files
+CARRIED_OUT = r"was carried out, and the LUN says: "
+ASYNC_MESSAGE = r": asynchronous message: "
+REJECTED = r": target rejected a PDU: "
+FALLBACK = r": Traditional iSCSI is used: fallback=iscsi"
+LEFT_OUT = r" is left out: "
+SHRUNK = r": the LUN has SHRUNK "
+IGNORED = r": command with CmdSN \d+ ignored"

@@ -1,0 +1,23 @@
+"""Waiting for what nothing tells of: another process, the kernel, a thread that keeps it to itself.
+
+The time limit is the test's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import trio
+
+PAUSE_S = 0.01  # between two looks
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 (there is no event)
+        await trio.sleep(PAUSE_S)
+
+
+def until_blocking(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(PAUSE_S)
