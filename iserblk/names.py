@@ -43,6 +43,14 @@ def _is_utf8(text: str) -> bool:
     return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
+def machine_id() -> str:
+    """machine-id(5); "" where there is none."""
+    try:
+        return MACHINE_ID.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def initiator_name(given: str) -> str:
     """Who we are: what was ``given``, else the machine's file, else a stable name of this machine.
 
@@ -58,10 +66,6 @@ def initiator_name(given: str) -> str:
         key, equals, value = line.strip().partition("=")
         if equals and key.strip() == "InitiatorName":
             return check_name(value.strip(), f"{NAME_FILE}: InitiatorName")
-    try:
-        machine = MACHINE_ID.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        machine = ""
     # Hashed: the machine's ID itself is not to be shown to the network.
-    digest = hashlib.sha256(f"iserblk {machine or socket.gethostname()}".encode()).hexdigest()
+    digest = hashlib.sha256(f"iserblk {machine_id() or socket.gethostname()}".encode()).hexdigest()
     return f"iqn.2026-11.io.github.iserblk:{digest[:12]}"

@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         *("disk.seam", "disk.ranges"),
     },
     "disk.lun": {
-        *("errors", "metrics", "scsi", "initiator.session", "initiator.commands"),
+        *("errors", "names", "metrics", "scsi", "initiator.session", "initiator.commands"),
         *("disk.seam", "disk.ranges", "disk.durability"),
     },
     "disk.resume": {"errors", "initiator.session", "disk.seam", "disk.lun"},

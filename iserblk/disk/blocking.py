@@ -20,7 +20,8 @@ from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector
 from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
-from iserblk.initiator.drivers.threads import TICK_S, BlockingDriver
+from iserblk.initiator.drivers.threads import BlockingDriver
+from iserblk.initiator.session.driving import TICK_S
 from iserblk.initiator.session.slots import Operation, TaskSlot
 
 T = TypeVar("T")

@@ -91,11 +91,6 @@ def async_event(value: int) -> str:
     return _words(_ASYNC, value, "event")
 
 
-def logout_response(value: int) -> str:
-    """11.15.1"""
-    return _words(_LOGOUT, value, "logout response")
-
-
 def login_status(status: int) -> str:
     """Status-Class << 8 | Status-Detail (11.13.5); unknown details fall back on their class."""
     known = _LOGIN.get(status)

@@ -12,17 +12,7 @@ from typing import NamedTuple
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import NOT_UNDERSTOOD
-from iserblk.iscsi.text import Collector, decode_untrusted, encode
-
-
-def send_targets_answer(request: bytes, targets: Mapping[str, Sequence[str]]) -> bytes:
-    """The answer to a whole question (appendix C): SendTargets, and NotUnderstood for other keys.
-
-    ``targets``: addresses (``host:port,tag``) by target name. An empty value names the session's
-    own target: there is just one here.
-    """
-    return _answer(decode_untrusted(request), targets, understand_nothing)
-
+from iserblk.iscsi.text import Collector, encode
 
 Declare = Callable[[str, str], str | None]
 
@@ -32,9 +22,15 @@ def understand_nothing(key: str, value: str) -> str | None:
     return NOT_UNDERSTOOD
 
 
-def _answer(
+def send_targets_answer(
     question: list[tuple[str, str]], targets: Mapping[str, Sequence[str]], declare: Declare
 ) -> bytes:
+    """The answer to a whole question (appendix C): SendTargets, and what ``declare`` says of other
+    keys.
+
+    ``targets``: addresses (``host:port,tag``) by target name. An empty value names the session's
+    own target: there is just one here.
+    """
     answer: list[tuple[str, str]] = []
     for key, value in question:
         if key != "SendTargets":
@@ -90,7 +86,7 @@ class TextResponder:
                 if request.flags & bhs.FLAG_FINAL:
                     raise RemoteProtocolError("iSCSI", "a Text Request with both F and C")
                 return TextPart(0, self._take_ttt(), b"")
-            self._rest = _answer(self._collector.take(), targets, self._declare)
+            self._rest = send_targets_answer(self._collector.take(), targets, self._declare)
         part, self._rest = self._rest[:limit], self._rest[limit:]
         if self._rest:
             return TextPart(bhs.FLAG_CONTINUE, self._take_ttt(), part)

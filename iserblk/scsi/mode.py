@@ -63,14 +63,6 @@ def decode_sense6(data: bytes | memoryview) -> Modes:
     return _decode(data[: 1 + length], _HEADER6.size + descriptors, specific)
 
 
-def decode_sense10(data: bytes | memoryview) -> Modes:
-    """MODE SENSE(10) data; as ``decode_sense6``."""
-    if len(data) < _HEADER10.size:
-        raise RemoteProtocolError("SCSI", f"MODE SENSE(10) answered with {len(data)} bytes")
-    length, _, specific, _, descriptors = _HEADER10.unpack_from(data)
-    return _decode(data[: 2 + length], _HEADER10.size + descriptors, specific)
-
-
 def _decode(data: bytes | memoryview, at: int, specific: int) -> Modes:
     write_cache = True
     while at + 3 <= len(data):

@@ -68,6 +68,9 @@ WRITE_PROTECTED = 0x2700
 SPACE_ALLOCATION_FAILED = 0x2707
 POWER_ON_OR_RESET = 0x2900
 LUN_RESET = 0x2903
+# Unit attentions after which what was cached is lost: power on, reset, or bus reset occurred; power
+# on occurred; SCSI bus reset occurred; device internal reset.
+POWER_LOST = (POWER_ON_OR_RESET, 0x2901, 0x2902, 0x2904)
 RESERVATIONS_PREEMPTED = 0x2A03
 RESERVATIONS_RELEASED = 0x2A04
 REGISTRATIONS_PREEMPTED = 0x2A05
@@ -103,10 +106,6 @@ class Sense(NamedTuple):
         return self.asc << 8 | self.ascq
 
     @property
-    def is_descriptor(self) -> bool:
-        return self.response in (DESCRIPTOR, DESCRIPTOR_DEFERRED)
-
-    @property
     def is_deferred(self) -> bool:
         """It belongs to an earlier command; this one was not executed."""
         return self.response in (FIXED_DEFERRED, DESCRIPTOR_DEFERRED)
@@ -126,21 +125,12 @@ class Sense(NamedTuple):
         return self.key == ILLEGAL_REQUEST and self.asc in (0x24, 0x26)
 
     @property
-    def is_unsupported_command(self) -> bool:
-        return self.key == ILLEGAL_REQUEST and self.code == INVALID_OPERATION_CODE
-
-    @property
     def is_not_there(self) -> bool:
         """The LUN does not have what was asked for (a command, a page), and never will."""
         return self.key == ILLEGAL_REQUEST and self.code in (
             INVALID_OPERATION_CODE,
             INVALID_FIELD_IN_CDB,
         )
-
-    @property
-    def is_retryable(self) -> bool:
-        """The same command may well succeed when it is sent again."""
-        return self.key in (UNIT_ATTENTION, ABORTED_COMMAND) or self.is_ready_soon
 
     def __str__(self) -> str:
         key = KEY_WORDS.get(self.key) or f"sense key {self.key:#x}"

@@ -9,6 +9,7 @@ import pytest
 
 from iserblk.iscsi import bhs, pdu, text
 from iserblk.rcap.iwarp import ddp, rdmap
+from tests.rcap.fpdu import decode_fpdu
 from tests.support.faults.framing import Framer, Unit, framers, mended
 
 CONTROL = bytes((0x10,)) + bytes(27)
@@ -95,7 +96,7 @@ def test_fpdus(seed: int) -> None:
 def test_a_mended_fpdu_has_a_right_crc() -> None:
     frame = bytearray(fpdu(rdmap.SEND_SE, CONTROL + command(1)))
     frame[40] ^= 1
-    decoded = ddp.decode_fpdu_untrusted(mended(bytes(frame)), crc=True)
+    decoded = decode_fpdu(mended(bytes(frame)), crc=True)
     assert decoded is not None and decoded[1] == len(frame)
 
 

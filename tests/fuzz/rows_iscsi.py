@@ -10,7 +10,7 @@ from iserblk.iscsi import bhs, chap, keys, pdu, send_targets, text
 from iserblk.iscsi.chap import Accounts, ChapInitiator, ChapTarget, Credentials
 from iserblk.iscsi.login_initiator import LoginInitiator
 from iserblk.iscsi.login_target import LoginTarget
-from iserblk.iscsi.text_target import TextResponder, send_targets_answer
+from iserblk.iscsi.text_target import TextResponder, send_targets_answer, understand_nothing
 from iserblk.secret import Secret
 from tests.fuzz.engine import Case, Row, decoder
 from tests.iscsi import logins
@@ -209,7 +209,9 @@ ROWS = (
     Row("text in parts", _collector, _TEXTS),
     decoder(
         "SendTargets",
-        lambda data: send_targets_answer(data, {logins.TARGET: ["[::1]:3260"]}),
+        lambda data: send_targets_answer(
+            text.decode_untrusted(data), {logins.TARGET: ["[::1]:3260"]}, understand_nothing
+        ),
         *_TEXTS,
     ),
     Row("questions in parts", _questions, _TEXTS, each=3),

@@ -16,6 +16,7 @@ from tests.contract.test_datamover_tcp import Liar
 from tests.datamover.test_tcp_stream import Taker, on_the_wire
 from tests.fuzz.engine import Case, Row, decoder
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
+from tests.rcap.fpdu import decode_fpdu
 from tests.rcap.iwarp import test_receive as frames
 from tests.rcap.iwarp.test_receive import Receiver
 from tests.target.iscsi.test_connection import Client
@@ -254,7 +255,7 @@ ROWS = (
     Row(
         "FPDU",
         lambda case: (
-            ddp.decode_fpdu_untrusted(_corrected(case, case.data), crc=case.chance.random() < 0.5),
+            decode_fpdu(_corrected(case, case.data), crc=case.chance.random() < 0.5),
             None,
         )[1],
         _FPDUS,

@@ -13,6 +13,7 @@ from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from tests.interop.recorded import Exchange, Pdu
 from tests.interop.wire import Message, Wire
 from tests.rcap import streams
+from tests.rcap.fpdu import Fpdu
 
 _CMD_SN = 24  # offsets in the BHS
 _STAT_SN = 24
@@ -151,7 +152,7 @@ class RecordedInitiator:
             last = at + _SEGMENT >= len(data)
             control = _RESPONSE if last else _RESPONSE & ~ddp.LAST
             header = ddp.TaggedHeader(0, control, wanted.sink_stag, wanted.sink_to + at)
-            self.wire.send(ddp.Fpdu(header, part, 0))
+            self.wire.send(Fpdu(header, part, 0))
         return offset, wanted.size
 
     # --- the end ---

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from iserblk.rcap.iwarp import ddp, rdmap
 from tests.rcap import streams
+from tests.rcap.fpdu import Fpdu, decode_fpdu
 
 PATIENCE_S = 20.0  # of one receive; only a test that fails ever waits that long
 SENDS = (rdmap.SEND, rdmap.SEND_SE, rdmap.SEND_INVALIDATE, rdmap.SEND_SE_INVALIDATE)
@@ -21,7 +22,7 @@ SENDS = (rdmap.SEND, rdmap.SEND_SE, rdmap.SEND_INVALIDATE, rdmap.SEND_SE_INVALID
 class Message:
     """All segments of one DDP message."""
 
-    frames: list[ddp.Fpdu]
+    frames: list[Fpdu]
 
     @property
     def header(self) -> ddp.TaggedHeader | ddp.UntaggedHeader:
@@ -90,7 +91,7 @@ class Wire:
 
     # --- frames ---
 
-    def send(self, frame: ddp.Fpdu, payload: bytes | None = None, **fields: int) -> None:
+    def send(self, frame: Fpdu, payload: bytes | None = None, **fields: int) -> None:
         """The frame with ``fields`` of its header and its payload replaced, the next MSN if it
         begins or continues an untagged message, and the CRC made anew."""
         header = frame.header._replace(**fields)
@@ -106,7 +107,7 @@ class Wire:
 
     def receive(self) -> Message | None:
         """The next message, whose MSN and MOs are checked; None at the orderly end."""
-        frames: list[ddp.Fpdu] = []
+        frames: list[Fpdu] = []
         while True:
             frame = self._frame()
             if frame is None:
@@ -122,8 +123,8 @@ class Wire:
                     self._received[header.qn] = header.msn
                 return Message(frames)
 
-    def _frame(self) -> ddp.Fpdu | None:
-        while (decoded := ddp.decode_fpdu_untrusted(self._data, crc=self.crc)) is None:
+    def _frame(self) -> Fpdu | None:
+        while (decoded := decode_fpdu(self._data, crc=self.crc)) is None:
             more = self.sock.recv(1 << 20)
             if not more:
                 assert not self._data, "the peer closed in the middle of a frame"

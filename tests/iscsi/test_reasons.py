@@ -23,8 +23,6 @@ from iserblk.iscsi import pdu, reasons
         (reasons.async_event, pdu.ASYNC_LOGOUT_REQUEST, "asks for a logout"),
         (reasons.async_event, pdu.ASYNC_SESSION_DROP, "all connections"),
         (reasons.async_event, 250, "0xfa"),
-        (reasons.logout_response, 0, "closed"),
-        (reasons.logout_response, 9, "0x09"),
         (reasons.login_status, 0x0203, "target name"),
         (reasons.login_status, 0x01FF, "redirection 01 ff"),
         (reasons.login_status, 0x0400, "status 04 00"),
@@ -41,7 +39,6 @@ def test_words(words: Callable[[int], str], value: int, text: str) -> None:
         reasons.task_management_response,
         reasons.reject_reason,
         reasons.async_event,
-        reasons.logout_response,
         reasons.login_status,
     ],
 )

@@ -17,7 +17,7 @@ from iserblk.iscsi.text import (
     decode_untrusted,
     encode,
 )
-from iserblk.iscsi.text_target import send_targets_answer
+from iserblk.iscsi.text_target import send_targets_answer, understand_nothing
 from tests.iscsi import captured
 
 KEYS = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefz019.-+@_#", min_size=1, max_size=63)
@@ -118,6 +118,10 @@ def test_captured_texts(name: str, direction: str) -> None:
 TARGETS = {"iqn.2026-11.x:a": ["10.0.0.1:3260,1", "[::1]:3260,1"], "iqn.2026-11.x:b": ["h:1,1"]}
 
 
+def answer_to(request: bytes, targets: dict[str, list[str]]) -> bytes:
+    return send_targets_answer(decode_untrusted(request), targets, understand_nothing)
+
+
 @pytest.mark.parametrize(
     ("request_text", "answer"),
     [
@@ -133,7 +137,7 @@ TARGETS = {"iqn.2026-11.x:a": ["10.0.0.1:3260,1", "[::1]:3260,1"], "iqn.2026-11.
     ],
 )
 def test_send_targets(request_text: str, answer: str) -> None:
-    assert send_targets_answer(request_text.encode(), TARGETS) == answer.encode()
+    assert answer_to(request_text.encode(), TARGETS) == answer.encode()
 
 
 def test_send_targets_as_lio_answers() -> None:
@@ -141,9 +145,9 @@ def test_send_targets_as_lio_answers() -> None:
     ((_, data),) = captured.pdus("discovery_crc/03_sendtargets.t2i.bin")
     ((_, request),) = captured.pdus("discovery_crc/03_sendtargets.i2t.bin")
     portals = ["10.9.9.1:3260,1", "10.9.8.1:3260,1", "10.0.2.15:3260,1"]
-    assert send_targets_answer(request, {"iqn.2026-11.lab:t0": portals}) == data
+    assert answer_to(request, {"iqn.2026-11.lab:t0": portals}) == data
 
 
 def test_send_targets_refuses_nonsense() -> None:
     with pytest.raises(RemoteProtocolError):
-        send_targets_answer(b"SendTargets\0", TARGETS)
+        answer_to(b"SendTargets\0", TARGETS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from iserblk.rcap.iwarp import ddp
+from tests.rcap.fpdu import Fpdu, decode_fpdu
 
 STREAMS = Path(__file__).parent.parent / "vectors" / "streams"
 
@@ -32,12 +32,12 @@ def has_crc(name: str) -> bool:
     return name.split("/", maxsplit=1)[0] not in NO_CRC_SETS
 
 
-def frames(name: str) -> list[ddp.Fpdu]:
+def frames(name: str) -> list[Fpdu]:
     """The FPDUs of a stream. Raises RemoteProtocolError for a bad one."""
     data = read(name)
     result = []
     while data:
-        decoded = ddp.decode_fpdu_untrusted(data, crc=has_crc(name))
+        decoded = decode_fpdu(data, crc=has_crc(name))
         assert decoded is not None, f"{name} ends in the middle of an FPDU"
         result.append(decoded[0])
         data = data[decoded[1] :]

@@ -26,7 +26,7 @@ def test_fixed_round_trip(
         assert (found.field, found.field_in_cdb) == (field, in_cdb)
     else:
         assert found.field is None
-    assert not found.is_descriptor and not found.is_deferred
+    assert found.response == sense.FIXED and not found.is_deferred
 
 
 @given(KEYS, BYTES, BYTES, st.none() | st.integers(0, 2**64 - 1), FIELDS, st.booleans())
@@ -39,7 +39,7 @@ def test_descriptor_round_trip(
     assert found[:5] == (sense.DESCRIPTOR, key, asc, ascq, information)
     if key == sense.ILLEGAL_REQUEST and field is not None:
         assert (found.field, found.field_in_cdb) == (field, in_cdb)
-    assert found.is_descriptor
+    assert found.response == sense.DESCRIPTOR
 
 
 @given(st.binary(max_size=300))
@@ -84,13 +84,13 @@ def test_deferred() -> None:
 @pytest.mark.parametrize(
     ("key", "code", "which"),
     [
-        (sense.UNIT_ATTENTION, sense.POWER_ON_OR_RESET, {"is_unit_attention", "is_retryable"}),
-        (sense.NOT_READY, sense.BECOMING_READY, {"is_ready_soon", "is_retryable"}),
+        (sense.UNIT_ATTENTION, sense.POWER_ON_OR_RESET, {"is_unit_attention"}),
+        (sense.NOT_READY, sense.BECOMING_READY, {"is_ready_soon"}),
         (sense.NOT_READY, 0x0402, set()),
-        (sense.ABORTED_COMMAND, 0x4703, {"is_retryable"}),
+        (sense.ABORTED_COMMAND, 0x4703, set()),
         (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB, {"is_invalid_field"}),
         (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_PARAMETER_LIST, {"is_invalid_field"}),
-        (sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, {"is_unsupported_command"}),
+        (sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, set()),
         (sense.ILLEGAL_REQUEST, sense.LBA_OUT_OF_RANGE, set()),
         (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR, set()),
     ],
@@ -101,8 +101,6 @@ def test_what_an_initiator_decides_by(key: int, code: int, which: set[str]) -> N
         "is_unit_attention",
         "is_ready_soon",
         "is_invalid_field",
-        "is_unsupported_command",
-        "is_retryable",
     }
     assert {each for each in questions if getattr(found, each)} == which
     assert found.code == code

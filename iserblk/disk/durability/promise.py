@@ -33,9 +33,6 @@ from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
-# Unit attentions, ASC 29h: power on, reset, or bus reset occurred (00), power on occurred (01),
-# SCSI bus reset occurred (02), device internal reset (04).
-_POWER_LOST = (0x2900, 0x2901, 0x2902, 0x2904)
 _MODE_PARAMETERS_CHANGED = 0x2A01
 
 
@@ -161,7 +158,11 @@ class Durability:
         elif sense.is_unit_attention:
             if sense.code == _MODE_PARAMETERS_CHANGED:
                 self.turn_volatile()
-            elif sense.code in _POWER_LOST and self.volatile and self._unflushed(slot, resuming):
+            elif (
+                sense.code in sense_data.POWER_LOST
+                and self.volatile
+                and self._unflushed(slot, resuming)
+            ):
                 return self._lose_power(sense)
         return False
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from pathlib import Path
 from typing import NamedTuple
 
 from iserblk.errors import (
@@ -27,6 +26,7 @@ from iserblk.initiator.commands import ask, command
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
+from iserblk.names import machine_id
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense as sense_data
 from iserblk.scsi.reservations import OutParameters
@@ -37,7 +37,6 @@ TYPE = pr.EXCLUSIVE_ACCESS_REGISTRANTS
 
 _GENERATIONS = 1 << 32  # PRGENERATION starts over there
 _ALLOCATION = 4096  # of READ KEYS: 511 registrations
-_MACHINE_ID = Path("/etc/machine-id")
 # Unit attentions after which the reservation may be another's.
 _TAKEN = (
     sense_data.RESERVATIONS_PREEMPTED,
@@ -45,17 +44,12 @@ _TAKEN = (
     sense_data.REGISTRATIONS_PREEMPTED,
 )
 # And, where it does not outlive a loss of power, after these.
-_POWER_LOST = (0x2900, 0x2901, 0x2902, 0x2904)
 
 
 def host_key(initiator: str) -> int:
     """The key of an initiator name on this machine: the same after a restart of either. The
     machine's ID and name are in it, as initiator names are copied along with machines."""
-    try:
-        machine = _MACHINE_ID.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        machine = ""
-    text = "\0".join(("iserblk reservation", initiator.lower(), machine, socket.gethostname()))
+    text = "\0".join(("iserblk reservation", initiator.lower(), machine_id(), socket.gethostname()))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
 
 
@@ -236,7 +230,7 @@ class Reservation(LunListener):
         sense = sense_data.decode(slot.sense)
         if session is None or not sense.is_unit_attention or session.suspended is not None:
             return  # on the connection to come ``resume`` looks in any case
-        if sense.code in _TAKEN or (sense.code in _POWER_LOST and not self._persists):
+        if sense.code in _TAKEN or (sense.code in sense_data.POWER_LOST and not self._persists):
             log.error(
                 "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
             )

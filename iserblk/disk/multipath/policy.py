@@ -141,10 +141,6 @@ class Ways(Generic[T]):
         what comes of it by ``connected``, ``failed`` or ``refused``."""
         return next((way for way in self._better() if now >= way.again_at), None)
 
-    def next_fail_back(self) -> float | None:
-        """When to ask ``fail_back`` next; None: there is nothing to wait for."""
-        return min((way.again_at for way in self._better()), default=None)
-
     def describe(self) -> list[dict[str, object]]:
         """For logs and JSON."""
         return [

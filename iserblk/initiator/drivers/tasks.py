@@ -17,6 +17,7 @@ import trio
 
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
@@ -26,8 +27,6 @@ from iserblk.waiting.descriptors import Nap, WriteWatch
 from iserblk.waiting.strands import Strand, elsewhere, park
 
 T = TypeVar("T")
-TICK_S = 1.0
-LOGOUT_S = 3.0
 AT_ONCE = 8  # batches of answers to strands, before trio looks at anything else
 GATHER_FROM = 4  # commands under way, from which on others are gathered
 GATHER_DECAY = 0.97  # per command

@@ -18,15 +18,14 @@ from typing import TypeVar
 
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot
 from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 
 T = TypeVar("T")
-LOGOUT_S = 3.0
 ABANDON_S = 0.005  # how often an interrupted thread looks whether its commands are aborted
-TICK_S = 1.0  # how often deadlines and the keep-alive are looked at
 
 
 class ThreadWaiter:

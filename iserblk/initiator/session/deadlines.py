@@ -31,7 +31,6 @@ OVERTAKEN_S = 2.0  # how much later a response may come than the word that there
 LATE_S = 1.0  # for a command while there has been no connection for longer than one may take
 IDLE_S = 10.0  # silence after which the target is asked for a sign of life
 SPARE_CONTROLS = 4  # control slots that aborts leave free, for pings, resets and logout
-_NO_TAG = 0xFFFFFFFF
 
 
 class _Step:
@@ -160,7 +159,7 @@ class Ladder:
             function=function,
             lun=task.lun,
             itt=0,
-            referenced_task_tag=task.itt if function == pdu.TMF_ABORT_TASK else _NO_TAG,
+            referenced_task_tag=task.itt if function == pdu.TMF_ABORT_TASK else bhs.NO_TAG,
             cmd_sn=0,
             exp_stat_sn=0,
             ref_cmd_sn=task.cmd_sn if function == pdu.TMF_ABORT_TASK else 0,
@@ -260,6 +259,7 @@ class Ladder:
         control = session.queue.take_control()
         if control is None:
             return
-        pdu.NopOut(lun=bytes(8), itt=0, ttt=_NO_TAG, cmd_sn=0, exp_stat_sn=0).pack_into(control.bhs)
+        ping = pdu.NopOut(lun=bytes(8), itt=0, ttt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=0)
+        ping.pack_into(control.bhs)
         self._ping = _Ping(now + STEP_S)
         session.queue.send_immediate(control, self._ping)

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from iserblk.initiator.session.slots import Waiter
 
+TICK_S = 1.0  # how often a driver has deadlines and the keep-alive looked at
+LOGOUT_S = 3.0  # that the answer to a logout is waited for
+
 
 class SessionDriver(Protocol):
     """Runs ``Session.progress`` and the ticks of its deadlines, and waits for commands.

@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 CONTROL_SLOTS = 16  # for NOP, task management and logout: enough for a ladder on several tasks
 _STEP = 1 << INDEX_BITS
 NO_ANSWER = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
-_NO_TAG = 0xFFFFFFFF
 
 
 class SendQueue:
@@ -361,7 +360,7 @@ class SendQueue:
             raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
         with self.lock:
             pdu.NopOut(
-                lun=lun, itt=_NO_TAG, ttt=ttt, cmd_sn=self._cmd_sn, exp_stat_sn=self.exp_stat_sn
+                lun=lun, itt=bhs.NO_TAG, ttt=ttt, cmd_sn=self._cmd_sn, exp_stat_sn=self.exp_stat_sn
             ).pack_into(slot.bhs)
             self.datamover.send_control(slot)
         self.flush()

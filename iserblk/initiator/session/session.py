@@ -44,7 +44,6 @@ from iserblk.scsi import status as sam
 log = logging.getLogger(__name__)
 
 UNEXPECTED = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
-_NO_TAG = 0xFFFFFFFF
 
 
 class Parting:
@@ -270,8 +269,8 @@ class Session:
         if head.advances_stat_sn:
             self.queue.exp_stat_sn = (head.stat_sn + 1) & 0xFFFFFFFF
         self.queue.take_window(head.exp_cmd_sn, head.max_cmd_sn)
-        if opcode == bhs.NOP_IN and head.itt == _NO_TAG:
-            if head.ttt != _NO_TAG:
+        if opcode == bhs.NOP_IN and head.itt == bhs.NO_TAG:
+            if head.ttt != bhs.NO_TAG:
                 self.queue.answer_ping(bytes(message[at + 8 : at + 16]), head.ttt)
         elif opcode == bhs.ASYNC_MESSAGE:
             self._async_message(pdu.AsyncMessage.unpack_from(message, at))

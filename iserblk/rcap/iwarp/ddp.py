@@ -19,7 +19,6 @@ from struct import Struct
 from typing import NamedTuple
 
 from iserblk.crc import crc32c
-from iserblk.errors import RemoteProtocolError
 
 TAGGED = 0x8000
 LAST = 0x4000
@@ -89,14 +88,6 @@ class UntaggedHeader(NamedTuple):
         return UNTAGGED_HEADER.pack(*self)
 
 
-class Fpdu(NamedTuple):
-    """One decoded FPDU. ``crc`` is the field as it came, right or not."""
-
-    header: TaggedHeader | UntaggedHeader
-    payload: bytes
-    crc: int
-
-
 def fpdu_size(ulpdu_length: int) -> int:
     """Bytes that an FPDU takes on a stream without markers."""
     return ((ulpdu_length + LENGTH_SIZE + 3) & ~3) + CRC_SIZE
@@ -110,39 +101,6 @@ def encode_fpdu(header: TaggedHeader | UntaggedHeader, payload: bytes, *, crc: b
     body = header.pack() + payload
     body += bytes(-len(body) & 3)
     return body + CRC.pack(crc32c(body) if crc else 0)
-
-
-def decode_fpdu_untrusted(data: bytes, *, crc: bool) -> tuple[Fpdu, int] | None:
-    """The first FPDU of ``data`` and its size; None when it is not complete.
-
-    For tools and tests: the queue pair's receive core parses in place. Raises
-    RemoteProtocolError for a ULPDU too short for its header, a wrong CRC (when ``crc``), or a pad
-    that is not zero.
-    """
-    if len(data) < LENGTH_SIZE + 1:
-        return None
-    (length,) = LENGTH.unpack_from(data)
-    tagged = data[2] & 0x80
-    size = TAGGED_SIZE if tagged else UNTAGGED_SIZE
-    if length + LENGTH_SIZE < size:
-        raise RemoteProtocolError(
-            "DDP", f"a ULPDU of {length} bytes is shorter than its header", MPA_LENGTH
-        )
-    total = fpdu_size(length)
-    if len(data) < total:
-        return None
-    (field,) = CRC.unpack_from(data, total - CRC_SIZE)
-    if crc and crc32c(data[: total - CRC_SIZE]) != field:
-        raise RemoteProtocolError("MPA", "the CRC of an FPDU is wrong", MPA_CRC)
-    end = LENGTH_SIZE + length
-    if any(data[end : total - CRC_SIZE]):
-        raise RemoteProtocolError("MPA", "the pad of an FPDU is not zero", MPA_LENGTH)
-    header: TaggedHeader | UntaggedHeader
-    if tagged:
-        header = TaggedHeader(*TAGGED_HEADER.unpack_from(data))
-    else:
-        header = UntaggedHeader(*UNTAGGED_HEADER.unpack_from(data))
-    return Fpdu(header, bytes(data[size:end]), field), total
 
 
 def mulpdu(emss: int, *, crc: bool, markers: bool) -> int:

@@ -16,6 +16,7 @@ from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.transmit import SendCore
 from iserblk.sockets.wire import SocketWire
+from tests.rcap.fpdu import Fpdu, decode_fpdu
 from tests.rcap.wire import (
     PATIENCE_S,
     Driver,
@@ -117,7 +118,7 @@ def test_read_behind_the_rtr_read_has_msn_2_and_only_it_completes(benches: list[
     assert bench.silent()  # ORD 1: it waits for the answer to the RTR
     bench.wire.sendall(bytes.fromhex("000ec142 00000001 0000000000000000 21a3e83e"))
     bench.driver.run(lambda: not bench.silent())
-    decoded = ddp.decode_fpdu_untrusted(bench.read(52), crc=True)
+    decoded = decode_fpdu(bench.read(52), crc=True)
     assert decoded is not None
     header = decoded[0].header
     assert isinstance(header, ddp.UntaggedHeader) and (header.qn, header.msn) == (1, 2)
@@ -182,7 +183,7 @@ def test_terminate_reaches_the_peer_and_then_the_end(benches: list[Bench]) -> No
     error = bench.run_until_error()
     assert isinstance(error, RemoteProtocolError) and error.terminate == ddp.MSN_RANGE
     assert [event.data for event in bench.driver.events[0]] == [b"data"]
-    terminate = ddp.decode_fpdu_untrusted(bench.read(20 + 24 + 4), crc=True)
+    terminate = decode_fpdu(bench.read(20 + 24 + 4), crc=True)
     assert terminate is not None
     assert terminate[0].header == ddp.UntaggedHeader(42, 0x4147, 0, 2, 1, 0)
     assert terminate[0].payload == bytes.fromhex("1203c000 0016") + SEND_1[2:20]
@@ -263,7 +264,7 @@ def test_terminate_waits_its_turn_behind_a_full_socket(benches: list[Bench]) -> 
         received += piece
     # Whole frames at first; where the socket was full at the end, it ends there.
     assert 0 < len(received) < len(data)
-    decoded = ddp.decode_fpdu_untrusted(received, crc=False)
+    decoded = decode_fpdu(received, crc=False)
     assert decoded is not None and decoded[0].payload == data[: len(decoded[0].payload)]
 
 
@@ -353,7 +354,7 @@ def test_frames_follow_the_segment_size_of_tcp(size: int) -> None:
             received += piece
     payload = b""
     while received:
-        decoded = ddp.decode_fpdu_untrusted(received, crc=True)
+        decoded = decode_fpdu(received, crc=True)
         assert decoded is not None and decoded[1] <= emss
         payload += decoded[0].payload
         received = received[decoded[1] :]
@@ -439,9 +440,9 @@ def test_frames_follow_the_segment_size(monkeypatch: pytest.MonkeyPatch) -> None
         pair.close()
 
 
-def whole_frames(stream: bytes) -> list[ddp.Fpdu]:
+def whole_frames(stream: bytes) -> list[Fpdu]:
     found = []
-    while (decoded := ddp.decode_fpdu_untrusted(stream, crc=True)) is not None:
+    while (decoded := decode_fpdu(stream, crc=True)) is not None:
         found.append(decoded[0])
         stream = stream[decoded[1] :]
     return found

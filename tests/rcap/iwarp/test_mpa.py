@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.rcap.iwarp import ddp, mpa
+from tests.rcap.fpdu import decode_fpdu
 from tests.rcap.wire import Unmarker, start_up
 
 REQUEST, REPLY = mpa.REQUEST_KEY, mpa.REPLY_KEY
@@ -129,7 +130,7 @@ def test_rtr(offered: int, supported: int) -> None:
         with pytest.raises(RemoteProtocolError) as caught:
             start_up(initiator, responder)
         assert caught.value.terminate == ddp.MPA_RTR
-        terminate = ddp.decode_fpdu_untrusted(initiator.data_to_send(), crc=True)
+        terminate = decode_fpdu(initiator.data_to_send(), crc=True)
         assert terminate is not None
         assert terminate[0].header == ddp.UntaggedHeader(22, 0x4147, 0, 2, 1, 0)
         assert terminate[0].payload == bytes.fromhex("20070000")
@@ -278,9 +279,7 @@ def test_replies_that_are_answered_with_a_terminate(
         initiator.receive_data(frame(REPLY, flags, 2, enhanced(word_ird, word_ord)))
     assert caught.value.terminate == code
     sent = initiator.data_to_send()
-    decoded = ddp.decode_fpdu_untrusted(
-        Unmarker(crc=True).feed(sent) if markers else sent, crc=True
-    )
+    decoded = decode_fpdu(Unmarker(crc=True).feed(sent) if markers else sent, crc=True)
     assert decoded is not None and decoded[0].payload == bytes((0x20, code[2], 0, 0))
 
 

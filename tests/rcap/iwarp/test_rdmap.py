@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.rcap.iwarp import ddp, rdmap
+from tests.rcap.fpdu import decode_fpdu
 
 EXAMPLES = {
     "Hello, 12 bytes, IRD 4": (
@@ -37,7 +38,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_decode_and_encode_again(name: str) -> None:
     data = bytes.fromhex(EXAMPLES[name])
-    decoded = ddp.decode_fpdu_untrusted(data, crc=True)
+    decoded = decode_fpdu(data, crc=True)
     assert decoded is not None
     frame, size = decoded
     assert size == len(data)
@@ -46,7 +47,7 @@ def test_examples_decode_and_encode_again(name: str) -> None:
 
 
 def test_fields_of_a_read_request() -> None:
-    decoded = ddp.decode_fpdu_untrusted(bytes.fromhex(EXAMPLES["RDMA Read Request"]), crc=True)
+    decoded = decode_fpdu(bytes.fromhex(EXAMPLES["RDMA Read Request"]), crc=True)
     assert decoded is not None
     assert decoded[0].header == ddp.UntaggedHeader(46, 0x4141, 0, 1, 1, 0)
     request = rdmap.ReadRequest.unpack_untrusted(decoded[0].payload)
@@ -57,18 +58,18 @@ def test_fields_of_a_read_request() -> None:
 def test_every_cut_is_incomplete_and_every_flipped_bit_refused(name: str) -> None:
     data = bytes.fromhex(EXAMPLES[name])
     for end in range(len(data)):
-        assert ddp.decode_fpdu_untrusted(data[:end], crc=True) is None
+        assert decode_fpdu(data[:end], crc=True) is None
     for bit in range(16, 8 * len(data)):  # not in the length: that may ask for more bytes
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RemoteProtocolError):
-            ddp.decode_fpdu_untrusted(bytes(flipped) + bytes(8), crc=True)
+            decode_fpdu(bytes(flipped) + bytes(8), crc=True)
 
 
 @given(data=st.binary(max_size=200), crc=st.booleans())
 def test_any_bytes_as_an_fpdu(data: bytes, crc: bool) -> None:
     try:
-        decoded = ddp.decode_fpdu_untrusted(data, crc=crc)
+        decoded = decode_fpdu(data, crc=crc)
     except RemoteProtocolError:
         return
     if decoded is not None:

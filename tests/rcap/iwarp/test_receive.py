@@ -14,6 +14,7 @@ from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from iserblk.rcap.iwarp.reads import RTR_TOKEN, OutstandingRead
 from iserblk.rcap.iwarp.receive import ReceiveCore
 from iserblk.rcap.stags import StagTable
+from tests.rcap.fpdu import decode_fpdu
 from tests.rcap.wire import pattern
 
 WRITE, WRITE_MORE = 0xC140, 0x8140
@@ -285,7 +286,7 @@ def test_violation(name: str, size: int) -> None:
     # The last segment's length and header are copied (RFC 5040 figure 10).
     last = None
     while data:
-        decoded = ddp.decode_fpdu_untrusted(data, crc=True)
+        decoded = decode_fpdu(data, crc=True)
         assert decoded is not None
         last, data = decoded[0], data[decoded[1] :]
     assert last is not None

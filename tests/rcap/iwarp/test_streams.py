@@ -10,6 +10,7 @@ from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from iserblk.rcap.iwarp.receive import ReceiveCore
 from iserblk.rcap.stags import StagTable
 from tests.rcap import streams
+from tests.rcap.fpdu import Fpdu, decode_fpdu
 
 FPDU_STREAMS = [
     name for name in streams.names() if not streams.is_mpa(name) and name != streams.BAD_CRC
@@ -17,7 +18,7 @@ FPDU_STREAMS = [
 MPA_STREAMS = [name for name in streams.names() if streams.is_mpa(name)]
 
 
-def _payload_again(frame: ddp.Fpdu) -> bytes:
+def _payload_again(frame: Fpdu) -> bytes:
     """The payload, through the codec of its opcode where it has one."""
     opcode = frame.header.control & rdmap.OPCODE_MASK
     if opcode == rdmap.READ_REQUEST:
@@ -41,9 +42,9 @@ def test_every_frame_is_encoded_again_byte_for_byte(name: str) -> None:
 def test_the_frame_with_a_bad_crc_is_refused() -> None:
     data = streams.read(streams.BAD_CRC)
     with pytest.raises(RemoteProtocolError) as caught:
-        ddp.decode_fpdu_untrusted(data, crc=True)
+        decode_fpdu(data, crc=True)
     assert caught.value.terminate == ddp.MPA_CRC
-    assert ddp.decode_fpdu_untrusted(data, crc=False) is not None
+    assert decode_fpdu(data, crc=False) is not None
 
 
 @pytest.mark.parametrize("name", MPA_STREAMS)

@@ -14,6 +14,7 @@ from iserblk.rcap.iwarp import ddp, rdmap
 from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
 from iserblk.rcap.iwarp.transmit import BATCH_BUFFERS, BATCH_BYTES, BATCH_LOW, SendCore, SlotFrame
 from iserblk.rcap.stags import StagTable
+from tests.rcap.fpdu import Fpdu, decode_fpdu
 from tests.rcap.wire import Unmarker, pattern, rdma_request
 
 
@@ -64,10 +65,10 @@ def drain(core: SendCore, take: int = 1 << 30) -> list[bytes]:
     return batches
 
 
-def frames(stream: bytes, crc: bool = True) -> list[ddp.Fpdu]:
+def frames(stream: bytes, crc: bool = True) -> list[Fpdu]:
     result = []
     while stream:
-        decoded = ddp.decode_fpdu_untrusted(stream, crc=crc)
+        decoded = decode_fpdu(stream, crc=crc)
         assert decoded is not None
         result.append(decoded[0])
         stream = stream[decoded[1] :]
@@ -154,7 +155,7 @@ def places(batch: bytes) -> list[tuple[int, int, int]]:
     result = []
     start = 0
     while start < len(batch):
-        decoded = ddp.decode_fpdu_untrusted(batch[start:], crc=True)
+        decoded = decode_fpdu(batch[start:], crc=True)
         assert decoded is not None
         frame, size = decoded
         result.append((start, start + size, size - ddp.LENGTH_SIZE - frame.header.length))
