@@ -1,3 +1,69 @@
-"""A userspace iSER/iSCSI initiator: remote SCSI LUNs as block devices and as files."""
+"""A userspace iSER/iSCSI initiator: remote SCSI LUNs as block devices and as files.
+
+    with iserblk.open_disks(["iser://192.0.2.1/iqn.2026-11.example:disk/0"], {}) as disks: ...
+    async with iserblk.aio.open_disks(...) as disks: ...
+
+``open_disks`` is for threads, ``iserblk.aio`` for trio; ``iserblk.disk.seam`` says what a disk
+does. All errors are IserblkError; ``iserblk.errors`` has their tree. Each name is loaded when it is
+first used: ``import iserblk`` alone costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # as typing's, without loading that
+if TYPE_CHECKING:
+    from iserblk import aio as aio
+    from iserblk.disk.blocking import open_disks as open_disks
+    from iserblk.errors import AuthenticationError as AuthenticationError
+    from iserblk.errors import BadArgument as BadArgument
+    from iserblk.errors import Busy as Busy
+    from iserblk.errors import CommandError as CommandError
+    from iserblk.errors import CommandRejected as CommandRejected
+    from iserblk.errors import CommandTimeout as CommandTimeout
+    from iserblk.errors import ConnectFailed as ConnectFailed
+    from iserblk.errors import ConnectionLost as ConnectionLost
+    from iserblk.errors import ConnectTimeout as ConnectTimeout
+    from iserblk.errors import HostNotFound as HostNotFound
+    from iserblk.errors import IserblkError as IserblkError
+    from iserblk.errors import IserRefused as IserRefused
+    from iserblk.errors import LocalProtocolError as LocalProtocolError
+    from iserblk.errors import LoginError as LoginError
+    from iserblk.errors import LunChanged as LunChanged
+    from iserblk.errors import NoSuchLun as NoSuchLun
+    from iserblk.errors import NotSupported as NotSupported
+    from iserblk.errors import OutOfRange as OutOfRange
+    from iserblk.errors import OutOfSpace as OutOfSpace
+    from iserblk.errors import PermissionDenied as PermissionDenied
+    from iserblk.errors import RemoteProtocolError as RemoteProtocolError
+    from iserblk.errors import ReservationConflict as ReservationConflict
+    from iserblk.errors import ReservationLost as ReservationLost
+    from iserblk.errors import ScsiError as ScsiError
+    from iserblk.errors import TargetNotFound as TargetNotFound
+    from iserblk.errors import TransportError as TransportError
+    from iserblk.errors import WriteProtected as WriteProtected
 
 __version__ = "0.1.0"
+
+_ERRORS = (
+    *("AuthenticationError", "BadArgument", "Busy", "CommandError", "CommandRejected"),
+    *("CommandTimeout", "ConnectFailed", "ConnectTimeout", "ConnectionLost", "HostNotFound"),
+    *("IserRefused", "IserblkError", "LocalProtocolError", "LoginError", "LunChanged"),
+    *("NoSuchLun", "NotSupported", "OutOfRange", "OutOfSpace", "PermissionDenied"),
+    *("RemoteProtocolError", "ReservationConflict", "ReservationLost", "ScsiError"),
+    *("TargetNotFound", "TransportError", "WriteProtected"),
+)
+_PLACES = {"open_disks": "iserblk.disk.blocking", **dict.fromkeys(_ERRORS, "iserblk.errors")}
+
+
+def __getattr__(name: str) -> object:
+    if name == "aio":
+        return importlib.import_module("iserblk.aio")
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'iserblk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "aio", *_PLACES])

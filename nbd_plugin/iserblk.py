@@ -28,7 +28,7 @@ import sysconfig
 import syslog
 import traceback
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import nbdkit
 
@@ -91,7 +91,7 @@ _opened: list[ThreadDiskSet] = []  # one, from after_fork to cleanup
 # --- errors and logs ---------------------------------------------------------------------------
 
 
-def _format_exception(kind: object, error: BaseException, tb: object) -> list[str]:
+def _format_exception(kind: Any, error: Any, tb: Any) -> list[str]:
     """What nbdkit prints of an exception: it calls traceback.format_exception for it.
 
     Expected errors are one line for the user; anything else is a bug and shows where.
@@ -102,7 +102,7 @@ def _format_exception(kind: object, error: BaseException, tb: object) -> list[st
 
 
 _format_traceback = traceback.format_exception
-traceback.format_exception = _format_exception
+traceback.format_exception = _format_exception  # type: ignore[assignment]
 
 
 def _failed(error: IserblkError) -> IserblkError:
@@ -157,7 +157,7 @@ def dump_plugin() -> None:
 
 
 def thread_model() -> int:
-    return nbdkit.THREAD_MODEL_PARALLEL
+    return int(nbdkit.THREAD_MODEL_PARALLEL)
 
 
 def config(key: str, value: str) -> None:
@@ -323,7 +323,7 @@ def can_flush(h: Handle) -> bool:
 
 
 def can_fua(h: Handle) -> int:
-    return nbdkit.FUA_NATIVE
+    return int(nbdkit.FUA_NATIVE)
 
 
 def can_trim(h: Handle) -> bool:
@@ -345,7 +345,7 @@ def can_extents(h: Handle) -> bool:
 
 
 def can_cache(h: Handle) -> int:
-    return nbdkit.CACHE_NATIVE
+    return int(nbdkit.CACHE_NATIVE)
 
 
 # --- requests ----------------------------------------------------------------------------------

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from iserblk.initiator.session import life
 from iserblk.iscsi import stages
 
 TOP = Path(__file__).resolve().parent.parent
-Table = Mapping[tuple[StrEnum, StrEnum], StrEnum]
+Table = Mapping[Any, StrEnum]  # from (state, event), both StrEnums of their own
 
 HEAD = """# States
 

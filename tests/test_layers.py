@@ -87,6 +87,7 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
         *("target.ports", "target.scsi", "target.iscsi"),
     },
+    "aio": {"disk.aio"},
     "cli": {
         *("errors", "files", "waiting", "names", "options", "url", "credentials", "iscsi"),
         *("metrics", "disk", "discovery", "doctor", "nbd.kernel", "target"),

@@ -24,7 +24,8 @@ from pathlib import Path
 import trio
 
 from benchlib.load import Job, JobFailed, fio_runtime, iscsi_perf_command, parse_iscsi_perf
-from iserblk.disk.aio import TrioDisk, open_disks
+from iserblk.disk.aio import open_disks
+from iserblk.disk.seam import AsyncDisk
 from iserblk.rcap.verbs import connecting
 
 JOBS = (
@@ -54,7 +55,7 @@ def busy_seconds() -> float:
     return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-async def ours(disk: TrioDisk, job: Job, seconds: float) -> Count:
+async def ours(disk: AsyncDisk, job: Job, seconds: float) -> Count:
     """``job.depth`` requests in flight through the Python API."""
     offsets = offsets_of(job)
     count = 0

@@ -20,8 +20,8 @@ class Fpdu(NamedTuple):
 def decode_fpdu(data: bytes, *, crc: bool) -> tuple[Fpdu, int] | None:
     """The first FPDU of ``data`` and its size; None when it is not complete.
 
-    Raises RemoteProtocolError for a ULPDU too short for its header, a wrong CRC (with ``crc``), or a
-    pad that is not zero.
+    Raises RemoteProtocolError for a ULPDU too short for its header, a wrong CRC (if ``crc``), or
+    a pad that is not zero.
     """
     if len(data) < ddp.LENGTH_SIZE + 1:
         return None

@@ -1,0 +1,66 @@
+"""Every import is of the standard library, of ours, or of a dependency that is declared."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = {"iserblk", "fuse_mount", "tests", "benchlib", "lablib", "fake_disk"}
+# Debian's packages, which scripts/setup installs: no index of Python packages has them.
+DEBIAN = {"pyverbs", "nbd", "nbdkit"}
+# Where the package that one installs has another name than what one imports.
+IMPORTED_AS = {
+    "prometheus-client": "prometheus_client",
+    "pytest-trio": "pytest_trio",
+    "virtme-ng": "virtme",
+    "cython": "Cython",
+}
+
+
+def declared(*extras: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lines = list(project["project"]["dependencies"])
+    for extra in extras:
+        lines += project["project"]["optional-dependencies"][extra]
+    names = {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in lines}
+    return {IMPORTED_AS.get(name, name) for name in names}
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - OURS - DEBIAN
+
+
+@pytest.mark.parametrize("place", ["iserblk", "fuse_mount", "nbd_plugin"])
+def test_what_runs_needs_what_is_declared(place: str) -> None:
+    known = declared()
+    for path in sorted((ROOT / place).rglob("*.py")):
+        assert imported(path) <= known, path
+
+
+@pytest.mark.parametrize("place", ["scripts", "tests"])
+def test_what_develops_needs_what_is_declared(place: str) -> None:
+    known = declared("dev")
+    for path in sorted((ROOT / place).rglob("*.py")):
+        here = {each.stem for each in path.parent.glob("*.py")}  # run beside each other
+        assert imported(path) - here <= known, path
+
+
+def test_every_declared_dependency_is_imported() -> None:
+    """One that nothing needs is removed."""
+    places = ("iserblk", "fuse_mount", "nbd_plugin")
+    used = {
+        name for place in places for path in (ROOT / place).rglob("*.py") for name in imported(path)
+    }
+    assert declared() <= used
