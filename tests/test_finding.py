@@ -19,6 +19,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/fuse_mount/test_operations.py: each errno, as the kernel gets it"
     ),
     "fuse_mount/helper.py": "tests/cli/test_units.py: mount(8)'s helper",
+    "iserblk/aio.py": "tests/test_public_names.py",
     "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
     "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/cli/bench.py": "tests/cli/test_every_command.py",

@@ -26,7 +26,7 @@ def test_every_error_is_there() -> None:
 
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'open_files'"):
-        iserblk.open_files  # type: ignore[attr-defined]  # noqa: B018
+        iserblk.open_files  # noqa: B018
 
 
 def test_nothing_is_loaded_before_it_is_used() -> None:

@@ -117,7 +117,7 @@ def test_ctrl_c_leaves_no_namespace(
             pytest.skip(f"no network namespaces here: {reason}")
     before = namespaces()
     made = network.ip_command
-    interrupted = []
+    interrupted = []  # type: ignore[var-annotated]
 
     def interrupts(*arguments: str) -> None:
         if arguments[:2] == ("netns", moment) and not interrupted:

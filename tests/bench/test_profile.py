@@ -50,7 +50,7 @@ def test_innermost_frame_counts() -> None:
 def test_samples_of_running_threads_share_the_cpu_time() -> None:
     recording = Recording(1, Path("x.raw"), gil_only=False)
     times = profile.per_request({"disk": 30, "rcap": 70}, recording, RUN, "nbdkit", 10)
-    assert list(times.items()) == [("rcap", pytest.approx(35.0)), ("disk", pytest.approx(15.0))]
+    assert list(times.items()) == [("rcap", pytest.approx(35.0)), ("disk", pytest.approx(15.0))]  # type: ignore[comparison-overlap]
     assert profile.per_request({}, recording, RUN, "nbdkit", 10) == {}
 
 

@@ -73,7 +73,7 @@ def test_program_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_second_server_of_a_name_does_not_speak_for_the_first(tmp_path: Path) -> None:
     for word in ("first", "second"):
         with Server("shell", ["sh", "-c", f"echo {word}; exec sleep 60"], tmp_path) as server:
-            server.wait_until(lambda server=server, word=word: said(server, word))
+            server.wait_until(lambda server=server, word=word: said(server, word))  # type: ignore[misc]
             assert server.last_words() == word
 
 

@@ -93,7 +93,7 @@ class Server:
         self.process.send_signal(number)
         rest, _ = self.process.communicate(timeout=END_S)
         assert rest == ""
-        return self.process.returncode
+        return self.process.returncode  # type: ignore[return-value]
 
 
 @contextmanager

@@ -119,14 +119,14 @@ def test_from_the_environment(setting: Setting) -> None:
         "LIBISCSI_CHAP_TARGET_USERNAME": "disk",
         "LIBISCSI_CHAP_TARGET_PASSWORD": THEIRS,
     }
-    done = iserblk("-vv", "info", setting.url(), "--json", **environment)
+    done = iserblk("-vv", "info", setting.url(), "--json", **environment)  # type: ignore[arg-type]
     assert done.returncode == 0
     shows_nothing(done.stdout, done.stderr)
 
 
 def test_from_a_credential(setting: Setting) -> None:
     changes = {"CREDENTIALS_DIRECTORY": str(setting.folder)}
-    done = iserblk("info", setting.url("host@"), "--chap-secret-credential", "both", **changes)
+    done = iserblk("info", setting.url("host@"), "--chap-secret-credential", "both", **changes)  # type: ignore[arg-type]
     assert (done.returncode, done.stderr) == (0, "")
 
 

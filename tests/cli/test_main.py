@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
     monkeypatch.setattr("iserblk.cli.info.command", command)
     # main is for a process of its own: what it changes of this one is put back.
-    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     return raised
 

@@ -183,7 +183,7 @@ def runtime(tmp_path: Path) -> dict[str, str]:
 
 
 def places(tmp_path: Path) -> list[str]:
-    done = iserblk("stats", "--json", **runtime(tmp_path))
+    done = iserblk("stats", "--json", **runtime(tmp_path))  # type: ignore[arg-type]
     assert (done.returncode, done.stderr) == (0, ""), done
     return re.findall('"where": "(.*?)"', done.stdout)
 
@@ -204,11 +204,11 @@ def test_nbd_and_mount_are_listed(target: TargetProcess, tmp_path: Path) -> None
             assert places(tmp_path).count(place) == 2  # LUNs
         run("nbdinfo", "--size", by_path.url)
         (files / "lun0").read_bytes()
-        for place in (nbd, listen, files):
-            done = iserblk("stats", place, **user)
+        for place in (nbd, listen, files):  # type: ignore[assignment]
+            done = iserblk("stats", place, **user)  # type: ignore[arg-type]
             assert (done.returncode, done.stderr) == (0, ""), done
             assert done.stdout.startswith(f"{place}: lun0, iser://")
-            assert ("requests, 8.0 MiB" in done.stdout) == (place == files)
+            assert ("requests, 8.0 MiB" in done.stdout) == (place == files)  # type: ignore[comparison-overlap]
         for server in (by_path, tcp, mounted):
             server.end(signal.SIGTERM)
     assert not {str(nbd), listen, str(files)} & set(places(tmp_path))

@@ -78,7 +78,7 @@ def other_of(source: MemoryEnd, tail: bytes = b"") -> MemoryEnd:
 
 
 def copied(source: MemoryEnd, destination: MemoryEnd) -> tuple[transfer.Totals, int]:
-    advanced = []
+    advanced = []  # type: ignore[var-annotated]
     totals = trio.run(transfer.copy, source, destination, advanced.append)
     return totals, sum(advanced)
 

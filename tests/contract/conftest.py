@@ -68,7 +68,7 @@ PROVIDERS = [
 
 @pytest.fixture(params=PROVIDERS, ids=str)
 def provider(request: pytest.FixtureRequest) -> Provider:
-    return request.param
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_sense_and_residual(plain: Ends) -> None:
     head, behind, _ = plain.up.pdus[0]
     response = pdu.ScsiResponse.unpack_from(head)
     assert (response.status, response.residual, behind) == (2, 96, b"\0\2ab")
-    assert (response.exp_data_sn, buffer[:5]) == (1, b"part\0")
+    assert (response.exp_data_sn, buffer[:5]) == (1, b"part\0")  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.parametrize("status", [0, 2])  # 2: its sense data may say that it went well

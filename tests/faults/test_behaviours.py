@@ -78,7 +78,7 @@ def test_one_bit_is_turned() -> None:
     passed = through(Corrupt(nth=2))
     (wrong,) = [(got, word) for got, word in zip(passed, WORDS, strict=False) if got != word]
     assert wrong[1] == b"gamma" and isinstance(wrong[0], bytes)
-    assert sum((a ^ b).bit_count() for a, b in zip(*wrong, strict=True)) == 1
+    assert sum((a ^ b).bit_count() for a, b in zip(*wrong, strict=True)) == 1  # type: ignore[misc,operator]
 
 
 def test_the_same_seed_meets_the_same_fate() -> None:

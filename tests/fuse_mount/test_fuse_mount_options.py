@@ -64,7 +64,7 @@ def test_what_is_wrong_is_named(word: str) -> None:
 
 
 def test_with_allow_other_a_disk_is_still_its_owners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(options.os, "geteuid", lambda: 0)  # type: ignore[attr-defined]
     assert parse_options(["allow_other"]).umask == 0o077
     assert parse_options(["allow_other,umask=0"]).umask == 0
 
@@ -72,7 +72,7 @@ def test_with_allow_other_a_disk_is_still_its_owners(monkeypatch: pytest.MonkeyP
 def test_allow_other_needs_the_owners_consent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(options.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(options.os, "geteuid", lambda: 1000)  # type: ignore[attr-defined]
     monkeypatch.setattr(options, "FUSE_CONF", tmp_path / "fuse.conf")
     with pytest.raises(UsageError, match="user_allow_other"):
         parse_options(["allow_other"])

@@ -89,7 +89,7 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
 
 def ended(server: Forked) -> tuple[int, str]:
     _, said = server.communicate(timeout=60)
-    return server.returncode, said
+    return server.returncode, said  # type: ignore[return-value]
 
 
 def test_what_is_there(mounts: Mounts) -> None:
@@ -364,16 +364,16 @@ def test_a_missing_device_or_helper_is_said(
     monkeypatch: pytest.MonkeyPatch, mounts: Mounts
 ) -> None:
     real = os.path.exists
-    monkeypatch.setattr(mount.os.path, "exists", lambda path: path != "/dev/fuse" and real(path))
-    with pytest.raises(mount.SystemProblem, match="modprobe fuse") as caught:
+    monkeypatch.setattr(mount.os.path, "exists", lambda path: path != "/dev/fuse" and real(path))  # type: ignore[attr-defined]
+    with pytest.raises(mount.SystemProblem, match="modprobe fuse") as caught:  # type: ignore[attr-defined]
         mount.mount_foreground([URL], str(mounts.place), [], lambda: None)
     assert caught.value.exit_status == 2
     monkeypatch.undo()
-    monkeypatch.setattr(mount.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(mount.shutil, "which", lambda name: None)
-    with pytest.raises(mount.SystemProblem, match="fuse3"):
+    monkeypatch.setattr(mount.os, "geteuid", lambda: 1000)  # type: ignore[attr-defined]
+    monkeypatch.setattr(mount.shutil, "which", lambda name: None)  # type: ignore[attr-defined]
+    with pytest.raises(mount.SystemProblem, match="fuse3"):  # type: ignore[attr-defined]
         mount.mount_foreground([URL], str(mounts.place), [], lambda: None)
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "pyfuse3", None)
-    with pytest.raises(mount.SystemProblem, match="scripts/setup"):
+    with pytest.raises(mount.SystemProblem, match="scripts/setup"):  # type: ignore[attr-defined]
         mount.mount_foreground([URL], str(mounts.place), [], lambda: None)

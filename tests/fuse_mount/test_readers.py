@@ -31,7 +31,7 @@ class Session:
         self.sock = sock
         self.readers = Readers()
         self.trio: Any = self.readers.namespace()
-        self.lock = self.trio.Lock()
+        self.lock = self.trio.Lock()  # type: ignore[attr-defined]
         self.read: list[bytes] = []
         self.ended = 0
         self.handling = trio.Event()

@@ -53,7 +53,7 @@ def test_every_way_succeeds(
         bench.answer(sense)
         assert disk.ended(slot) == 0.0
     else:
-        operation = {
+        operation = {  # type: ignore[no-untyped-call]
             "write": lambda: disk.write(BLOCK, 0),
             "flush": disk.flush,
             "read": lambda: disk.read(buffer, 0),

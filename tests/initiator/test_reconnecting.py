@@ -99,7 +99,7 @@ def never_readable(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", never)
     monkeypatch.setattr(trio.lowlevel, "notify_closing", lambda _fd: None)
-    monkeypatch.setattr(module.random, "uniform", lambda _low, high: high)
+    monkeypatch.setattr(module.random, "uniform", lambda _low, high: high)  # type: ignore[attr-defined]
 
 
 def _gaps(times: list[float]) -> list[float]:

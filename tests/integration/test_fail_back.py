@@ -69,7 +69,7 @@ async def loaded(face: str, *urls: str, **options: str) -> AsyncIterator[tuple[L
         load = Load(disk)
         nursery.start_soon(load.run)
         await until(lambda: load.done > 3)
-        yield load, inner.core.session
+        yield load, inner.core.session  # type: ignore[union-attr]
         done = load.done
         await until(lambda: load.done > done)
         nursery.cancel_scope.cancel()
@@ -120,7 +120,7 @@ async def test_every_lun_of_the_target(start_target: StartTarget, face: str) -> 
         urls = [one.through(target.url), two.through(target.url)]
         async with opened(face, *urls, options={"io-timeout": "60"}) as disks:
             assert sorted(disks) == ["lun0", "lun1"]
-            session = getattr(disks["lun0"], "disk", disks["lun0"]).core.session
+            session = getattr(disks["lun0"], "disk", disks["lun0"]).core.session  # type: ignore[union-attr]
             for count, (dies, lives) in enumerate(((one, two), (two, one)), 1):
                 lives.admit()
                 dies.refuse(by_reset=True)

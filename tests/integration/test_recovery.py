@@ -53,11 +53,11 @@ async def _opened(
     if face == "async":
         async with aio.open_disks(urls, options) as disks:
             disk = disks.disks[disks.default]
-            yield disk, disk.core.session
+            yield disk, disk.core.session  # type: ignore[attr-defined]
     else:
         with blocking.open_disks(urls, options) as found:
             inner = found.disks[found.default]
-            yield InThreads(inner), inner.core.session
+            yield InThreads(inner), inner.core.session  # type: ignore[attr-defined,misc]
 
 
 async def _back(session: Session, reconnects: int) -> None:

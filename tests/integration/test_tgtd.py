@@ -106,7 +106,7 @@ class Tgtd:
 
     def admin(self, *arguments: str) -> None:
         command = [self._programs / "tgtadm", "--lld", "iscsi", *arguments]
-        subprocess.run(command, env=self._environment, check=True, timeout=20)
+        subprocess.run(command, env=self._environment, check=True, timeout=20)  # type: ignore[arg-type]
 
     def set(self, **keys: str) -> None:
         """What it wishes for in the logins that follow."""

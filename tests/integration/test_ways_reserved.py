@@ -68,7 +68,7 @@ async def test_held_through_the_portal_in_use(
         urls = ported.urls()
         async with opened(face, *urls, options=EXCLUSIVE) as disks:
             (disk,) = disks.values()
-            session = getattr(disk, "disk", disk).core.session
+            session = getattr(disk, "disk", disk).core.session  # type: ignore[union-attr]
             await write(disk, b"1" * 512, 0)
             assert await holders(urls[1]) == [(True, 1)]
             ported.one.refuse(by_reset=True)

@@ -217,7 +217,7 @@ def test_longest_challenges() -> None:
 )
 def test_challenge_that_is_none(changed: dict[str, str]) -> None:
     with pytest.raises(RemoteProtocolError):
-        challenged(**changed)()
+        challenged(**changed)()  # type: ignore[arg-type]
 
 
 def test_algorithm_that_was_not_offered() -> None:

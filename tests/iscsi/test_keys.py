@@ -75,8 +75,8 @@ def test_range_of_numbers(name: str, kind: str, default: object, low: int, high:
         wish = SessionParameters()
         assert ask(name, offer, wish) == "Reject"
         assert wish == SessionParameters()
-    for offer in (low, high):
-        for text in (str(offer), hex(offer), f"0X{offer:X}"):
+    for offer in (low, high):  # type: ignore[assignment]
+        for text in (str(offer), hex(offer), f"0X{offer:X}"):  # type: ignore[arg-type]
             assert ask(name, text) != "Reject"
 
 

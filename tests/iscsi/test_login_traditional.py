@@ -19,7 +19,7 @@ def initiator(**config: object) -> LoginInitiator:
             logins.ISID,
             receive_data_segment_length=262144,
             rdma=False,
-            **config,
+            **config,  # type: ignore[arg-type]
         )
     )
 

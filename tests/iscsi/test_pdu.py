@@ -245,7 +245,7 @@ def test_target_header(instance: pdu.Pdu, raw: str) -> None:
 def test_an_unasked_nop_in_has_no_stat_sn_of_its_own() -> None:
     """RFC 7143 section 11.19.2."""
     for ttt in (TTT, bhs.NO_TAG):
-        nop = pdu.NopIn(itt=bhs.NO_TAG, ttt=ttt, **NUMBERS)
+        nop = pdu.NopIn(itt=bhs.NO_TAG, ttt=ttt, **NUMBERS)  # type: ignore[arg-type]
         assert not pdu.TargetHeader.unpack_from(nop.pack()).advances_stat_sn
 
 

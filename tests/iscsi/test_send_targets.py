@@ -225,14 +225,14 @@ def test_pings_and_refusals() -> None:
     one = DiscoveryInitiator(7, 3)
     one.ask("All")
     numbers = {"stat_sn": 3, "exp_cmd_sn": 7, "max_cmd_sn": 7}
-    ((header, _),) = one.receive(pdu.NopIn(itt=bhs.NO_TAG, ttt=9, **numbers).pack(), b"")
+    ((header, _),) = one.receive(pdu.NopIn(itt=bhs.NO_TAG, ttt=9, **numbers).pack(), b"")  # type: ignore[arg-type]
     pong = pdu.NopOut.unpack_from(header)
     assert (pong.ttt, pong.itt) == (9, bhs.NO_TAG)
-    assert one.receive(pdu.NopIn(itt=bhs.NO_TAG, **numbers).pack(), b"") == []
+    assert one.receive(pdu.NopIn(itt=bhs.NO_TAG, **numbers).pack(), b"") == []  # type: ignore[arg-type]
     with pytest.raises(IserblkError, match="refuses: protocol error"):
         one.receive(pdu.Reject(reason=4, data_length=48, **numbers).pack(), bytes(48))
     with pytest.raises(IserblkError, match="the target asks for a logout"):
-        one.receive(pdu.AsyncMessage(event=1, **numbers).pack(), b"")
+        one.receive(pdu.AsyncMessage(event=1, **numbers).pack(), b"")  # type: ignore[arg-type]
 
 
 def test_logout() -> None:

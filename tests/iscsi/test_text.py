@@ -21,7 +21,7 @@ from iserblk.iscsi.text_target import send_targets_answer, understand_nothing
 from tests.iscsi import captured
 
 KEYS = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefz019.-+@_#", min_size=1, max_size=63)
-VALUES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=60)
+VALUES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=60)  # type: ignore[arg-type]
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=20))

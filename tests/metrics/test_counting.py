@@ -73,9 +73,12 @@ def test_every_thread_has_its_own() -> None:
 
 def test_retries(restless: None) -> None:
     metrics = LunMetrics()
-    threads = [
-        threading.Thread(target=lambda: [metrics.retried() for _ in range(1000)]) for _ in range(8)
-    ]
+
+    def repeat() -> None:
+        for _ in range(1000):
+            metrics.retried()
+
+    threads = [threading.Thread(target=repeat) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

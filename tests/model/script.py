@@ -16,7 +16,7 @@ READ, WRITE, ZERO, TRIM, EXTENTS, FLUSH = (
 class Op(NamedTuple):
     kind: str
     granule: int
-    count: int
+    count: int  # type: ignore[assignment]
     fua: bool = False
 
 

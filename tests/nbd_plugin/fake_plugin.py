@@ -14,17 +14,17 @@ _plugin = os.path.join(_here, "..", "..", "nbd_plugin", "iserblk.py")
 
 
 class _FakeBlocking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name == "iserblk.disk.blocking":
             return importlib.util.spec_from_loader(name, self)
         return None
 
-    def create_module(self, spec):
+    def create_module(self, spec):  # type: ignore[no-untyped-def]
         return None
 
-    def exec_module(self, module):
+    def exec_module(self, module):  # type: ignore[no-untyped-def]
         sys.path.append(os.path.join(_here, "..", "support"))
-        import fake_disk  # noqa: PLC0415 - the plugin has only now found what this needs
+        import fake_disk  # type: ignore[import-not-found]  # noqa: PLC0415 - the plugin has only now found what this needs
 
         module.open_disks = fake_disk.open_blocking
         module.ThreadDiskSet = fake_disk.BlockingSet

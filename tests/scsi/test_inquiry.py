@@ -54,7 +54,7 @@ def test_standard_cut_short() -> None:
 def test_text_from_the_network_is_made_fit_for_a_log() -> None:
     raw = bytearray(inquiry.encode_standard(inquiry.DISK, "", "", ""))
     raw[8:16] = b"\x1b[31m\n\xff "
-    assert inquiry.decode_standard(raw).vendor == "?[31m??"
+    assert inquiry.decode_standard(raw).vendor == "?[31m??"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("decode", DECODERS)
@@ -128,24 +128,24 @@ def test_block_limits_of_the_first_edition() -> None:
     full = BlockLimits(max_transfer_length=100, optimal_transfer_length=50, max_unmap_lba_count=7)
     raw = bytearray(inquiry.encode_block_limits(full)[:16])
     raw[3] = 12
-    assert inquiry.decode_block_limits(raw) == full._replace(max_unmap_lba_count=0)
+    assert inquiry.decode_block_limits(raw) == full._replace(max_unmap_lba_count=0)  # type: ignore[arg-type]
 
 
 def test_alignment_counts_only_when_valid() -> None:
     raw = bytearray(
         inquiry.encode_block_limits(BlockLimits(unmap_granularity=8, unmap_alignment=3))
     )
-    assert inquiry.decode_block_limits(raw).unmap_alignment == 3
+    assert inquiry.decode_block_limits(raw).unmap_alignment == 3  # type: ignore[arg-type]
     raw[32] &= 0x7F
-    assert inquiry.decode_block_limits(raw).unmap_alignment == 0
+    assert inquiry.decode_block_limits(raw).unmap_alignment == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rate", "rotational"), [(0, False), (1, False), (7200, True)])
 def test_characteristics(rate: int, rotational: bool) -> None:
     raw = bytearray(inquiry.encode_characteristics())
-    assert not inquiry.decode_characteristics(raw).rotational
+    assert not inquiry.decode_characteristics(raw).rotational  # type: ignore[arg-type]
     raw[4:6] = rate.to_bytes(2, "big")
-    assert inquiry.decode_characteristics(raw).rotational is rotational
+    assert inquiry.decode_characteristics(raw).rotational is rotational  # type: ignore[arg-type]
 
 
 @given(st.builds(Provisioning, *[st.booleans()] * 4))

@@ -52,7 +52,7 @@ def test_unmap_lists_that_cannot_be(data: str) -> None:
 def test_unmap_ignores_part_of_a_descriptor() -> None:
     raw = bytearray(lba.unmap_parameters([(7, 1)]) + b"x" * 8)
     raw[:4] = bytes.fromhex("001e0018")
-    assert lba.decode_unmap_parameters(raw) == [(7, 1)]
+    assert lba.decode_unmap_parameters(raw) == [(7, 1)]  # type: ignore[arg-type]
 
 
 STATUSES = st.lists(

@@ -127,11 +127,11 @@ def test_a_reservation_cut_short_is_not_taken_for_none() -> None:
 
 def test_capabilities() -> None:
     found = pr.decode_capabilities(pr.encode_capabilities(0x01))
-    assert found.persists and found.types == set(pr.TYPES)
+    assert found.persists and found.types == set(pr.TYPES)  # type: ignore[comparison-overlap]
     assert not pr.decode_capabilities(pr.encode_capabilities(0x04)).persists
     assert pr.decode_capabilities(bytes.fromhex("0008000080000000")).types is None
     only = pr.decode_capabilities(bytes.fromhex("0008008008010000"))
-    assert only.types == {pr.EXCLUSIVE_ACCESS, pr.EXCLUSIVE_ACCESS_ALL}
+    assert only.types == {pr.EXCLUSIVE_ACCESS, pr.EXCLUSIVE_ACCESS_ALL}  # type: ignore[comparison-overlap]
     with pytest.raises(RemoteProtocolError):
         pr.decode_capabilities(bytes(7))
 

@@ -76,7 +76,7 @@ def test_information_too_large_for_fixed_is_left_out() -> None:
 def test_deferred() -> None:
     raw = bytearray(sense.encode_fixed(sense.MEDIUM_ERROR, 0x0C, 0))
     raw[0] = sense.FIXED_DEFERRED
-    found = sense.decode(raw)
+    found = sense.decode(raw)  # type: ignore[arg-type]
     assert found.is_deferred
     assert "earlier command" in str(found)
 

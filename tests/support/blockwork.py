@@ -186,7 +186,7 @@ async def everything(url: str, options: dict[str, str]) -> Outcome:
             outcome.connection = dict(info.connection)
             outcome.peer = f"{info.vendor} {info.product} {info.revision}"
             assert info.size >= AREA + 8 * MIB
-            model = Model(disk, outcome)
+            model = Model(disk, outcome)  # type: ignore[arg-type]
             await disk.zero(0, AREA)
             await model.compare(0, 4 * MIB)
             for depth in DEPTHS:

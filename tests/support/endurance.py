@@ -29,11 +29,11 @@ async def disk_and_session(
     if face == "async":
         async with aio.open_disks([url, *others], options) as disks:
             disk = disks.disks[disks.default]
-            yield disk, disk.core.session
+            yield disk, disk.core.session  # type: ignore[attr-defined]
     else:
         with blocking.open_disks([url, *others], options) as found:
             inner = found.disks[found.default]
-            yield InThreads(inner), inner.core.session
+            yield InThreads(inner), inner.core.session  # type: ignore[attr-defined,misc]
 
 
 class Clients:
@@ -50,7 +50,7 @@ class Clients:
         disk, base = self._disk, number * MIB
         chance = random.Random(number)
         model = bytearray(MIB)
-        await write(disk, model, base)
+        await write(disk, model, base)  # type: ignore[arg-type]
         while not self._stop:
             length = chance.choice(LENGTHS)
             offset = chance.randrange((MIB - length) // 512) * 512

@@ -76,7 +76,7 @@ async def opened(
             yield dict(disks.disks)
     else:
         with blocking.open_disks(urls, options or {}) as found:  # the loop has nothing else to do
-            yield {name: InThreads(disk) for name, disk in found.disks.items()}
+            yield {name: InThreads(disk) for name, disk in found.disks.items()}  # type: ignore[misc]
 
 
 @asynccontextmanager

@@ -40,4 +40,4 @@ def verify(*engine: str, region: int) -> float:
         assert job["error"] == 0
         assert job["write"]["io_bytes"] == region
         assert job["read"]["io_bytes"] == region  # the verification
-    return max(job[way]["clat_ns"]["max"] for job in jobs for way in ("read", "write")) / 1e9
+    return max(job[way]["clat_ns"]["max"] for job in jobs for way in ("read", "write")) / 1e9  # type: ignore[no-any-return]

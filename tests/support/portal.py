@@ -88,8 +88,8 @@ class Portal:
                 return
             if request.ttt == bhs.NO_TAG:
                 self.asked += [value for _, value in decode_untrusted(data)]
-                parts = iter(list(enumerate(self.answer)))
-            number, part = next(parts)
+                parts = iter(list(enumerate(self.answer)))  # type: ignore[arg-type]
+            number, part = next(parts)  # type: ignore[var-annotated]
             last = number == len(self.answer) - 1
             text = pdu.TextResponse(
                 flags=bhs.FLAG_FINAL if last else bhs.FLAG_CONTINUE,

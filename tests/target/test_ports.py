@@ -50,7 +50,7 @@ def test_every_port_knows_its_group() -> None:
         assert identity == (relative, tag)
         groups = alua.decode_report(client.data(REPORT))
         assert [each.group for each in groups] == [7, 3]
-        here = alua.state_here(groups, identity)
+        here = alua.state_here(groups, identity)  # type: ignore[arg-type]
         assert here is not None and here.group == tag
 
 

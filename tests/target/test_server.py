@@ -143,7 +143,7 @@ class SlowStore(FakeStore):
 
 async def pdus(stream: trio.SocketStream, count: int) -> list[bytes]:
     """The headers of the next PDUs."""
-    received, heads = b"", []
+    received, heads = b"", []  # type: ignore[var-annotated]
     while len(heads) < count:
         while len(received) < 48 or len(received) < 48 + (int.from_bytes(received[5:8]) + 3 & ~3):
             received += await stream.receive_some()
@@ -331,7 +331,7 @@ async def test_a_session_whose_initiator_has_vanished_is_ended(
     async with serving() as url:
         session = await connect(parse_url(url.replace("iser:", f"{scheme}:")), Options())
         connection = await closed.receive()
-        assert not connection._attached and connection.nexus not in connection._device._nexuses
+        assert not connection._attached and connection.nexus not in connection._device._nexuses  # type: ignore[attr-defined]
         assert "nothing comes any more, nor an answer to a ping" in caplog.text
         caplog.clear()
         await ended(session)

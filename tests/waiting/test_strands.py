@@ -152,7 +152,7 @@ async def test_closed_only_when_the_target_has_let_go() -> None:
         events.append("let go")
 
     async def read() -> None:
-        nonlocal reading
+        nonlocal reading  # type: ignore[misc]
         reading = me()
         reading.waiter, reading.abandon = "its waiter", abandon
         try:
@@ -162,7 +162,7 @@ async def test_closed_only_when_the_target_has_let_go() -> None:
             events.append("closed")
 
     async def wait() -> None:
-        nonlocal idle
+        nonlocal idle  # type: ignore[misc]
         idle = me()
         await park()
         events.append("resumed")
@@ -191,7 +191,7 @@ async def test_whoever_holds_them_runs_them() -> None:
     resumed = False
 
     async def wait() -> None:
-        nonlocal parked, resumed
+        nonlocal parked, resumed  # type: ignore[misc]
         parked = me()
         await park()
         resumed = True

@@ -47,9 +47,9 @@ def test_the_compiled_form_is_taken() -> None:
     try:
         from iserblk.disk.durability import _copies  # noqa: PLC0415 (may be missing)
     except ImportError:
-        assert journal.Copies is copies.Copies
+        assert journal.Copies is copies.Copies  # type: ignore[attr-defined]
     else:
-        assert journal.Copies is _copies.Copies
+        assert journal.Copies is _copies.Copies  # type: ignore[attr-defined]
         assert _copies.Copies.__module__ == "iserblk.disk.durability._copies"
 
 
@@ -187,7 +187,7 @@ def test_one_at_a_time() -> None:
         assert go_on.wait(10)
         return chunk
 
-    subject = journal.Copies(BLOCK, next_chunk)
+    subject = journal.Copies(BLOCK, next_chunk)  # type: ignore[attr-defined]
     sizes = []
 
     def hold() -> None:

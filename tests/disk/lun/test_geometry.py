@@ -13,7 +13,7 @@ from iserblk.scsi.lba import encode_lba_status
 
 
 def geometry(**limits: int) -> Geometry:
-    return Geometry(block=512, long_cdbs=True, zero_when_unmapped=True, **limits)
+    return Geometry(block=512, long_cdbs=True, zero_when_unmapped=True, **limits)  # type: ignore[arg-type]
 
 
 @given(

@@ -231,9 +231,9 @@ async def test_a_portal_that_never_answers(
 async def test_every_address_is_tried(
     fabric: Fabric, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def resolve(host: str, port: int) -> list[connecting.Address]:
-        dead = connecting.Address(socket.AF_INET, ("127.0.0.9", port + 1))
-        return [dead, connecting.Address(socket.AF_INET, ("127.0.0.1", port))]
+    async def resolve(host: str, port: int) -> list[connecting.Address]:  # type: ignore[name-defined]
+        dead = connecting.Address(socket.AF_INET, ("127.0.0.9", port + 1))  # type: ignore[attr-defined]
+        return [dead, connecting.Address(socket.AF_INET, ("127.0.0.1", port))]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(connecting, "resolve", resolve)
     for options in (AUTO, VERBS):
@@ -258,7 +258,7 @@ async def test_no_such_host(fabric: Fabric) -> None:
 
 
 def test_link_local_addresses_name_their_interface() -> None:
-    address = connecting_verbs.Address(socket.AF_INET6, ("fe80::1", 3260, 0, 2))
+    address = connecting_verbs.Address(socket.AF_INET6, ("fe80::1", 3260, 0, 2))  # type: ignore[attr-defined]
     assert connecting_verbs.numeric(address) == ("fe80::1%2", 3260)
-    address = connecting_verbs.Address(socket.AF_INET6, ("fd00::1", 3260, 0, 0))
+    address = connecting_verbs.Address(socket.AF_INET6, ("fd00::1", 3260, 0, 0))  # type: ignore[attr-defined]
     assert connecting_verbs.numeric(address) == ("fd00::1", 3260)

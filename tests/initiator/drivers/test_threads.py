@@ -206,16 +206,17 @@ def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
         __slots__ = ("count", "looked_at")
 
         @property
-        def pending(self) -> int:  # type: ignore[override]
-            count = self.count
-            if self.looked_at and threading.current_thread() is not thread:
+        def pending(self) -> int:
+            count = self.count  # type: ignore[has-type]
+            if self.looked_at and threading.current_thread() is not thread:  # type: ignore[has-type]
                 self.looked_at = False
                 self.count = 0
                 self._wake()
-                seen.wait(20)  # its thread gets to run before this one goes on
+                # Its thread gets to run before this one goes on.
+                seen.wait(20)  # type: ignore[has-type]
             elif not self.count:
-                seen.set()
-            return count
+                seen.set()  # type: ignore[has-type]
+            return count  # type: ignore[no-any-return]
 
         @pending.setter
         def pending(self, value: int) -> None:
@@ -227,7 +228,7 @@ def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
         entered = 0
 
         def __enter__(self) -> None:
-            if threading.current_thread() is thread:
+            if threading.current_thread() is thread:  # type: ignore[has-type]
                 self.entered += 1
                 if self.entered == 2 and when == "before the lock":
                     first.pending = 0

@@ -163,6 +163,6 @@ def test_connection_is_replaced_while_a_thread_sends_on_the_old_one() -> None:
         made.progress(2.0)
         raise ConnectionLost("closed")
 
-    old.flush = flush  # type: ignore[method-assign]
+    old.flush = flush  # type: ignore[assignment,method-assign]
     slot = command(made, CountingWaiter())
     assert [sent for sent, _ in new.sent] == [slot] and not new.queued

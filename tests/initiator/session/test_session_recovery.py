@@ -119,7 +119,7 @@ def test_immediate_data_is_what_the_present_connection_takes() -> None:
     assert (header.data_length, header.edtl, header.cdb) == (0, 512, bytes(range(16)))
     kept.lose()
     dm = kept.regain(immediate_data=True)
-    assert slot.direction == INLINE and slot.bhs[4:8] == b"\0\0\2\0"
+    assert slot.direction == INLINE and slot.bhs[4:8] == b"\0\0\2\0"  # type: ignore[comparison-overlap]
     assert bytes(slot.inline[:512]) == b"w" * 512
     dm.inbox.append(response(itt_of(dm.sent[0])))
     kept.session.progress(5.0)
@@ -404,7 +404,7 @@ def test_interrupted_while_it_goes_on() -> None:
 
 def _event(dm: FakeDatamover, event: int, **fields: int) -> None:
     dm.inbox.append(
-        pdu.AsyncMessage(event=event, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32, **fields).pack()
+        pdu.AsyncMessage(event=event, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32, **fields).pack()  # type: ignore[arg-type]
     )
 
 

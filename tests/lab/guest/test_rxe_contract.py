@@ -16,4 +16,4 @@ __all__ = ["connect"]
 
 @pytest.fixture(params=PROVIDERS, ids=str)
 def provider(request: pytest.FixtureRequest) -> Provider:
-    return request.param
+    return request.param  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ def outcome(connecting: VerbsConnector, beside: VerbsListener | None = None) -> 
         if qp is not None:
             return qp
         waiting = [connecting, beside] if beside is not None else [connecting]
-        select.select(waiting, [], [], 0.2)
+        select.select(waiting, [], [], 0.2)  # type: ignore[type-var]
         if beside is not None:
             beside.progress(monotonic())
 
@@ -198,7 +198,7 @@ def test_without_the_compiled_module(monkeypatch: pytest.MonkeyPatch) -> None:
     a: VerbsQueuePair | None = None
     pairs: list[VerbsQueuePair] = []
     while a is None or not pairs:
-        select.select([connecting, serving] if a is None else [serving], [], [], 1)
+        select.select([connecting, serving] if a is None else [serving], [], [], 1)  # type: ignore[type-var]
         with monkeypatch.context() as plain:
             plain.setattr("iserblk.rcap.verbs.api.gaps", lambda: None)
             a = a or connecting.progress(monotonic())
@@ -411,7 +411,7 @@ def test_connections_and_transfers_leave_nothing(mode: str, request: pytest.Fixt
     assert (descriptors(), resources()) == before[:2]
     driver = Driver(*verbs_pair(lab_address(), mode))
     a, b = driver.pairs
-    for pair in driver.pairs:
+    for pair in driver.pairs:  # type: ignore[assignment]
         pair.post_receive(64)
     memory, data = bytearray(4096), pattern(4096)
     command, answer = send_request(a, b"c" * 76), send_request(b, b"a" * 76)
@@ -432,7 +432,7 @@ def test_connections_and_transfers_leave_nothing(mode: str, request: pytest.Fixt
             settled = memory_kib()
     assert memory == data
     assert memory_kib() - settled < 2048
-    for pair in driver.pairs:
+    for pair in driver.pairs:  # type: ignore[assignment]
         pair.close()
     assert (descriptors(), resources()) == before[:2]
     assert memory_kib() - before[2] < 16384

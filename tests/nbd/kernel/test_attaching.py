@@ -60,7 +60,7 @@ class Attacher:
         """Exit status, stdout, stderr."""
         process = self.start(*arguments)
         out, err = process.communicate(timeout=END_S * 2)
-        return process.returncode, out, err
+        return process.returncode, out, err  # type: ignore[return-value]
 
     def good(self, *arguments: object) -> str:
         status, out, err = self.ended(*arguments)

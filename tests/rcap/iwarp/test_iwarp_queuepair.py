@@ -43,7 +43,7 @@ def parameters(**changes: object) -> mpa.MpaParameters:
         "rtr": mpa.RTR_NONE,
         "private_data": b"",
     }
-    return mpa.MpaParameters(**{**values, **changes})
+    return mpa.MpaParameters(**{**values, **changes})  # type: ignore[arg-type]
 
 
 class Bench:
@@ -84,7 +84,7 @@ def benches() -> Iterator[list[Bench]]:
 
 
 def make(benches: list[Bench], **options: object) -> Bench:
-    benches.append(Bench(**options))
+    benches.append(Bench(**options))  # type: ignore[arg-type]
     return benches[-1]
 
 
@@ -246,7 +246,7 @@ def test_reset_found_by_a_send(benches: list[Bench]) -> None:
     select.select([bench.pair.fileno()], [], [], PATIENCE_S)
     with pytest.raises(ConnectionLost):
         for _ in range(3):
-            bench.pair.post([rdma_request(seam.RDMA_WRITE, memory, 1, 0)])
+            bench.pair.post([rdma_request(seam.RDMA_WRITE, memory, 1, 0)])  # type: ignore[arg-type]
     memory.clear()
     assert isinstance(bench.run_until_error(), ConnectionLost)
 
@@ -317,7 +317,7 @@ def test_no_descriptor_is_left_after_many_connections() -> None:
         driver = Driver(a, b)
         b.post_receive(1)
         a.post([send_request(a, b"hello")])
-        driver.run(lambda driver=driver: bool(driver.events[1]))
+        driver.run(lambda driver=driver: bool(driver.events[1]))  # type: ignore[misc]
         a.close()
         b.close()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -366,11 +366,11 @@ class RecordingSocket(socket.socket):
 
     sends: list[tuple[int, int]]
 
-    def send(self, data: memoryview, flags: int = 0) -> int:
+    def send(self, data: memoryview, flags: int = 0) -> int:  # type: ignore[override]
         self.sends.append((len(data), flags))
         return super().send(data, flags)
 
-    def sendmsg(self, buffers: list[memoryview], ancillary: tuple[()] = (), flags: int = 0) -> int:
+    def sendmsg(self, buffers: list[memoryview], ancillary: tuple[()] = (), flags: int = 0) -> int:  # type: ignore[override]
         self.sends.append((sum(map(len, buffers)), flags))
         return super().sendmsg(buffers, ancillary, flags)
 

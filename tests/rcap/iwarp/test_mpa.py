@@ -56,7 +56,7 @@ def test_request_of_revision_1() -> None:
 )
 def test_initiator_options_out_of_range(options: dict[str, object]) -> None:
     with pytest.raises(LocalProtocolError):
-        mpa.MpaInitiator(**options)
+        mpa.MpaInitiator(**options)  # type: ignore[arg-type]
 
 
 def test_responder_options_out_of_range() -> None:

@@ -475,7 +475,7 @@ def test_terminate_follows_what_was_begun_and_nothing_else_does(
 ) -> None:
     core = core_for(markers=markers)
     memory = bytearray(pattern(5000))
-    core.requests.extend([rdma_request(seam.RDMA_WRITE, memory, 1, 0), send(bytes(1400))])
+    core.requests.extend([rdma_request(seam.RDMA_WRITE, memory, 1, 0), send(bytes(1400))])  # type: ignore[arg-type]
     core.build()
     begun = [frame.header.control for frame in frames(b"".join(core.batch))] if not markers else []
     stream = b"".join(core.batch)[:already]

@@ -218,8 +218,8 @@ class FakeEnd:
 
         self.prepared.append(run)
         # As the library: the next bind starts from this key, once this was posted.
-        self.prepared.append(lambda: setattr(window, "rkey", key) is None)
-        return key
+        self.prepared.append(lambda: setattr(window, "rkey", key) is None)  # type: ignore[func-returns-value]
+        return key  # type: ignore[no-any-return]
 
     def invalidate(self, number: int, flags: int, key: int) -> None:
         def run() -> bool:

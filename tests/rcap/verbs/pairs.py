@@ -50,7 +50,7 @@ def verbs_pair(
         end = monotonic() + PATIENCE_S
         while (first is None or second is None) and monotonic() < end:
             waiting = [listener] if first is not None else [listener, connector]
-            select.select(waiting, [], [], 1)
+            select.select(waiting, [], [], 1)  # type: ignore[type-var]
             if first is None:
                 first = connector.progress(monotonic())
             for qp in listener.progress(monotonic()):

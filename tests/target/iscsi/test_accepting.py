@@ -56,7 +56,7 @@ async def test_part_of_a_key_is_not_looked_at_again_and_again(
     assert found == [True]
     assert ours._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     await theirs.aclose()
-    ours.close()
+    ours.close()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("sent", [b"", b"M", REQUEST_KEY[:15]])
@@ -67,7 +67,7 @@ async def test_a_peer_that_goes_away_with_part_of_a_key(sent: bytes) -> None:
     await theirs.aclose()
     with trio.fail_after(20):
         assert await accepting.is_iwarp(ours) is None  # type: ignore[arg-type]
-    ours.close()
+    ours.close()  # type: ignore[operator]
 
 
 async def test_other_bytes_behind_part_of_a_key() -> None:
@@ -78,4 +78,4 @@ async def test_other_bytes_behind_part_of_a_key() -> None:
         with pytest.raises(RemoteProtocolError, match="neither iSER"):
             await accepting.is_iwarp(ours)  # type: ignore[arg-type]
     await theirs.aclose()
-    ours.close()
+    ours.close()  # type: ignore[operator]

@@ -130,7 +130,7 @@ async def test_session_goes_from_device_to_device_and_back(windows: bool, fabric
     fabric.windows = windows
     async with serving() as url, aio.open_disks([url], {}) as disks:
         disk = disks.disks["lun0"]
-        session = disk.core.session
+        session = disk.core.session  # type: ignore[attr-defined]
         content = bytearray(65536)
         for turn, error in enumerate([None, ConnectFailed("the device is gone"), None]):
             fabric.error = error
@@ -197,7 +197,7 @@ async def test_no_devices(
 ) -> None:
     fabric.missing = "no luck"
     monkeypatch.setattr(verbs, "CM_DEVICE", str(tmp_path))
-    monkeypatch.setattr(listening.os, "access", lambda path, mode: not forbidden)
+    monkeypatch.setattr(listening.os, "access", lambda path, mode: not forbidden)  # type: ignore[attr-defined]
     kind = PermissionDenied if forbidden else NotSupported
     with pytest.raises(kind, match="--rcap verbs: no luck; or leave it out"):
         async with serving():

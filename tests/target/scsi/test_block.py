@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def rw(opcode: int, lba: int, blocks: int, flags: int = 0) -> bytes:
 
 READS = [opcodes.READ_6, opcodes.READ_10, opcodes.READ_12, opcodes.READ_16]
 WRITES = [opcodes.WRITE_6, opcodes.WRITE_10, opcodes.WRITE_12, opcodes.WRITE_16]
-NAMED = {"ids": lambda opcode: opcodes.name(bytes((opcode,)))}
+NAMED: dict[str, Any] = {"ids": lambda opcode: opcodes.name(bytes((opcode,)))}
 
 
 @pytest.mark.parametrize("opcode", READS, **NAMED)

@@ -57,7 +57,7 @@ def test_the_rules(
     for nexus, action, kind, honest, some_key, action_key, flags in steps:
         before = look(reservations)
         _, old = pr.decode_full_status(before[3])
-        places = [(those(each.initiator, each.port), each) for each in old]
+        places = [(those(each.initiator, each.port), each) for each in old]  # type: ignore[arg-type]
         keys = {name: each.key for names, each in places for name in names}
         mine = next((names for names, _ in places if nexus in names), {nexus})
         key = keys.get(nexus, 0) if honest else some_key
@@ -71,7 +71,7 @@ def test_the_rules(
             continue
         after = look(reservations)
         generation, registered = pr.decode_full_status(after[3])
-        places = [(those(each.initiator, each.port), each) for each in registered]
+        places = [(those(each.initiator, each.port), each) for each in registered]  # type: ignore[arg-type]
         assert all(each.all_ports == (not each.port) for each in registered)
         names = {name for some, _ in places for name in some}
         assert len(names) == sum(len(some) for some, _ in places), "each is registered once"
