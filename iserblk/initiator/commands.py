@@ -137,7 +137,7 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
 
 
 def no_room(error: IserblkError | None) -> bool:
-    """The target has more commands than it can take. ``Submitting.shrink`` is called for each."""
+    """The target has more commands than it can take. ``SendQueue.shrink`` is called for each."""
     return isinstance(error, ScsiError) and error.status in (sam.BUSY, sam.TASK_SET_FULL)
 
 

@@ -2,9 +2,9 @@
 Access, Registrants Only).
 
 The key says who holds it. Two attaches with one key look the same to the target, so the key alone
-cannot tell a crashed attach from a living one; a lock of this machine does (``HostLock``): whoever
-holds it knows that a reservation under its key was left behind by the dead, and takes it over.
-Whoever does not is refused. Sources: SPC-4, Persistent reservations.
+cannot tell a crashed attach from a living one; a lock of this machine does (``HostLock``): its
+holder knows that a reservation under its key was left behind by the dead, and takes it over. A
+process without the lock is refused. Sources: SPC-4, Persistent reservations.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def _or_nothing(home: Home) -> Iterator[None]:
 
 
 def _clear_dead(home: Home) -> None:
-    """Finish what a killed attach or detach left; and what a killed nbdkit left, unless somebody
-    uses that device still."""
+    """Finish what a killed attach or detach left; and what a killed nbdkit left, unless
+    that device is in use still."""
     if not home.exists():
         return
     server.let_clients_finish(home, _CLIENT_S)

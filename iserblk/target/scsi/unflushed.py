@@ -1,9 +1,9 @@
 """Who has to hear of a flush that failed.
 
 The system tells of data that it could not write back once, to whichever flush of the file comes
-next, whoever wrote that data; the flush behind it succeeds. A target has one file for all of its
-sessions: so that no I_T nexus takes a flush for good that has lost its writes, each that has
-written meanwhile meets the error once, too.
+next, whichever session wrote that data; the flush behind it succeeds. A target has one file for
+all of its sessions: so that no I_T nexus takes a flush for good that has lost its writes, each that
+has written meanwhile meets the error once, too.
 """
 
 from __future__ import annotations

@@ -31,6 +31,9 @@ from iserblk.rcap.verbs.queuepair import VerbsQueuePair
 from tests.rcap.verbs.pairs import verbs_pair
 from tests.rcap.verbs.suite import lab_address
 from tests.rcap.wire import Driver, pattern, rdma_request, send_request
+from tests.support import logs
+
+pytestmark = pytest.mark.logs(logs.DEVICE)
 
 STALL_S = 1.0  # of any one call; kernel work under emulation included
 

@@ -9,9 +9,14 @@ import pytest
 import trio
 
 from tests.lab.guest import lio
+from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session, fail_back_soon, reaches
 from tests.support.faces import FACES
 from tests.support.interop import Record
+
+pytestmark = pytest.mark.logs(
+    logs.RECONNECTED, logs.ANOTHER_PORTAL, logs.RESERVATION, logs.LOST_POWER
+)
 
 CLIENTS = 4
 in_thread = trio.to_thread.run_sync

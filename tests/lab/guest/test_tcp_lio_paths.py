@@ -16,6 +16,7 @@ import trio
 from iserblk.errors import Busy, IserblkError, OutOfRange
 from tests.cli.commands import bad, good, good_json
 from tests.lab.guest import lio
+from tests.support import logs
 from tests.support.endurance import (
     PATIENCE_S,
     Clients,
@@ -25,6 +26,10 @@ from tests.support.endurance import (
 )
 from tests.support.faces import FACES, opened, read, write
 from tests.support.interop import Record
+
+pytestmark = pytest.mark.logs(
+    logs.RECONNECTED, logs.ANOTHER_PORTAL, logs.RESERVATION, logs.LOST_POWER
+)
 
 MIB = 1 << 20
 CLIENTS = 4

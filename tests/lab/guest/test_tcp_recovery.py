@@ -12,8 +12,11 @@ import trio
 
 from tests.lab.guest import lio
 from tests.lab.guest.attached import run
+from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.interop import Record
+
+pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.DEADLINES, logs.LOST_POWER, logs.RESERVATION)
 
 TURNS = 3
 CLIENTS = 8
