@@ -14,12 +14,8 @@ PACKAGES = ("iserblk", "fuse_mount", "nbd_plugin")
 
 # Modules without a test module of their own, and where they are tested instead; or why not.
 ELSEWHERE: dict[str, str] = {
-    "fuse_mount/__main__.py": "tests/fuse_mount/test_mount.py runs it as a program",
-    "fuse_mount/errors.py": (
-        "tests/fuse_mount/test_operations.py: each errno, as the kernel gets it"
-    ),
-    "fuse_mount/helper.py": "tests/cli/test_units.py: mount(8)'s helper",
     "iserblk/aio.py": "tests/test_public_names.py",
+    "fuse_mount/__main__.py": "tests/fuse_mount/test_mount.py runs it as a program",
     "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
     "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/cli/bench.py": "tests/cli/test_every_command.py",
@@ -28,7 +24,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/cli/info.py": "tests/cli/test_every_command.py",
     "iserblk/cli/mount.py": "tests/cli/test_every_command.py",
     "iserblk/cli/nbd.py": "tests/cli/test_every_command.py",
-    "iserblk/cli/output.py": "tests/cli/test_interrupted.py",
     "iserblk/cli/stats_rows.py": "tests/cli/test_stats.py",
     "iserblk/cli/stats_table.py": "tests/cli/test_stats.py",
     "iserblk/cli/trim.py": "tests/cli/test_every_command.py",
@@ -58,7 +53,6 @@ ELSEWHERE: dict[str, str] = {
         "tests/disk/durability/test_promise.py and tests/integration/test_resize.py"
     ),
     "iserblk/disk/metered.py": "tests/integration/test_metrics.py",
-    "iserblk/disk/multipath/addresses.py": "tests/disk/test_opening.py",
     "iserblk/disk/multipath/discovering.py": "tests/integration/test_discovered_ways.py",
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
     "iserblk/disk/multipath/first_session.py": "tests/integration/test_several_portals.py",
@@ -70,8 +64,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/doctor/programs.py": "tests/doctor/test_machine.py",
     "iserblk/doctor/rdma.py": "tests/doctor/test_machine.py",
     "iserblk/doctor/report.py": "tests/doctor/test_machine.py",
-    "iserblk/errors.py": "the tree of errors; tests/cli/test_main.py has their exit statuses",
-    "iserblk/files.py": "tests/target/store/test_store.py, on real files",
     "iserblk/initiator/connecting/login.py": (
         "tests/iscsi/test_login.py and tests/integration/test_portals.py"
     ),
@@ -82,22 +74,16 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),
-    "iserblk/initiator/session/listeners.py": "tests/disk/durability/test_promise.py",
-    "iserblk/initiator/session/logout.py": "tests/initiator/session/test_session.py",
-    "iserblk/initiator/session/slots.py": "tests/initiator/session/test_sending.py",
-    "iserblk/iscsi/serial.py": "tests/iscsi/test_bhs.py",
     "iserblk/iscsi/text_target.py": "tests/iscsi/test_text.py",
     "iserblk/metrics/scraping.py": "tests/metrics/test_serving.py",
     "iserblk/nbd/kernel/client.py": "tests/nbd/kernel/test_device.py",
     "iserblk/nbd/kernel/detaching.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/nbd/kernel/programs.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/nbd/kernel/server.py": "tests/nbd/kernel/test_attaching.py",
-    "iserblk/nbd/kernel/state.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/options.py": "tests/test_url.py",
     "iserblk/rcap/iwarp/checks.py": (
         "tests/rcap/iwarp/test_rdmap.py and tests/rcap/iwarp/test_receive.py"
     ),
-    "iserblk/rcap/iwarp/ddp.py": "tests/rcap/iwarp/test_rdmap.py",
     "iserblk/rcap/iwarp/reads.py": (
         "tests/rcap/iwarp/test_receive.py and tests/rcap/iwarp/test_transmit.py"
     ),
@@ -114,19 +100,10 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/rcap/verbs/open_pairs.py": "tests/rcap/verbs/test_ending.py",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/sending.py": "tests/contract/test_queuepair.py, on devices that are fake",
-    "iserblk/scsi/opcodes.py": "numbers",
     "iserblk/scsi/sense_words.py": "tests/scsi/test_sense.py",
-    "iserblk/scsi/status.py": "tests/scsi/test_sense.py",
-    "iserblk/secret.py": "tests/test_credentials.py",
-    "iserblk/sockets/stream.py": (
-        "tests/datamover/test_tcp_stream.py and tests/contract/test_datamover_tcp.py"
-    ),
-    "iserblk/target/iscsi/buffers.py": "tests/target/iscsi/test_connection.py",
     "iserblk/target/iscsi/control.py": "tests/target/iscsi/test_connection.py",
     "iserblk/target/scsi/commands.py": "tests/target/scsi/test_target_device.py",
-    "iserblk/target/scsi/ended.py": "tests/target/scsi/test_reservations_rules.py",
     "iserblk/target/scsi/primary.py": "tests/target/scsi/test_target_device.py",
-    "iserblk/target/scsi/task.py": "tests/target/scsi/test_target_device.py",
     "iserblk/target/scsi/unit.py": "tests/target/scsi/test_target_device.py",
     "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
     "iserblk/target/store/lunfile.py": "tests/target/store/test_store.py",

@@ -1,0 +1,105 @@
+"""Buffers of connections: exact lengths, used again, and bounded together."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.target.iscsi.buffers import BufferPool, DataBudget
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("length", [1, 511, 4096, 4097, 65536, MIB + 1])
+def test_a_buffer_has_the_length_that_was_asked_for(length: int) -> None:
+    buffer = BufferPool(DataBudget()).take(length)
+    assert len(buffer) == length and not buffer.readonly
+
+
+def test_memory_is_used_again() -> None:
+    pool = BufferPool(DataBudget())
+    buffer = pool.take(5000)
+    buffer[:5] = b"first"
+    pool.give(buffer)
+    again = pool.take(8000)
+    assert again.obj is buffer.obj and bytes(again[:5]) == b"first"
+
+
+def test_two_buffers_never_share_memory() -> None:
+    pool = BufferPool(DataBudget())
+    one, two = pool.take(4096), pool.take(4096)
+    one[:] = b"1" * 4096
+    two[:] = b"2" * 4096
+    assert bytes(one) == b"1" * 4096
+
+
+def test_what_is_out_counts_in_the_pool_and_in_the_budget() -> None:
+    budget = DataBudget()
+    one, two = BufferPool(budget), BufferPool(budget)
+    held = one.take(5000)  # 8 KiB of memory
+    two.take(4096)
+    assert (one.used, two.used, budget.used) == (8192, 4096, 12288)
+    one.give(held)
+    assert (one.used, budget.used) == (0, 4096)
+
+
+def test_growing_keeps_what_is_filled() -> None:
+    pool = BufferPool(DataBudget())
+    small = pool.take(4096)
+    small[:3] = b"abc"
+    large = pool.grow(small, 3, 100_000)
+    assert bytes(large[:3]) == b"abc" and len(large) == 100_000
+    assert pool.used == 131072
+    assert len(pool.grow(None, 0, 10)) == 10
+
+
+def test_a_pool_that_is_closed_gives_all_back() -> None:
+    budget = DataBudget(most=8192)
+    pool = BufferPool(budget)
+    pool.take(8192)
+    assert not budget.fits(1)
+    woken: list[str] = []
+    budget.wait(lambda: woken.append("one"))
+    pool.close()
+    assert budget.used == pool.used == 0 and woken == ["one"] and budget.fits(8192)
+
+
+def test_those_who_wait_are_woken_in_their_order_while_there_is_room() -> None:
+    budget = DataBudget(most=8192)
+    pool = BufferPool(budget)
+    held = pool.take(8192)
+    woken: list[str] = []
+
+    def first() -> None:
+        woken.append("first")
+        pool.take(8192)  # and nothing is left
+
+    budget.wait(first)
+    budget.wait(lambda: woken.append("second"))
+    pool.give(held)
+    budget.wake()
+    assert woken == ["first"] and len(budget.waiting) == 1
+
+
+def test_one_that_was_forgotten_is_not_woken() -> None:
+    budget = DataBudget()
+    woken: list[str] = []
+    wake = lambda: woken.append("gone")  # noqa: E731
+    budget.wait(wake)
+    budget.forget(wake)
+    budget.forget(wake)
+    budget.wake()
+    assert woken == []
+
+
+def test_waking_within_waking_is_no_circle() -> None:
+    budget = DataBudget()
+    woken: list[str] = []
+
+    def one() -> None:
+        woken.append("one")
+        budget.wake()
+
+    budget.wait(one)
+    budget.wait(lambda: woken.append("two"))
+    budget.wake()
+    assert woken == ["one", "two"]
