@@ -24,7 +24,7 @@ from iserblk.disk.seam import BlockingDisk
 from iserblk.errors import IserblkError
 from iserblk.metrics.reading import LunReading, OperationReading
 from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserblk, serving
-from tests.cli.test_every_command import JSON_DOCUMENT, documented
+from tests.cli.runs import JSON_DOCUMENT, documented
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need, run
 from tests.support.target import END_S, IQN, TargetProcess, running_target

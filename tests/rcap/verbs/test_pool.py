@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from iserblk.errors import Busy, NotSupported
-from iserblk.rcap.verbs import memlock, queuepair
 from iserblk.rcap.verbs.pool import SMALLEST, Chunk, Memory, Pool, Strip
+from tests.rcap.verbs.chunks import pool
 from tests.rcap.verbs.fake import FakeEnd
-
-
-def pool(budget: int = 1 << 20, limit: int = 1 << 40) -> tuple[Pool, FakeEnd]:
-    end = FakeEnd(windows=False, limit=limit)
-    return Pool(end.register, 0, budget), end
 
 
 @pytest.mark.parametrize(
@@ -123,48 +115,3 @@ def test_a_strip_is_cut_and_grows() -> None:
 
 
 # --- the limit on locked memory ---
-
-
-@pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
-    """A process like most: no capability, and this much of the limit used."""
-
-    def limit(size: int, used_kib: int = 0, capabilities: str = "0000000000000000") -> None:
-        status = tmp_path / "status"
-        status.write_text(
-            f"Name:\tx\nVmLck:\t0 kB\nVmPin:\t{used_kib} kB\nCapEff:\t{capabilities}\n"
-        )
-        monkeypatch.setattr(memlock, "STATUS", status)
-        monkeypatch.setattr(resource, "getrlimit", lambda _which: (size, size))
-
-    return limit
-
-
-def test_no_limit(limited: object) -> None:
-    limited(resource.RLIM_INFINITY)  # type: ignore[operator]
-    assert memlock.lockable() is None
-    limited(1 << 20, 0, "000001ffffffffff")  # type: ignore[operator]
-    assert memlock.lockable() is None, "root may"
-    assert queuepair.pool_budget(16, 8268) == queuepair.POOL_BYTES
-
-
-def test_what_is_left_is_shared_out(limited: object) -> None:
-    limited(16 << 20, 1024)  # type: ignore[operator]
-    assert memlock.lockable() == 15 << 20
-    budget = queuepair.pool_budget(144, 8268)
-    assert 5 << 20 < budget < 15 << 19
-
-
-@pytest.mark.parametrize("size", [0, 64 << 10, 2 << 20])
-def test_too_little_is_said_with_the_remedy(limited: object, size: int) -> None:
-    limited(size)  # type: ignore[operator]
-    with pytest.raises(NotSupported, match=r"locked-memory limit.*KiB are needed.*ulimit -l"):
-        queuepair.pool_budget(144, 8268)
-
-
-def test_the_real_limit_is_read() -> None:
-    shown = subprocess.check_output(
-        [sys.executable, "-c", "from iserblk.rcap.verbs import memlock; print(memlock.lockable())"],
-        text=True,
-    )
-    assert shown.strip() == "None" or int(shown) >= 0

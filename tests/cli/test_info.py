@@ -1,0 +1,97 @@
+"""``iserblk info`` of a real target."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import environment, good, good_json, iserblk
+from tests.cli.runs import MIB, PATH_FIELDS, documented
+
+
+def test_info_shows_every_disk(url: str) -> None:
+    lines = [" ".join(line.split()) for line in good("info", url).splitlines()]
+    assert [line for line in lines if line.startswith("size")] == [
+        "size 67108864 bytes (64.0 MiB)",
+        "size 4194304 bytes (4.0 MiB)",
+        "size 49152 bytes (48.0 KiB)",
+    ]
+    assert [line for line in lines if line.startswith("read-only")] == [
+        "read-only no",
+        "read-only no",
+        "read-only yes",
+    ]
+    assert [line for line in lines if line.startswith("lun")] == [
+        f"lun{number}: {url}/{number}" for number in range(3)
+    ]
+    assert "provider iwarp" in lines
+    assert any(line.startswith("provider chosen because: rcap=auto") for line in lines)
+
+
+def test_info_shows_the_portals(url: str) -> None:
+    dead = url.replace(url.partition("//")[2].partition("/")[0], "127.0.0.1:1")
+    done = iserblk("info", f"{dead}/1", f"{url}/1", "--json")
+    (disk,) = json.loads(done.stdout)["disks"]
+    first, second = disk["paths"]
+    assert set(first) == PATH_FIELDS
+    assert (first["in_use"], second["in_use"]) == (False, True)
+    assert "refused" in first["error"] and not second["error"]
+    assert "is used: " in done.stderr
+    text = iserblk("info", f"{dead}/1", f"{url}/1").stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert f"{url.rpartition('/')[0]} in use" in lines
+    assert any(line.startswith("iser://127.0.0.1:1 not in use, ") for line in lines)
+
+
+def test_info_json_is_as_documented(url: str) -> None:
+    info = good_json("info", f"{url}/1", "--rcap", "iwarp")
+    (disk,) = info["disks"]
+    assert set(disk) == documented("info")
+    assert disk["paths"] == []
+    assert (disk["lun"], disk["size"], disk["block_size"]) == (1, 4 * MIB, 4096)
+    assert disk["provider_reason"] == "asked for with rcap"
+    assert disk["connection"]["provider"] == "iwarp"
+
+
+@pytest.mark.skipif(os.path.exists("/dev/infiniband"), reason="this machine has RDMA devices")
+def test_without_a_device_nothing_of_verbs_is_loaded(url: str) -> None:
+    script = (
+        "import sys; from iserblk.cli import main\n"
+        "try: main.main()\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "info", url],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 0
+    loaded = set(done.stderr.split())
+    assert "iserblk.rcap.verbs" in loaded
+    assert not {"pyverbs", "iserblk.rcap.verbs.connecting"} & loaded
+
+
+def test_options_reach_the_connection(url: str) -> None:
+    def crc(*arguments: str) -> Any:
+        return good_json("info", *arguments)["disks"][0]["connection"]["mpa_crc"]
+
+    assert crc(f"{url}/0") is True
+    assert crc(f"{url}/0", "--mpa-crc", "no") is False
+    assert crc(f"{url}/0?mpa-crc=yes", "--mpa-crc", "no") is True
+
+
+def test_frames_between_our_ends_are_as_large_as_they_can_be(url: str) -> None:
+    def largest(*arguments: str) -> Any:
+        return good_json("info", *arguments)["disks"][0]["connection"]["mulpdu"]
+
+    assert largest(f"{url}/0") == 65534
+    assert largest(f"{url}/0?mpa-crc=no") == 65534
+    one_segment = largest(f"{url}/0", "--mpa-frames", "1")  # of the loopback device: it is large
+    assert 1000 < one_segment < 65534

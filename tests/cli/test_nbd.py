@@ -1,0 +1,114 @@
+"""``iserblk nbd``: sockets, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from iserblk.cli import nbd
+from tests.cli.commands import bad, iserblk, serving
+from tests.cli.runs import MIB
+from tests.support.nbdkit import need, run
+from tests.support.target import END_S
+
+
+def test_nbd_on_a_unix_socket(url: str, tmp_path: Path) -> None:
+    need("nbdkit", "nbdinfo", "nbdcopy")
+    path = tmp_path / "a socket"
+    with serving("nbd", url, "--socket", path, log=tmp_path / "log") as server:
+        assert server.url == f"nbd+unix:///?socket={str(path).replace(' ', '%20')}"
+        assert run("nbdinfo", "--size", server.url).strip() == str(64 * MIB)
+        assert run("nbdinfo", "--list", server.url).count('export="lun') == 3
+        assert "listens there" in bad(28, "nbd", url, "--socket", path)
+        assert server.end(signal.SIGTERM) == 143
+    assert not path.exists()
+
+
+def test_nbd_on_a_socket_whose_name_is_not_utf8(url: str, tmp_path: Path) -> None:
+    need("nbdkit", "nbdinfo")
+    path = tmp_path / os.fsdecode(b"socket-\xff")
+    with serving("nbd", f"{url}/1", "--socket", path, log=tmp_path / "log") as server:
+        assert server.url == f"nbd+unix:///?socket={tmp_path}/socket-%FF"
+        assert run("nbdinfo", "--size", server.url).strip() == str(4 * MIB)
+        assert server.end(signal.SIGTERM) == 143
+    assert not path.exists()
+
+
+def test_nbd_on_tcp(url: str, tmp_path: Path) -> None:
+    need("nbdkit", "nbdinfo")
+    with serving("nbd", f"{url}/1", "--listen", "127.0.0.1:0", log=tmp_path / "log") as server:
+        assert re.fullmatch(r"nbd://127\.0\.0\.1:\d+", server.url)
+        assert run("nbdinfo", "--size", server.url).strip() == str(4 * MIB)
+        listen = server.url.removeprefix("nbd://")
+        assert "in use" in bad(28, "nbd", url, "--listen", listen)
+        assert server.end(signal.SIGINT) == 130
+
+
+def test_nbd_works_behind_another_python(url: str, tmp_path: Path) -> None:
+    """nbdkit's Python must not take the library of whatever python3 is first in PATH."""
+    need("nbdkit", "nbdinfo")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib" / "python3.11" / "lib-dynload").mkdir(parents=True)
+    (tmp_path / "bin" / "python3").touch(mode=0o755)
+    (tmp_path / "lib" / "python3.11" / "os.py").write_text("raise SystemExit('wrong library')")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    socket_path = tmp_path / "s"
+    with serving("nbd", url, "--socket", socket_path, log=tmp_path / "log", PATH=path) as server:
+        assert run("nbdinfo", "--size", server.url).strip() == str(64 * MIB)
+
+
+def test_nbd_ends_when_it_is_killed(url: str, tmp_path: Path) -> None:
+    """No nbdkit stays behind, and its stale socket is in nobody's way."""
+    need("nbdkit", "nbdinfo")
+    path = tmp_path / "s"
+    with serving("nbd", url, "--socket", path, log=tmp_path / "log") as server:
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        (child,) = children.read_text().split()
+        pidfd = os.pidfd_open(int(child))
+        try:
+            server.process.kill()
+            assert select.select([pidfd], [], [], END_S)[0], "nbdkit is still there"
+        finally:
+            os.close(pidfd)
+    assert path.exists()
+    with serving("nbd", url, "--socket", path, log=tmp_path / "log") as server:
+        assert run("nbdinfo", "--size", server.url).strip() == str(64 * MIB)
+
+
+def test_nbd_refuses(url: str, tmp_path: Path) -> None:
+    need("nbdkit")
+    (tmp_path / "file").touch()
+    assert "no socket" in bad(7, "nbd", url, "--socket", tmp_path / "file")
+    assert "No such file" in bad(7, "nbd", url, "--socket", tmp_path / "no" / "s")
+    assert "too long" in bad(7, "nbd", url, "--socket", tmp_path / ("s" * 200))
+    assert "give HOST:PORT" in bad(7, "nbd", url, "--listen", "10809")
+    for host in ("no.such.invalid", "a..b", "a" * 64):
+        assert f"--listen {host}:0: " in bad(7, "nbd", url, "--listen", f"{host}:0")
+    assert "give HOST:PORT" in bad(7, "nbd", url, "--listen", f"127.0.0.1:{'9' * 5000}")
+    bad(21, "nbd", f"{url}x", "--socket", tmp_path / "s")
+    bad(24, "nbd", url.replace("//", "//user%secret@"), "--socket", tmp_path / "s")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_nbd_without_nbdkit(url: str, tmp_path: Path) -> None:
+    if shutil.which("nbdkit", path="/usr/sbin"):
+        pytest.skip("nbdkit is in /usr/sbin, which is always searched")
+    done = iserblk("nbd", url, "--socket", tmp_path / "s", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "scripts/setup" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(errno.EROFS, 13), (errno.EPERM, 13), (errno.EACCES, 13), (errno.EADDRINUSE, 28)],
+)
+def test_a_place_that_nbd_may_not_listen_in_is_no_bad_argument(number: int, status: int) -> None:
+    """A read-only file system among them."""
+    assert nbd.refusal(OSError(number, "")).exit_status == status

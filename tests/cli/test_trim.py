@@ -1,0 +1,38 @@
+"""``iserblk trim``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import bad, good, good_json
+from tests.cli.runs import MIB, documented
+
+
+def test_trim_gives_space_back(url: str, files: Path, tmp_path: Path) -> None:
+    (tmp_path / "ones").write_bytes(b"\x11" * 4 * MIB)
+    good("copy", tmp_path / "ones", f"{url}/1")
+    assert good_json("trim", f"{url}/1", "--offset", "1M", "--length", "2M") == {
+        "offset": MIB,
+        "length": 2 * MIB,
+    }
+    assert (files / "small").stat().st_blocks * 512 == 2 * MIB
+    good("copy", f"{url}/1", tmp_path / "back")
+    ones = b"\x11" * MIB
+    assert (tmp_path / "back").read_bytes() == ones + bytes(2 * MIB) + ones
+    assert good("trim", f"{url}/1") == "trimmed 4.0 MiB from offset 0\n"
+    assert (files / "small").stat().st_blocks == 0
+    assert documented("trim") == {"offset", "length"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--offset", 5 * MIB], ["--length", 5 * MIB], ["--offset", 4 * MIB, "--length", 1]],
+)
+def test_trim_behind_the_end_is_refused(url: str, arguments: list[object]) -> None:
+    assert f"has {4 * MIB} bytes" in bad(7, "trim", f"{url}/1", *arguments)
+
+
+def test_trim_of_what_must_not_be_written(url: str) -> None:
+    assert "read-only" in bad(13, "trim", f"{url}/2")

@@ -1,0 +1,34 @@
+"""Fixtures of the device server's tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from iserblk.target.scsi.device import DeviceServer
+from tests.target.scsi.units import SIZE
+from tests.target.scsi_client import (
+    IQN,
+    Client,
+    make_unit,
+)
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    fd = os.memfd_create("lun")
+    os.ftruncate(fd, SIZE)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def server(fd: int) -> DeviceServer:
+    return DeviceServer({0: make_unit(fd, SIZE), 5: make_unit(fd, SIZE, 4096)}, IQN)
+
+
+@pytest.fixture
+def client(server: DeviceServer) -> Client:
+    return Client(server)
