@@ -18,16 +18,9 @@ ELSEWHERE: dict[str, str] = {
     "fuse_mount/__main__.py": "tests/fuse_mount/test_mount.py runs it as a program",
     "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
     "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
-    "iserblk/cli/bench.py": "tests/cli/test_every_command.py",
-    "iserblk/cli/copy.py": "tests/cli/test_every_command.py",
     "iserblk/cli/detach.py": "tests/nbd/kernel/test_attaching.py",
-    "iserblk/cli/info.py": "tests/cli/test_every_command.py",
-    "iserblk/cli/mount.py": "tests/cli/test_every_command.py",
-    "iserblk/cli/nbd.py": "tests/cli/test_every_command.py",
     "iserblk/cli/stats_rows.py": "tests/cli/test_stats.py",
     "iserblk/cli/stats_table.py": "tests/cli/test_stats.py",
-    "iserblk/cli/trim.py": "tests/cli/test_every_command.py",
-    "iserblk/cli/umount.py": "tests/cli/test_every_command.py",
     "iserblk/datamover/iser_initiator.py": (
         "tests/contract/test_datamover_iser.py and tests/contract/test_datamover.py"
     ),
@@ -48,7 +41,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/disk/aio.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/blocking.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/durability/replay.py": "tests/disk/durability/test_journal.py",
-    "iserblk/disk/lun/inventory.py": "tests/disk/test_opening.py",
     "iserblk/disk/lun/sizing.py": (
         "tests/disk/durability/test_promise.py and tests/integration/test_resize.py"
     ),
@@ -60,10 +52,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/disk/resume.py": "tests/integration/test_recovery.py",
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
     "iserblk/doctor/finding.py": "tests/doctor/test_machine.py",
-    "iserblk/doctor/kernel.py": "tests/doctor/test_machine.py",
-    "iserblk/doctor/programs.py": "tests/doctor/test_machine.py",
-    "iserblk/doctor/rdma.py": "tests/doctor/test_machine.py",
-    "iserblk/doctor/report.py": "tests/doctor/test_machine.py",
     "iserblk/initiator/connecting/login.py": (
         "tests/iscsi/test_login.py and tests/integration/test_portals.py"
     ),
@@ -74,12 +62,7 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),
-    "iserblk/iscsi/text_target.py": "tests/iscsi/test_text.py",
-    "iserblk/metrics/scraping.py": "tests/metrics/test_serving.py",
-    "iserblk/nbd/kernel/client.py": "tests/nbd/kernel/test_device.py",
-    "iserblk/nbd/kernel/detaching.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/nbd/kernel/programs.py": "tests/nbd/kernel/test_attaching.py",
-    "iserblk/nbd/kernel/server.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/options.py": "tests/test_url.py",
     "iserblk/rcap/iwarp/checks.py": (
         "tests/rcap/iwarp/test_rdmap.py and tests/rcap/iwarp/test_receive.py"
@@ -95,15 +78,10 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/rcap/verbs/connecting.py": "tests/initiator/connecting/test_verbs.py",
     "iserblk/rcap/verbs/link.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/listening.py": "tests/target/iscsi/test_listening.py",
-    "iserblk/rcap/verbs/memlock.py": "tests/rcap/verbs/test_pool.py",
     "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
-    "iserblk/rcap/verbs/open_pairs.py": "tests/rcap/verbs/test_ending.py",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/sending.py": "tests/contract/test_queuepair.py, on devices that are fake",
-    "iserblk/scsi/sense_words.py": "tests/scsi/test_sense.py",
     "iserblk/target/iscsi/control.py": "tests/target/iscsi/test_connection.py",
-    "iserblk/target/scsi/commands.py": "tests/target/scsi/test_target_device.py",
-    "iserblk/target/scsi/primary.py": "tests/target/scsi/test_target_device.py",
     "iserblk/target/scsi/unit.py": "tests/target/scsi/test_target_device.py",
     "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
     "iserblk/target/store/lunfile.py": "tests/target/store/test_store.py",
@@ -142,7 +120,8 @@ PRIVATE: dict[str, set[str]] = {
     "tests/rcap/iwarp/test_receive.py": {"_send_msn"},
     "tests/rcap/iwarp/test_transmit.py": {"_reads", "_responses"},
     "tests/rcap/test_stags.py": {"_free"},
-    "tests/rcap/verbs/test_ending.py": {"_link", "_open"},
+    "tests/rcap/verbs/endings.py": {"_link"},
+    "tests/rcap/verbs/test_open_pairs.py": {"_open"},
     "tests/rcap/verbs/test_verbs_queuepair.py": {"_link"},
     "tests/target/iscsi/test_accepting.py": {"_sock"},
     "tests/target/iscsi/test_connection_hold.py": {"_on_reset"},

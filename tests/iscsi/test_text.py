@@ -17,11 +17,8 @@ from iserblk.iscsi.text import (
     decode_untrusted,
     encode,
 )
-from iserblk.iscsi.text_target import send_targets_answer, understand_nothing
 from tests.iscsi import captured
-
-KEYS = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefz019.-+@_#", min_size=1, max_size=63)
-VALUES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=60)  # type: ignore[arg-type]
+from tests.iscsi.texts import KEYS, VALUES
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=20))
@@ -113,41 +110,3 @@ def test_captured_texts(name: str, direction: str) -> None:
     pairs = decode_untrusted(data)
     assert len(pairs) >= 17
     assert encode(pairs) == data
-
-
-TARGETS = {"iqn.2026-11.x:a": ["10.0.0.1:3260,1", "[::1]:3260,1"], "iqn.2026-11.x:b": ["h:1,1"]}
-
-
-def answer_to(request: bytes, targets: dict[str, list[str]]) -> bytes:
-    return send_targets_answer(decode_untrusted(request), targets, understand_nothing)
-
-
-@pytest.mark.parametrize(
-    ("request_text", "answer"),
-    [
-        (
-            "SendTargets=All\0",
-            "TargetName=iqn.2026-11.x:a\0TargetAddress=10.0.0.1:3260,1\0"
-            "TargetAddress=[::1]:3260,1\0TargetName=iqn.2026-11.x:b\0TargetAddress=h:1,1\0",
-        ),
-        ("SendTargets=iqn.2026-11.x:b\0", "TargetName=iqn.2026-11.x:b\0TargetAddress=h:1,1\0"),
-        ("SendTargets=iqn.2026-11.x:c\0", ""),
-        ("X-com.example=1\0", "X-com.example=NotUnderstood\0"),
-        ("", ""),
-    ],
-)
-def test_send_targets(request_text: str, answer: str) -> None:
-    assert answer_to(request_text.encode(), TARGETS) == answer.encode()
-
-
-def test_send_targets_as_lio_answers() -> None:
-    """The form of the answer is that of Linux's target."""
-    ((_, data),) = captured.pdus("discovery_crc/03_sendtargets.t2i.bin")
-    ((_, request),) = captured.pdus("discovery_crc/03_sendtargets.i2t.bin")
-    portals = ["10.9.9.1:3260,1", "10.9.8.1:3260,1", "10.0.2.15:3260,1"]
-    assert answer_to(request, {"iqn.2026-11.lab:t0": portals}) == data
-
-
-def test_send_targets_refuses_nonsense() -> None:
-    with pytest.raises(RemoteProtocolError):
-        answer_to(b"SendTargets\0", TARGETS)

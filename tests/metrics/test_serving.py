@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,55 +12,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.errors import BadArgument, Busy, ConnectFailed, ConnectTimeout, RemoteProtocolError
-from iserblk.metrics import scraping, serving
+from iserblk.errors import BadArgument, Busy
+from iserblk.metrics import serving
 from iserblk.metrics.address import Address
 from iserblk.metrics.reading import ProcessReading
-from iserblk.metrics.scraping import scrape
 from iserblk.metrics.serving import CLIENTS, Listener, judge_untrusted, serve
+from tests.metrics.answerers import said, scraped, served
 from tests.metrics.test_exposition import EXAMPLE
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-@pytest.fixture(params=["unix", "tcp"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
-    return tmp_path / "socket" if request.param == "unix" else ("127.0.0.1", free_port())
-
-
-@asynccontextmanager
-async def served(address: Address) -> AsyncIterator[None]:
-    listener = Listener(address)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve, listener, lambda: EXAMPLE)
-        yield
-        nursery.cancel_scope.cancel()
-
-
-async def scraped(address: Address) -> ProcessReading:
-    return await trio.to_thread.run_sync(scrape, address)
-
-
-async def connected(address: Address) -> trio.SocketStream:
-    if isinstance(address, Path):
-        return await trio.open_unix_socket(address)
-    return await trio.open_tcp_stream(*address)
-
-
-async def said(address: Address, *parts: bytes, to_end: bool = False) -> bytes:
-    """What is answered, until the other side closes."""
-    async with await connected(address) as stream:
-        for part in parts:
-            await stream.send_all(part)
-            await trio.testing.wait_all_tasks_blocked()
-        if to_end:
-            await stream.send_eof()
-        return b"".join([part async for part in stream])
 
 
 async def test_a_scrape(address: Address) -> None:
@@ -199,60 +155,3 @@ async def test_a_bug_does_not_end_the_disks(
 
 
 # --- the one who asks ----------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def answering(path: Path, answer: bytes) -> AsyncIterator[None]:
-    async def attend(stream: trio.SocketStream) -> None:
-        await stream.receive_some(100)
-        await stream.send_all(answer)
-        await stream.aclose()
-
-    with trio.socket.socket(socket.AF_UNIX) as sock:
-        await sock.bind(str(path))
-        sock.listen()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, attend, [trio.SocketListener(sock)])
-            yield
-            nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"SSH-2.0-something\r\n",
-        b"HTTP/1.1 404 Not Found\r\n\r\n",
-        b"HTTP/1.1\r\n\r\n",
-        b"HTTP/1.0 200 OK\r\n\r\n<html>",
-        b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe",
-        b"HTTP/1.0 200 OK\r\n\r\nup 1\n",
-    ],
-)
-async def test_somebody_else_answers(answer: bytes, tmp_path: Path) -> None:
-    async with answering(tmp_path / "socket", answer):
-        with pytest.raises(RemoteProtocolError, match="socket: "):
-            await scraped(tmp_path / "socket")
-
-
-async def test_an_answer_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scraping, "ANSWER_BYTES", 10_000)
-    async with answering(tmp_path / "socket", b"x" * 20_000):
-        with pytest.raises(RemoteProtocolError, match="without an end"):
-            await scraped(tmp_path / "socket")
-
-
-async def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scraping, "TIMEOUT_S", 0.05)
-    path = tmp_path / "socket"
-    with pytest.raises(BadArgument, match="no such socket"):
-        await scraped(path)
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(path))
-        with pytest.raises(ConnectFailed, match="nobody serves"):
-            await scraped(path)
-        other.listen()
-        with pytest.raises(ConnectTimeout, match="no answer"):
-            await scraped(path)
-    with pytest.raises(ConnectFailed, match="nobody serves"):
-        await scraped(("127.0.0.1", free_port()))

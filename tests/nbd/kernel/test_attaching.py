@@ -3,108 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from iserblk.metrics.scraping import scrape
-from tests.cli.commands import environment, serving
+from tests.cli.commands import serving
+from tests.nbd.kernel.attachers import SIZE, Attacher, path_of, wait_for
 from tests.nbd.kernel.fake_kernel import FakeKernel
-from tests.support.forking import Forked
-from tests.support.nbdkit import need
-from tests.support.target import END_S, IQN, TargetProcess, running_target
-
-SIZE = 8 << 20
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
-    need("nbdkit")
-    files = tmp_path_factory.mktemp("target")
-    specs = [f"{files}/{number}:size={SIZE << number}" for number in range(3)]
-    with running_target(specs, files / "log") as process:
-        yield process
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[FakeKernel]:
-    kernel = FakeKernel(tmp_path)
-    yield kernel
-    kernel.end()
-
-
-class Attacher:
-    """The command line, above the fake kernel."""
-
-    def __init__(self, kernel: FakeKernel) -> None:
-        self.kernel = kernel
-        self.run = kernel.root / "run"
-        path = f"{kernel.root}/bin:{os.environ['PATH']}"
-        self.environment = environment(PATH=path)
-
-    def start(self, *arguments: object, **changes: str) -> Forked:
-        return Forked(
-            "tests.nbd.kernel.faked",
-            [str(self.kernel.root), *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**self.environment, **changes},
-        )
-
-    def ended(self, *arguments: object) -> tuple[int, str, str]:
-        """Exit status, stdout, stderr."""
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=END_S * 2)
-        return process.returncode, out, err  # type: ignore[return-value]
-
-    def good(self, *arguments: object) -> str:
-        status, out, err = self.ended(*arguments)
-        assert (status, err) == (0, "")
-        return out
-
-    def refused(self, expected: int, *arguments: object) -> str:
-        status, out, err = self.ended(*arguments)
-        assert (status, out) == (expected, ""), err
-        (line,) = err.splitlines()
-        return line
-
-    def servers(self) -> list[int]:
-        """The nbdkits below our directory."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            if words[0].endswith("nbdkit") and f"{self.run}/" in " ".join(words):
-                found.append(int(path.parent.name))
-        return found
-
-    def assert_nothing_left(self) -> None:
-        assert self.kernel.connected() == []
-        assert self.servers() == []
-        assert [path for path in self.run.glob("*") if path.suffix != ".lock"] == []
-
-
-@pytest.fixture
-def tool(kernel: FakeKernel) -> Iterator[Attacher]:
-    """At the end nothing may be left."""
-    tool = Attacher(kernel)
-    yield tool
-    try:
-        tool.assert_nothing_left()
-    finally:
-        for pid in tool.servers():
-            os.kill(pid, signal.SIGKILL)
-
-
-def path_of(kernel: FakeKernel, name: str) -> str:
-    return str(kernel.root / "dev" / name)
+from tests.support.target import END_S, IQN, TargetProcess
 
 
 def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
@@ -215,13 +123,6 @@ def test_what_is_refused(
 # --- accidents ---------------------------------------------------------------------------------
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + END_S
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("then", ["attach", "detach"])
 @pytest.mark.parametrize("moment", ["state.json", "nbdkit.pid", "client.pid"])
 def test_an_attach_that_is_killed(
@@ -255,44 +156,6 @@ def test_an_attach_that_is_told_to_end(
     assert (process.returncode, out) == (status, "")
 
 
-def test_a_dead_nbdkit(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
-    tool.good("attach", f"{target.url}/0", "nbd0")
-    (pid,) = tool.servers()
-    os.kill(pid, signal.SIGKILL)
-    assert tool.good("attach", f"{target.url}/1") == f"ready {path_of(kernel, 'nbd1')}\n"
-    status, out, err = tool.ended("attach", f"{target.url}/1", "nbd0")
-    assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")
-    assert "its nbdkit has died; detaching it" in err
-    assert kernel.size("nbd0") == SIZE * 2
-    tool.good("detach", "nbd0", "nbd1")
-
-
-def test_a_pid_file_that_names_somebody_else(
-    tool: Attacher, kernel: FakeKernel, target: TargetProcess
-) -> None:
-    """After a reboot of processes, as it were: nobody else is ended."""
-    home = tool.run / "nbd0"
-    home.mkdir(parents=True)
-    with subprocess.Popen(["sleep", "600"]) as innocent:
-        try:
-            (home / "nbdkit.pid").write_text(f"{innocent.pid}\n")
-            (home / "client.pid").write_text(f"{innocent.pid}\n")
-            (home / "state.json").write_text("{")
-            assert tool.ended("detach", "nbd0")[0] == 0
-            assert innocent.poll() is None
-        finally:
-            innocent.kill()
-
-
-def test_in_use(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
-    tool.good("attach", f"{target.url}/0")
-    with open(path_of(kernel, "nbd0"), "rb"):
-        line = tool.refused(28, "detach", "nbd0")
-        assert f"({os.getpid()}) has it open" in line
-        assert kernel.connected() == ["nbd0"]
-    tool.good("detach", "nbd0")
-
-
 # --- in the foreground -------------------------------------------------------------------------
 
 
@@ -303,24 +166,3 @@ def test_in_the_foreground(tool: Attacher, kernel: FakeKernel, target: TargetPro
     process.terminate()
     assert process.communicate(timeout=END_S) == ("", "")
     assert process.returncode == 0
-
-
-def test_somebody_else_detaches(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
-    process = tool.start("attach", "-f", f"{target.url}/0")
-    assert process.stdout is not None
-    process.stdout.readline()
-    tool.good("detach", "nbd0")
-    assert process.communicate(timeout=END_S) == ("", "")
-    assert process.returncode == 0
-
-
-def test_nbdkit_dies_in_the_foreground(
-    tool: Attacher, kernel: FakeKernel, target: TargetProcess
-) -> None:
-    process = tool.start("attach", "-f", f"{target.url}/0")
-    assert process.stdout is not None
-    process.stdout.readline()
-    os.kill(tool.servers()[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=END_S)
-    assert process.returncode == 1
-    assert "nbd0: detached, as nbdkit has died" in err

@@ -9,7 +9,6 @@ import pytest
 
 from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
 from iserblk.nbd.kernel import device
-from iserblk.nbd.kernel.client import kernel_timeout
 from iserblk.nbd.kernel.device import Device, Places
 
 # The numbers of Documentation/block/stat.rst, each field its own.
@@ -130,9 +129,3 @@ def test_for_root_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(PermissionDenied, match="only root"):
         device.need_root()
-
-
-@pytest.mark.parametrize("io_timeout", [1, 2.5, 30, 86400])
-def test_our_error_comes_before_the_kernels(io_timeout: float) -> None:
-    """A command may take io-timeout, and twice five seconds of task management (ladder.py)."""
-    assert kernel_timeout(io_timeout) >= io_timeout + 2 * 5 + 10

@@ -9,18 +9,9 @@ import pytest
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.verbs import open_pairs, statuses
-from tests.rcap.verbs.fake import FakeEnd, fake_pair
+from tests.rcap.verbs.endings import RECEIVE, made
+from tests.rcap.verbs.fake import fake_pair
 from tests.rcap.wire import Driver, rdma_request, send_request
-
-RECEIVE = 1 << 62
-
-
-def made(windows: bool = True) -> tuple[Driver, list[FakeEnd]]:
-    driver = Driver(*fake_pair(windows))
-    for pair in driver.pairs:
-        pair.post_receive(8)
-    links = [pair._link for pair in driver.pairs]  # type: ignore[attr-defined]
-    return driver, links
 
 
 @pytest.mark.parametrize(
@@ -185,18 +176,3 @@ def test_memory_that_the_system_refuses_ends_it_with_the_remedy() -> None:
     assert "ulimit -l" in str(driver.errors[1])
     for pair in driver.pairs:
         pair.close()
-
-
-def test_what_is_left_open_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, links = made()
-    a, _ = driver.pairs
-    a.advertise(memoryview(bytearray(100)), seam.REMOTE_WRITE)
-    monkeypatch.setattr("os.getpid", lambda: 1)
-    kept = dict(open_pairs._open)
-    open_pairs.close_all()
-    assert not any(link.closed for link in links), "those are the parent's"
-    open_pairs._open.update(kept)
-    monkeypatch.undo()
-    open_pairs.close_all()
-    assert all(link.closed for link in links)
-    open_pairs.close_all()

@@ -1,0 +1,53 @@
+"""Asking a process for its metrics: what answers, and what does not."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from iserblk.errors import BadArgument, ConnectFailed, ConnectTimeout, RemoteProtocolError
+from iserblk.metrics import scraping
+from tests.metrics.answerers import answering, free_port, scraped
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-something\r\n",
+        b"HTTP/1.1 404 Not Found\r\n\r\n",
+        b"HTTP/1.1\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n<html>",
+        b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe",
+        b"HTTP/1.0 200 OK\r\n\r\nup 1\n",
+    ],
+)
+async def test_somebody_else_answers(answer: bytes, tmp_path: Path) -> None:
+    async with answering(tmp_path / "socket", answer):
+        with pytest.raises(RemoteProtocolError, match="socket: "):
+            await scraped(tmp_path / "socket")
+
+
+async def test_an_answer_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraping, "ANSWER_BYTES", 10_000)
+    async with answering(tmp_path / "socket", b"x" * 20_000):
+        with pytest.raises(RemoteProtocolError, match="without an end"):
+            await scraped(tmp_path / "socket")
+
+
+async def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraping, "TIMEOUT_S", 0.05)
+    path = tmp_path / "socket"
+    with pytest.raises(BadArgument, match="no such socket"):
+        await scraped(path)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        with pytest.raises(ConnectFailed, match="nobody serves"):
+            await scraped(path)
+        other.listen()
+        with pytest.raises(ConnectTimeout, match="no answer"):
+            await scraped(path)
+    with pytest.raises(ConnectFailed, match="nobody serves"):
+        await scraped(("127.0.0.1", free_port()))

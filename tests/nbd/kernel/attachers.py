@@ -1,0 +1,79 @@
+"""attach and detach as programs, over a kernel that is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from tests.cli.commands import environment
+from tests.nbd.kernel.fake_kernel import FakeKernel
+from tests.support.forking import Forked
+from tests.support.target import END_S
+
+SIZE = 8 << 20
+
+
+class Attacher:
+    """The command line, above the fake kernel."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.kernel = kernel
+        self.run = kernel.root / "run"
+        path = f"{kernel.root}/bin:{os.environ['PATH']}"
+        self.environment = environment(PATH=path)
+
+    def start(self, *arguments: object, **changes: str) -> Forked:
+        return Forked(
+            "tests.nbd.kernel.faked",
+            [str(self.kernel.root), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**self.environment, **changes},
+        )
+
+    def ended(self, *arguments: object) -> tuple[int, str, str]:
+        """Exit status, stdout, stderr."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=END_S * 2)
+        return process.returncode, out, err  # type: ignore[return-value]
+
+    def good(self, *arguments: object) -> str:
+        status, out, err = self.ended(*arguments)
+        assert (status, err) == (0, "")
+        return out
+
+    def refused(self, expected: int, *arguments: object) -> str:
+        status, out, err = self.ended(*arguments)
+        assert (status, out) == (expected, ""), err
+        (line,) = err.splitlines()
+        return line
+
+    def servers(self) -> list[int]:
+        """The nbdkits below our directory."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if words[0].endswith("nbdkit") and f"{self.run}/" in " ".join(words):
+                found.append(int(path.parent.name))
+        return found
+
+    def assert_nothing_left(self) -> None:
+        assert self.kernel.connected() == []
+        assert self.servers() == []
+        assert [path for path in self.run.glob("*") if path.suffix != ".lock"] == []
+
+
+def path_of(kernel: FakeKernel, name: str) -> str:
+    return str(kernel.root / "dev" / name)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + END_S
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,45 @@
+"""detach: of devices in use, and of those that another process has taken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from tests.nbd.kernel.attachers import Attacher, path_of
+from tests.nbd.kernel.fake_kernel import FakeKernel
+from tests.support.target import END_S, TargetProcess
+
+
+def test_a_pid_file_that_names_somebody_else(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """After a reboot of processes, as it were: nobody else is ended."""
+    home = tool.run / "nbd0"
+    home.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"]) as innocent:
+        try:
+            (home / "nbdkit.pid").write_text(f"{innocent.pid}\n")
+            (home / "client.pid").write_text(f"{innocent.pid}\n")
+            (home / "state.json").write_text("{")
+            assert tool.ended("detach", "nbd0")[0] == 0
+            assert innocent.poll() is None
+        finally:
+            innocent.kill()
+
+
+def test_in_use(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    tool.good("attach", f"{target.url}/0")
+    with open(path_of(kernel, "nbd0"), "rb"):
+        line = tool.refused(28, "detach", "nbd0")
+        assert f"({os.getpid()}) has it open" in line
+        assert kernel.connected() == ["nbd0"]
+    tool.good("detach", "nbd0")
+
+
+def test_somebody_else_detaches(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    process = tool.start("attach", "-f", f"{target.url}/0")
+    assert process.stdout is not None
+    process.stdout.readline()
+    tool.good("detach", "nbd0")
+    assert process.communicate(timeout=END_S) == ("", "")
+    assert process.returncode == 0
