@@ -1,15 +1,17 @@
 """Generates docs/requirements.md: each requirement of requirements.csv, and the tests naming it.
 
 A test names a requirement in its docstring, in a comment inside it, or in the comment directly
-above it; in a class's or module's docstring, or a comment between tests, it counts for the class or
-the module. Other text (strings, code) does not count. The output depends on the two inputs only.
+above it. A name in a class's or module's docstring, or in a comment between tests, counts for the
+class or the module. Other text (strings, code) does not count. The output depends only on the csv
+and the tests.
 
-It rewrites the document if that differs, and says so; with --check it writes nothing, and exits
-with 1. Exit status 1, too, where a test names a requirement that does not exist.
+If the document is out of date, rewrites it, and says so. With --check it writes nothing, and ends
+with status 1. The status is also 1 if a test names a requirement that does not exist.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import csv
 import io
@@ -103,13 +105,15 @@ def document(rows: list[dict[str, str]], tests: dict[str, list[str]]) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
     top = Path(__file__).resolve().parent.parent
     with (top / "docs/requirements.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     tests = collect(top / "tests")
     target = top / "docs/requirements.md"
     text = document(rows, tests)
-    check = "--check" in sys.argv[1:]
     stale = not target.exists() or target.read_text(encoding="utf-8") != text
     if stale:
         if not check:
