@@ -3,16 +3,16 @@
     with iserblk.open_disks(["iser://192.0.2.1/iqn.2026-11.example:disk/0"], {}) as disks: ...
     async with iserblk.aio.open_disks(...) as disks: ...
 
-``open_disks`` is for threads, ``iserblk.aio`` for trio; ``iserblk.disk.seam`` says what a disk
-does. All errors are IserblkError; ``iserblk.errors`` has their tree. Each name is loaded when it is
-first used: ``import iserblk`` alone costs nothing.
+``open_disks`` is for threads, ``iserblk.aio`` for trio; ``iserblk.disk.seam`` describes the methods
+of a disk. All errors are IserblkError; ``iserblk.errors`` has their tree. Each name is loaded when
+it is first used, so ``import iserblk`` alone costs almost nothing.
 """
 
 from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # as typing's, without loading that
+TYPE_CHECKING = False  # as in typing, without loading typing
 if TYPE_CHECKING:
     from iserblk import aio as aio
     from iserblk.disk.blocking import open_disks as open_disks

@@ -1,8 +1,9 @@
-"""CRC32C, of MPA (RFC 5044 section 4.4) and of iSCSI's digests (RFC 7143 section 13.1).
+"""CRC32C, as MPA (RFC 5044 section 4.4) and iSCSI's digests (RFC 7143 section 13.1) use it.
 
-``crc32c(data, value=0)``: of contiguous bytes; with ``value``, the CRC of what came before them,
-of both together. It is compiled by scripts/setup on top of ISA-L, which takes half the time of the
-package that stands in where that is missing. Raises TypeError or BufferError for what is not bytes.
+``crc32c(data, value=0)``: the CRC of contiguous bytes. ``value`` is the CRC of the bytes before
+them; the result is then that of both together. scripts/setup compiles it on top of ISA-L. Without
+ISA-L the package crc32c is used, which takes twice the time. Raises TypeError or BufferError if
+``data`` is not bytes.
 """
 
 from __future__ import annotations

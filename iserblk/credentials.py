@@ -1,11 +1,11 @@
-"""Where CHAP secrets come from, and how they are handed on to another process.
+"""Finds CHAP secrets, and hands them on to other processes.
 
 An initiator's user is in the URL (``user@``) or in ``LIBISCSI_CHAP_USERNAME``. Its secret is in the
 URL (``user%secret@``), in a file, a descriptor or a systemd credential, or in
-``LIBISCSI_CHAP_PASSWORD``; the middle three hold the target's secret in a second line, if CHAP is
-to be mutual. What a URL or an option says comes before what the environment says.
+``LIBISCSI_CHAP_PASSWORD``. For mutual CHAP a file, descriptor or credential has the target's secret
+in a second line. The URL and options override the environment.
 
-No error here says anything of a secret.
+No error text here contains any part of a secret.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _ALGORITHMS = {
 _MAXIMUM_FILE = 1 << 20
 _MAXIMUM_SECRETS = 4096  # bytes: two lines
 _STDERR = 2
-_FIRST_DESCRIPTOR = 64  # shells use lower ones as they like
-# Options that are, or lead to, a secret: handed on in another way.
+_FIRST_DESCRIPTOR = 64  # shells use lower descriptors for themselves
+# Options that are a secret or name its source: these are handed on in another way.
 _SECRETS = frozenset(
     {"target-password", "chap-secret-file", "chap-secret-fd", "chap-secret-credential"}
 )
-from_pipes: dict[int, bytes] = {}  # what cannot be read twice, by descriptor
+from_pipes: dict[int, bytes] = {}  # content of pipes, by descriptor: it cannot be read twice
 
 
 def find_credentials(url: Url, options: Options) -> Credentials | None:
-    """What to log in with; None when nothing was said about it. Reads files anew each time, and a
-    pipe once. Raises BadArgument for credentials that are not whole, or not well kept."""
+    """The credentials to log in with; None if none are given. Reads files anew each time, and a
+    pipe once. Raises BadArgument for incomplete credentials, or a file that others can read."""
     environment = os.environ
     name, lines = _source(options)
     if url.password and name:
@@ -64,9 +64,9 @@ def find_credentials(url: Url, options: Options) -> Credentials | None:
     target_secret = target_secret or Secret(environment.get(_TARGET_PASSWORD, ""))
     target_user = options.target_user or environment.get(_TARGET_USERNAME, "")
     if not url.user and not name and not secret:
-        # libiscsi, too, takes no notice of half of what the environment may say.
+        # A user without a secret in the environment is ignored, as libiscsi does.
         if options.target_user or options.target_password:
-            raise BadArgument("the target's CHAP credentials are given without your own")
+            raise BadArgument("the target's CHAP credentials are given without the initiator's")
         if options.auth not in ("", "none"):
             raise BadArgument(f"auth={options.auth}: no user and secret are given")
         return None
@@ -87,7 +87,8 @@ def find_credentials(url: Url, options: Options) -> Credentials | None:
 
 
 def _source(options: Options) -> tuple[str, list[Secret]]:
-    """Which option names a source, and its lines; "" when none does."""
+    """The name of the option that names a source of secrets, and the source's lines. The name is
+    "" if no option does."""
     given: list[tuple[str, bytes]] = []
     if options.chap_secret_file:
         path = options.chap_secret_file
@@ -105,7 +106,7 @@ def _source(options: Options) -> tuple[str, list[Secret]]:
 
 def _lines(name: str, content: bytes) -> list[Secret]:
     if len(content) > _MAXIMUM_SECRETS:
-        raise BadArgument(f"{name}: more than {_MAXIMUM_SECRETS} bytes: no file with secrets")
+        raise BadArgument(f"{name}: more than {_MAXIMUM_SECRETS} bytes: not a file with secrets")
     text = content.decode(errors="surrogateescape")
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if len(lines) > 2 or not all(lines):
@@ -116,8 +117,8 @@ def _lines(name: str, content: bytes) -> list[Secret]:
 
 
 def read_private(path: str, what: str) -> bytes:
-    """The content of a file that nobody but its owner may read. Raises BadArgument; ``what`` names
-    it in the text."""
+    """The content of a file to which only its owner has access. Raises BadArgument, also if other
+    users have access; ``what`` names the file in the text."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -125,7 +126,7 @@ def read_private(path: str, what: str) -> bytes:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise BadArgument(f"{what}: no regular file")
+            raise BadArgument(f"{what}: not a regular file")
         if status.st_mode & 0o077:
             raise BadArgument(f"{what}: others can read it; `chmod 600` it, and change the secret")
         return _read(fd)
@@ -139,10 +140,10 @@ def _read(fd: int) -> bytes:
 
 
 def _read_descriptor(fd: int) -> bytes:
-    """From its start, where it has one."""
+    """The content of a descriptor: of a file from its start, whatever its position is."""
     try:
-        if fd > _STDERR:  # nbdkit, for one, does not start without its standard streams
-            os.set_inheritable(fd, False)  # it has arrived
+        if fd > _STDERR:  # nbdkit and other programs do not start without standard streams
+            os.set_inheritable(fd, False)  # this process has it: no child needs it
         try:
             return os.pread(fd, _MAXIMUM_FILE, 0)
         except OSError as error:
@@ -156,11 +157,11 @@ def _read_descriptor(fd: int) -> bytes:
 
 
 def _read_credential(name: str) -> bytes:
-    """systemd keeps others away from it."""
+    """The content of a systemd credential. systemd keeps other users away from it."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if not directory:
         raise BadArgument(
-            "chap-secret-credential: CREDENTIALS_DIRECTORY is not set; it is in a unit of systemd "
+            "chap-secret-credential: CREDENTIALS_DIRECTORY is not set; systemd sets it in a unit "
             "with LoadCredential="
         )
     try:
@@ -173,8 +174,9 @@ def _read_credential(name: str) -> bytes:
 
 
 def read_accounts(path: str, user: str = "", secret_path: str = "") -> Accounts:
-    """Of a file with ``user:secret`` lines, empty ones and those that begin with # left out; with
-    ``user`` and the one line of ``secret_path`` the target can prove itself. Raises BadArgument."""
+    """The accounts of a file with ``user:secret`` lines; empty lines and lines that begin with #
+    are ignored. With ``user``, and the secret in the only line of ``secret_path``, the target can
+    authenticate itself (mutual CHAP). Raises BadArgument."""
     what = f"--chap-accounts {path}"
     text = read_private(path, what).decode(errors="surrogateescape")
     found: dict[str, Secret] = {}
@@ -185,10 +187,10 @@ def read_accounts(path: str, user: str = "", secret_path: str = "") -> Accounts:
         if not colon or not name or not secret:
             raise BadArgument(f"{what}: line {number} is not user:secret")
         if name in found:
-            raise BadArgument(f"{what}: line {number} has a user of a line before")
+            raise BadArgument(f"{what}: line {number} repeats the user of an earlier line")
         found[name] = Secret(secret)
     if not found:
-        raise BadArgument(f"{what}: has no line user:secret")
+        raise BadArgument(f"{what}: there is no line user:secret")
     if bool(user) != bool(secret_path):
         raise BadArgument("--chap-user and --chap-secret-file belong together")
     own = Secret()
@@ -206,8 +208,8 @@ def read_accounts(path: str, user: str = "", secret_path: str = "") -> Accounts:
 
 @dataclass(slots=True, frozen=True)
 class Handed:
-    """URLs and options without secrets, fit for a command line; ``descriptors`` hold the secrets,
-    and are to be inherited by the process that gets them."""
+    """URLs and options without secrets, for a command line. ``descriptors`` hold the secrets; the
+    process that gets the command line must inherit them."""
 
     urls: list[str]
     options: dict[str, str]
@@ -216,8 +218,8 @@ class Handed:
 
 @contextmanager
 def handed_on(urls: Sequence[str], options: Mapping[str, str]) -> Iterator[Handed]:
-    """For the time of starting a process. The descriptors are in memory, and closed at the end.
-    Raises BadArgument as ``find_credentials``."""
+    """URLs and options for a process that is started inside the with block. The descriptors are of
+    memory, and are closed at the end of the block. Raises BadArgument as ``find_credentials``."""
     descriptors: list[int] = []
     try:
         words = [_hand_on(text, options, descriptors) for text in urls]
@@ -243,19 +245,19 @@ def _hand_on(text: str, common: Mapping[str, str], descriptors: list[int]) -> st
         lines = "".join(f"{secret.reveal()}\n" for secret in secrets if secret)
         descriptors.append(_in_memory(lines.encode(errors="surrogateescape")))
         query["chap-secret-fd"] = str(descriptors[-1])
-    # A user that is not in the URL is in the environment, and inherited.
+    # A user that is not in the URL is in the environment, which the process inherits.
     user = f"{url.user}@" if url.user else ""
     scheme, _, rest = text.partition("://")
     authority, slash, path = rest.partition("/")
     path = path.partition("?")[0]
     words = "&".join(f"{name}={value}" if value else name for name, value in query.items())
-    scheme = url.scheme  # which the query may have said
+    scheme = url.scheme  # the query's ``iser`` key may have changed it
     return f"{scheme}://{user}{authority.rpartition('@')[2]}{slash}{path}{words and '?' + words}"
 
 
 def without_secrets(words: Sequence[str]) -> tuple[list[str], list[int]]:
-    """A command line in which no URL has a secret; and the descriptors, which its process has to
-    inherit. URLs that cannot be used as they are stay as they are: there will be an error."""
+    """A command line in which no URL has a secret, and the descriptors that its process must
+    inherit. URLs with errors stay as they are: the command will report them."""
     descriptors: list[int] = []
     found = []
     for word in words:
@@ -270,8 +272,9 @@ def without_secrets(words: Sequence[str]) -> tuple[list[str], list[int]]:
 
 
 def hide_command_line() -> None:
-    """When this process was started with a secret in a URL: replace it by one that was not, as
-    every user of the machine sees command lines. Returns when there is nothing to hide."""
+    """If this process was started with a secret in a URL, replace the process (execv) by one with
+    the secret in a descriptor, because every user of the machine can see command lines. Returns if
+    there is nothing to hide."""
     if not any("://" in word for word in sys.orig_argv):
         return
     words, descriptors = without_secrets(sys.orig_argv)

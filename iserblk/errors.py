@@ -1,21 +1,21 @@
 """Every error that iserblk raises, branched by what the caller may do next.
 
     IserblkError
-    ├── LocalProtocolError        our own caller broke a rule of ours: a bug, nothing was sent
+    ├── LocalProtocolError        a caller inside iserblk broke a rule: a bug; nothing was sent
     ├── BadArgument               an option, URL or path is wrong: correct it and call again
     ├── NotSupported              the request is clear, but cannot be done: the text says what can
     ├── PermissionDenied          more rights are needed
     ├── Busy                      the thing is in use: try again later
-    │   └── ReservationLost       another initiator has taken over a LUN that was ours: never write
-    ├── TransportError            the connection is (or was never) there; nothing in flight survives
+    │   └── ReservationLost       another initiator has taken over the LUN: do not write to it again
+    ├── TransportError            no connection, or not any more; every task in flight has ended
     │   ├── RemoteProtocolError   the peer broke its protocol; the connection has been closed
-    │   ├── ConnectionLost        the connection ended under us
+    │   ├── ConnectionLost        the connection ended unexpectedly
     │   ├── ConnectFailed         no connection could be made
     │   ├── HostNotFound          the portal's name does not resolve
-    │   ├── ConnectTimeout        nobody answered in time
-    │   └── LunChanged            connected again, but it is another LUN: the session is over
+    │   ├── ConnectTimeout        the peer did not answer in time
+    │   └── LunChanged            connected again, but to another LUN: the session is over
     ├── LoginError                the target refused the login; carries status class and detail
-    │   ├── IserRefused           it does not agree to iSER; Traditional iSCSI may be possible
+    │   ├── IserRefused           the target does not agree to iSER; Traditional iSCSI may work
     │   ├── TargetNotFound        no such target name there
     │   └── AuthenticationError   the credentials were refused
     └── CommandError              one command failed; the session goes on
@@ -28,10 +28,10 @@
             ├── ReservationConflict   another initiator has reserved the LUN
             └── OutOfRange        the address is past the end
 
-``errno`` is what the two front-ends hand on; ``exit_status`` is what the command line ends with
-(design: 0 done, 1 other, 4 transport, 5 login refused, 7 bad argument, 8 connect timeout,
+``errno`` is what the two front-ends (NBD, FUSE) return; ``exit_status`` is the exit status of the
+command line: 0 done, 1 other, 4 transport, 5 login refused, 7 bad argument, 8 connect timeout,
 11 command timeout, 13 permission, 21 no such target or LUN, 23 host not found,
-24 authentication, 27 not supported, 28 busy).
+24 authentication, 27 not supported, 28 busy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BadArgument(IserblkError):
 
 
 class NotSupported(IserblkError):
-    """Clear, but not possible here; the text says what to do instead."""
+    """A request that is clear, but not possible here; the text says what to do instead."""
 
     errno = _errno.EOPNOTSUPP
     exit_status = 27
@@ -78,19 +78,19 @@ class Busy(IserblkError):
 
 
 class ReservationLost(Busy):
-    """``reserve=exclusive``: the LUN is another initiator's now, or was. No session that had it
-    may write to it any more."""
+    """Another initiator has, or had, the LUN that ``reserve=exclusive`` reserved. No session that
+    had the reservation may write to the LUN any more."""
 
 
 class TransportError(IserblkError):
-    """The connection is gone, or never was. Every task in flight on it has ended."""
+    """There is no connection, or not any more. Every task in flight on it has ended."""
 
     errno = _errno.EIO
     exit_status = 4
 
 
 class RemoteProtocolError(TransportError):
-    """The peer sent what its protocol forbids.
+    """The peer sent something that its protocol forbids.
 
     The only error that bytes from the network may raise. ``layer`` names the standard
     ("MPA", "DDP", "RDMAP", "iSER", "iSCSI", "SCSI"). ``terminate`` is the (layer, etype, ecode)
@@ -126,14 +126,14 @@ class ConnectTimeout(TransportError):
 
 
 class LunChanged(TransportError):
-    """After a reconnection another LUN is where the one in use was. Nothing was sent to it, and
-    nothing ever will be: what is at hand belongs to the LUN that is gone."""
+    """After a reconnection, another LUN has taken the place of the LUN in use. Nothing was sent to
+    the other LUN, and nothing will be: the data to write belongs to the LUN that is gone."""
 
 
 class LoginError(IserblkError):
-    """Login refused. ``status`` is (Status-Class << 8) | Status-Detail, RFC 7143 11.13.5.
-
-    ``address``: where the target has moved to (TargetAddress, ``host[:port]``), else "".
+    """The target refused the login. ``status``: (Status-Class << 8) | Status-Detail, RFC 7143
+    section 11.13.5. ``address``: the target's new address (TargetAddress, ``host[:port]``) if it
+    has moved, else "".
     """
 
     errno = _errno.EACCES
@@ -146,7 +146,7 @@ class LoginError(IserblkError):
 
 
 class IserRefused(LoginError):
-    """RDMAExtensions was not answered with Yes (RFC 7145 section 6.3)."""
+    """The target did not answer RDMAExtensions with Yes (RFC 7145 section 6.3)."""
 
     errno = _errno.EPROTONOSUPPORT
 
@@ -161,7 +161,7 @@ class AuthenticationError(LoginError):
 
 
 class CommandError(IserblkError):
-    """One command failed; session and connection go on."""
+    """One command failed; the session and the connection stay usable."""
 
 
 class CommandTimeout(CommandError):
@@ -173,7 +173,7 @@ class CommandRejected(CommandError):
 
 
 class ScsiError(CommandError):
-    """A command that ended with a status other than GOOD.
+    """A command ended with a status other than GOOD.
 
     ``status`` is the SAM status byte, ``sense`` the decoded sense data
     (``iserblk.scsi.sense.Sense``) or None.
@@ -196,8 +196,8 @@ class WriteProtected(ScsiError):
 
 
 class OutOfSpace(ScsiError):
-    """The target has no room for what was written (DATA PROTECT, SPACE ALLOCATION FAILED WRITE
-    PROTECT, of SBC-4). Nothing of the command may be counted on; the LUN is whole."""
+    """The target has no room for the data (DATA PROTECT, SPACE ALLOCATION FAILED WRITE PROTECT, of
+    SBC-4). Any part of the command's data may be missing; the rest of the LUN is intact."""
 
     errno = _errno.ENOSPC
 

@@ -19,9 +19,11 @@ _call.restype = ctypes.c_int
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
-    """False where the file system or device does not know the mode; nothing is done then.
+    """Call fallocate(2). Returns False, and does nothing, if the file system or device does not
+    have the mode.
 
-    ``length`` is 1 or more. Raises OSError for all other failures.
+    ``offset`` and ``length`` are bytes; ``length`` is 1 or more. Raises OSError for all other
+    failures.
     """
     while _call(fd, mode, offset, length):
         number = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""iSCSI names: what one is (RFC 7143 section 4.2.7), and which this machine has."""
+"""iSCSI names: their syntax (RFC 7143 section 4.2.7), and the name of this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _MAXIMUM_NAME = 223
 
 
 def shown(text: str) -> str:
-    """Text of the user's, as errors quote it."""
+    """The beginning of a user's text, quoted for error texts."""
     return repr(text[:60])
 
 
 def check_name(text: str, what: str, quote: Callable[[str], str] = shown) -> str:
-    """An iSCSI name (RFC 7143 section 4.2.7). Raises BadArgument, which quotes it by ``quote``."""
-    # What is not UTF-8 on the command line is here as lone surrogates.
+    """Check an iSCSI name (RFC 7143 section 4.2.7), and return it. Raises BadArgument, whose text
+    quotes the name with ``quote``; ``what`` says what it names."""
+    # Bytes of the command line that are not UTF-8 are lone surrogates here.
     length = len(text.encode(errors="surrogatepass"))
     if length > _MAXIMUM_NAME:
         raise BadArgument(f"{what}: a name of {length} bytes; at most {_MAXIMUM_NAME}")
@@ -38,13 +39,13 @@ def check_name(text: str, what: str, quote: Callable[[str], str] = shown) -> str
 
 
 def _is_utf8(text: str) -> bool:
-    """Text of the command line or of the environment, in which Python has a lone surrogate for
-    each byte that is none of UTF-8. What goes into iSCSI's text keys has to be UTF-8."""
+    """Whether text of the command line or environment was UTF-8, as iSCSI's text keys require.
+    Python puts a lone surrogate in place of each byte that is not UTF-8."""
     return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def machine_id() -> str:
-    """machine-id(5); "" where there is none."""
+    """The machine's ID, machine-id(5); "" if there is none."""
     try:
         return MACHINE_ID.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -52,9 +53,9 @@ def machine_id() -> str:
 
 
 def initiator_name(given: str) -> str:
-    """Who we are: what was ``given``, else the machine's file, else a stable name of this machine.
+    """The initiator's name: ``given``, else that of NAME_FILE, else a stable name of this machine.
 
-    Raises BadArgument when the file holds no iSCSI name.
+    Raises BadArgument if the name in the file is no iSCSI name.
     """
     if given:
         return given
@@ -66,6 +67,6 @@ def initiator_name(given: str) -> str:
         key, equals, value = line.strip().partition("=")
         if equals and key.strip() == "InitiatorName":
             return check_name(value.strip(), f"{NAME_FILE}: InitiatorName")
-    # Hashed: the machine's ID itself is not to be shown to the network.
+    # Hashed, because the machine's ID itself must not be sent to the network.
     digest = hashlib.sha256(f"iserblk {machine_id() or socket.gethostname()}".encode()).hexdigest()
     return f"iqn.2026-11.io.github.iserblk:{digest[:12]}"

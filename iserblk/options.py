@@ -1,7 +1,7 @@
-"""Options: everything a user can say that is no address, in one table.
+"""Options of a connection, in one table: everything that a user can set and that is no address.
 
-The keys of URLs, nbdkit's parameters, ``-o`` and ``--option`` are all made from it, hyphens and
-underscores alike. Errors name the thing and the remedy; what may be a secret is not shown.
+Keys of URLs, nbdkit's parameters and ``-o`` are read with it; hyphens and underscores mean the
+same. Errors name the option and the remedy, and show no value that may be a secret.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ from iserblk.names import check_name, shown
 from iserblk.secret import Secret
 
 SMALLEST_JOURNAL = 64 << 10
-BUSY_POLL_US = 300  # a round trip on a local network, and some more
+BUSY_POLL_US = 300  # longer than a round trip on a local network
 _SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
 
 
 @dataclass(slots=True, frozen=True)
 class Options:
-    """Everything that is no address. Times are seconds."""
+    """The options of one connection. Times are seconds."""
 
     rcap: str = "auto"
     mpa_crc: bool = True
-    mpa_frames: int = 0  # TCP segments that one may fill; 0: as the peer takes them
+    mpa_frames: int = 0  # TCP segments that a frame may fill; 0: as many as the peer accepts
     initiator_name: str = ""
     io_timeout: float = 30.0
     queue_depth: int = 128
     journal: int = 64 << 20  # bytes; 0: none
-    shared: bool = False  # other hosts write to the LUNs, too
+    shared: bool = False  # other hosts also write to the LUNs
     busy_poll_us: int = BUSY_POLL_US
     immediate_data: bool = True
-    header_digest: str = "None"  # as the text key has it: a list, best first
+    header_digest: str = "None"  # value of the text key: a list, best first
     data_digest: str = "None"
-    auth: str = ""  # "": as credentials are given, or not
+    auth: str = ""  # "": CHAP if credentials are given
     target_user: str = ""
     target_password: Secret = field(default_factory=Secret)
     chap_secret_file: str = ""  # an absolute path
     chap_secret_fd: int | None = None
     chap_secret_credential: str = ""  # a file's name
     reserve: bool = False  # exclusively
-    reserve_key: int = 0  # 0: this machine's own
+    reserve_key: int = 0  # 0: this machine's own key
     fallback: str = "none"  # or "iscsi"
-    discover: bool = False  # more portals of the target
-    metrics: str = ""  # where they are served, as iserblk.metrics.address has it; "": nowhere
+    discover: bool = False  # also use the target's other portals
+    metrics: str = ""  # address as iserblk.metrics.address takes it; "": metrics are not served
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Options:
-        """From keys as users write them, ``-`` or ``_`` alike. Raises BadArgument, NotSupported."""
+        """The options for keys as users write them, with ``-`` or ``_``. Raises BadArgument,
+        NotSupported."""
         values: dict[str, object] = {}
         seen: set[str] = set()
         for raw, value in pairs:
             key = raw.replace("_", "-")
             if key not in _KEYS and key not in _LATER:
                 raise BadArgument(
-                    f"unknown option {shown(raw)}; known are: {', '.join(OPTION_NAMES)}"
+                    f"unknown option {shown(raw)}; the options are: {', '.join(OPTION_NAMES)}"
                 )
             if key in seen:
                 raise BadArgument(f"option {key} is given twice")
@@ -71,7 +72,7 @@ class Options:
                 name, convert = _KEYS[key]
                 values[name] = convert(key, value)
         if values.get("reserve_key") and not values.get("reserve"):
-            raise BadArgument("reserve-key means nothing without reserve=exclusive; add it")
+            raise BadArgument("reserve-key has no effect without reserve=exclusive; add that")
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -127,7 +128,7 @@ def _seconds(key: str, value: str) -> float:
 
 
 def _number(value: str) -> int:
-    """-1 for what is none, and for more digits than any option has use for."""
+    """A decimal number of up to 9 digits; -1 for anything else."""
     return int(value) if re.fullmatch("[0-9]{1,9}", value) else -1
 
 
@@ -191,7 +192,7 @@ def _secret(_key: str, value: str) -> Secret:
 
 def _secret_file(key: str, value: str) -> str:
     if not value.startswith("/"):
-        raise BadArgument(f"{key}: give the file's whole path, from / on")
+        raise BadArgument(f"{key}: give the file's full path, beginning with /")
     return value
 
 
@@ -203,7 +204,7 @@ def _descriptor(key: str, value: str) -> int:
 
 def _file_name(key: str, value: str) -> str:
     if "/" in value or value in (".", ".."):
-        raise BadArgument(f"{key}: give the name of a systemd credential, no path")
+        raise BadArgument(f"{key}: give the name of a systemd credential, not a path")
     return value
 
 
@@ -248,8 +249,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
 
 
 class _Later(NamedTuple):
-    """An option that has one effect so far: ``now`` are the values that ask for it. ``later``
-    matches those that will mean something else; ``words`` say why not yet, and what to do."""
+    """An option with only one effect so far. ``now``: the values that are accepted. ``later``: a
+    pattern of values that will be accepted later; ``words``: what the error for them says."""
 
     now: tuple[str, ...]
     later: str
@@ -274,7 +275,8 @@ def _check_later(key: str, value: str) -> None:
 
 
 def parse_size(text: str, what: str) -> int:
-    """Bytes, with an optional k, M, G or T (powers of 1024). Raises BadArgument."""
+    """A number of bytes from text with an optional k, M, G or T (powers of 1024). Raises
+    BadArgument; ``what`` names the thing in its text."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise BadArgument(f"{what} {shown(text)}: give a size such as 4096, 64M or 1G")

@@ -1,4 +1,4 @@
-"""Text that must not be seen."""
+"""A type for text that must not appear in output."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hmac
 
 
 class Secret:
-    """Text that must not be seen: ``str()``, ``repr()`` and formats of it say ``***``.
+    """Text that must not appear in output: ``str()``, ``repr()`` and formats of it give ``***``.
 
-    ``reveal`` gives the plain text, for the one place that needs it. False when empty.
+    ``reveal`` returns the plain text, for code that needs it. An empty Secret is false.
     """
 
     __slots__ = ("_text",)
@@ -23,14 +23,14 @@ class Secret:
         return bool(self._text)
 
     def __eq__(self, other: object) -> bool:
-        """In constant time."""
+        """Compare in constant time."""
         return isinstance(other, Secret) and hmac.compare_digest(
             self._text.encode(errors="surrogateescape"),
             other._text.encode(errors="surrogateescape"),
         )
 
     def __hash__(self) -> int:
-        return hash(Secret)  # tells nothing
+        return hash(Secret)  # the same for all secrets: reveals nothing
 
     def reveal(self) -> str:
         return self._text

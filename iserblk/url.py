@@ -1,12 +1,12 @@
-"""URLs: where a LUN is.
+"""URLs: addresses of LUNs, targets and portals.
 
     iser://[user[%password]@]host[:port]/target-iqn[/lun][?key=value&…]
     iscsi://… the same over Traditional iSCSI
 
-libiscsi's grammar. User info ends at the last ``@`` before the first ``/``, splits at its first
-``%`` or ``:``, is not percent-decoded, and is never shown: where a URL may hold some in the wrong
-place, errors quote nothing of it. The target name is percent-decoded. ``iscsi://…?iser`` is
-``iser://…``. Errors name the thing and the remedy.
+The grammar is libiscsi's. User info ends at the last ``@`` before the first ``/``, splits at its
+first ``%`` or ``:``, is not percent-decoded, and is never shown: if a URL may have user info in the
+wrong place, errors quote nothing of it. The target name is percent-decoded. ``iscsi://…?iser``
+means ``iser://…``. Errors name the thing and the remedy.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEFAULT_PORT = 3260
 ISNS_PORT = 3205
 MAXIMUM_LUN = 16383
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
-_HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script: resolvers know IDNA
+_HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script, because of IDNA
 
 
 @dataclass(slots=True, frozen=True)
 class Url:
-    """One URL, taken apart. ``lun`` None: every disk of the target. ``options``: the keys behind
-    ``?``, as given. ``user`` and ``password``: empty where there is no user info."""
+    """The parts of one URL. ``lun`` None: every disk of the target. ``options``: the keys behind
+    ``?``, as given. ``user`` and ``password`` are empty if there is no user info."""
 
     scheme: str
     host: str
@@ -44,7 +44,7 @@ class Url:
     options: dict[str, str] = field(default_factory=dict, repr=False)  # hyphenated keys
 
     def redacted(self) -> str:
-        """The URL without user info and options: fit for logs."""
+        """The URL without user info and options, for logs."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lun = "" if self.lun is None else f"/{self.lun}"
         return f"{self.scheme}://{host}:{self.port}/{self.iqn}{lun}"
@@ -61,13 +61,12 @@ _DIGEST = (
 
 
 def parse_url(text: str) -> Url:
-    """Take a URL apart. Raises BadArgument, or NotSupported for what is not built yet; the text
-    never shows user info."""
+    """Take a URL apart. Raises BadArgument, whose text never shows user info."""
     return split_url(text)
 
 
 def check_scheme(url: Url, options: Options) -> None:
-    """Raises NotSupported for ``options`` that the URL's scheme knows nothing of."""
+    """Check that ``options`` fit the URL's scheme. Raises NotSupported."""
     asked = (options.header_digest, options.data_digest)
     if url.scheme == "iser" and asked != ("None", "None"):
         raise NotSupported(_DIGEST)
@@ -76,13 +75,14 @@ def check_scheme(url: Url, options: Options) -> None:
 
 
 def parse_place(text: str) -> Url:
-    """A URL that needs no target: ``iqn`` is "" then. ``isns://HOST[:PORT]`` is one, too. Raises
-    BadArgument."""
+    """Take a URL apart that needs no target: ``iqn`` is "" without one. Accepts
+    ``isns://HOST[:PORT]``, too. Raises BadArgument."""
     return split_url(text, needs_target=False)
 
 
 def split_url(text: str, needs_target: bool = True) -> Url:
-    """The grammar alone. Raises BadArgument."""
+    """Take a URL apart. With ``needs_target`` False a URL without a target, and isns://, are
+    accepted. Raises BadArgument."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         raise BadArgument(f"not a URL: it has no scheme; write {_EXAMPLE}")
@@ -95,7 +95,7 @@ def split_url(text: str, needs_target: bool = True) -> Url:
         path, question, query = path.partition("?")
     else:
         authority, question, query = authority.partition("?")
-    # With an @ behind the first slash, user info was meant that has a slash in it.
+    # An @ behind the first slash probably ends user info that has a slash in it: quote nothing.
     quote: Callable[[str], str] = shown if "@" not in path else _hidden
     user, password, portal = _user_info(authority)
     host, port = _host_port(portal, ISNS_PORT if scheme == "isns" else DEFAULT_PORT)
@@ -104,10 +104,10 @@ def split_url(text: str, needs_target: bool = True) -> Url:
     iqn, slash, lun = path.partition("/")
     iqn = check_name(unquote(iqn), "target name", quote) if path else ""
     if slash and not lun:
-        raise BadArgument("the URL ends in / without a LUN; add its number, or leave out the /")
+        raise BadArgument("the URL ends with / but has no LUN; add its number, or remove the /")
     options = _query(query) if question else {}
     if options.pop("iser", None) is not None:
-        scheme = "iser"  # libiscsi's other way to say it
+        scheme = "iser"  # libiscsi's other spelling of iser://
     return Url(
         scheme=scheme,
         host=host,
@@ -139,7 +139,7 @@ def _user_info(authority: str) -> tuple[str, Secret, str]:
 
 
 def _host_port(portal: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
-    """Nothing of a portal is quoted: it may be user info, where the @ was forgotten."""
+    """Host and port of a portal. Errors quote nothing of it: it may be user info without its @."""
     if portal.startswith("["):
         host, bracket, port = portal[1:].partition("]")
         if not bracket:
@@ -189,5 +189,5 @@ def _query(query: str) -> dict[str, str]:
 
 
 def name_portal(host: str, port: int) -> str:
-    """As people write it."""
+    """``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,9 +1,9 @@
-"""Draws docs/states.md: the state tables of the code, as diagrams.
+"""Generates docs/states.md: diagrams of the state tables in the code.
 
     scripts/diagrams.py [--check]
 
-It rewrites the document if that is out of date, and says so; --check: it says so only, and the exit
-status is 1.
+If the document is out of date, rewrites it, and says so. With --check it only says so, and ends
+with status 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from iserblk.initiator.session import life
 from iserblk.iscsi import stages
 
 TOP = Path(__file__).resolve().parent.parent
-Table = Mapping[Any, StrEnum]  # from (state, event), both StrEnums of their own
+Table = Mapping[Any, StrEnum]  # (state, event) → state; states and events are StrEnums
 
 HEAD = """# States
 
@@ -53,8 +53,8 @@ SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
 
 
 def diagram(first: StrEnum, table: Table) -> str:
-    """``table`` as a state diagram of Mermaid, which begins in ``first``. States from which no
-    event leads on are final."""
+    """``table`` as a Mermaid state diagram that begins in ``first``. A state that no event leaves
+    is final."""
     states = list(dict.fromkeys([first, *(state for state, _ in table), *table.values()]))
     left = {state for state, _ in table}
     lines = ["stateDiagram-v2"]

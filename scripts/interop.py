@@ -1,12 +1,13 @@
-"""Generates docs/interop.md: what iserblk was run against, from the results of its tests.
+"""Generates docs/interop.md from test results: which programs iserblk was run against.
 
-    interop.py [--check] RESULTS        a file that pytest --interop has written
+    interop.py [--check] RESULTS        RESULTS: a file that pytest --interop has written
 
---check: nothing is written, but said. A difference is no failure: it may be this machine's.
+--check: reports a difference, and writes nothing. A difference is no failure, because results
+depend on the machine.
 
-A row that was run before and not this time (no virtual machine, a part of the tests only) stays,
-with its date; one that failed goes. So does one whose test is no more. The document is rewritten
-only where a row came, went, or says something else: running the same again does not touch it.
+A row whose test was not run this time (no virtual machine, only a part of the tests) stays, with
+its date. A row whose test failed, or does not exist any more, is removed. The document is rewritten
+only if a row is new, removed or changed: to run the same tests again does not change it.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ Row = tuple[str, ...]
 
 
 class Table(NamedTuple):
-    """``keys``: of a result, in the order of the columns. Its last two columns are made here.
-    Tables are told apart by how many columns they have."""
+    """A table of the document. ``keys``: keys of a result, in the order of the columns. The last
+    two columns are made here. Tables are told apart by their number of columns."""
 
     head: str
     columns: Row
     keys: Row
-    closing: Row = ()  # cells behind those of ``keys``
+    closing: Row = ()  # cells after those of ``keys``
 
 
 TABLES = {
@@ -63,7 +64,7 @@ _WIDTHS = {len(table.columns) for table in TABLES.values()}
 
 
 def old_rows(text: str) -> dict[str, Row]:
-    """By test."""
+    """The rows of the document, by test."""
     rows = {}
     for line in text.splitlines():
         cells = tuple(cell.strip() for cell in line.strip().strip("|").split(" | "))
@@ -73,8 +74,8 @@ def old_rows(text: str) -> dict[str, Row]:
 
 
 def merge(old: dict[str, Row], results: dict[str, dict[str, str] | None], today: str) -> list[Row]:
-    """``results``: by test, its row, or None where it failed. ``table`` in a row names its table;
-    without it that of the peers."""
+    """All rows after a run. ``results``: by test, its row, or None if it failed. ``table`` in a row
+    names its table; the default is that of the peers."""
     rows = dict(old)
     for test, result in results.items():
         if result is None:

@@ -1,4 +1,4 @@
-"""``python3 -m iserblk.cli``."""
+"""The entry of ``python3 -m iserblk.cli``."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ def _end(number: int, _frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-# Until ``main`` looks after it: a ^C among the imports is to leave no traceback. One that is
-# ignored, as in a shell's background, stays so.
+# Until ``main`` handles SIGINT: a ^C during the imports must not print a traceback. If SIGINT is
+# ignored, as in a shell's background job, it stays ignored.
 _HEARD = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _HEARD:
     signal.signal(signal.SIGINT, _end)

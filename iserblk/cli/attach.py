@@ -1,4 +1,4 @@
-"""``iserblk attach``: LUNs as /dev/nbdX."""
+"""``iserblk attach``: LUNs as block devices /dev/nbdX."""
 
 from __future__ import annotations
 
@@ -29,13 +29,24 @@ from iserblk.url import parse_url
 log = logging.getLogger(__name__)
 
 PLACES = Places()
-_LOOK_S = 1.0  # how often an attach in the foreground looks whether it was told to end
+_LOOK_S = 1.0  # how often an attach in the foreground checks for a signal
 
 
 @click.command("attach")
 @click.argument("arguments", metavar="URL… [/dev/nbdX]", nargs=-1, required=True)
-@click.option("-f", "--foreground", is_flag=True, help="Stay; detach on SIGTERM or SIGINT.")
-@click.option("-o", "words", metavar="OPT,OPT", multiple=True, help="Options as of a mount.")
+@click.option(
+    "-f",
+    "--foreground",
+    is_flag=True,
+    help="Stay in the foreground; detach on SIGTERM or SIGINT.",
+)
+@click.option(
+    "-o",
+    "words",
+    metavar="OPT,OPT",
+    multiple=True,
+    help="Options below as NAME=VALUE, separated by commas.",
+)
 @click.option(
     "--connections",
     type=click.IntRange(1, 16),
@@ -53,11 +64,11 @@ def command(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Make the LUN of URL the block device /dev/nbdX, or the first one that is free.
+    """Attach the LUN of URL as the block device /dev/nbdX, or as the first free /dev/nbdX.
 
-    Prints `ready /dev/nbdX` once it is usable; `iserblk detach /dev/nbdX` ends it. Several LUNs
-    (also of one URL without /LUN) become several devices, or, when one of them fails, none. Needs
-    root, and the kernel's nbd module, which it loads.
+    Prints `ready /dev/nbdX` once the device is usable; `iserblk detach /dev/nbdX` ends it. Several
+    URLs, or a URL without /LUN, attach several LUNs, each as its own device; if one LUN fails, none
+    is attached. Needs root. Loads the kernel's nbd module if necessary.
     """
     given = {**_options(words), **connection(options)}
     urls = [text for text in arguments if "://" in text]
@@ -92,23 +103,23 @@ def command(
 
 
 def _options(lists: Sequence[str]) -> dict[str, str]:
-    """The values of -o: ``name=value`` words; those of fstab lines that mean nothing are no help
-    here, and refused."""
+    """The ``name=value`` words of -o. Words that only mount(8) knows (``defaults``, …) are
+    refused."""
     found: dict[str, str] = {}
     for word in ",".join(lists).split(","):
         name, equals, value = word.partition("=")
         if word and not equals:
             raise BadArgument(f"-o {word}: write NAME=VALUE")
         if name.replace("_", "-") == "target-password":
-            raise BadArgument(f"-o {name}: everybody would see it; it goes into chap-secret-file")
+            raise BadArgument(f"-o {name}: every user would see it; put it into chap-secret-file")
         if word:
             found[name.replace("_", "-")] = value
     return found
 
 
 def _find(urls: Sequence[str], given: Mapping[str, str]) -> list[Lun]:
-    """Log in, and see which LUNs the URLs mean. nbdkit has one exit status for everything: so what
-    is wrong is found out here."""
+    """Log in, and find the LUNs that the URLs mean. Errors are found here, because nbdkit has one
+    exit status for all of them."""
     with open_disks(urls, given) as disks:
         return [_lun(urls, given, disk.info) for disk in disks.disks.values()]
 
@@ -145,7 +156,7 @@ def _say(luns: Sequence[Lun], attached: Sequence[Device], as_json: bool) -> None
 
 
 def _undo(attached: Sequence[Device]) -> None:
-    """The error that led here is the one to show."""
+    """Detach again after an error. Errors of this are logged only: the caller raises the first."""
     for each in attached:
         try:
             detach(each)
@@ -157,7 +168,7 @@ def _undo(attached: Sequence[Device]) -> None:
 
 
 def _listen() -> list[int]:
-    """From now on signals are not exceptions, but in this list."""
+    """From now on SIGTERM and SIGINT raise nothing: their numbers go into the list returned."""
     told: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -169,8 +180,8 @@ def _listen() -> list[int]:
 
 
 def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
-    """Until every device was detached by another process, or a signal has it done here. Raises
-    IserblkError when an nbdkit died."""
+    """Wait until other processes have detached every device; after a signal, detach them here.
+    Raises IserblkError when an nbdkit died."""
     left = list(attached)
     while left and not told:
         for each in list(left):
@@ -184,7 +195,8 @@ def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
 
 
 def _bereaved(each: Device) -> None:
-    """Its nbdkit has ended: another process is detaching it, or else it died."""
+    """Called when the device's nbdkit has ended: because another process is detaching the device,
+    or because nbdkit died. Raises IserblkError if it died."""
     home = Home(each)
     deadline = time.monotonic() + 2.0
     while home.is_ours() and time.monotonic() < deadline:
@@ -198,7 +210,7 @@ def _bereaved(each: Device) -> None:
 
 
 def _detach_when_unused(each: Device, told: Sequence[int]) -> None:
-    """A second signal does not wait for those who use it."""
+    """Detach once no process uses the device. Raises Busy after a second signal."""
     said = ""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""``iserblk bench``: what the Python API does with a LUN, without a front-end."""
+"""``iserblk bench``: measures a LUN through the Python API, without a front-end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Job:
             raise WriteProtected(f"{info.url}: the LUN is read-only; choose --rw read or randread")
 
     def offsets(self, size: int) -> Iterator[int]:
-        """Multiples of the block, for ever: at random (the same in every run), or in turn."""
+        """Endless multiples of the block: random (the same in every run), or ascending, again and
+        again from 0."""
         blocks = size // self.block
         if self.pattern.startswith("rand"):
             choose = random.Random(1).randrange
@@ -58,7 +59,7 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """``seconds`` of the clock and of the processor (this process: no target, no kernel thread)."""
+    """``cpu_seconds``: of this process, without the target and the kernel's threads."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -74,7 +75,7 @@ class Result:
     default="randread",
     show_default=True,
 )
-@click.option("--bs", type=Size(), default="4k", show_default=True, help="Bytes of a request.")
+@click.option("--bs", type=Size(), default="4k", show_default=True, help="Size of a request.")
 @click.option("--depth", type=click.IntRange(1, 1024), default=32, show_default=True)
 @click.option("--time", "seconds", type=Seconds(0.1, 86400), default=10.0, show_default=True)
 @click.option(
@@ -82,9 +83,9 @@ class Result:
     type=click.Choice(["async", "blocking"]),
     default="async",
     show_default=True,
-    help="The API's face: trio tasks, or a thread for each request in flight.",
+    help="Which API: trio tasks (async), or a thread for each request in flight (blocking).",
 )
-@click.option("--destroy", "--yes", is_flag=True, help="Let writes destroy what the LUN holds.")
+@click.option("--destroy", "--yes", is_flag=True, help="Allow writes to destroy the LUN's data.")
 @json_option
 @connection_options
 def command(
@@ -98,12 +99,15 @@ def command(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Keep --depth requests in flight for --time seconds; print rates and latencies."""
+    """Measure a LUN; print rates and latencies.
+
+    Keeps --depth requests of --bs bytes in flight for --time seconds, with the pattern --rw.
+    """
     job = Job(pattern, bs, depth, seconds)
     if bs < 1:
         raise BadArgument("--bs 0: give a size such as 4k")
     if job.writes and not destroy:
-        raise BadArgument(f"--rw {pattern} destroys what the LUN holds; say --destroy if it may")
+        raise BadArgument(f"--rw {pattern} destroys the LUN's data; add --destroy to allow it")
     bench = _async if face == "async" else _blocking
     result = bench(url, connection(options), job)
     _print(job, face, result, as_json)
@@ -146,7 +150,7 @@ def _blocking(url: str, options: dict[str, str], job: Job) -> Result:
         offsets = job.offsets(disk.size)
         result = Result()
         errors: list[IserblkError] = []
-        lock = threading.Lock()  # of offsets, and of result and errors at the end
+        lock = threading.Lock()  # guards offsets, and at the end result and errors
 
         def worker() -> None:
             buffer = memoryview(bytearray(os.urandom(job.block)))
@@ -176,7 +180,7 @@ def _blocking(url: str, options: dict[str, str], job: Job) -> Result:
                     thread.start()
                 for thread in threads:
                     thread.join()
-            except BaseException:  # a signal: the disk must outlive its users
+            except BaseException:  # a signal: the threads must end before the disk is closed
                 end = 0
                 for thread in threads:
                     if thread.is_alive():

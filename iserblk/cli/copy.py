@@ -1,4 +1,4 @@
-"""``iserblk copy``: between LUNs and files."""
+"""``iserblk copy``: copies between LUNs, files and block devices."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ log = logging.getLogger(__name__)
 @click.command("copy")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--verify", is_flag=True, help="Read both again, and compare.")
+@click.option("--verify", is_flag=True, help="Afterwards read both again, and compare.")
 @json_option
 @connection_options
 def command(
     source: str, destination: str, verify: bool, as_json: bool, **options: str | None
 ) -> None:
-    """Copy all of SRC to DST; each is a URL that names one LUN, a file, or a block device.
+    """Copy all of SRC to DST. Each is a URL that names one LUN, a file, or a block device.
 
-    Holes and zeroes stay holes where DST can have them. A file DST is created, or replaced; a LUN
-    or block device must be as large as SRC, and what it has behind that stays as it is.
+    Holes and zeroes are not sent; they become holes if DST can have holes. If DST is a file, it is
+    created or replaced. A LUN or block device must be at least as large as SRC; its bytes behind
+    SRC's end stay as they are.
     """
     given = connection(options)
 
@@ -98,7 +99,7 @@ def _check_sizes(source: AsyncDisk | FileEnd, destination: AsyncDisk | FileEnd) 
 
 @contextmanager
 def _progress(size: int, what: str) -> Iterator[Advance]:
-    """A bar on stderr, if that is a terminal and ``-q`` was not given."""
+    """Shows a progress bar if stderr is a terminal and ``-q`` was not given."""
     if not sys.stderr.isatty() or not log.isEnabledFor(logging.WARNING):
         yield lambda _count: None
         return

@@ -1,4 +1,4 @@
-"""``iserblk detach``: an end that loses nothing, where the target still answers."""
+"""``iserblk detach``: ends an attach; loses no data if the target still answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PLACES = Places()
 @click.command("detach")
 @click.argument("paths", metavar="/dev/nbdX…", nargs=-1, required=True)
 def command(paths: tuple[str, ...]) -> None:
-    """Flush, disconnect /dev/nbdX, and return when it is free and nbdkit has ended.
+    """Flush and disconnect /dev/nbdX; return when the device is free and nbdkit has ended.
 
-    Refuses while it is mounted or open. Works after the target has died, too; an exit status other
-    than 0 then says that written data may be lost.
+    Refuses while the device is mounted or open. Works even if the target has died. If the exit
+    status is not 0, written data may be lost.
     """
     device.need_root()
     for each in [device.find(path, PLACES) for path in paths]:

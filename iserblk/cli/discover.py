@@ -1,4 +1,4 @@
-"""``iserblk discover``: which targets there are, and where."""
+"""``iserblk discover``: shows the targets of a portal or iSNS server, and their portals."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from iserblk.url import Url, check_scheme, parse_place, parse_portal
 
 @click.command("discover")
 @click.argument("where", metavar="PORTAL|URL")
-@click.option("--probe", is_flag=True, help="Ask each portal that is found whether it takes iSER.")
+@click.option("--probe", is_flag=True, help="Connect to each found portal to see if it takes iSER.")
 @json_option
 @connection_options
 def command(where: str, probe: bool, as_json: bool, **options: str | None) -> None:
-    """Show the targets that a portal knows, and their portals, the best one first.
+    """Show the targets that a portal knows, and their portals, the best portal first.
 
-    A PORTAL is HOST[:PORT]: it is asked over iSER, or over TCP where it does not take that. A URL
-    is iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual, or that of an
-    iSNS server, isns://HOST[:PORT]; one that names a target asks for that alone.
+    PORTAL is HOST[:PORT]. It is asked over iSER, or over TCP if it does not take iSER. URL is
+    iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual, or isns://HOST[:PORT]
+    for an iSNS server. A URL that names a target asks for that target only.
     """
     url, settled = _place(where, connection(options))
     found = run(lambda: find_targets(url, settled, probe))
@@ -49,7 +49,7 @@ def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
         raise BadArgument("discover looks for targets: leave out the LUN")
     settled = Options.from_pairs({**given, **url.options}.items())
     check_scheme(url, settled)
-    find_credentials(url, settled)  # what is wrong with them is said now
+    find_credentials(url, settled)  # raises now if they are wrong
     return url, settled
 
 

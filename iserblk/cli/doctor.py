@@ -1,4 +1,4 @@
-"""``iserblk doctor``: what works here, what does not, and what to do about it."""
+"""``iserblk doctor``: says what works here, what does not, and what to do about it."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _USES = {
 @json_option
 @connection_options
 def command(where: str | None, as_json: bool, **options: str | None) -> None:
-    """Look at this machine; and at a portal HOST[:PORT], or the target of a URL.
+    """Check what works on this machine, and with a portal HOST[:PORT] or the target of a URL.
 
-    Changes nothing, and needs no root. Ends with 0 when iSER will work (towards the portal, where
-    one is given; with an iscsi:// URL: Traditional iSCSI), else with the status that other commands
-    would fail with.
+    Changes nothing, and needs no root. Without a portal the exit status is 0. With a portal or URL
+    it is 0 if iSER works with it (Traditional iSCSI, if the URL is iscsi://), else the status
+    with which other commands would end.
     """
     given = connection(options)
     url = _url(where) if where is not None else None
     settled = Options.from_pairs({**given, **(url.options if url else {})}.items())
     if url is not None:
         check_scheme(url, settled)
-        find_credentials(url, settled)  # what is wrong with them is said before anything is asked
+        find_credentials(url, settled)  # raises if they are wrong, before the portal is asked
     findings = check_machine(Machine())
     report: PortalReport | None = None
     if url is not None:
@@ -69,7 +69,7 @@ def command(where: str | None, as_json: bool, **options: str | None) -> None:
 
 
 def _url(text: str) -> Url:
-    """A URL; or a portal, as a URL without a target."""
+    """The URL ``text``, or a URL without a target for the portal ``text``."""
     if "://" in text:
         url = parse_place(text)
         if url.scheme == "isns":

@@ -1,6 +1,6 @@
-"""One disk or one file: what copy reads and writes.
+"""Ends of a copy: one disk or one file.
 
-A file here is a regular file or a block device. Its methods are those of AsyncDisk, each run in a
+A file here is a regular file or a block device. Its methods are those of AsyncDisk, each runs in a
 thread, and its errors are IserblkErrors that name the file.
 """
 
@@ -37,7 +37,7 @@ _MAXIMUM_EXTENTS = 1024  # of one answer
 
 
 class End(Protocol):
-    """What both a FileEnd and an AsyncDisk are."""
+    """The methods that both FileEnd and AsyncDisk have."""
 
     @property
     def size(self) -> int: ...
@@ -54,7 +54,7 @@ class End(Protocol):
 
 
 class FileEnd:
-    """An open file; ``regular`` or a block device. The descriptor stays its opener's."""
+    """An open file: ``regular``, or a block device. The opener owns and closes the descriptor."""
 
     def __init__(self, fd: int, path: str, size: int, regular: bool) -> None:
         self.fd = fd
@@ -105,7 +105,7 @@ class FileEnd:
         return found
 
     def _seek(self, offset: int, whence: int, end: int) -> int:
-        """The next data or hole; ``end`` where there is none before it."""
+        """The offset of the next data or hole; ``end`` if there is none before ``end``."""
         try:
             return min(os.lseek(self.fd, offset, whence), end)
         except OSError as error:
@@ -116,13 +116,14 @@ class FileEnd:
             raise
 
     async def flush(self) -> None:
-        """To the disk, and out of the page cache: what is read back has been there."""
+        """Write to the disk, and drop from the page cache: later reads come from the disk."""
         await self._call(os.fsync, self.fd)
         await self._call(os.posix_fadvise, self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     async def resize(self, size: int) -> None:
-        """Make a regular file empty and ``size`` long; all of it reads as zeroes then. A LUN's
-        file in a FUSE mount keeps its size and content: so ``size`` tells what it is."""
+        """Make a regular file empty and ``size`` bytes long; all of it then reads as zeroes.
+        Afterwards ``self.size`` is the real size: a LUN's file in a FUSE mount keeps its size and
+        content."""
         await self._call(os.ftruncate, self.fd, 0)
         await self._call(os.ftruncate, self.fd, size)
         self.size = os.fstat(self.fd).st_size
@@ -133,7 +134,7 @@ def is_url(text: str) -> bool:
 
 
 def only_disk(disks: Mapping[str, D]) -> D:
-    """The one disk that was opened. Raises BadArgument when the URL named several."""
+    """The only disk of ``disks``. Raises BadArgument when the URL named several."""
     if len(disks) > 1:
         names = ", ".join(f"/{disk.info.lun}" for disk in disks.values())
         raise BadArgument(f"the URL names {len(disks)} disks; add one of {names} to it")
@@ -156,9 +157,9 @@ async def open_source(text: str, options: Mapping[str, str]) -> AsyncIterator[As
 async def open_destination(
     text: str, options: Mapping[str, str]
 ) -> AsyncIterator[AsyncDisk | FileEnd]:
-    """Open a URL or file for writing; a file is created, but an existing one is as it was.
+    """Open a URL or file for writing. A missing file is created; an existing file is not changed.
 
-    Raises WriteProtected, Busy (a block device that is mounted), and as ``open_source``.
+    Raises WriteProtected, Busy (a block device that is mounted), and what ``open_source`` raises.
     """
     if is_url(text):
         async with aio.open_disks([text], options) as disks:
@@ -170,7 +171,7 @@ async def open_destination(
         device = False
         with contextlib.suppress(OSError):
             device = stat.S_ISBLK(os.stat(text).st_mode)
-        # On a block device O_EXCL means: unless it is mounted, or otherwise in use.
+        # On a block device O_EXCL fails if the device is mounted, or in other exclusive use.
         with _opened(text, os.O_RDWR | (os.O_EXCL if device else os.O_CREAT)) as file:
             yield file
 
@@ -178,7 +179,7 @@ async def open_destination(
 @contextlib.contextmanager
 def _opened(path: str, flags: int) -> Iterator[FileEnd]:
     try:
-        # Without O_NONBLOCK, a FIFO would wait for its other end.
+        # Without O_NONBLOCK, opening a FIFO would wait for its other end.
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:
         raise _ERRORS.get(error.errno or 0, BadArgument)(f"{path}: {error.strerror}") from None
@@ -200,7 +201,7 @@ _ERRORS: dict[int, type[IserblkError]] = {
 
 
 def same_place(one: AsyncDisk | FileEnd, other: AsyncDisk | FileEnd) -> bool:
-    """Both are the same file, block device or LUN."""
+    """Whether both are the same file, block device or LUN."""
     if isinstance(one, FileEnd):
         if not isinstance(other, FileEnd):
             return False

@@ -1,4 +1,4 @@
-"""Latencies in bounded memory, a few hundred nanoseconds per value."""
+"""A histogram of latencies: bounded memory, a few hundred nanoseconds for each value added."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Histogram:
     def add(self, value: int) -> None:
         shift = value.bit_length() - _BITS - 1
         shift = max(shift, 0)
-        # The top bits of value: their highest, always set where shift is not 0, raises the index.
+        # value >> shift are the top bits of value. Where shift is not 0, their highest bit is
+        # always set, and moves the index on by one group of buckets.
         self._counts[(shift << _BITS) + (value >> shift)] += 1
         self.total += value
         self.maximum = max(self.maximum, value)
@@ -30,7 +31,7 @@ class Histogram:
         self.count += 1
 
     def merge(self, other: Histogram) -> None:
-        """Add all of ``other``."""
+        """Add all values of ``other``."""
         if not other.count:
             return
         self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
@@ -44,7 +45,7 @@ class Histogram:
         return self.total / self.count if self.count else 0.0
 
     def percentile(self, percent: float) -> int:
-        """The value that ``percent`` of all values do not exceed; 0 when there are none."""
+        """A value that ``percent`` % of all values do not exceed; 0 when there are no values."""
         wanted = self.count * percent / 100
         seen = 0
         for index, count in enumerate(self._counts):

@@ -1,4 +1,4 @@
-"""``iserblk info``: what a LUN is, and how it is connected."""
+"""``iserblk info``: shows what a LUN is, and how it is connected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iserblk.cli.running import run
 from iserblk.disk.aio import open_disks
 from iserblk.disk.seam import LunInfo
 
-# Words for what a connection's description calls by short names; the rest is shown as it is.
+# What to show for the short names in a connection's description. Other names are shown as they are.
 _WORDS = {
     "provider": "provider",
     "mpa_crc": "MPA CRC",
@@ -38,8 +38,10 @@ _WORDS = {
 @json_option
 @connection_options
 def command(urls: tuple[str, ...], as_json: bool, **options: str | None) -> None:
-    """Log in to URL and show its LUN; without /LUN, every disk of the target. Several URLs of one
-    LUN: its portals, and which of them is used."""
+    """Log in to URL and show its LUN; without /LUN, every disk of the target.
+
+    If several URLs name one LUN, also show its portals, and which of them is used.
+    """
     given = connection(options)
 
     async def look() -> list[LunInfo]:

@@ -1,4 +1,4 @@
-"""``iserblk COMMAND …``: finds the command, and ends with one line and an exit status on errors.
+"""``iserblk COMMAND …``: runs the command; on an error prints one line and sets the exit status.
 
 Exit status: 0 done · 1 other · 4 transport · 5 login refused · 7 bad argument or URL ·
 8 connect timeout · 11 command timeout · 13 permission · 21 no such target or LUN ·
@@ -24,21 +24,21 @@ from iserblk import __version__
 from iserblk.credentials import hide_command_line
 from iserblk.errors import BadArgument, IserblkError
 
-# Command → what the list of commands says. A module is imported when its command is run.
+# Command → its line in `iserblk --help`. A command's module is imported when the command is run.
 COMMANDS = {
     "target": "Serve files as LUNs.",
-    "discover": "Show the targets that a portal knows, and the ways to them.",
+    "discover": "Show the targets that a portal knows, and their portals.",
     "info": "Show identity, size, limits and connection of LUNs.",
     "nbd": "Export LUNs over NBD, through nbdkit.",
-    "attach": "Make LUNs block devices, /dev/nbdX.",
-    "detach": "End that, after everything is on the disks.",
+    "attach": "Attach LUNs as block devices, /dev/nbdX.",
+    "detach": "Flush and detach block devices.",
     "mount": "Mount LUNs as files, through FUSE.",
-    "umount": "Unmount, after everything is on the disks.",
-    "copy": "Copy between LUNs and files.",
-    "trim": "Tell a LUN that a range is not needed.",
-    "bench": "Measure a LUN through the Python API.",
-    "stats": "Show what LUNs in use are doing.",
-    "doctor": "Find out what works here and towards a portal, and what to do.",
+    "umount": "Flush and unmount LUNs.",
+    "copy": "Copy between LUNs, files and block devices.",
+    "trim": "Tell a LUN that a range is not needed any more.",
+    "bench": "Measure the speed of a LUN through the Python API.",
+    "stats": "Show requests and latencies of the LUNs in use.",
+    "doctor": "Check this machine and a portal; say what to do about problems.",
 }
 
 
@@ -54,7 +54,7 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Without importing them: `iserblk --help` is to be quick."""
+        """Lists the commands without importing them, so that `iserblk --help` is quick."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -65,12 +65,13 @@ class _Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="iserblk", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", count=True, help="Say more on stderr; twice: everything.")
-@click.option("-q", "--quiet", is_flag=True, help="Only errors on stderr, no progress.")
+@click.option("-v", "--verbose", count=True, help="Log more on stderr; -vv logs everything.")
+@click.option("-q", "--quiet", is_flag=True, help="Only errors on stderr, no progress bar.")
 def cli(verbose: int, quiet: bool) -> None:
-    """Remote SCSI LUNs over iSER, as block devices and as files.
+    """Use remote SCSI LUNs over iSER or iSCSI, as block devices and as files.
 
-    A LUN's address is iser://HOST[:PORT]/TARGET-IQN[/LUN][?option=value&…]
+    A LUN's address is iser://HOST[:PORT]/TARGET-IQN[/LUN][?option=value&…], or iscsi://… for
+    Traditional iSCSI over TCP.
     """
     levels = {0: logging.WARNING, 1: logging.INFO}
     level = logging.ERROR if quiet else levels.get(verbose, logging.DEBUG)
@@ -78,13 +79,13 @@ def cli(verbose: int, quiet: bool) -> None:
 
 
 class UsageStatus(click.Command):
-    """A command with an exit status of its own for wrong usage."""
+    """A command that ends with an exit status of its own after wrong usage."""
 
     usage_status = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Never returns: ends the process with the documented status."""
+    """Run a command, and end the process with the documented status."""
     _open_standard_streams()
     if arguments is None:
         hide_command_line()
@@ -94,20 +95,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except OSError as error:
         status = status or _system_said_no(error)
-        # Python's own flush at exit is not to complain again.
+        # So that Python's own flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 
 def _open_standard_streams() -> None:
-    """A stream that was closed on us is opened in the direction that it is not used in: no socket
-    gets its number, and its user hears of it."""
+    """Opens each standard stream that is closed, in the wrong direction: no socket gets its number,
+    and code that uses the stream gets an error."""
     for stream, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
             os.fstat(stream)
         except OSError:
             os.open(os.devnull, flags)  # gets the lowest free number
-    # Python has none for a closed one.
+    # Python sets these to None for a closed stream.
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (for good)
 
@@ -144,17 +145,17 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _complain(text: str) -> None:
-    """Where nothing can be said, the exit status is all that is left: so it stays."""
+    """Print ``text`` as one line on stderr. If that fails, the exit status stays as it is."""
     try:
         print(f"iserblk: {' '.join(text.split())}", file=sys.stderr, flush=True)
     except OSError:
-        # Python's own flush at exit is not to fail again.
+        # So that Python's own flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _system_said_no(error: OSError) -> int:
-    """Says what, in one line, and returns the exit status. Nothing when the reader of stdout has
-    just had enough (`iserblk info … | head -1`)."""
+    """Print an error of the system in one line; return the exit status. Prints nothing when the
+    reader of stdout has closed it (`iserblk info … | head -1`)."""
     if isinstance(error, BrokenPipeError):
         return IserblkError.exit_status
     words = error.strerror or str(error)

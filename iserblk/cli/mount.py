@@ -1,4 +1,4 @@
-"""``iserblk mount``: LUNs as files. Exit statuses are those of mount(8)."""
+"""``iserblk mount``: mounts LUNs as files. Exit statuses are those of mount(8)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from iserblk.cli.options import connection, connection_options
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.argument("mountpoint", metavar="MOUNTPOINT")
 @click.option(
-    "-f", "--foreground", is_flag=True, help="Stay; print `ready MOUNTPOINT` when usable."
+    "-f",
+    "--foreground",
+    is_flag=True,
+    help="Stay in the foreground; print `ready MOUNTPOINT` when the files are usable.",
 )
-@click.option("-o", "words", metavar="OPT,OPT", multiple=True, help="ro, allow_other, uid=, …")
+@click.option(
+    "-o", "words", metavar="OPT,OPT", multiple=True, help="Mount options, see above: ro, uid=, …"
+)
 @connection_options
 def command(
     urls: tuple[str, ...],
@@ -27,9 +32,11 @@ def command(
 ) -> None:
     """Mount one file per LUN (lun0, lun1, …) in the empty directory MOUNTPOINT.
 
-    Returns when the files are usable; `iserblk umount MOUNTPOINT` ends it. -o takes the options
-    below, too, and ro, allow_other, uid=, gid=, umask=, direct_io, auto_cache, kernel_cache, and
-    swallows what fstab lines have (defaults, _netdev, nofail, noauto, user, x-…).
+    Returns when the files are usable; `iserblk umount MOUNTPOINT` ends the mount.
+
+    -o takes ro, allow_other, uid=, gid=, umask=, direct_io, auto_cache, kernel_cache, and the
+    options below as NAME=VALUE. It ignores the usual words of fstab lines (defaults, _netdev,
+    nofail, noauto, user, x-…).
     """
     given = [f"{name}={value}" for name, value in connection(options).items()]
     escaped = [word.replace("\\", "\\\\").replace(",", "\\,") for word in given]

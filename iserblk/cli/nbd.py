@@ -1,8 +1,8 @@
-"""``iserblk nbd``: nbdkit with the plugin of this project, in the foreground.
+"""``iserblk nbd``: runs nbdkit with the plugin of this project, in the foreground.
 
-The listening socket is made here and handed over as systemd would (sd_listen_fds(3)): so port 0
-can be said, and what is wrong with the address is said in our words. nbdkit ends when this process
-does, however that ends.
+The listening socket is made here and handed over as systemd does it (sd_listen_fds(3)). So port 0
+is possible, and errors of the address have our own texts. nbdkit ends when this process ends, even
+if this process is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
 from iserblk.metrics.address import default_option, words
 from iserblk.nbd.kernel.programs import PLUGIN, nbdkit_environment, nbdkit_program
 
-# The pid in LISTEN_PID must be nbdkit's, which the shell has before it becomes nbdkit.
+# LISTEN_PID must be nbdkit's pid: the shell has that pid already, because exec keeps it.
 _HAND_OVER = 'exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
 _BACKLOG = 128
 _START_TIMEOUT_S = 60.0
@@ -42,13 +42,13 @@ _END_TIMEOUT_S = 60.0
 @click.command("nbd")
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option("--socket", "path", metavar="PATH", help="Listen on a Unix socket.")
-@click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; port 0: any free one.")
+@click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; port 0: any free port.")
 @click.option(
     "--threads",
     type=click.IntRange(1, 1024),
     default=32,
     show_default=True,
-    help="Requests that one client may have under way.",
+    help="Requests that one client may have in flight.",
 )
 @connection_options
 def command(
@@ -61,14 +61,14 @@ def command(
     """Export the LUNs of URL… over NBD, until SIGTERM or SIGINT.
 
     Prints `ready NBD-URI` once clients can connect. The exports are called lun0, lun1, …; the
-    default one is the first URL's. NBD has no authentication here: every client that
-    reaches the socket reads and writes.
+    default export is that of the first URL. There is no authentication: every client that reaches
+    the socket can read and write.
     """
     if (path is None) == (listen is None):
         raise click.UsageError("Give either --socket PATH or --listen HOST:PORT.")
     given = connection(options)
     nbdkit = nbdkit_program()
-    # nbdkit has one exit status for everything: so what is wrong with the URLs is found out here.
+    # Errors of the URLs are found here, because nbdkit has one exit status for all errors.
     open_disks(urls, given).close()
     listening = _unix(path) if path is not None else _tcp(listen or "")
     with listening as (sock, uri), _handed(sock, urls, given) as handed:
@@ -81,7 +81,8 @@ def command(
 
 @contextlib.contextmanager
 def _handed(sock: socket.socket, urls: tuple[str, ...], given: dict[str, str]) -> Iterator[Handed]:
-    """With metrics at a socket that is named by ``sock``, unless told otherwise."""
+    """URLs and options for nbdkit, without secrets. By default metrics are served at a Unix socket
+    whose name comes from the address of ``sock``."""
     bound = sock.getsockname()
     place = bound if sock.family == socket.AF_UNIX else words((bound[0], bound[1]))
     with handed_on(urls, {**default_option(place), **given}) as handed:
@@ -124,7 +125,8 @@ def _serve(
 
 
 def _wait_for(pid_file: Path, child: subprocess.Popen[bytes]) -> bool:
-    """True once nbdkit takes connections, False when it ended before."""
+    """True once nbdkit takes connections, False when it ended before that. Raises IserblkError
+    after ``_START_TIMEOUT_S``."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while child.poll() is None:
         if pid_file.exists():
@@ -136,7 +138,7 @@ def _wait_for(pid_file: Path, child: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Whatever happened to us: nbdkit flushes and ends first."""
+    """End nbdkit if it still runs: it flushes first; after ``_END_TIMEOUT_S`` it is killed."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -165,12 +167,13 @@ def _unix(path: str) -> Iterator[tuple[socket.socket, str]]:
 
 
 def _remove_stale(path: str) -> None:
-    """A socket that nobody listens on any more is in the way; anything else is not ours."""
+    """Remove a socket at ``path`` on which no process listens. Raises BadArgument if ``path`` is
+    something else, Busy if a server listens there."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise BadArgument(f"--socket {path}: exists, and is no socket")
     except OSError:
-        return  # not there, or not to be seen: bind says why
+        return  # does not exist, or cannot be looked at: then bind raises
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

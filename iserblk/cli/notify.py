@@ -1,4 +1,4 @@
-"""Readiness of a command that stays: one line on stdout, and a word to systemd."""
+"""Reports that a foreground command is ready: one line on stdout, and a message to systemd."""
 
 from __future__ import annotations
 

@@ -14,42 +14,60 @@ from iserblk.options import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Options of a connection (their values are checked by iserblk.options): name, metavar, help. Those
-# without help have one possible value so far; they are accepted, and refused in words.
+# Options of a connection: name, metavar, help. iserblk.options checks their values. Those without
+# help are hidden: they have one possible value so far, and other values are refused.
 CONNECTION = (
-    ("rcap", "auto|verbs|iwarp", "RDMA provider; auto: verbs where a device can, else iwarp."),
+    (
+        "rcap",
+        "auto|verbs|iwarp",
+        "RDMA provider: verbs (an RDMA device) or iwarp (software iWARP). Default auto: verbs if"
+        " a device leads to the portal, else iwarp.",
+    ),
     (
         "mpa-crc",
         "yes|no",
-        "CRC on every iWARP frame; the only protection of the data. Default yes.",
+        "CRC on every iWARP frame. With no, only TCP's checksum protects the data. Default yes.",
     ),
     (
         "mpa-frames",
         "auto|N",
         "How many TCP segments an iWARP frame with CRC may fill. Default auto: as many as the peer"
-        " says that it takes, else one.",
+        " accepts, else one.",
     ),
-    ("busy-poll", "US", "Stay awake so long for an answer while they come quickly. Default 300."),
+    (
+        "busy-poll",
+        "US",
+        "While answers come quickly, stay awake up to US microseconds for the next. Default 300.",
+    ),
     ("immediate-data", "yes|no", "Send small writes with their command. Default yes."),
-    ("initiator-name", "IQN", "Who we are; default: the machine's own name."),
+    ("initiator-name", "IQN", "Name of this initiator. Default: the machine's own name."),
     (
         "io-timeout",
         "SECONDS",
         "How long one request may take, reconnecting included. Default 30.",
     ),
     ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
-    ("journal", "SIZE|off", "Keep so much of what is not flushed yet. Default 64M."),
-    ("shared", "yes|no", "Other hosts write to the LUN, too: never send again. Default no."),
+    (
+        "journal",
+        "SIZE|off",
+        "Memory for writes that are not flushed yet; they are written again if the target loses"
+        " them. Default 64M.",
+    ),
+    (
+        "shared",
+        "yes|no",
+        "yes: other hosts write to the LUN, too; never write lost data again. Default no.",
+    ),
     (
         "chap-secret-file",
         "FILE",
-        "A line with the CHAP secret of the URL's user@; for mutual CHAP a second one with the"
-        " target's. Nobody else may read it.",
+        "File with the CHAP secret of USER@ in the URL; for mutual CHAP a second line with the"
+        " target's secret. Only its owner may have access (mode 0600).",
     ),
-    ("chap-secret-fd", "FD", "The same from an open file descriptor."),
-    ("chap-secret-credential", "NAME", "The same from a credential of systemd."),
-    ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI where iSER cannot be had."),
-    ("portals", "given|discover", "discover: use the target's other portals, too."),
+    ("chap-secret-fd", "FD", "The same, read from an open file descriptor."),
+    ("chap-secret-credential", "NAME", "The same, read from a credential of systemd."),
+    ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI if iSER is not possible."),
+    ("portals", "given|discover", "discover: also use the target's other portals."),
     (
         "metrics",
         "PATH|HOST:PORT|off",
@@ -58,19 +76,20 @@ CONNECTION = (
     ("style", "cm|stream", ""),
     ("header", "28|12", ""),
     ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),
-    ("reserve-key", "0xKEY", "The reservation's key; default: one of this machine's own."),
+    ("reserve-key", "0xKEY", "The reservation's key. Default: this machine's own key."),
 )
 
 
 def connection_options(function: F) -> F:
-    """Adds the options; ``connection`` gathers them from the command's keyword arguments."""
+    """Decorator that adds CONNECTION's options to a command; ``connection`` gathers their values
+    from the command's keyword arguments."""
     for name, metavar, text in reversed(CONNECTION):
         function = click.option(f"--{name}", metavar=metavar, help=text, hidden=not text)(function)
     return function
 
 
 def connection(given: dict[str, str | None]) -> dict[str, str]:
-    """What ``open_disks`` takes, from a command's keyword arguments: those that were given."""
+    """The options for ``open_disks``: those of a command's keyword arguments that were given."""
     names = [name for name, _, _ in CONNECTION]
     values = {name: given[name.replace("-", "_")] for name in names}
     found = {name: value for name, value in values.items() if value is not None}
@@ -80,7 +99,7 @@ def connection(given: dict[str, str | None]) -> dict[str, str]:
 
 
 class Size(click.ParamType[int]):
-    """Bytes, as 4096, 64M or 1G."""
+    """A number of bytes, such as 4096, 64M or 1G."""
 
     name = "size"
 
@@ -96,7 +115,7 @@ class Size(click.ParamType[int]):
 
 
 class Seconds(click.FloatRange):
-    """A time in the range given; "nan" is in none, though it compares with nothing."""
+    """A time in the range given. Refuses "nan", which every comparison lets through."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -1,4 +1,4 @@
-"""Runs the async body of a command: signals cancel it, and its own error comes out."""
+"""Runs the async body of a command: signals cancel it, and its errors are raised singly."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def run(body: Callable[[], Awaitable[T]]) -> T:
-    """trio.run. SIGINT and SIGTERM cancel ``body``, which may clean up; then the process ends
-    with 128 + signal. A group of errors (several tasks failed) comes out as the first of ours, or
-    of the system.
+    """Run ``body`` in trio, and return its result. SIGINT and SIGTERM cancel ``body``, which may
+    clean up; then the process ends with 128 + signal. From a group of errors (several tasks
+    failed) raises the first IserblkError, else the first OSError, else the group.
     """
     try:
         with signals_noted(*_ENDING) as noted:
@@ -32,8 +32,8 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _with_signals(body: Callable[[], Awaitable[T]], early: list[int]) -> tuple[list[T], int]:
-    """What ``body`` returned, if it did, and the signal that came first; ``early``: those that came
-    before this was called."""
+    """The result of ``body`` (an empty list if it was cancelled), and the number of the first
+    signal. ``early``: signals that came before this was called."""
     number = 0
     results: list[T] = []
 
@@ -54,7 +54,7 @@ async def _with_signals(body: Callable[[], Awaitable[T]], early: list[int]) -> t
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first IserblkError, else OSError, in a group of errors; the group where there is none."""
+    """The first IserblkError, else the first OSError, in a group of errors; else the group."""
     if isinstance(error, BaseExceptionGroup):
         known = error.subgroup(IserblkError) or error.subgroup(OSError)
         return error if known is None else _first(known.exceptions[0])

@@ -1,4 +1,4 @@
-"""``iserblk stats``: what the LUNs that are in use here are doing."""
+"""``iserblk stats``: shows requests and latencies of the LUNs that are in use here."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _NOTHING = "no LUN is in use here by attach, mount or nbd"
     type=Seconds(0.1, 3600),
     default=None,
     metavar="S",
-    help="Seconds from one look to the next, on a terminal. Default 1.",
+    help="On a terminal, seconds between two updates of the table. Default 1.",
 )
 def command(what: str | None, as_json: bool, interval: float | None) -> None:
-    """Show the LUNs that attach, mount and nbd have in use, or those of WHAT.
+    """Show the LUNs that your attach, mount and nbd commands have in use, or those of WHAT.
 
-    WHAT is a device (/dev/nbd0), a mount point, an NBD socket or address, or what was said with
-    metrics=. On a terminal it is a table of what happens at the moment, until ^C; otherwise one
-    report since the LUNs were opened.
+    WHAT is a device (/dev/nbd0), a mount point, an NBD socket or address, or the value of metrics=.
+    On a terminal, a table shows the current rates until ^C. Otherwise one report is printed, with
+    numbers since the LUNs were opened.
     """
     if as_json:
         if interval is not None:
-            raise click.UsageError("--interval is for the table; --json is one look.")
+            raise click.UsageError("--interval is for the table; --json prints one report.")
         print_json({"luns": [_json(row) for row in _look(what)]})
     elif sys.stdout.isatty():
         from iserblk.cli.stats_table import watch  # noqa: PLC0415 - rich takes a while
@@ -65,7 +65,8 @@ def command(what: str | None, as_json: bool, interval: float | None) -> None:
 
 
 def _look(what: str | None) -> list[Row]:
-    """Raises what ``scrape`` raises, if WHAT was said. Of all that run some may just be ending."""
+    """The LUNs of WHAT; raises what ``scrape`` raises. Without WHAT, the LUNs of all processes:
+    those that do not answer are left out, because they may just be ending."""
     if what is not None:
         name, address = _find(what)
         return _rows(name, address)
@@ -87,7 +88,8 @@ def _rows(where: str, address: Address) -> list[Row]:
 
 
 def _find(what: str) -> tuple[str, Address]:
-    """A place that is served is meant before a socket of that name: an NBD socket is both."""
+    """The place that WHAT names, and the address of its metrics. A place with default metrics comes
+    before a metrics socket of that path: an NBD socket's path could be either."""
     path = os.path.abspath(what)
     where = directory()
     for place in (what, path, f"/dev/{what}"):

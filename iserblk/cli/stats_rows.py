@@ -1,4 +1,4 @@
-"""What ``iserblk stats`` shows of one LUN, as text and in the table."""
+"""One LUN in ``iserblk stats``, and words that the report and the table share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from iserblk.metrics.reading import LunReading
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """One LUN of one process. ``where``: what stats calls that process; ``at``: the clock."""
+    """One LUN of one process. ``where``: the place that stats shows for the process (a device,
+    mount point, …). ``at``: monotonic time of the reading."""
 
     where: str
     address: str
@@ -24,7 +25,7 @@ class Row:
 
 
 def plain(text: str) -> str:
-    """Without what a terminal would act on."""
+    """``text`` without control characters, which a terminal would act on."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

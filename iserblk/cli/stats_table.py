@@ -1,4 +1,4 @@
-"""The table of ``iserblk stats`` on a terminal: what happened from one look to the next."""
+"""The table of ``iserblk stats`` on a terminal: rates between two readings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _MIB = 1 << 20
 
 
 def watch(look: Callable[[], Sequence[Row]], interval: float, nothing: str) -> None:
-    """Until ^C. Raises what ``look`` raises."""
+    """Show the table every ``interval`` seconds, until ^C; ``nothing``: the text when there is no
+    LUN. Raises what ``look`` raises."""
     before: dict[tuple[object, ...], Row] = {}
     try:
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
@@ -33,7 +34,8 @@ def watch(look: Callable[[], Sequence[Row]], interval: float, nothing: str) -> N
 
 
 def table(rows: Sequence[Row], before: Mapping[tuple[object, ...], Row]) -> RenderableType:
-    """``before``: the rows of the last look. A LUN that was not among them has no rates yet."""
+    """The table. ``before``: the rows of the previous reading. A LUN that is not among them has no
+    rates yet."""
     found = Table(box=None, pad_edge=False)
     found.add_column("where", overflow="fold")
     found.add_column("LUN", overflow="fold")
@@ -57,7 +59,7 @@ def table(rows: Sequence[Row], before: Mapping[tuple[object, ...], Row]) -> Rend
 
 
 def _rates(row: Row, old: Row | None) -> tuple[str, str, str, str]:
-    """IOPS, MiB/s, mean and p99 of the time from ``old`` to ``row``."""
+    """IOPS, MiB/s, mean and p99 between ``old`` and ``row``."""
     if old is None or row.at <= old.at:
         return "", "", "", ""
     now, then = row.lun.operations, old.lun.operations

@@ -1,4 +1,4 @@
-"""``iserblk target``: files as LUNs, in the foreground."""
+"""``iserblk target``: serves files as LUNs, in the foreground."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import serve
 
 _LUN_HELP = """\
-A file or block device; repeated for LUN 1, 2 and so on.
+A file or block device as LUN 0; repeat it for LUN 1, 2 and so on.
 FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
 
 
@@ -31,14 +31,14 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
     multiple=True,
     default=("127.0.0.1:3260",),
     show_default=True,
-    help="Where to take connections; port 0: any free one. May be repeated, for portals in several"
+    help="Address to listen on; port 0: any free port. May be repeated, for portals in several"
     " target portal groups.",
 )
 @click.option(
     "--access-states",
     metavar="FILE",
-    help="Lines `GROUP STATE` with ALUA states of portal groups, read again after SIGHUP; to try"
-    " out failover.",
+    help="File with lines `GROUP STATE`: ALUA states of portal groups, to try out failover. Read"
+    " again after SIGHUP.",
 )
 @click.option("--iqn", metavar="IQN", required=True, help="The target's name.")
 @click.option(
@@ -59,14 +59,15 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
     metavar="iwarp|verbs",
     default="iwarp",
     show_default=True,
-    help="verbs: take connections of RDMA devices, too, on the same port.",
+    help="verbs: also accept connections of RDMA devices, on the same port.",
 )
 @click.option(
     "--chap-accounts",
     metavar="FILE",
-    help="Admit only who knows the secret of a user in FILE: lines user:secret, mode 0600.",
+    help="Admit only initiators that know the secret of a user in FILE: lines user:secret, mode"
+    " 0600.",
 )
-@click.option("--chap-user", metavar="USER", help="Who the target is in mutual CHAP.")
+@click.option("--chap-user", metavar="USER", help="The target's own user name in mutual CHAP.")
 @click.option(
     "--chap-secret-file", metavar="FILE", help="One line with the secret of --chap-user; mode 0600."
 )
@@ -81,11 +82,11 @@ def command(
     chap_user: str | None,
     chap_secret_file: str | None,
 ) -> None:
-    """Serve files as the LUNs of one target, over iSER on software iWARP and RDMA devices.
+    """Serve files as the LUNs of one target, over iSER and Traditional iSCSI.
 
-    Prints `ready iser://HOST:PORT/IQN` once connections are taken. SIGTERM and SIGINT end it;
-    what its caches hold is written first. Without --chap-accounts every client that reaches the
-    port reads and writes, so it listens on the loopback interface unless told otherwise.
+    Prints `ready iser://HOST:PORT/IQN` once clients can connect. SIGTERM and SIGINT end the target;
+    it writes its caches to the files first. Without --chap-accounts every client that reaches the
+    port can read and write; by default that is this machine alone.
     """
     accounts = None
     if chap_accounts:
@@ -104,14 +105,14 @@ def command(
         try:
             await serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts, states)
         finally:
-            # Here more signals wait; behind trio.run they would cut it short.
+            # Further signals have no effect here; after trio.run they would interrupt the flush.
             units.close()
 
     try:
         units.open(specs, iqn)
         run(serving)
     finally:
-        units.close()  # where it has not come to that
+        units.close()  # if ``serving`` has not begun
 
 
 class _Units:
@@ -122,13 +123,13 @@ class _Units:
         self._paths: list[str] = []
 
     def open(self, specs: Sequence[str], iqn: str) -> None:
-        """Raises BadArgument and its kin; those before it are open then."""
+        """Open the units. Raises IserblkError; the units before the failed one are open then."""
         for spec in [parse_lun_spec(text) for text in specs]:
             self.opened.append(open_lun(spec, _serial(iqn, spec.path)))
             self._paths.append(spec.path)
 
     def close(self) -> None:
-        """Flush and close each, even if another one fails; when it is done, do nothing. Raises
+        """Flush and close each unit, even if another unit fails. A second call does nothing. Raises
         IserblkError for the first that failed."""
         if self.opened:
             tell_systemd("STOPPING=1")
@@ -144,5 +145,6 @@ class _Units:
 
 
 def _serial(iqn: str, path: str) -> str:
-    """The same at every start, and different for every file of every target."""
+    """A LUN's default serial number: the same at every start, different for every file of every
+    target."""
     return hashlib.sha256(os.fsencode(f"{iqn}\n{os.path.realpath(path)}")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Copies and compares two Ends, several requests at a time; knows holes on both sides."""
+"""Copies and compares two Ends, several requests at a time; skips holes on both sides."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from iserblk.errors import IserblkError
 REQUEST = 1 << 20  # bytes of one read or write
 DEPTH = 16  # requests in flight
 ZERO_REQUEST = 64 << 20  # bytes of one request that makes zeroes
-_LOOK_AHEAD = 1 << 30  # bytes that the source is asked about at once
+_LOOK_AHEAD = 1 << 30  # bytes for which the source is asked for extents at once
 
 _ZEROES = bytes(REQUEST)
 
-Advance = Callable[[int], None]  # is told of bytes that are done
-Buffers = tuple[bytearray, bytearray]  # of REQUEST bytes, a worker's own
+Advance = Callable[[int], None]  # called with the number of bytes just done
+Buffers = tuple[bytearray, bytearray]  # REQUEST bytes each, owned by one worker
 Work = Callable[[Buffers, int, int, bool], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Totals:
-    """Bytes that were written as data, and made zero."""
+    """Bytes written as data, and bytes made zero."""
 
     data: int = 0
     zero: int = 0
 
 
 class _Plan:
-    """Hands out the source in ascending pieces, each wholly zeroes or to be read.
+    """Hands out the source in ascending pieces: each is either known to be zero, or has to be read.
 
     Pieces end on multiples of ``zero_request`` or REQUEST, so that requests stay aligned.
     """
@@ -42,7 +42,7 @@ class _Plan:
         self._size = source.size
         self._zero_request = zero_request
         self._offset = 0
-        self._known: list[Extent] = []  # what lies behind _offset, last first
+        self._known: list[Extent] = []  # extents from _offset on, last first
         self._lock = trio.Lock()
 
     async def next(self) -> tuple[int, int, bool] | None:
@@ -65,7 +65,7 @@ class _Plan:
 
 
 async def _for_all(plan: _Plan, work: Work, advance: Advance) -> None:
-    """Do ``work`` for every piece, DEPTH at a time. The first error ends all."""
+    """Do ``work`` for every piece, DEPTH pieces at a time. The first error ends all work."""
 
     async def worker() -> None:
         mine = bytearray(REQUEST), bytearray(REQUEST)
@@ -81,8 +81,8 @@ async def _for_all(plan: _Plan, work: Work, advance: Advance) -> None:
 async def copy(source: End, destination: End, advance: Advance) -> Totals:
     """Write all of ``source`` to the beginning of ``destination``, and flush.
 
-    What the source does not hold, and pieces that are all zeroes, are made zero without sending
-    them, where the destination can. Raises what the Ends raise; the destination holds parts then.
+    Holes of the source, and pieces that are all zeroes, are made zero without sending data, if the
+    destination can do that. Raises what the Ends raise; the destination then holds parts.
     """
     totals = Totals()
 
@@ -104,7 +104,7 @@ async def copy(source: End, destination: End, advance: Advance) -> Totals:
 
 
 async def compare(source: End, destination: End, advance: Advance) -> None:
-    """Read both. Raises IserblkError naming the first byte of a difference."""
+    """Read both Ends and compare. Raises IserblkError that names the first byte that differs."""
 
     async def work(buffers: Buffers, offset: int, length: int, zero: bool) -> None:
         ours, theirs = (memoryview(buffer)[:length] for buffer in buffers)
@@ -113,7 +113,7 @@ async def compare(source: End, destination: End, advance: Advance) -> None:
         else:
             await source.read_into(ours, offset)
         await destination.read_into(theirs, offset)
-        # Of bytes, this is one memcmp; memoryviews would be compared one by one.
+        # For bytes this is one memcmp; memoryviews would be compared element by element.
         if ours.tobytes() != theirs.tobytes():
             first = next(index for index in range(length) if ours[index] != theirs[index])
             raise IserblkError(f"verify: source and destination differ at byte {offset + first}")

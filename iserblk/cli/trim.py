@@ -1,4 +1,4 @@
-"""``iserblk trim``: give space back (FUSE has no way to ask for it)."""
+"""``iserblk trim``: gives space back (pyfuse3 has no way to do that through a file)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from iserblk.errors import BadArgument
 @click.command("trim")
 @click.argument("url", metavar="URL")
 @click.option("--offset", type=Size(), default=0, help="First byte; default 0.")
-@click.option("--length", type=Size(), help="Bytes; default: up to the end.")
+@click.option("--length", type=Size(), help="Bytes; default: up to the end of the LUN.")
 @json_option
 @connection_options
 def command(
     url: str, offset: int, length: int | None, as_json: bool, **options: str | None
 ) -> None:
-    """Tell the LUN that a range is not needed: its content is lost, its space is free.
+    """Tell the LUN that a range is not needed any more: its data is lost, its space is free.
 
-    Only the whole blocks inside the range count; what they hold afterwards is undefined.
+    Only whole blocks inside the range are trimmed; their content is undefined afterwards.
     """
 
     async def trim() -> int:

@@ -1,4 +1,4 @@
-"""``iserblk umount``: an end that loses nothing. Exit statuses are those of mount(8)."""
+"""``iserblk umount``: flushes and unmounts. Exit statuses are those of mount(8)."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from iserblk.cli.main import UsageStatus
 @click.command("umount", cls=UsageStatus)
 @click.argument("mountpoint", metavar="MOUNTPOINT")
 def command(mountpoint: str) -> None:
-    """Flush, unmount, and return when the process behind MOUNTPOINT has ended."""
+    """Flush and unmount MOUNTPOINT; return when the process that served it has ended."""
     unmount(mountpoint)

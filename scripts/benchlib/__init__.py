@@ -1,11 +1,11 @@
-"""What scripts/bench is made of; see docs/benchmarking.md.
+"""The modules of scripts/bench; docs/benchmarking.md explains how to use it.
 
     __main__   options                             report   tables and JSON
     sections   which subjects run which jobs       goals    targets: met or missed
     subjects   (front-end, target) pairs: ours, peers and ceilings
     servers    starting and ending one server      proc     /proc: CPU time, peak memory, ports
     load       clients: fio, iscsi-perf, ours      results  samples, medians, ratios
-    storage    the backing files                   machine  what the run ran on
+    storage    the backing files                   machine  describes this machine
     command    exit statuses and signals           profile  where the time goes, per layer
 
 Imports nothing of iserblk: the bench sees what a user sees.

@@ -24,17 +24,17 @@ _PIPE_WIDTH = 200
 @click.option("--rows", "patterns", multiple=True, default=("*",), metavar="GLOB",
               help="SECTION/JOB/SUBJECT to run; may be given more than once.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Print the rows and do nothing.")
-@click.option("--rounds", type=click.IntRange(1), help="Of each row (default 3).")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of each row (default 3).")
 @click.option("--warm-up", type=click.IntRange(0), metavar="ROUNDS",
-              help="First, and not counted (default 1, with --quick 0).")  # fmt: skip
+              help="Rounds before these, not counted (default 1, with --quick 0).")  # fmt: skip
 @click.option("--starts", type=click.IntRange(1), default=1,
-              help="All rounds so many times, with new servers each time (default 1).")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(0.1), help="Each run takes (default 3).")
+              help="Repeat all rounds N times, each with new servers (default 1).")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(0.1), help="Seconds of each run (default 3).")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE",
-              help="Write everything there, too.")  # fmt: skip
-@click.option("--keep-going", is_flag=True, help="Past rows that fail.")
+              help="Also write all results and samples to FILE.")  # fmt: skip
+@click.option("--keep-going", is_flag=True, help="Go on after a row that failed.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="For the two backing files (default /dev/shm, else TMPDIR).")  # fmt: skip
+              help="Directory for backing files (default /dev/shm, else TMPDIR).")  # fmt: skip
 def bench(
     quick: bool,
     patterns: tuple[str, ...],
@@ -47,9 +47,9 @@ def bench(
     keep_going: bool,
     directory: Path | None,
 ) -> int:
-    """Measure iserblk beside its peers and the ceilings of its front-ends, in one run.
+    """Compare iserblk with its peers and with the ceilings of its front-ends, in one run.
 
-    docs/benchmarking.md says what each row is, and how to read them.
+    docs/benchmarking.md explains the rows, and how to read them.
     """
     rows = {section: section.rows(*patterns) for section in SECTIONS}
     every = [row for found in rows.values() for row in found]
@@ -80,7 +80,7 @@ def bench(
 
 
 def measure_all(rows: dict[Section, list[Row]], plan: Plan, directory: Path) -> bool:
-    """Fill the rows of every section. Returns whether none of them failed."""
+    """Fill the rows of every section. Returns True if no row failed."""
     errors = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=directory) as name:
         files = (Path(name) / "ours", Path(name) / "theirs")

@@ -1,4 +1,4 @@
-"""Running a click command as scripts/bench does: exit statuses, signals, the environment."""
+"""Runs a click command of scripts/bench: exit statuses, signals, the environment."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _BAD_ARGUMENT = 7
 
 
 def run_command(command: click.Command, name: str) -> int:
-    """Returns the exit status: the command's own, 1 an error, 7 bad argument, 130 stopped."""
-    # Of scripts/bench for its modules; what is measured starts as its user would start it.
+    """Run the command. Returns the exit status: the command's own, 1 for an error, 7 bad argument,
+    130 stopped."""
+    # scripts/bench has set it for its modules. Measured programs start as a user starts them.
     os.environ.pop("PYTHONPATH", None)
-    # Ended by a signal, all servers are ended first, as on Ctrl-C.
+    # After these signals, as after Ctrl-C, all servers are ended first.
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.default_int_handler)
     try:

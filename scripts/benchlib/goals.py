@@ -1,7 +1,7 @@
-"""The targets that iserblk is measured against, and whether a run met them.
+"""The goals that iserblk has to reach, and whether a run met them.
 
-Over iSER ``OURS`` (MPA CRC on, the default) decides; the row without CRC stands beside it. Over TCP
-it is ``OURS_TCP``, on the very target that the peers use.
+Over iSER ``OURS`` decides (MPA CRC on, the default); the row without CRC is shown beside it. Over
+TCP ``OURS_TCP`` decides, on the same target that the peers use.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ NET_MTUS = (1500, 9000)
 MEMORY_LIMIT = 150 << 20
 MEMORY_PROCESS = "nbdkit"
 
-# What each section is compared with.
+# The peer of each section.
 PEERS = {"nbd": "qemu-nbd", "fuse": "qemu-fuse", "api": "iscsi-perf"}
-# Over a network iSER's own measure is iSCSI on the same target.
+# Over a network iSER is compared with iSCSI on the same target.
 PEERS |= {f"net-{mtu}": OURS_ISCSI for mtu in NET_MTUS}
-# There the front-ends stand beside the API; theirs are what they are compared with elsewhere.
+# Network sections also have front-ends. These are compared with the peers of their own sections.
 _FRONT_ENDS = {"nbd-": PEERS["nbd"], "fuse-": PEERS["fuse"]}
 CEILINGS = {"nbd": "python-150us", "fuse": "pyfuse3-null"}
 
 
 def peer_of(section: str, subject: str) -> str:
-    """The subject that ratios in this row of the tables are to."""
+    """The subject with which this row of the tables is compared."""
     for prefix, peer in _FRONT_ENDS.items():
         if section.startswith("net-") and (subject == peer or subject.startswith(prefix)):
             return peer
@@ -50,8 +50,8 @@ class Verdict(Enum):
 
 @dataclass(slots=True, frozen=True)
 class Goal:
-    """``subject`` must reach ``wanted`` times ``other`` in one job; or, with ``memory``, its
-    process ``other`` stay below ``wanted`` bytes."""
+    """One goal: ``subject`` must reach ``wanted`` times ``other`` in one job. With ``memory`` its
+    process ``other`` must stay below ``wanted`` bytes."""
 
     section: str
     job: str
@@ -69,7 +69,7 @@ class Goal:
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """``value`` is in the goal's own measure; None where it was not measured."""
+    """The result for one goal. ``value`` has the unit of the goal; None if it was not measured."""
 
     goal: Goal
     value: float | None
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def goals() -> list[Goal]:
-    """In the order of the table."""
+    """All goals, in the order of the table."""
     found = [
         *_through_front_ends(OURS, 0.7),
         Goal("api", "4k-randread-d32", PEERS["api"], 0.6),
@@ -89,13 +89,13 @@ def goals() -> list[Goal]:
         for job in JOBS
         if not job.writes
     ]
-    # What the journal may cost. At 1 MiB a write is copied, and flushes are forced: no goal there.
+    # Cost of the journal. At 1 MiB writes are copied, and flushes are forced: no goal for these.
     found += [
         Goal("nbd", job.name, OURS_NO_JOURNAL, 0.95)
         for job in JOBS
         if not (job.large and job.writes)
     ]
-    # On an ordinary Ethernet: no slower than without RDMA's frames, though each has a CRC.
+    # On an ordinary Ethernet: about as fast as without RDMA's frames, although each has a CRC.
     found += [
         Goal("net-1500", job.name, OURS_ISCSI, 0.9)
         for job in NET_JOBS
@@ -113,7 +113,7 @@ def _through_front_ends(subject: str, at_depth_1: float) -> list[Goal]:
                 other, wanted = PEERS[section], 1.0
             elif job.depth == 1:
                 other, wanted = PEERS[section], at_depth_1
-            else:  # nbdkit's threads miss it (docs/benchmarking.md): it is for what replaces them
+            else:  # nbdkit's threads miss it (docs/benchmarking.md): a goal for their successor
                 other, wanted = CEILINGS[section], 0.6
             found.append(Goal(section, job.name, other, wanted, subject=subject))
     return found

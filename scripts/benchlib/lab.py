@@ -1,4 +1,4 @@
-"""``scripts/bench --lab``: our verbs provider beside the kernel's initiator, in one guest."""
+"""``scripts/bench --lab``: compares our verbs provider with the kernel's initiator in one guest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchlib.command import run_command
 
 _TOP = Path(__file__).resolve().parents[2]
 PEER = "ib_iser"
-GOALS = {"4k": 1 / 3, "1m": 0.8}  # of ib_iser's rate, by the size in the job's name
+GOALS = {"4k": 1 / 3, "1m": 0.8}  # parts of ib_iser's rate, by the size in the job's name
 OURS = ("iserblk-window", "iserblk-region")
 
 Samples = list[dict[str, Any]]

@@ -1,10 +1,11 @@
-"""In the lab's guest: ours on verbs, the kernel's ib_iser and libiscsi on one LIO target over rxe.
+"""Measures in the lab's guest: our verbs, the kernel's ib_iser and libiscsi, on LIO over rxe.
 
     python -m benchlib.lab_guest ROUNDS SECONDS
 
-All take turns within a round. Writes FILE = $LAB_RESULTS/bench.json: a list of samples
-``{job, subject, ios, seconds, bytes, cpu_seconds}``; the last is the processor time of the whole
-guest, the target and the kernel's threads included: they do the work of Soft-RoCE for everybody.
+All subjects use one LIO target, and take turns within a round. Writes $LAB_RESULTS/bench.json: a
+list of samples ``{job, subject, ios, seconds, bytes, cpu_seconds}``. ``cpu_seconds`` is the
+processor time of the whole guest, with the target and the kernel's threads, which do the work of
+Soft-RoCE for all subjects.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ JOBS = (
     Job("1m-write-d8", "write", 1 << 20, 8),
 )
 MODES = ("window", "region")
-SIZE = 128 << 20  # of the LUN, that is used
+SIZE = 128 << 20  # bytes of the LUN that are used
 
 
 @dataclass(slots=True)
@@ -49,14 +50,14 @@ Subject = Callable[[Job, float], Awaitable[Count]]
 
 
 def busy_seconds() -> float:
-    """Of all processors since boot."""
+    """Busy seconds of all processors since boot."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
     idle = fields[3] + fields[4]
     return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 async def ours(disk: AsyncDisk, job: Job, seconds: float) -> Count:
-    """``job.depth`` requests in flight through the Python API."""
+    """Keep ``job.depth`` requests in flight through the Python API."""
     offsets = offsets_of(job)
     count = 0
 
@@ -77,7 +78,7 @@ async def ours(disk: AsyncDisk, job: Job, seconds: float) -> Count:
 
 
 def offsets_of(job: Job) -> Iterator[int]:
-    """Of fio's kind: at random, or in turn; for ever."""
+    """Endless offsets as fio makes them: random, or ascending again and again."""
     blocks = SIZE // job.block
     choose = random.Random(1).randrange
     at = 0
@@ -107,7 +108,7 @@ async def libiscsi(url: str, job: Job, seconds: float) -> Count:
 
 
 def ib_iser() -> str:
-    """Log in; the disk's device."""
+    """Log in with ib_iser; returns the disk's device."""
     iqn, address = os.environ["LAB_URL"].split("/")[3], os.environ["LAB_ADDRESS"]
     node = ["iscsiadm", "-m", "node", "-T", iqn, "-p", f"{address}:3260"]
     for words in (["-o", "new", "-I", "iser"], ["-I", "iser", "--login"]):

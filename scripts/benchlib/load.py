@@ -1,4 +1,4 @@
-"""Load on a disk: the jobs, and the programs that make them and say how it went."""
+"""Load on a disk: the jobs, and the programs that run and measure them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ISCSI_PERF_AVERAGE = re.compile(r"iops average (\d+) \(")
 
 
 class JobFailed(Exception):
-    """A client failed or said nothing that can be read; the text says what, in one line."""
+    """A client failed, or its output cannot be read; the text says why, in one line."""
 
 
 class Job(NamedTuple):
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
     @property
     def large(self) -> bool:
-        """Counted in bytes per second, not in requests per second."""
+        """Whether the rate is in bytes per second, not in requests per second."""
         return self.block >= 1 << 20
 
     @property
@@ -65,7 +65,7 @@ MEMORY_JOBS = (
 
 @dataclass(slots=True, frozen=True)
 class Measurement:
-    """What a client counted in one run. Latencies are None where it does not measure them."""
+    """What a client counted in one run. Latencies are None if it does not measure them."""
 
     ios: int
     bytes: int
@@ -76,7 +76,7 @@ class Measurement:
 
 @dataclass(slots=True, frozen=True)
 class ClientUse:
-    """What the client process itself used."""
+    """Output of a client process, and the resources that it used."""
 
     output: str
     cpu_seconds: float
@@ -121,7 +121,7 @@ def run_client(command: Sequence[str], seconds: float) -> ClientUse:
 
 
 def fio_command(job: Job, engine: Sequence[str], seconds: float) -> list[str]:
-    """``engine``: the options that say what to read and write, and how."""
+    """A command line of fio. ``engine``: the options that say what to read and write, and how."""
     return [
         "fio",
         f"--name={job.name}",
@@ -133,13 +133,13 @@ def fio_command(job: Job, engine: Sequence[str], seconds: float) -> list[str]:
         "--time_based",
         "--thread",  # one process: its CPU time and memory are one line
         "--norandommap",
-        "--randrepeat=0",  # else each run, however short, goes to the places of the one before it
+        "--randrepeat=0",  # else each run, even a short one, uses the places of the run before it
         "--output-format=json",
     ]
 
 
 def fio_runtime(seconds: float) -> str:
-    """In whole milliseconds: fio takes 0.8 for none, and 1.5 for 1."""
+    """The option for the run time, in whole milliseconds: fio reads 0.8 as 0, and 1.5 as 1."""
     return f"--runtime={round(seconds * 1000)}ms"
 
 
@@ -148,7 +148,8 @@ def fio_nbd(socket_path: str) -> list[str]:
 
 
 def fio_flushes(job: Job, limit: int) -> list[str]:
-    """A flush whenever the writes since the last one, with those in flight, are so many bytes."""
+    """The option to flush whenever the writes since the last flush, with those in flight, reach
+    ``limit`` bytes."""
     return [f"--fsync={max(1, limit // job.block - job.depth)}"]
 
 
@@ -157,7 +158,7 @@ def fio_file(path: str) -> list[str]:
 
 
 def parse_fio(output: str, job: Job) -> Measurement:
-    """From fio's JSON, which warnings may precede. Raises JobFailed."""
+    """Read fio's JSON; warnings may come before it. Raises JobFailed."""
     start = output.find("{\n")
     if start < 0:
         raise JobFailed("fio printed no JSON")
@@ -180,7 +181,7 @@ def parse_fio(output: str, job: Job) -> Measurement:
 
 
 def iscsi_perf_command(job: Job, url: str, seconds: float, block_size: int = 512) -> list[str]:
-    """Reads only: iscsi-perf does not write."""
+    """A command line of iscsi-perf, which only reads."""
     command = ["iscsi-perf", "-b", str(job.block // block_size), "-m", str(job.depth)]
     if job.pattern.startswith("rand"):
         command.append("-r")
@@ -188,7 +189,7 @@ def iscsi_perf_command(job: Job, url: str, seconds: float, block_size: int = 512
 
 
 def parse_iscsi_perf(output: str, job: Job, seconds: float) -> Measurement:
-    """From the last of its running averages. Raises JobFailed."""
+    """Read the last of iscsi-perf's running averages. Raises JobFailed."""
     averages = _ISCSI_PERF_AVERAGE.findall(output)
     if not averages:
         raise JobFailed("iscsi-perf printed no average")
@@ -200,13 +201,13 @@ def parse_iscsi_perf(output: str, job: Job, seconds: float) -> Measurement:
 
 
 def iserblk_bench_arguments(job: Job, url: str, seconds: float) -> list[str]:
-    """Of `iserblk`: load from Python itself. Writes overwrite the LUN."""
+    """Arguments of `iserblk`, for load from Python itself. Writes overwrite the LUN."""
     shape = ["--rw", job.pattern, "--bs", str(job.block), "--depth", str(job.depth)]
     return ["bench", url, *shape, "--time", str(seconds), "--destroy", "--json"]
 
 
 def parse_iserblk_bench(output: str) -> Measurement:
-    """Raises JobFailed."""
+    """Read the JSON of `iserblk bench`. Raises JobFailed."""
     try:
         counted = json.loads(output)
         latencies = counted["latency_us"]

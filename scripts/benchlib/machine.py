@@ -1,4 +1,4 @@
-"""What the run ran on: the numbers mean nothing without it."""
+"""Describes the machine of a run: the numbers mean nothing without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VERSIONS = {
 
 
 def describe() -> dict[str, Any]:
-    """JSON-ready."""
+    """The description, ready for JSON."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(Path("/proc/cpuinfo").read_text(encoding="utf-8")),
@@ -37,7 +37,7 @@ def cpu_model(cpuinfo: str) -> str:
 
 
 def first_line(command: list[str]) -> str | None:
-    """Of what the program prints; None where it is missing or fails."""
+    """The first line that the program prints; None if the program is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -10,7 +10,7 @@ from itertools import count
 
 from benchlib.servers import Absent, run
 
-TARGET_ADDRESS = "192.0.2.1"  # RFC 5737: nobody's; and only the two namespaces have it
+TARGET_ADDRESS = "192.0.2.1"  # for documentation (RFC 5737); only the two namespaces have it
 _CLIENT_ADDRESS = "192.0.2.2"
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -19,11 +19,12 @@ _numbers = count()
 
 
 class Network:
-    """``target`` and ``client``: what to put before a command that is to run at that end. Its links
-    have ``mtu``. Both are removed when ``stack`` ends; nothing else of the machine is touched."""
+    """The two namespaces. ``target`` and ``client``: words to put before a command that is to run
+    at that end. The links have ``mtu``. Both namespaces are removed when ``stack`` ends; nothing
+    else of the machine is touched."""
 
     def __init__(self, stack: ExitStack, mtu: int) -> None:
-        """Raises Absent where namespaces cannot be made."""
+        """Raises Absent if namespaces cannot be made."""
         if os.geteuid():
             raise Absent("needs root, to make network namespaces")
         name = f"iserblk-bench-{os.getpid()}-{next(_numbers)}"
@@ -49,22 +50,22 @@ def ip_command(*arguments: str) -> None:
 
 
 def _remove(name: str) -> None:
-    """With its end of the pair, which takes the other along."""
+    """Remove a namespace with its end of the veth pair; that removes the other end, too."""
     try:
         with _signals_wait():
             ip_command("netns", "delete", name)
-    except Absent as error:  # it has gone already: nothing to stop for
+    except Absent as error:  # it is gone already: no reason to fail
         print(f"bench: {error}")
 
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Signals that end the bench come at its end: a namespace outlives the bench, so none may be
-    made without its removal being noted."""
+    """Delays signals that end the bench to the end of the block. A namespace outlives the bench, so
+    none may be made without its removal being registered."""
     came: list[int] = []
     handlers = {}
-    # `ip` inherits the mask: Ctrl-C goes to all processes of the terminal. For the bench it is
-    # not enough, the other threads have none.
+    # `ip` inherits the mask, because Ctrl-C goes to all processes of the terminal. For the bench
+    # itself the mask is not enough: its other threads do not have it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         for each in _ENDING:

@@ -1,4 +1,4 @@
-"""What /proc tells of processes: descendants, CPU time, peak memory, listening sockets."""
+"""Reads /proc: descendants of processes, CPU time, peak memory, listening sockets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _RESET_PEAK_RSS = "5"  # proc(5), clear_refs
 
 
 class NoSuchProcess(Exception):
-    """It has ended."""
+    """The process has ended."""
 
 
 def family(pid: int) -> list[int]:
     """``pid`` and all its living descendants."""
     found = [pid]
-    for parent in found:  # grows while we walk
+    for parent in found:  # grows during the loop
         with suppress(OSError):
             for task in Path(f"/proc/{parent}/task").iterdir():
                 found += map(int, (task / "children").read_text().split())
@@ -29,7 +29,7 @@ def family(pid: int) -> list[int]:
 
 
 def lives_in(session: int, pid: int) -> bool:
-    """Whether the process lives, in that session: a number may have been used again."""
+    """Whether the process lives, and is in ``session``: its pid may have been reused."""
     try:
         state, _ppid, _pgrp, its_session = _stat_fields(_read(pid, "stat"))[:4]
     except NoSuchProcess:
@@ -44,7 +44,7 @@ def parse_cpu_seconds(stat: str) -> float:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Of the processes together. Raises NoSuchProcess."""
+    """CPU time of all the processes together. Raises NoSuchProcess."""
     return sum(parse_cpu_seconds(_read(pid, "stat")) for pid in pids)
 
 
@@ -63,7 +63,7 @@ def peak_rss(pids: Iterable[int]) -> int:
 
 
 def reset_peak_rss(pids: Iterable[int]) -> None:
-    """Peaks count from the present resident size on."""
+    """Make the peaks count again, from the current resident size on."""
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
             Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK_RSS, encoding="ascii")
@@ -85,7 +85,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
     """The IPv4 (address, port) pairs that the process listens on."""
     found = set()
     with suppress(FileNotFoundError):
-        # Of the namespace that it is in.
+        # The sockets of the network namespace that the process is in.
         listeners = parse_listeners(Path(f"/proc/{pid}/net/tcp").read_text(encoding="ascii"))
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):
@@ -104,7 +104,8 @@ def free_port() -> int:
 
 
 def _stat_fields(stat: str) -> list[str]:
-    """Those after the name, from the state on; the name may hold anything, ")" too (proc(5))."""
+    """The fields after the name, from the state on. The name may hold any text, even ")"
+    (proc(5))."""
     return stat[stat.rindex(")") + 2 :].split()
 
 

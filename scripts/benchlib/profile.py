@@ -1,13 +1,13 @@
-"""Where the time of a request goes, per layer: py-spy on every Python process of ours.
+"""Shows where the time of a request goes, by layer: py-spy on each of our Python processes.
 
     scripts/bench profile [SECTION/JOB/SUBJECT] [--seconds S] [--keep DIR]
 
-Needs py-spy (`.venv/bin/python -m pip install py-spy`; no dependency of the project), and root or
-ptrace rights. A layer's time is that of its own code and of the C functions that it calls itself;
-compiled modules count for the Python code calling them.
+Needs py-spy (`.venv/bin/python -m pip install py-spy`; it is not a dependency of the project), and
+root or ptrace rights. A layer's time is that of its own code and of the C functions that it calls
+directly; compiled modules count for the Python code that calls them.
 
-Threads that wait for the GIL or for each other look busy to py-spy. So of a process with many
-threads only the holder of the GIL is sampled, and the rest of its CPU time is shown as one line.
+Threads that wait for the GIL or for each other look busy to py-spy. So in a process with many
+threads only the holder of the GIL is sampled, and the rest of its CPU time is shown in one line.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from benchlib.servers import Absent
 from benchlib.storage import FILE_SIZE, fill, place_for_files
 from benchlib.subjects import Bench
 
-HERTZ = 100  # more would slow down a process of 40 threads, each of which is stopped
-_SETTLE_S = 1.0  # py-spy samples inside the run, not its start and end
+HERTZ = 100  # more would slow down a process of 40 threads: py-spy stops every thread
+_SETTLE_S = 1.0  # py-spy does not sample the start and end of the run
 _MANY_THREADS = 8
 _WITHOUT_GIL = "(without the GIL: system calls, thread switches, nbdkit)"
 _TOP = 15
 
-# "read_into (/…/iserblk/disk/blocking.py:120)"; the path may hold anything, the line may be absent.
+# "read_into (/…/iserblk/disk/blocking.py:120)"; the path may be any text, the line may be absent.
 _FRAME = re.compile(r"(?P<function>.+) \((?P<path>.*?)(?::(?P<line>\d+))?\)$")
 _OTHERS = frozenset(("nbd_plugin", "fuse_mount", "benchlib", "trio", "pyfuse3", "click"))
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
 def layer(path: str) -> str:
-    """The layer that a source file belongs to: a package of iserblk, or who else."""
+    """The layer of a source file: a package of iserblk, or the name of another package."""
     directories = Path(path).parts[:-1]
     for depth in range(len(directories) - 1, -1, -1):
         name = directories[depth]
@@ -65,7 +65,7 @@ def layer(path: str) -> str:
 
 
 def parse_raw(text: str) -> Counter[tuple[str, str]]:
-    """(layer, "function path:line") of the innermost frame → samples, of py-spy's raw format."""
+    """Samples by innermost frame, (layer, "function path:line"), from py-spy's raw format."""
     found: Counter[tuple[str, str]] = Counter()
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -95,7 +95,7 @@ class Recording:
 
 
 def record(spy: str, recording: Recording, seconds: int, errors: list[str]) -> None:
-    """Sample one process; what goes wrong is added to ``errors``."""
+    """Sample one process; an error's text is added to ``errors``."""
     command = recording.command(spy, seconds)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not recording.file.exists():
@@ -104,7 +104,7 @@ def record(spy: str, recording: Recording, seconds: int, errors: list[str]) -> N
 
 
 def python_process(pids: Sequence[int]) -> int | None:
-    """The one that does the work: the last of the family with an interpreter in it."""
+    """The process that does the work: the last of ``pids`` that has a Python interpreter."""
     for pid in reversed(pids):
         with suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
@@ -126,7 +126,7 @@ def sample(
     errors: list[str] = []
 
     def watch() -> None:
-        """Once the client runs: it is what this process started beside the servers."""
+        """The client, once it runs: the child of this process that is not a server."""
         families = {name: server.pids for name, server in endpoint.servers.items()}
         servers = {pid for family in families.values() for pid in family} | {os.getpid()}
         clients = [pid for pid in proc.family(os.getpid()) if pid not in servers]
@@ -158,9 +158,9 @@ def sample(
 def per_request(
     counts: Mapping[str, int], recording: Recording, run: Sample, name: str, seconds: int
 ) -> dict[str, float]:
-    """CPU µs of one request by key of ``counts``, the greatest first.
+    """CPU time of one request in µs, by key of ``counts``, the greatest first.
 
-    Samples of the GIL's holder are a clock: each is 1/HERTZ seconds. The others are shares of the
+    Each sample of the GIL's holder counts as 1/HERTZ seconds. Other samples are shares of the
     process's CPU time.
     """
     measured = run.measured
@@ -176,7 +176,7 @@ def per_request(
 
 
 def show(run: Sample, recordings: Mapping[str, Recording], seconds: int) -> None:
-    """Print two tables for each process: by layer, and the dearest lines."""
+    """Print two tables for each process: time by layer, and the most expensive lines."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     measured = run.measured
     console.print(f"{measured.ios / measured.seconds:,.0f} requests/s while sampled")
@@ -204,11 +204,11 @@ def show(run: Sample, recordings: Mapping[str, Recording], seconds: int) -> None
 
 @click.command()
 @click.argument("name", default="nbd/4k-randread-d32/iserblk", metavar="[SECTION/JOB/SUBJECT]")
-@click.option("--seconds", type=click.IntRange(1), default=10, help="Of sampling (default 10).")
+@click.option("--seconds", type=click.IntRange(1), default=10, help="Sampling time (default 10).")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Keep py-spy's raw stacks there, for flame graphs.")  # fmt: skip
+              help="Keep py-spy's raw stacks in DIR, for flame graphs.")  # fmt: skip
 def profile(name: str, seconds: int, keep: Path | None) -> None:
-    """Show where the time of one row goes: by layer and line, for each Python process in it."""
+    """Show where the time of one row goes, by layer and line, for each of its Python processes."""
     known = {row.name: row for section in SECTIONS for row in section.rows("*")}
     if name not in known:
         raise click.UsageError(f"no row is called {name}; scripts/bench --list shows them all")

@@ -1,4 +1,4 @@
-"""The tables that people read, and the JSON that machines do (docs/benchmarking.md)."""
+"""Tables for people, and JSON for machines (docs/benchmarking.md)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def rate_text(spread: Spread, large: bool) -> str:
 
 
 def by_process(values: dict[str, float], unit: str) -> str:
-    """ "nbdkit 60 + target 40 µs", the client last as it came."""
+    """Values by process as text, such as "nbdkit 60 + target 40 µs"; the client is the last."""
     return " + ".join(f"{name} {value:,.0f}" for name, value in values.items()) + f" {unit}"
 
 
 def section_table(section: str, rows: Sequence[Row]) -> Table:
-    """One line per row that was measured; ratios are to the subject's peer."""
+    """The table of a section: one line per measured row; ratios are to the subject's peer."""
     found = list(dict.fromkeys(peer_of(section, row.subject) for row in rows))
     table = Table(title=f"{section}: ratios are to {', '.join(found)}", title_justify="left")
     table.add_column("job", no_wrap=True)
@@ -67,7 +67,7 @@ def section_table(section: str, rows: Sequence[Row]) -> Table:
 
 
 def goals_table(outcomes: Sequence[Outcome]) -> Table:
-    """The last table: each goal, what was reached, with and without CRC, and the verdict."""
+    """The last table: each goal, the value reached, with and without CRC, and the verdict."""
     table = Table(
         title="goals (over iSER decided with MPA CRC on, the default)", title_justify="left"
     )
@@ -100,7 +100,7 @@ def goals_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def absences(rows: Sequence[Row]) -> list[str]:
-    """One line per subject and reason: which rows are missing, and exactly why."""
+    """One line per subject and reason: which rows are missing, and why."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if row.missing or not row.samples:
@@ -137,7 +137,7 @@ def print_report(console: Console, rows: Sequence[Row], outcomes: Sequence[Outco
 def as_json(
     machine: dict[str, Any], rows: Sequence[Row], outcomes: Sequence[Outcome]
 ) -> dict[str, Any]:
-    """Everything, unrounded; every sample of every round."""
+    """All results, unrounded, with every sample of every round."""
     return {
         "version": JSON_VERSION,
         "machine": machine,

@@ -1,4 +1,4 @@
-"""Samples, and what is made of them: medians, spreads, ratios."""
+"""Samples, and their medians, spreads and ratios."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sample:
 
 @dataclass(slots=True, frozen=True)
 class Spread:
-    """Several rounds of one number."""
+    """Median, lowest and highest value of one number in several rounds."""
 
     median: float
     low: float
@@ -31,34 +31,34 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of at least one value."""
         return cls(median(values), min(values), max(values))
 
     @property
     def noise(self) -> float:
-        """Width relative to the median; 0.1 is quiet."""
+        """Width relative to the median; 0.1 means a quiet machine."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
 
 @dataclass(slots=True)
 class Row:
-    """All rounds of one job on one subject; or why there are none."""
+    """All rounds of one job on one subject, or the reason why there are none."""
 
     section: str
     job: Job
     subject: str
     samples: list[Sample] = field(default_factory=list)
-    absent: str = ""  # why the subject cannot be had here
+    absent: str = ""  # why the subject is not available here
     failed: str = ""  # why a run of it failed
 
     @property
     def name(self) -> str:
-        """What --rows matches."""
+        """The name that --rows matches."""
         return f"{self.section}/{self.job.name}/{self.subject}"
 
     @property
     def missing(self) -> str:
-        """Why there is nothing to show; "" where there is, or may still be."""
+        """Why there are no results; "" if there are some, or may still be."""
         return self.absent or (self.failed and f"failed: {self.failed}")
 
     def rate(self) -> Spread:
@@ -73,14 +73,14 @@ class Row:
         return median(known) if known else None
 
     def cpu_us_per_io(self) -> dict[str, float]:
-        """By process: microseconds of CPU time for one request, median over the rounds."""
+        """Microseconds of CPU time for one request, by process; median over the rounds."""
         return {
             name: median(s.cpu_seconds[name] / s.measured.ios * 1e6 for s in self.samples)
             for name in self.samples[0].cpu_seconds
         }
 
     def peak_rss(self) -> dict[str, int]:
-        """By process: bytes, the highest of the rounds."""
+        """Peak memory in bytes, by process; the highest of the rounds."""
         return {
             name: max(s.peak_rss[name] for s in self.samples) for name in self.samples[0].peak_rss
         }
@@ -92,8 +92,8 @@ def rate(sample: Sample, job: Job) -> float:
 
 
 def ratio(ours: Row, other: Row) -> Spread | None:
-    """Ours to theirs, of runs that stood side by side in one round: what slows the whole machine
-    for a while slows both. None where one of them has no samples."""
+    """The ratios of ``ours`` to ``other`` within the rounds: what slows the whole machine for a
+    while slows both. None if one of them has no samples."""
     pairs = list(zip(ours.samples, other.samples, strict=False))
     if not pairs or ours.missing or other.missing:
         return None

@@ -34,18 +34,19 @@ Opener = Callable[[Bench], Endpoint]
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Section:
-    """Subjects that are compared with each other; in this order within each round."""
+    """Subjects that are compared with each other. Each round runs them in this order, or in the
+    opposite order."""
 
     name: str
     jobs: Sequence[Job]
     openers: dict[str, Opener]
-    memory_subjects: Sequence[str] = ()  # those that run MEMORY_JOBS too
-    large_writes_only: Sequence[str] = ()  # those that run nothing else
+    memory_subjects: Sequence[str] = ()  # subjects that also run MEMORY_JOBS
+    large_writes_only: Sequence[str] = ()  # subjects that run only large writes
     reads_only: Sequence[str] = ()
     mtu: int = 0  # of the network between client and target; 0: the loopback device
 
     def rows(self, *patterns: str) -> list[Row]:
-        """By job, then subject: those whose name one of the globs matches."""
+        """The rows whose name matches one of the globs, by job, then by subject."""
         found = [
             Row(self.name, job, subject)
             for job in self.jobs
@@ -129,11 +130,11 @@ SECTIONS = (
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """``rounds`` of ``seconds`` each, after ``warm_up`` that do not count; ``keep_going`` past
-    rows that fail.
+    """What to run: ``rounds`` of ``seconds`` each, after ``warm_up`` rounds that do not count.
+    ``keep_going``: go on after a row that failed.
 
-    All of it ``starts`` times, each with servers of its own: two processes of one program differ
-    for as long as they live, which no number of rounds evens out.
+    All of it runs ``starts`` times, each time with new servers: two processes of one program differ
+    for as long as they live, and no number of rounds evens that out.
     """
 
     rounds: int
@@ -144,7 +145,7 @@ class Plan:
 
 
 class Stopped(Exception):
-    """A row failed, and the plan is not to keep going; the text says which and why."""
+    """A row failed, and the plan has no ``keep_going``; the text names the row and the reason."""
 
 
 def run_section(
@@ -154,14 +155,14 @@ def run_section(
     rows: list[Row],
     progress: Callable[[str], None],
 ) -> None:
-    """Fill ``rows`` (of ``section.rows``). Ends every server that it started, however it ends.
+    """Fill ``rows`` (of ``section.rows``). Always ends every server that it started.
 
-    ``files`` back our disk and the peer's; ``progress`` is told what goes on. Raises Stopped.
-    A subject that cannot be had leaves its reason in its rows, and stops nothing.
+    ``files`` back our disk and the peer's; ``progress`` is called with the current step. Raises
+    Stopped. If a subject is not available, its rows get the reason, and the others go on.
     """
     for _ in range(plan.starts):
         with ExitStack() as stack:
-            # Sockets have short names: not below a TMPDIR of any length.
+            # Paths of sockets must be short, but TMPDIR may be long.
             name = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir="/tmp")
             )
@@ -176,7 +177,7 @@ def _run_once(
     rows: list[Row],
     progress: Callable[[str], None],
 ) -> None:
-    """All rounds of ``rows``, with servers of their own, which ``bench`` starts."""
+    """Run all rounds of ``rows``, with their own servers, which ``bench`` starts."""
     endpoints: dict[str, Endpoint] = {}
     for subject in dict.fromkeys(row.subject for row in rows):
         progress(f"starting {section.name}/{subject}")
@@ -204,9 +205,9 @@ def _run_once(
 
 
 def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[tuple[int, Row]]:
-    """A B B A A B …, with the number of the round: the rows of one job stand side by side, all its
-    rounds in a row. What slows the machine for a while then meets all that are compared, and
-    nobody always comes after the same one, whose leavings the caches hold."""
+    """The order of the runs, with the number of the round: A B B A A B …, one job after the other.
+    So what slows the machine for a while slows all subjects that are compared, and no subject
+    always finds the caches as the same other subject left them."""
     for job in dict.fromkeys(row.job for row in rows):
         side_by_side = [row for row in rows if row.job == job]
         for number in range(rounds):
@@ -215,7 +216,7 @@ def in_rounds(rows: Sequence[Row], rounds: int) -> Iterator[tuple[int, Row]]:
 
 
 def measure(endpoint: Endpoint, job: Job, seconds: float) -> Sample:
-    """One run, with what every process involved used for it. Raises JobFailed, NoSuchProcess."""
+    """One run, and the resources that each process used for it. Raises JobFailed, NoSuchProcess."""
     pids: dict[str, list[int]] = {}
     for name, server in endpoint.servers.items():
         pids |= server.processes(name)
@@ -231,7 +232,7 @@ def measure(endpoint: Endpoint, job: Job, seconds: float) -> Sample:
 
 
 def explain(endpoint: Endpoint, reason: Exception) -> str:
-    """Why a run failed: a server that died says more than the client that missed it."""
+    """Why a run failed: the words of a server that died, if there is one, else the client's."""
     for name, server in endpoint.servers.items():
         if not server.running():
             return f"{name} died: {server.last_words()}"

@@ -1,4 +1,4 @@
-"""Starting servers, waiting until they serve, and ending them: only those that were started here.
+"""Starts servers, waits until they serve, and ends them: only servers that were started here.
 
 Every server leads a session of its own, so that Ctrl-C reaches only the bench, which then ends
 them in order; if the bench itself is killed, the kernel ends them (setpriv --pdeathsig).
@@ -31,7 +31,7 @@ class Absent(Exception):
 class Server:
     """One started server and its descendants.
 
-    A context manager: it ends them on exit. ``log`` holds what it said on stdout and stderr.
+    A context manager: it ends them on exit. ``log`` has the server's output (stdout and stderr).
     ``starter``: what the process that was started is called, where one that it starts is the
     server.
     """
@@ -47,7 +47,7 @@ class Server:
         environment: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        """Raises Absent where the program is missing. ``directory`` takes its log."""
+        """Start it; ``directory`` takes its log. Raises Absent if the program is missing."""
         self.name = name
         self.log = directory / f"{name}.log"
         self._stop_signal = stop_signal
@@ -76,20 +76,21 @@ class Server:
         return proc.family(self._process.pid)
 
     def processes(self, name: str) -> dict[str, list[int]]:
-        """By what they are called, the server itself ``name``."""
+        """The pids by name: ``starter`` for the first process if it started others, else all are
+        ``name``."""
         first, *others = self.pids
         if self.starter and others:
             return {self.starter: [first], name: others}
         return {name: [first, *others]}
 
     def said(self) -> str:
-        """What this run of it has printed so far."""
+        """The output of this run of the server so far."""
         with self.log.open("rb") as log:
             log.seek(self._said_before)
             return log.read().decode(errors="replace")
 
     def last_words(self) -> str:
-        """Its last line of output that is not blank."""
+        """The last line of its output that is not blank."""
         lines = [line for line in self.said().splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it said nothing"
 
@@ -97,7 +98,7 @@ class Server:
         return self._process.poll() is None
 
     def wait_until(self, ready: Callable[[], T | None]) -> T:
-        """Return the first true value of ``ready``. Raises Absent if the server ends before it,
+        """Return the first true value of ``ready``. Raises Absent if the server ends before that,
         or takes too long."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -130,7 +131,7 @@ class Server:
 
 
 def _gone(session: int, family: Sequence[int]) -> bool:
-    """Wait for the end of all of them; False if one outlives the time for it."""
+    """Wait until all have ended; False if a process is still alive after the time limit."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while any(proc.lives_in(session, pid) for pid in family):
         if time.monotonic() > deadline:

@@ -13,7 +13,7 @@ _CHUNK = 8 << 20
 
 
 def place_for_files() -> Path:
-    """Memory where there is enough: both sides then wait for no disk."""
+    """The directory of the files: in memory if there is room, so that no side waits for a disk."""
     shared_memory = Path("/dev/shm")
     if shared_memory.is_dir() and shutil.disk_usage(shared_memory).free > _NEEDED:
         return shared_memory
@@ -21,7 +21,7 @@ def place_for_files() -> Path:
 
 
 def fill(files: tuple[Path, Path], size: int) -> None:
-    """The same random bytes into each, wholly allocated and on the disk."""
+    """Write the same random bytes into both files, completely allocated and on the disk."""
     with files[0].open("wb") as first, files[1].open("wb") as second:
         for _ in range(size // _CHUNK):
             chunk = os.urandom(_CHUNK)

@@ -1,7 +1,7 @@
-"""What is measured: each subject is a front-end, and the target behind it where there is one.
+"""The subjects that are measured: each is a front-end, and the target behind it if there is one.
 
-A subject's opener starts its servers on the section's ExitStack and returns an Endpoint. Targets
-are shared by the subjects of a section: one of ours, one tgtd, each with its own backing file.
+A subject's opener starts its servers on the section's ExitStack and returns an Endpoint. The
+subjects of a section share two targets, our target and tgtd, each with its own backing file.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _HANG_S = 10.0
 
 @dataclass(slots=True)
 class Endpoint:
-    """Something that jobs can run on.
+    """One subject, ready for jobs.
 
-    ``client`` is the name of the process that makes the load, ``servers`` the others by name.
-    ``command(job, seconds)`` starts it, ``parse(output, job, seconds)`` reads what it says.
+    ``client`` is the name of the process that makes the load; ``servers`` are the other processes,
+    by name. ``command(job, seconds)`` is the client's command line; ``parse(output, job, seconds)``
+    reads its output.
     """
 
     client: str
@@ -50,7 +51,7 @@ class Endpoint:
     servers: dict[str, Server] = field(default_factory=dict)
 
     def run(self, job: Job, seconds: float) -> tuple[Measurement, ClientUse]:
-        """Raises JobFailed."""
+        """Run one job. Raises JobFailed."""
         use = load.run_client(self.command(job, seconds), seconds)
         return self.parse(use.output, job, seconds), use
 
@@ -62,8 +63,8 @@ class Bench:
         self, stack: ExitStack, directory: Path, ours: Path, theirs: Path, mtu: int = 0
     ) -> None:
         """``directory`` takes logs, sockets and mount points; the two files back the disks.
-        ``mtu``: targets and clients are in network namespaces of their own, with a link of that
-        MTU between them; 0: on the loopback device."""
+        ``mtu``: MTU of the link between two network namespaces, for targets and for clients; 0: all
+        use the loopback device."""
         self._stack = stack
         self._mtu = mtu
         self._directory = directory
@@ -79,11 +80,11 @@ class Bench:
 
     @property
     def address(self) -> str:
-        """Where targets listen."""
+        """The address on which targets listen."""
         return TARGET_ADDRESS if self._mtu else "127.0.0.1"
 
     def at_client(self, command: Sequence[str]) -> list[str]:
-        """The command, where clients run. Raises Absent."""
+        """The command line that runs ``command`` at the clients' end. Raises Absent."""
         return [*self._network().client, *command] if self._mtu else [*command]
 
     def start(
@@ -94,8 +95,8 @@ class Bench:
         environment: dict[str, str] | None = None,
         target: bool = False,
     ) -> Server:
-        """Start a server that ends with the section, where clients run, or with ``target`` where
-        targets do. Raises Absent."""
+        """Start a server at the clients' end, or with ``target`` at the targets' end. It ends with
+        the section. Raises Absent."""
         if target and self._mtu:
             command = [*self._network().target, *command]
         else:
@@ -106,7 +107,7 @@ class Bench:
         return self._stack.enter_context(server)
 
     def mount_point(self, name: str, directory: bool = True) -> Path:
-        """An empty directory or file, unmounted at the end should its server have died mounted."""
+        """An empty directory or file. At the end it is unmounted, if its server died mounted."""
         path = self.path(name)
         if directory:
             path.mkdir()
@@ -116,7 +117,7 @@ class Bench:
         return path
 
     def our_target(self, busy_poll: bool = True) -> tuple[Server, str]:
-        """Our target, as it is by default or without its busy poll, and its URL. Raises Absent."""
+        """Our target and its URL; with default options, or without busy polling. Raises Absent."""
         if busy_poll:
             return self.once("ours", partial(self._start_our_target, "target", self._ours))
         return self.once("ours-no-poll", self._start_sleepy_target)
@@ -135,7 +136,8 @@ class Bench:
         return self._ours.stat().st_size
 
     def once(self, name: str, start: Callable[[], T]) -> T:
-        """What ``start`` returns, or raises as Absent, started once however many ask for it."""
+        """The result of ``start``, which is called once for each ``name``; its Absent is raised
+        again for every later caller."""
         found = self._once.get(name)
         if found is None:
             try:
@@ -155,7 +157,7 @@ class Bench:
 
     def _start_tgtd(self) -> tuple[Server, str]:
         sbin = Path(peer("tgt")) / "usr/sbin"
-        # Its control socket: tgtd's own place may belong to a tgtd that is not ours.
+        # A control socket of its own: a tgtd that is not ours may use the default path.
         environment = {"TGT_IPC_SOCKET": str(self.path("tgtd.ipc"))}
 
         def admin(*arguments: str) -> None:
@@ -164,12 +166,12 @@ class Bench:
         for _ in range(_BIND_TRIES):
             portal = (self.address, proc.free_port())
             command = [str(sbin / "tgtd"), "-f", "--iscsi", f"portal={portal[0]}:{portal[1]}"]
-            # It ignores SIGTERM while it has targets, and has nothing to lose: KILL.
+            # tgtd ignores SIGTERM while it has targets, and has no data to lose: KILL.
             server = self.start("tgtd", command, signal.SIGKILL, environment, target=True)
             bound = server.wait_until(partial(_listens, server))
             if bound == {portal}:
                 break
-            server.stop()  # it falls back to 0.0.0.0:3260 when the port was taken meanwhile
+            server.stop()  # tgtd uses 0.0.0.0:3260 if its port was taken meanwhile
         else:
             raise Absent(f"tgtd listens on {bound}, not on the free port that it was given")
         admin("--op", "new", "--mode", "target", "--tid", "1", "-T", PEER_IQN)
@@ -199,8 +201,8 @@ def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, journal: str = 
 
 
 def nbd_flushed(bench: Bench) -> Endpoint:
-    """Without a journal, and flushed as often as a full one makes necessary: what then remains of
-    the difference to a disk with a journal is copying."""
+    """Ours without a journal, flushed as often as a full journal would be. The remaining difference
+    to a disk with a journal is the copying."""
     without = nbd_ours(bench, mpa_crc="yes", journal="off")
 
     def command(job: Job, seconds: float) -> list[str]:
@@ -320,7 +322,7 @@ def api_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, frames: str = "
 
 
 def api_iscsi(bench: Bench) -> Endpoint:
-    """Over Traditional iSCSI, on the same target of ours."""
+    """Ours over Traditional iSCSI, on our target."""
     target, url = bench.our_target()
     return _api(bench, with_iscsi(url), {"target": target})
 
@@ -354,12 +356,12 @@ def api_iscsi_perf(bench: Bench) -> Endpoint:
 
 
 def iserblk(*arguments: str) -> list[str]:
-    """Our command line, as scripts/setup made it."""
+    """A command line of iserblk, as scripts/setup installed it."""
     return [str(_TOP / ".venv/bin/iserblk"), *arguments]
 
 
 def ready_url(server: Server) -> str | None:
-    """The URL of the `ready URL` line, once it is there."""
+    """The URL of the server's `ready URL` line, or None until it is there."""
     for line in server.said().splitlines():
         if line.startswith("ready "):
             return line.split()[1]
@@ -367,7 +369,7 @@ def ready_url(server: Server) -> str | None:
 
 
 def peer(name: str) -> str:
-    """Where scripts/peers has it. Raises Absent with its reason."""
+    """The directory where scripts/peers has unpacked the peer. Raises Absent with its reason."""
     return run("scripts/peers", [str(_TOP / "scripts/peers"), name]).strip()
 
 

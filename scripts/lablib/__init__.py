@@ -1,1 +1,1 @@
-"""scripts/lab: a command in a virtual machine with a full kernel. See docs/lab.md."""
+"""The modules of scripts/lab, which runs a command in a virtual machine. See docs/lab.md."""

@@ -26,20 +26,20 @@ _BOOTS = 3
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog="Exit status: the command's own; 1 with words where the guest died, was too slow, or "
-    "cannot be had; 7 bad argument.",
+    epilog="Exit status: the command's own; 1, with a message, if the guest died, was too slow or "
+    "is not available; 7 bad argument.",
 )
-@click.option("--setup", "name", default="none", metavar="NAME", help="What the guest holds.")
+@click.option("--setup", "name", default="none", metavar="NAME", help="The set-up (default none).")
 @click.option("--timeout", "limit_s", type=click.FloatRange(1), default=600, metavar="S",
               help="Seconds until the guest is ended, counted from its start (600).")  # fmt: skip
 @click.option("--mtu", type=click.IntRange(576, 65536), default=65536, metavar="BYTES",
-              help="Of every link in the guest: 1500, or 65536 (the default).")  # fmt: skip
+              help="MTU of every link in the guest, e.g. 1500 (default 65536).")  # fmt: skip
 @click.option("--results", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="The guest may write here. Gets its console's log, too.")  # fmt: skip
-@click.option("--net", is_flag=True, help="An emulated network card, 10.0.2.15.")
+              help="Directory that the guest may write; also gets the console's log.")  # fmt: skip
+@click.option("--net", is_flag=True, help="Add an emulated network card, 10.0.2.15.")
 @click.option("--forward", "forwards", multiple=True, metavar="HOSTPORT:GUESTPORT",
-              help="From 127.0.0.1 to the guest; implies --net.")  # fmt: skip
-@click.option("--memory", default="2G", metavar="SIZE", help="Of the guest (default 2G).")
+              help="Forward a port of 127.0.0.1 to the guest; implies --net.")  # fmt: skip
+@click.option("--memory", default="2G", metavar="SIZE", help="Memory of the guest (default 2G).")
 @click.option("--list", "only_list", is_flag=True, help="Print the set-ups and do nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Say how long booting took.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -50,8 +50,8 @@ def lab(
 ) -> int:  # fmt: skip
     """Run COMMAND in a virtual machine with the distribution's full kernel.
 
-    The guest sees the host's files, copy-on-write. LAB_URL holds the URL of the LUN that the
-    set-up made. docs/lab.md has the set-ups and their variables.
+    The guest sees the host's files, copy-on-write. In the command LAB_URL is the URL of the
+    set-up's LUN. docs/lab.md describes the set-ups and their variables.
     """
     if only_list:
         width = max(map(len, SETUPS))
@@ -81,7 +81,7 @@ def lab(
         except NotBooted as hung:
             if boot == _BOOTS:
                 raise
-            say(f"{str(hung).splitlines()[0]}; another one is started")
+            say(f"{str(hung).splitlines()[0]}; starting another guest")
     raise AssertionError
 
 
@@ -90,7 +90,7 @@ def _run(wish: Wish, on_host: bool, command: tuple[str, ...], limit_s: float, ve
         if verbose or on_host:
             status = machine.wait(limit_s, until=lambda: machine.ready() is not None)
             if verbose:
-                say(f"{wish.setup} stands after {machine.age_s:.1f} s")
+                say(f"{wish.setup} is ready after {machine.age_s:.1f} s")
             if status is not None:
                 return status
         if on_host:
@@ -99,7 +99,7 @@ def _run(wish: Wish, on_host: bool, command: tuple[str, ...], limit_s: float, ve
 
 
 def _on_host(command: tuple[str, ...], machine: Machine, limit_s: float, port: int) -> int:
-    """Runs it here, with the guest's variables; the guest must outlive it."""
+    """Run the command on the host, with the guest's variables. The guest must outlive it."""
     variables = machine.ready() or {}
     for name in ("LAB_URL", "LAB_URL2"):
         variables[name] = variables[name].replace(f"10.0.2.15:{_LIO_PORT}", f"127.0.0.1:{port}")
@@ -139,8 +139,8 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    """Returns the exit status."""
-    os.environ.pop("PYTHONPATH", None)  # of scripts/lab for its modules; not of the command
+    """Run the command line; returns the exit status."""
+    os.environ.pop("PYTHONPATH", None)  # scripts/lab has set it for its modules only
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.default_int_handler)
     try:

@@ -1,6 +1,6 @@
-"""Whether hardware acceleration works here: tried once, with a guest that does nothing.
+"""Finds out whether hardware acceleration works here, once, with a guest that does nothing.
 
-/dev/kvm may be there and yet hang with this kernel, where the host is a virtual machine itself.
+If the host itself is a virtual machine, a guest may hang although /dev/kvm exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _WHOLE_S = 90
 
 
 def usable(kernel: Kernel) -> bool:
-    """The answer is kept until the host boots again or the kernel changes. Raises Absent."""
+    """Whether acceleration works. The answer is kept until the host boots again, or the kernel
+    changes. Raises Absent."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     tried = {
@@ -51,6 +52,6 @@ def _try(kernel: Kernel) -> bool:
             machine.wait(_BANNER_S, until=banner)
             works = machine.wait(_WHOLE_S) == 0
         except Died as how:
-            say(f"software emulation it is: with /dev/kvm {str(how).splitlines()[0]}")
+            say(f"using software emulation: with /dev/kvm {str(how).splitlines()[0]}")
             return False
     return works

@@ -1,4 +1,4 @@
-"""Packages of the distribution, downloaded and unpacked into a cache of ours: never installed."""
+"""Downloads packages of the distribution, and unpacks them into our cache: never installs them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _UNPACK_TIMEOUT_S = 300
 
 
 class Absent(Exception):
-    """Something that the lab needs is not to be had here; the text says why, in one line."""
+    """Something that the lab needs is not available here; the text says why, in one line."""
 
 
 def say(text: str) -> None:
-    """One line on stderr, marked as the lab's."""
+    """Print one line on stderr, marked with the lab's name."""
     print(f"lab: {text}", file=sys.stderr, flush=True)
 
 
 def cache() -> Path:
-    """The directory that outlives runs. Made where missing."""
+    """The directory that outlives runs. It is created if it is missing."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     directory = Path(base) / "iserblk" / "lab"
     directory.mkdir(parents=True, exist_ok=True)
@@ -36,9 +36,9 @@ def cache() -> Path:
 
 @contextmanager
 def filling() -> Iterator[Path]:
-    """One process at a time fills the cache: the second finds what the first left there.
+    """Lock the cache, so that one process at a time fills it: the second finds what the first made.
 
-    Yields a scratch directory on the same file system, for a rename once all is in place.
+    Yields a scratch directory on the same file system, for a rename once everything is complete.
     """
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -50,7 +50,7 @@ def filling() -> Iterator[Path]:
 
 
 def call(command: Sequence[str], timeout_s: float, *, cwd: Path | None = None) -> str:
-    """What it printed on stdout. Raises Absent with its last words."""
+    """Run a command; returns its stdout. Raises Absent with the last line of its stderr."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(
@@ -69,7 +69,7 @@ def call(command: Sequence[str], timeout_s: float, *, cwd: Path | None = None) -
 
 
 class Archive:
-    """The distribution's package archive, asked through apt."""
+    """The distribution's package archive, used through apt."""
 
     def __init__(self, scratch: Path) -> None:
         """``scratch`` takes lists and packages."""
@@ -79,7 +79,7 @@ class Archive:
         self._options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
 
     def dependencies(self, package: str) -> dict[str, str]:
-        """The packages that it depends on, with the versions asked for ("" where none is)."""
+        """The packages on which ``package`` depends, with the version required ("" for any)."""
         shown = self._with_fresh_lists(["apt-cache", "show", "--no-all-versions", package])
         match = re.search(r"^Depends: (.*)$", shown, re.MULTILINE)
         depends = match.group(1).split(", ") if match else []
@@ -87,7 +87,7 @@ class Archive:
         return {found.group(1): found.group(2) or "" for found in parsed if found}
 
     def unpack(self, packages: Sequence[str], directory: Path) -> None:
-        """Puts the files of all ``packages`` (each ``name`` or ``name=version``) there."""
+        """Unpack all ``packages`` (each ``name`` or ``name=version``) into ``directory``."""
         debs = Path(tempfile.mkdtemp(prefix="debs.", dir=self._scratch))
         say(f"downloading {' '.join(package.split('=')[0] for package in packages)}")
         self._with_fresh_lists(["apt-get", "-qq", "download", *packages], cwd=debs)
@@ -96,8 +96,8 @@ class Archive:
         shutil.rmtree(debs)
 
     def _with_fresh_lists(self, command: list[str], cwd: Path | None = None) -> str:
-        """Runs it with the machine's lists; where they are missing or stale, with lists fetched
-        for this one use: that needs no root."""
+        """Run a command with the machine's package lists. If they are missing or stale, run it with
+        lists fetched for this use only: that needs no root."""
         timeout_s = _DOWNLOAD_TIMEOUT_S
         try:
             return call([command[0], *self._options, *command[1:]], timeout_s, cwd=cwd)

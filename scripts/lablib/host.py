@@ -13,7 +13,7 @@ _PROGRAMS = ("qemu-system-x86_64", "busybox", "modprobe", "setpriv")
 
 
 def path() -> str:
-    """$PATH with .venv first, and with where Debian puts what administrators run."""
+    """$PATH with .venv first, and with Debian's directories for administrators' programs."""
     ours = [str(TOP / ".venv" / "bin")]
     theirs = os.environ.get("PATH", os.defpath).split(":")
     system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
@@ -21,14 +21,15 @@ def path() -> str:
 
 
 def need_programs() -> None:
-    """Raises Absent."""
+    """Check that the programs of the lab are installed. Raises Absent."""
     for program in _PROGRAMS:
         if shutil.which(program, path=path()) is None:
             raise Absent(f"{program} is not installed: run scripts/setup --tests")
 
 
 def why_not(name: str) -> str | None:
-    """One line why the set-up cannot be had here; fetches what it needs to find out."""
+    """Why the set-up is not available here, in one line; None if it is. Fetches what the set-up
+    needs, to find out."""
     try:
         need_programs()
         provide(SETUPS[name], the_kernel())

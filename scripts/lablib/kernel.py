@@ -24,7 +24,7 @@ class Kernel:
 
     @property
     def release(self) -> str:
-        """As ``uname -r`` says in the guest."""
+        """The output of ``uname -r`` in the guest."""
         return self.image.name.removeprefix("vmlinuz-")
 
     @property
@@ -37,12 +37,12 @@ class Kernel:
 
     @property
     def version(self) -> str:
-        """Of the Debian package."""
+        """The version of the Debian package."""
         return (self.root / "version").read_text().strip()
 
 
 def the_kernel() -> Kernel:
-    """The cache's kernel; downloaded where there is none. Raises Absent."""
+    """The kernel in the cache; downloaded if there is none. Raises Absent."""
     current = cache() / "kernel"
     if not current.exists():
         with filling() as scratch:
@@ -56,12 +56,12 @@ def _fetch_kernel(scratch: Path, current: Path) -> None:
     images = archive.dependencies("linux-image-amd64")
     package = next((name for name in images if name.startswith("linux-image-")), None)
     if package is None:
-        raise Absent("linux-image-amd64 names no kernel")
+        raise Absent("the package linux-image-amd64 depends on no kernel")
     root = scratch / "root"
     version = images[package]
     archive.unpack([f"{package}={version}" if version else package], root)
     release = package.removeprefix("linux-image-")
-    if not (root / "lib").exists():  # since Debian 13 packages know it as a link only
+    if not (root / "lib").exists():  # since Debian 13 packages have no /lib: it is a link
         (root / "lib").symlink_to("usr/lib")
     call(["depmod", "-b", str(root), release], _BUILD_TIMEOUT_S)
     (root / "version").write_text(version)
@@ -72,7 +72,7 @@ def _fetch_kernel(scratch: Path, current: Path) -> None:
 
 
 def siw_module(kernel: Kernel) -> Path:
-    """siw.ko for that kernel; built where the cache has none. Raises Absent."""
+    """siw.ko for that kernel; built if the cache has none. Raises Absent."""
     module = cache() / f"siw-{kernel.release}-{kernel.version}.ko"
     if not module.exists():
         with filling() as scratch:
@@ -92,7 +92,7 @@ def _build_siw(scratch: Path, kernel: Kernel) -> Path:
         + [f"linux-source-{series}={kernel.version}"],
         root,
     )
-    # The package's Makefile names its own files by where they would have been installed.
+    # The package's Makefile names its files by the paths that they have when installed.
     build = root / "usr" / "src" / flavour
     makefile = build / "Makefile"
     makefile.write_text(re.sub(r"(?<=\s)/usr/src", f"{root}/usr/src", makefile.read_text()))
@@ -111,7 +111,7 @@ def _build_siw(scratch: Path, kernel: Kernel) -> Path:
 
 
 def open_iscsi() -> Path:
-    """open-iscsi with the libraries that are its own, unpacked: installing it starts a daemon."""
+    """open-iscsi with its own libraries, unpacked, because to install it would start a daemon."""
     directory = cache() / "open-iscsi"
     if not directory.exists():
         with filling() as scratch:

@@ -1,4 +1,4 @@
-"""What the guest holds when the command starts: names, words, and what each needs from the host."""
+"""The set-ups of a guest: name, description, and what each needs from the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Setup:
 SETUPS = {
     setup.name: setup
     for setup in (
-        Setup("none", "the kernel, nbd, nothing else"),
+        Setup("none", "the kernel with its nbd module, nothing else"),
         Setup(
             "tcp", "no RDMA: LIO's target over TCP, the kernel's iscsi_tcp, iscsid", ("open-iscsi",)
         ),
@@ -57,10 +57,8 @@ SETUPS = {
 
 
 def provide(setup: Setup, kernel: Kernel) -> dict[str, str]:
-    """Fetches and builds what the set-up needs. Returns the guest's variables for it.
-
-    Raises Absent.
-    """
+    """Fetch and build what the set-up needs. Returns the guest's variables for that. Raises
+    Absent."""
     providers: dict[str, tuple[str, Callable[[], Path]]] = {
         "siw": ("LAB_SIW", lambda: siw_module(kernel)),
         "tgt": ("LAB_TGT", lambda: _peer("tgt")),

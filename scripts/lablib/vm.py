@@ -1,7 +1,7 @@
-"""One virtual machine: started, watched, ended.
+"""Starts, watches and ends one virtual machine.
 
-virtme-ng boots the kernel on the host's own root file system, copy-on-write. Beside its own wiring
-there is ours: two virtio ports for the command's output, and a directory that both may write.
+virtme-ng boots the kernel on the host's own root file system, copy-on-write. The lab adds two
+virtio ports for the command's output, and a directory that both host and guest may write.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lablib.kernel import Kernel
 from lablib.setups import TOP
 
 _GUEST = Path(__file__).resolve().parent / "guest"
-# What the guest may change in memory of its own; guest/main.sh adds the checkout and the home.
+# Directories that the guest may change in its own memory; guest/main.sh adds the checkout and home.
 _OVERLAYS = ("/etc", "/lib", "/home", "/opt", "/srv", "/usr", "/var", "/tmp")
-# A guest takes 20 s to boot, on a busy machine a minute. Emulated kernels hang at it now and then.
+# A guest takes 20 s to boot, on a busy machine a minute. Emulated kernels sometimes hang there.
 BOOT_S = 240.0
 _POLL_S = 0.05
 _DRAIN_S = 1.0
@@ -42,12 +42,12 @@ class Died(Exception):
 
 
 class NotBooted(Died):
-    """It hangs, and has not begun to do anything for us: another one may be started."""
+    """The guest hangs before it has run anything of the lab: another guest may be started."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """How a machine is to be."""
+    """What a machine is to be like."""
 
     kernel: Kernel
     setup: str = "none"
@@ -67,7 +67,7 @@ class Machine:
     """A running guest. A context manager: on exit it is gone, with its directory."""
 
     def __init__(self, wish: Wish, command: Sequence[str]) -> None:
-        """Starts it; ``command`` runs once the set-up is there. Raises Absent."""
+        """Start the guest; ``command`` runs once the set-up is ready. Raises Absent."""
         need_programs()
         self._wish = wish
         self.directory = Path(tempfile.mkdtemp(prefix="iserblk-lab."))
@@ -98,11 +98,11 @@ class Machine:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the guest was started."""
         return time.monotonic() - self.started
 
     def ready(self) -> dict[str, str] | None:
-        """The variables of the set-up, once it stands."""
+        """The variables of the set-up; None until it is ready."""
         try:
             text = (self.directory / "ready").read_text()
         except FileNotFoundError:
@@ -110,11 +110,11 @@ class Machine:
         return dict(line.split("=", 1) for line in text.splitlines())
 
     def wait(self, limit_s: float, *, until: Callable[[], bool] = lambda: False) -> int | None:
-        """Passes the command's output on until it ends; returns its exit status.
+        """Pass the command's output on until the command ends; returns its exit status.
 
-        Returns None as soon as ``until()`` is true. Raises Died: when the guest ends before the
-        command, when its set-up fails, or after ``limit_s`` seconds, counted from its start;
-        NotBooted: when it has not booted after BOOT_S.
+        Returns None as soon as ``until()`` is true. Raises Died if the guest ends before the
+        command, if its set-up fails, or after ``limit_s`` seconds, counted from the guest's start;
+        NotBooted if the guest has not booted after BOOT_S.
         """
         with selectors.DefaultSelector() as selector:
             for source in self._outputs:
@@ -139,7 +139,7 @@ class Machine:
                     )
 
     def end(self) -> None:
-        """The guest holds nothing worth an orderly shutdown."""
+        """Kill the guest: it has nothing that needs an orderly shutdown."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -148,7 +148,7 @@ class Machine:
         self._outputs.clear()
 
     def _finish(self, selector: selectors.BaseSelector, status: str) -> int:
-        # The guest has written everything before its status: what is under way is in the pipes.
+        # The guest wrote all output before its status: the rest of the output is in the pipes.
         deadline = time.monotonic() + _DRAIN_S
         while self._forward(selector, 0) and time.monotonic() < deadline:
             pass
@@ -195,7 +195,7 @@ class Machine:
             **self.results_variable,
             **self._wish.variables,
         }
-        # Null-terminated, as nothing else can hold every value.
+        # Null-terminated, because a value may contain any other byte.
         (self.directory / "environment").write_bytes(
             b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
         )
@@ -256,11 +256,11 @@ class Machine:
 
 _KERNEL_OPTIONS = (
     "ignore_loglevel",
-    "oops=panic",  # a kernel that went wrong is of no use; others carry on with a task less
+    "oops=panic",  # a damaged kernel is of no use; without this it goes on without one task
     "net.ifnames=0",
     "no_timer_check",  # on a busy host the emulated timer is late, and the kernel gives up
-    "tsc=reliable",  # the others are devices, and emulated: each look at a clock would cost
+    "tsc=reliable",  # other clocks are emulated devices, and slow to read
     "mitigations=off",
     "no5lvl",
-    f"PATH={_GUEST / 'bin'}:/sbin:/usr/sbin:/bin:/usr/bin",  # of virtme-ng's init, which adds to it
+    f"PATH={_GUEST / 'bin'}:/sbin:/usr/sbin:/bin:/usr/bin",  # virtme-ng's init adds to it
 )

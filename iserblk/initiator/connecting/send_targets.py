@@ -1,6 +1,6 @@
-"""Discovery sessions: what a portal answers to SendTargets. Runs in trio.
+"""Discovery sessions: ask a portal with SendTargets for its targets. Runs in trio.
 
-Over TCP as the standards want it (RFC 7145 section 5.1), and over iSER as running targets serve
+Over TCP as the standards want it (RFC 7145 section 5.1), and over iSER as existing targets serve
 it: there the PDUs travel in Sends. Redirects are followed, and ``fallback=iscsi`` holds, as for any
 login.
 """
@@ -27,16 +27,17 @@ from iserblk.iscsi.send_targets import (
 from iserblk.options import Options
 from iserblk.url import Url
 
-ANSWER_TIMEOUT_S = 15.0  # with the login within what a login may take
-LOGOUT_S = 1.0
+ANSWER_TIMEOUT_S = 15.0  # with the login it must fit into the time for a login
+GOODBYE_S = 1.0
 _SLOTS = 4
 ALL = "All"
 
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """``portal``: who has answered. ``scheme``: ``iser`` or ``iscsi``, how it was asked.
-    ``targets``: in the target's order."""
+    """The answer to SendTargets. ``portal``: the portal that has answered. ``scheme``: ``iser`` or
+    ``iscsi``, how it was asked. ``reason``: as of ``Reached``. ``targets``: in the target's
+    order."""
 
     portal: Portal
     scheme: str
@@ -48,7 +49,7 @@ class Discovery(Login):
     """One discovery session, from its login to its logout."""
 
     async def ask(self, value: str) -> list[tuple[str, str]]:
-        """Log in, and send SendTargets=``value``; the pairs of the answer."""
+        """Log in, send SendTargets=``value``, and log out; returns the pairs of the answer."""
         slots = [TaskSlot(index) for index in range(_SLOTS)]
         login = await self._negotiate(slots)
         self._dm.notice_key_values(login.parameters)
@@ -68,7 +69,7 @@ class Discovery(Login):
         answer = session.answer
         assert answer is not None  # _talk has waited for it
         # The answer is here: how the session ends changes nothing about it.
-        with trio.move_on_after(LOGOUT_S), contextlib.suppress(IserblkError):
+        with trio.move_on_after(GOODBYE_S), contextlib.suppress(IserblkError):
             await self._talk(session, slots[0], session.log_out())
         self._dm.connection_terminate()
         return answer
@@ -89,9 +90,9 @@ class Discovery(Login):
 
 
 async def send_targets(url: Url, options: Options) -> Answer:
-    """Ask the portal of ``url`` for all targets, or for the one that ``url`` names.
+    """Ask the portal of ``url`` for all targets, or for the one target that ``url`` names.
 
-    Raises TransportError, LoginError and their kin, as connecting does; nothing is left open.
+    Raises TransportError, LoginError and related errors, as connecting does; nothing is left open.
     """
     value = url.iqn or ALL
     nameless = replace(url, iqn="", lun=None)

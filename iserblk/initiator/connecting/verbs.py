@@ -1,7 +1,8 @@
-"""Connect by rdma_cm: a queue pair of an RDMA device, and whether a device leads there at all.
+"""Connects by rdma_cm: a queue pair of an RDMA device, and whether a device leads to an address at
+all.
 
-The provider neither blocks nor knows trio: its descriptors are waited for here. It is loaded only
-where there is a device. Runs in trio.
+The provider neither blocks nor uses trio: this module waits for its descriptors. The provider is
+loaded only where there is a device. Runs in trio.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from iserblk.rcap.seam import QueuePair
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-TICK_S = 0.25  # how late a provider may notice that its own time is over
-GRACE_S = 1.0  # for it to say so in its own words
+LATE_S = 0.25  # how late a provider may notice that its own time limit has passed
+GRACE_S = 1.0  # for the provider to report that itself
 
-PrivateData = Callable[[bool], bytes]  # of: the device has memory windows
+PrivateData = Callable[[bool], bytes]  # argument: whether the device has memory windows
 
 
 class Step(Protocol[T_co]):
-    """Something of a provider that comes to its result by and by, and is then closed; a queue pair
-    that is the result is not."""
+    """A task of a provider that has its result after a while, and is then closed. A queue pair that
+    is the result stays open."""
 
     def fileno(self) -> int: ...
 
@@ -41,10 +42,10 @@ class Step(Protocol[T_co]):
 
 
 class Provider(Protocol):
-    """What is needed of ``iserblk.rcap.verbs``."""
+    """The part of ``iserblk.rcap.verbs`` that is needed here."""
 
     def available(self) -> str | None:
-        """None when it is usable, else one line that says why not. Cheap."""
+        """None when the provider is usable, else one line that says why not. Cheap."""
         ...
 
     def connector(
@@ -63,7 +64,7 @@ class Provider(Protocol):
 
 
 class Verbs:
-    """The Provider that drives real devices. What it needs is loaded when it is used first."""
+    """The Provider that drives real devices. Its modules are loaded when they are used first."""
 
     def available(self) -> str | None:
         return verbs.available()
@@ -97,7 +98,7 @@ class Verbs:
 def numeric(address: Address) -> tuple[str, int]:
     host, port, *more = address.sockaddr
     if address.family == socket.AF_INET6 and more[1]:
-        host = f"{host}%{more[1]}"  # of a link-local one: the interface
+        host = f"{host}%{more[1]}"  # the interface of a link-local address
     return host, port
 
 
@@ -136,7 +137,7 @@ async def connect_verbs(
     ird: int,
 ) -> QueuePair:
     """A queue pair with the first address that answers. Raises TransportError, NotSupported and
-    their kin; then nothing is left open. ``patience``: seconds, for each address."""
+    related errors; then nothing is left open. ``patience``: seconds, for each address."""
     error: Exception = ConnectFailed(f"cannot connect to {portal}: no address")
     for address in addresses:
         try:
@@ -160,6 +161,6 @@ async def connect_verbs(
 
 async def _result(step: Step[T]) -> T:
     while (result := step.progress(monotonic())) is None:
-        with trio.move_on_after(TICK_S):
+        with trio.move_on_after(LATE_S):
             await trio.lowlevel.wait_readable(step.fileno())
     return result

@@ -1,8 +1,8 @@
-"""A pyfuse3 file system with one file that does nothing: the ceiling of any FUSE front-end of ours.
+"""A pyfuse3 file system with one file that does nothing: the ceiling of our FUSE front-end.
 
     python null_fuse.py MOUNTPOINT BYTES        in the foreground, until SIGTERM or SIGINT
 
-The file is called ``null``; it reads as zeroes and takes writes of up to 1 MiB a request.
+The file is called ``null``; it reads as zeroes and accepts writes of up to 1 MiB per request.
 """
 
 from __future__ import annotations

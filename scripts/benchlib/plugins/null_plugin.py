@@ -2,8 +2,8 @@
 
     nbdkit python null_plugin.py size=BYTES [sleep_us=N]
 
-With ``sleep_us`` every pread and pwrite waits that long without the GIL, as one that talks to a
-target must: the ceiling of a plugin that hands the GIL over and back for each request.
+With ``sleep_us`` every pread and pwrite waits that long without the GIL, as a plugin that talks to
+a target must: the ceiling of a plugin that gives up the GIL in each request.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ while IFS= read -r -d '' variable; do
 done <"$1/environment"
 here=$(dirname "${BASH_SOURCE[0]}")
 
-# Whole or not at all: the host looks all the time.
+# tell NAME: gives standard input to the host as the file NAME, in one step, because the host reads
+# it at any time.
 tell() {
   cat >"$LAB_RUN/$1.new"
   mv "$LAB_RUN/$1.new" "$LAB_RUN/$1"
@@ -33,8 +34,8 @@ port() {
   fail "no virtio port lab.$1"
 }
 
-# The host's files once more, through the guest's page cache: in virtme-ng's own mount of them each
-# read asks the host, and starting Python takes half a minute.
+# Mounts the host's files again, with the guest's page cache: in virtme-ng's own mount each read
+# asks the host, and starting Python takes half a minute.
 cached() {
   local directory number=0 shared
   mkdir /run/host
@@ -53,7 +54,7 @@ cached() {
   ln -s "/run/host$LAB_MODULES" "/usr/lib/modules/$(uname -r)"
 }
 
-# What both sides write has to stay on top of that.
+# Directories that both sides write must be mounted on top of that.
 number=0
 for shared in "$LAB_RUN" ${LAB_RESULTS:+"$LAB_RESULTS"}; do
   number=$((number + 1))
@@ -70,13 +71,13 @@ done
 
 . "$here/setups.sh"
 
-# With or without udev on the host: the guest has none. It would load modules by itself.
+# The guest runs without udev, whether the host has it or not: udev would load modules by itself.
 pkill -x systemd-udevd
 ulimit -l unlimited
 ulimit -c 0
 ip link set lo up mtu "$LAB_MTU"
 load nbd loop # without udev nothing loads them when they are needed
-set -a # what a set-up says of itself is the command's to know
+set -a # the command gets the variables that a set-up sets
 [ -z "$LAB_NETWORK" ] || network
 "setup_${LAB_SETUP//-/_}"
 set +a
@@ -92,7 +93,7 @@ if [ ${#command[@]} = 0 ]; then # the command runs on the host
   exec sleep infinity
 fi
 
-# The ports take one opener each; through a pipe the command may open /dev/stderr again, too.
+# A port can be opened only once; through a pipe the command can also open /dev/stderr again.
 mkfifo /run/lab.out /run/lab.err
 cat /run/lab.out >"$(port out)" &
 out=$!
@@ -101,7 +102,7 @@ err=$!
 cd "$LAB_CWD" || fail "no directory $LAB_CWD"
 "${command[@]}" </dev/null >/run/lab.out 2>/run/lab.err
 status=$?
-# What the command left running may hold its output open.
+# Processes that the command left running may keep its output open.
 (sleep 2; kill $out $err) 2>/dev/null &
 wait $out $err 2>/dev/null
 echo $status | tell status

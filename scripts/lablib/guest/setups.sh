@@ -1,5 +1,5 @@
-# The set-ups: one function each, named setup_ and the name with underscores. Read by main.sh.
-# Steps call `fail` with words when they cannot be done.
+# The set-ups: one function each, called setup_NAME, with underscores in NAME. Read by main.sh.
+# A step that fails calls `fail` with a message.
 
 export LAB_ADDRESS=10.9.9.1
 export LAB_INITIATOR=iqn.2026-11.lab:initiator
@@ -13,12 +13,12 @@ load() {
   done
 }
 
-# Runs a step quietly; its last words tell why it failed.
+# Runs a step quietly; if it fails, its last line says why.
 step() {
   "$@" >/run/lab.step 2>&1 || fail "$*: $(tail -n 1 /run/lab.step)"
 }
 
-# write VALUE FILE: configfs answers through the exit status of the write.
+# put VALUE FILE: writes VALUE into a file of configfs; fails if configfs refuses the write.
 put() {
   { printf '%s' "$1" >"$2"; } 2>/run/lab.step || fail "$2 refuses $1: $(tail -n 1 /run/lab.step)"
 }
@@ -79,12 +79,12 @@ lio_target() {
   step mkdir -p "$tpg"
   lun 0 256
   lun 1 64
-  step mkdir -p /etc/target/pr /var/target/pr # one of them is where LIO keeps reservations
+  step mkdir -p /etc/target/pr /var/target/pr # LIO keeps reservations in one of these
   put 0 "$tpg/attrib/authentication"
   put 1 "$tpg/attrib/generate_node_acls"
   put 0 "$tpg/attrib/demo_mode_write_protect"
-  # LIO gives up on a WRITE whose data takes longer than 3 s, which an emulated machine needs when
-  # much is in flight. Only initiators that it knows by name can be given more.
+  # LIO gives up on a WRITE whose data takes longer than 3 s. An emulated machine needs longer when
+  # much is in flight. Only for initiators that LIO knows by name can the limit be raised.
   step mkdir -p /etc/iscsi
   printf 'InitiatorName=%s\n' $LAB_INITIATOR >/etc/iscsi/initiatorname.iscsi
   local known=$tpg/acls/$LAB_INITIATOR number
@@ -97,7 +97,7 @@ lio_target() {
   done
 }
 
-# lio ADDRESS: LIO's iSER target on it, with two LUNs. LAB_TPG is where it is configured.
+# lio ADDRESS: LIO's iSER target on ADDRESS, with two LUNs. LAB_TPG: its directory in configfs.
 lio() {
   local tpg
   load ib_isert
@@ -116,7 +116,7 @@ lio() {
   LAB_TPG=$tpg
 }
 
-# lio_tcp ADDRESS: the same over Traditional iSCSI. LAB_TPG is where it is configured.
+# lio_tcp ADDRESS: the same over Traditional iSCSI. LAB_TPG: its directory in configfs.
 lio_tcp() {
   local tpg
   lio_target
@@ -144,7 +144,7 @@ tgt() {
   step tgtadm --lld iser --mode target --op new --tid 1 --targetname $iqn
   step tgtadm --lld iser --mode logicalunit --op new --tid 1 --lun 1 \
     --backing-store /run/lab-luns/disk1 --bstype rdwr
-  # Both lists have to name an initiator, and the second takes no wildcard.
+  # Both lists must name an initiator, and the second list takes no wildcard.
   step tgtadm --lld iser --mode target --op bind --tid 1 --initiator-address ALL
   for initiator in $LAB_INITIATOR $LAB_INITIATOR:{1..8}; do
     step tgtadm --lld iser --mode target --op bind --tid 1 --initiator-name $initiator
@@ -155,7 +155,7 @@ tgt() {
   LAB_URL="iser://$LAB_ADDRESS:3260/$iqn/1?initiator-name=$LAB_INITIATOR"
 }
 
-# initiator TRANSPORT: that module and open-iscsi, as if it had been installed.
+# initiator TRANSPORT: loads that module, and puts open-iscsi in place as if it were installed.
 initiator() {
   load "$1" sd_mod
   # Directory by directory: / itself cannot be written.
@@ -210,8 +210,8 @@ setup_rxe_lio_initiator() {
   initiator ib_iser
 }
 
-# A target of ours that has no RDMA device has to be somewhere else: in a network namespace at the
-# other end of a cable, with siw at this end.
+# An iserblk target without an RDMA device must run elsewhere: in a network namespace at the other
+# end of a veth pair, with siw at this end.
 setup_siw_initiator() {
   LAB_NETNS=peer
   LAB_LISTEN=10.9.9.2
@@ -229,7 +229,7 @@ setup_siw_initiator() {
   initiator ib_iser
 }
 
-# LIO on one address, and another one for a target that the command starts.
+# LIO on one address, and a second address for a target that the command starts.
 setup_tcp() {
   dummy
   LAB_LISTEN=10.9.9.2
