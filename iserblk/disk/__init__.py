@@ -1,1 +1,1 @@
-"""A byte-addressed LUN: one core of operations, a face for threads and a face for trio."""
+"""A byte-addressed LUN: one core of operations, with an interface for threads and one for trio."""

@@ -19,7 +19,7 @@ from iserblk.initiator.reconnecting import Reconnector
 
 
 class TrioDisk:
-    """Implements AsyncDisk."""
+    """Implements AsyncDisk: one LUN for trio."""
 
     def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
         self.core = core
@@ -102,7 +102,8 @@ class TrioDisk:
 
 
 class TrioDiskSet:
-    """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
+    """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
+    first."""
 
     def __init__(self, disks: dict[str, AsyncDisk]) -> None:
         self.disks = disks
@@ -112,8 +113,8 @@ class TrioDiskSet:
 async def _pump(
     driver: TrioDriver, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Until the session has ended. Out of reach of the caller's cancelling: operations that are
-    cancelled still wait for their commands to be aborted, and so does the logout."""
+    """Run the driver until its session has ended. Shielded from the caller's cancelling: cancelled
+    operations still wait for their commands to be aborted, and the logout needs the driver, too."""
     with trio.CancelScope(shield=True):
         await driver.run(task_status)
 
@@ -142,7 +143,7 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
             found = {name: TrioDisk(core, disks[core]) for name, core in named.items()}
             yield TrioDiskSet({name: metered_async(found[name], named[name]) for name in named})
         except (Exception, KeyboardInterrupt) as problem:
-            error = problem  # raised below: it is the caller's, not a group of the pumps'
+            error = problem  # raised below, not inside the nursery's exception group
         finally:
             metrics.close()
             with trio.CancelScope(shield=True):

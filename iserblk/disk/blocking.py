@@ -1,8 +1,8 @@
 """Disks for threads: ``with open_disks(urls, options) as disks``.
 
-Threads of the caller submit and wait by themselves. One more thread, in trio, connects, logs in,
-connects again when a connection is lost, and looks after sessions while nobody waits; it is not in
-the path of any request.
+The caller's threads submit requests and wait for them by themselves. One more thread runs trio: it
+connects, logs in, connects again when a connection is lost, and looks after sessions while no
+thread waits for them. It is not in the path of any request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ThreadDisk:
-    """Implements BlockingDisk."""
+    """Implements BlockingDisk: one LUN for threads."""
 
     def __init__(self, core: DiskCore, driver: BlockingDriver) -> None:
         self.core = core
@@ -115,10 +115,11 @@ class ThreadDisk:
 
 
 class ThreadDiskSet:
-    """What was opened: ``disks`` by export name, in URL order; ``default`` is the first."""
+    """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
+    first."""
 
     def __init__(self, addresses: list[Address]) -> None:
-        """Connects; raises what connecting raises, and then leaves nothing behind."""
+        """Connect. Raises what connecting raises, and then leaves nothing behind."""
         self.disks: dict[str, BlockingDisk] = {}
         self._named: dict[DiskCore, BlockingDriver] = {}
         self._drivers: list[BlockingDriver] = []
@@ -173,7 +174,8 @@ class ThreadDiskSet:
     async def _open(
         self, addresses: list[Address]
     ) -> list[tuple[BlockingDriver, Address, list[DiskCore]]]:
-        """Log in and look around under trio; then hand the sessions to their blocking drivers."""
+        """Log in and find the disks under trio; then hand the sessions to their blocking
+        drivers."""
         cores: dict[DiskCore, int] = {}
         error: BaseException | None = None
         addresses = await discover_ways(addresses)
@@ -188,7 +190,7 @@ class ThreadDiskSet:
                         cores[core] = index
                 named = name_disks(list(cores))
             except Exception as problem:
-                error = problem  # raised below, not as a group of the pumps'
+                error = problem  # raised below, not inside the nursery's exception group
                 for driver in opening:
                     await part(driver)
             nursery.cancel_scope.cancel()

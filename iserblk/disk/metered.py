@@ -1,7 +1,8 @@
-"""What ``metrics=`` does to disks: they are wrapped by some that count, and the numbers are served.
+"""Metrics of disks (``metrics=``): wrappers that count requests, and the ports that serve the
+numbers.
 
-Without it none of this is in the way. A request is what the front-end asked for, however many
-commands it took, and its latency what the front-end saw.
+Without the option no wrapper is used. A request is one call of the front-end, however many commands
+it took; its latency is what the front-end saw.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from iserblk.metrics.serving import Listener, Look, serve
 
 
 class _Timed:
-    """One request that is not worth saving a call: ``with`` it."""
+    """Counts and times one request, as a context manager: for the kinds of request for which a
+    saved call does not matter."""
 
     __slots__ = ("_length", "_metrics", "_operation", "_start")
 
@@ -55,7 +57,7 @@ class _Timed:
 
 
 def count(metrics: LunMetrics, operation: int, start: int, length: int, failed: bool) -> None:
-    """A request that began at ``start`` has ended."""
+    """Count a request that began at ``start`` (ns of ``clock``) and has ended."""
     took = clock() - start
     row = metrics.of_this_thread.rows[operation]
     row[index_of(took)] += 1
@@ -67,7 +69,7 @@ def count(metrics: LunMetrics, operation: int, start: int, length: int, failed: 
 
 
 class MeteredBlocking:
-    """Implements BlockingDisk over another."""
+    """Implements BlockingDisk: passes each call on to another disk, and counts it."""
 
     def __init__(self, disk: BlockingDisk, metrics: LunMetrics) -> None:
         self.disk = disk
@@ -143,14 +145,14 @@ class MeteredBlocking:
 
 
 class MeteredAsync:
-    """Implements AsyncDisk over another."""
+    """Implements AsyncDisk: passes each call on to another disk, and counts it."""
 
     def __init__(self, disk: AsyncDisk, metrics: LunMetrics) -> None:
         self.disk = disk
         self._read = disk.read_into
         self._write = disk.write
         self._metrics = metrics
-        self._rows = metrics.of_this_thread.rows  # the loop's, which is the only one here
+        self._rows = metrics.of_this_thread.rows  # of the loop's thread, the only one here
         self.info = disk.info
 
     @property
@@ -223,7 +225,7 @@ class MeteredAsync:
 
 
 def metered_blocking(disk: BlockingDisk, core: DiskCore) -> BlockingDisk:
-    """``disk``, or where its metrics are served one that counts."""
+    """``disk``; where its metrics are served, a wrapper of it that counts."""
     return MeteredBlocking(disk, core.metrics) if core.metrics.served_at else disk
 
 
@@ -235,11 +237,11 @@ def metered_async(disk: AsyncDisk, core: DiskCore) -> AsyncDisk:
 
 
 class MetricsPorts:
-    """Where the metrics of some URLs are served: one place each, or the same for several."""
+    """The listeners that serve the metrics of some URLs. Several URLs may name the same place."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        """Listens, and answers nobody yet. Raises Busy, PermissionDenied or BadArgument, with
-        nothing left open."""
+        """Open the listeners, which answer no client yet. Raises Busy, PermissionDenied or
+        BadArgument, with nothing left open."""
         self._idle: dict[str, Listener] = {}
         self._scopes: list[trio.CancelScope] = []
         try:
@@ -252,7 +254,8 @@ class MetricsPorts:
             raise
 
     def start(self, nursery: trio.Nursery, disks: Iterable[tuple[DiskCore, Ladder]]) -> None:
-        """Answer, until ``close``; to be called before ``nursery`` ends."""
+        """Answer clients until ``close``, in tasks of ``nursery``. Call ``close`` before it
+        ends."""
         disks = list(disks)
         while self._idle:
             place, listener = self._idle.popitem()
@@ -261,7 +264,7 @@ class MetricsPorts:
             nursery.start_soon(_serve, self._scopes[-1], listener, partial(look, here))
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop answering, and close the listeners. Idempotent."""
         while self._idle:
             self._idle.popitem()[1].close()
         for scope in self._scopes:
@@ -274,7 +277,8 @@ async def _serve(scope: trio.CancelScope, listener: Listener, seen: Look) -> Non
 
 
 def look(disks: Sequence[tuple[DiskCore, Ladder]]) -> ProcessReading:
-    """Any thread. What changes meanwhile may show in one number and not yet in another."""
+    """Read the numbers of these disks, from any thread. A change meanwhile may show in one number
+    and not yet in another."""
     luns = tuple(_reading(core, ladder) for core, ladder in disks)
     return ProcessReading(os.getpid(), __version__, luns)
 

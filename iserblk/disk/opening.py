@@ -1,4 +1,4 @@
-"""From URLs to disks: what both faces share. Runs in trio."""
+"""Opens URLs as disks: what ``blocking`` and ``aio`` share. Runs in trio."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 async def open_session(address: Address) -> TrioDriver:
-    """Connect and log in. The driver's ``run`` is the caller's to start."""
+    """Connect and log in. The caller starts the driver's ``run``."""
     if address.paths is not None:
         return await open_path(address.paths, address.url.lun)
     return TrioDriver(await connect(address.url, address.options))
@@ -49,8 +49,8 @@ async def open_session(address: Address) -> TrioDriver:
 def reconnector(
     driver: Driver, address: Address, cores: Sequence[DiskCore]
 ) -> Reconnector | PathsReconnector:
-    """What connects the driver's session again when its connection is lost. Its ``run`` is the
-    caller's to start, and its ``stop`` to call before the logout."""
+    """What connects the driver's session again when its connection is lost. The caller starts its
+    ``run``, and calls its ``stop`` before the logout."""
     session = driver.session
     paths = address.paths
     if paths is not None:
@@ -75,7 +75,7 @@ def _resume_by(
     paths: Paths, session: Session, cores: Sequence[DiskCore], fresh: Session
 ) -> Operation[None]:
     if session.left_nothing:
-        session.left_nothing = False  # the next attempt may find what this one leaves
+        session.left_nothing = False  # this attempt may leave something for the next
         paths.left_nothing()
     listen(cores, fresh)
     for core in cores:
@@ -87,7 +87,8 @@ def _resume_by(
 
 
 async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
-    """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver runs."""
+    """The disks that the URL names: its LUN, or every disk in REPORT LUNS. The driver must be
+    running."""
     cores = await _find(driver, address)
     for core in cores:
         if address.paths is not None:
@@ -173,7 +174,7 @@ def _core(
 
 
 def give_up(session: Session) -> None:
-    """Nobody keeps the session any more: without a connection it has ended."""
+    """End a session that has no connection: no reconnector works on it any more."""
     if session.suspended is not None:
         session.fail(ConnectionLost(f"{session.portal}: closed while there was no connection"))
 
@@ -195,7 +196,7 @@ def name_disks(cores: Sequence[DiskCore]) -> dict[str, DiskCore]:
             name = f"{core.info.target}:{name}"
         if name in named:
             raise BadArgument(
-                f"{core.info.url}: given twice; several ways to a LUN need URLs that name it alike"
+                f"{core.info.url}: given twice; URLs of several portals must name the LUN alike"
             )
         core.rename(name)
         named[name] = core

@@ -1,8 +1,9 @@
-"""Which blocks may be written now: the range lock of sub-block writes.
+"""The range lock of sub-block writes: it says which blocks may be written now.
 
-A write that covers part of a block reads the block, changes it and writes it back. Between the
-two nobody else may change that block, or the old neighbour bytes would win. Whole-block writes
-are the common case and pay one short lock; they mark their slot with the blocks they change.
+A write that covers part of a block reads the block, changes it and writes it back. Between the read
+and the write no other operation may change that block, or its change would be lost. Whole-block
+writes are the common case and pay one short lock; they record in their slot which blocks they
+change.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from iserblk.initiator.session.slots import FREE, QUEUED, TaskSlot, Waiter
 
 
 class RangeLock:
-    """The ranges of one LUN. Thread-safe; never waits itself."""
+    """The locked and the claimed blocks of one LUN. Thread-safe; never waits for a range itself."""
 
     def __init__(self, tasks: list[TaskSlot], lun: bytes) -> None:
         self._tasks = tasks
@@ -24,8 +25,8 @@ class RangeLock:
         self._waiters: list[Waiter] = []
 
     def _blocked(self, first: int, last: int, waiter: Waiter | None) -> bool:
-        """Under the mutex: is part of the range locked? Then ``waiter``, if given, will hear of
-        the next change: its ``pending`` rises by one."""
+        """Whether part of the range is locked. Call it under the mutex. If so, ``waiter``, where
+        given, is told of the next change: its ``pending`` rises by one."""
         for low, high in self._locked:
             if first <= high and last >= low:
                 if waiter is not None:
@@ -35,8 +36,9 @@ class RangeLock:
         return False
 
     def claim(self, slot: TaskSlot, first: int, last: int, waiter: Waiter | None) -> bool:
-        """``slot`` is about to change blocks ``first`` to ``last``. False: not now; ``waiter``
-        will hear when to try again. (One that has other claims may not wait: pass None.)"""
+        """Record that ``slot`` is about to change blocks ``first`` to ``last``. False: some of them
+        are locked; ``waiter`` is told when to try again. A caller that has other claims must not
+        wait, and passes None."""
         with self._mutex:
             if self._locked and self._blocked(first, last, waiter):
                 return False
@@ -46,7 +48,8 @@ class RangeLock:
         return True
 
     def lock(self, first: int, last: int, waiter: Waiter) -> bool:
-        """Nobody else may start to change these blocks from now on. False: as ``claim``."""
+        """Lock these blocks: from now on no other operation can start to change them. False: some
+        are locked already; ``waiter`` as in ``claim``."""
         with self._mutex:
             if self._blocked(first, last, waiter):
                 return False
@@ -54,9 +57,11 @@ class RangeLock:
         return True
 
     def quiet(self, first: int, last: int, waiter: Waiter) -> bool:
-        """No write that was claimed before ``lock`` is still under way. False: as ``claim``."""
+        """Whether all writes of these blocks that were claimed before ``lock`` have ended. False:
+        some are under way; ``waiter`` as in ``claim``."""
         with self._mutex:
-            # Known as waiting before looking: who ends meanwhile frees its slot, then calls.
+            # Register the waiter first: a write that ends meanwhile frees its slot, then calls
+            # ``changed``.
             self._waiters.append(waiter)
             for slot in self._tasks:
                 if (
@@ -76,8 +81,8 @@ class RangeLock:
         self.changed()
 
     def changing(self, but: TaskSlot | None, ended_only: bool = False) -> bool:
-        """A slot other than ``but`` stands for a change of this LUN; ``ended_only``: for one that
-        is neither queued nor in flight. Takes no lock."""
+        """Whether a slot other than ``but`` holds a change of this LUN. ``ended_only``: only slots
+        that are neither queued nor in flight count. Takes no lock."""
         return any(
             slot.last >= slot.first
             and slot.state != FREE
@@ -88,8 +93,8 @@ class RangeLock:
         )
 
     def changing_outside(self, kept: Callable[[TaskSlot], bool]) -> bool:
-        """As ``changing``, of changes that are not ``kept`` elsewhere. One that has just been
-        claimed may be taken for such."""
+        """As ``changing``, but only changes that are not ``kept`` elsewhere count. A change that
+        has just been claimed may count although it is about to be kept."""
         return any(
             slot.last >= slot.first
             and slot.state != FREE
@@ -99,7 +104,8 @@ class RangeLock:
         )
 
     def changed(self) -> None:
-        """A claimed write has ended, or a range was unlocked. Cheap when nobody waits."""
+        """Wake the waiters: a claimed write has ended, or a range was unlocked. Cheap without
+        waiters."""
         if self._waiters:
             with self._mutex:
                 waiters, self._waiters = self._waiters, []

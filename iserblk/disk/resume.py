@@ -1,8 +1,8 @@
-"""What has to be done on a fresh connection before anything is sent again, LUN by LUN.
+"""What is done for each LUN on a fresh connection, before any waiting command is sent again.
 
-``STEPS`` run in their order, each for one LUN, on a fresh session whose connection the long-lived
-one is about to take over. A step that raises makes the reconnector try again later; LunChanged and
-ReservationLost end the session for good.
+``STEPS`` run in their order, each for one LUN, on the fresh session whose connection the long-lived
+session is about to take over. When a step raises, the reconnector tries again later; LunChanged and
+ReservationLost end the long-lived session for good.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ _Known = TypeVar("_Known", LunInfo, Names)
 
 
 def check_identity(core: DiskCore, fresh: Session) -> Operation[None]:
-    """The LUN there is the one that was in use. Raises LunChanged when it is not."""
+    """Check that the LUN on ``fresh`` is the one in use, and take over its data. Raises
+    LunChanged."""
     info = yield from recognise(core, fresh)
     if info is not None:
         core.take_info(info)
 
 
 def recognise(core: DiskCore, fresh: Session) -> Operation[LunInfo | None]:
-    """What the LUN there says of itself, if it is the one that is in use. None: it is, but it is
-    reserved, and tells more only to a nexus that is registered. Raises LunChanged."""
+    """What the LUN on ``fresh`` says of itself. None: it is the LUN in use, but a reserved LUN
+    tells more only to a nexus that is registered. Raises LunChanged when it is another LUN."""
     if core.reservation is None:
         return (yield from same_lun(core, fresh))
     yield from _same(core, names(fresh, core.info.lun, core.info.name, core.info.url))
@@ -38,8 +39,8 @@ def recognise(core: DiskCore, fresh: Session) -> Operation[LunInfo | None]:
 
 
 def same_lun(core: DiskCore, fresh: Session) -> Operation[LunInfo]:
-    """All that the LUN there says of itself, if it is the one that is in use. Raises
-    LunChanged."""
+    """All that the LUN on ``fresh`` says of itself. Raises LunChanged when it is not the LUN in
+    use, or its block size is another."""
     known = core.info
 
     def look() -> Operation[LunInfo]:
@@ -70,15 +71,16 @@ def _same(core: DiskCore, look: Operation[_Known]) -> Operation[_Known]:
 
 
 def check_reservation(core: DiskCore, fresh: Session) -> Operation[None]:
-    """Raises ReservationLost when the LUN is another's now, or was."""
+    """Take up the reservation again, if there is one. Raises ReservationLost when another initiator
+    has the LUN now, or may have had it meanwhile."""
     if core.reservation is not None:
         yield from core.reservation.resume(fresh, core.lun)
-        # Now with what it hides from a nexus that is not registered.
+        # The rest, which the LUN hides from a nexus that is not registered.
         core.take_info((yield from same_lun(core, fresh)))
 
 
 def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
-    """What the target has lost with its cache."""
+    """Send again what the target has lost with its cache."""
     yield from core.replay(fresh)
 
 
@@ -86,7 +88,7 @@ _NEVER = "nothing is sent to it; put the LUN in order, and connect anew"
 
 
 def _words(info: LunInfo | Names) -> str:
-    """All that tells one LUN from another."""
+    """All that tells one LUN from another, for messages and comparison."""
     identifiers = ", ".join(sorted(info.identifiers)) or "no identifiers"
     return f"{info.vendor} {info.product}, serial {info.serial or 'none'}, {identifiers}"
 
@@ -95,20 +97,20 @@ STEPS: list[Step] = [check_identity, check_reservation, replay_journal]
 
 
 def listen(cores: Sequence[DiskCore], fresh: Session) -> None:
-    """From before the first command on ``fresh``: that one may be told of what the target has lost,
-    and no other."""
+    """Follow every LUN on ``fresh``. Call it before the first command on ``fresh``: the target may
+    report what it has lost with that command, and with no other."""
     for core in cores:
         core.listen_resuming(fresh)
 
 
 def resume(core: DiskCore, fresh: Session) -> Operation[None]:
-    """All steps for one LUN."""
+    """Run all steps for one LUN."""
     listen([core], fresh)
     for step in STEPS:
         yield from step(core, fresh)
 
 
 def resume_all(cores: Sequence[DiskCore], fresh: Session) -> Operation[None]:
-    """Of every LUN of a session."""
+    """Run all steps for every LUN of a session."""
     for core in cores:
         yield from resume(core, fresh)

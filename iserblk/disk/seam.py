@@ -1,17 +1,18 @@
 """The disk seam: a byte-addressed LUN, as the front-ends and the command line see it.
 
-Two faces with the same names: ``BlockingDisk`` (any thread, never holds the GIL while it waits;
-``iserblk.disk.blocking.open_disks``) and ``AsyncDisk`` (trio; ``iserblk.disk.aio.open_disks``).
+It has two interfaces with the same names: ``BlockingDisk`` (for any thread; it does not hold the
+GIL while it waits; ``iserblk.disk.blocking.open_disks``) and ``AsyncDisk`` (for trio;
+``iserblk.disk.aio.open_disks``).
 
-Offsets and lengths are bytes, of any alignment: what does not fall on block boundaries is read,
-modified and written back under a range lock (which cannot protect against other hosts). A length
-of 0 does nothing. A range that leaves the disk raises OutOfRange and transfers nothing.
-Writes to a read-only LUN raise WriteProtected. All other failures are those of
-``iserblk.errors``: CommandError leaves the session usable, TransportError ends it (a connection
-that is lost does not: it is made again, and requests wait for it until their time is over). After
-an error of a write, trim or zero the range holds old data, new data, or a mix of both by block.
+Offsets and lengths are bytes, of any alignment. A block that a change covers in part is read,
+modified and written back under a range lock, which cannot protect against other hosts. A length of
+0 does nothing. A range that leaves the disk raises OutOfRange and transfers nothing. Writes to a
+read-only LUN raise WriteProtected. All other failures are those of ``iserblk.errors``: CommandError
+leaves the session usable, TransportError ends it. A lost connection does not end the session: the
+connection is made again, and requests wait for it until their deadlines. After a failed write, trim
+or zero the range holds old data, new data, or a mix of both by block.
 
-Buffers belong to the disk from the call to its return (also by exception), not longer.
+The disk uses a buffer from the call to its return (also by exception), and not longer.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LunInfo:
     identifiers: tuple[str, ...]  # VPD 83h, as "naa.6001…", "eui.…", "t10.…", "name.…"
     max_transfer: int  # bytes of the largest READ or WRITE that is sent
     optimal_transfer: int  # bytes, 0 unknown
-    connection: dict[str, object] = field(default_factory=dict)  # provider, what was negotiated
+    connection: dict[str, object] = field(default_factory=dict)  # provider, negotiated values
     paths: tuple[dict[str, object], ...] = ()  # with several portals, each as it was at login
 
 
@@ -64,17 +65,18 @@ class BlockingDisk(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes, as far as is known: a change is known when the next command after it ends."""
+        """Bytes, as last known. A change at the target can show only after the next command has
+        ended."""
         ...
 
     @property
     def dirty(self) -> bool:
-        """Something was changed through this object, and no flush has succeeded since; or one that
-        comes now would fail. For the flush at the end: a LUN that was only read needs none."""
+        """Something was changed through this object and no flush has succeeded since, or a flush
+        now would fail. For the flush at the end: a LUN that was only read needs none."""
         ...
 
     def refresh(self) -> int:
-        """Ask the target for the size; returns it."""
+        """Ask the target for the size; returns it, in bytes."""
         ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -86,16 +88,18 @@ class BlockingDisk(Protocol):
         ...
 
     def flush(self) -> None:
-        """All writes, trims and zeroes that have returned are on stable storage at return."""
+        """Put on stable storage all writes, trims and zeroes that returned before the call."""
         ...
 
     def trim(self, offset: int, length: int, fua: bool = False, *, patient: bool = False) -> None:
-        """Tell that the range is not needed. Only whole blocks inside it; their content is
-        undefined afterwards. Raises NotSupported where the LUN cannot.
+        """Tell the target that the range is not needed. Only whole blocks inside it are affected;
+        their content is undefined afterwards. Raises NotSupported where the LUN cannot trim.
 
         ``patient``: ``io-timeout`` is the time for each step, not for the whole request, which for
-        a large range may have thousands. Not for callers who repeat what takes them too long, as
-        the kernel's NBD client does: the first request may end behind what was written since."""
+        a large range may have thousands of steps. Not for callers that repeat a request which takes
+        too long, as the kernel's NBD client does: the first request may then end after a later
+        write.
+        """
         ...
 
     def zero(
@@ -108,26 +112,28 @@ class BlockingDisk(Protocol):
         fua: bool = False,
         patient: bool = False,
     ) -> None:
-        """The range reads as zeroes afterwards. ``may_trim``: it may be deallocated. ``fast``:
-        raise NotSupported (nothing done) where it would be no faster than writing. ``patient``: as
-        of ``trim``."""
+        """Make the range read as zeroes. ``may_trim``: the LUN may deallocate it. ``fast``: raise
+        NotSupported, with nothing done, where this would be no faster than writing. ``patient``:
+        see ``trim``."""
         ...
 
     def extents(self, offset: int, length: int) -> list[Extent]:
-        """Allocation of the range: ascending, adjoining, from ``offset`` on, at least one entry;
-        may end early. One EXTENT_DATA entry where the LUN cannot tell."""
+        """Return the allocation of the range: ascending, adjoining extents from ``offset`` on, at
+        least one. They may end before the range does. One EXTENT_DATA extent where the LUN cannot
+        tell."""
         ...
 
     def cache(self, offset: int, length: int) -> None:
-        """Ask the LUN to read the range ahead (PRE-FETCH). A hint: a refusal is no error."""
+        """Ask the LUN to read the range ahead (PRE-FETCH). This is a hint: a refusal is no
+        error."""
         ...
 
 
 class AsyncDisk(Protocol):
-    """One LUN for trio tasks of the loop that opened it. The methods are ``BlockingDisk``'s.
+    """One LUN for trio tasks of the loop that opened it. The methods are those of ``BlockingDisk``.
 
-    Cancelling an operation aborts its commands at the target; the buffer is free when Cancelled
-    comes out.
+    A cancelled operation aborts its commands at the target; its buffer is free when Cancelled is
+    raised.
     """
 
     info: LunInfo

@@ -1,1 +1,1 @@
-"""Sessions: connect, login, submit, and the two drivers that wait for them."""
+"""Sessions: connect, log in, submit commands, and the two drivers that run a session."""

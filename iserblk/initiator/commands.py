@@ -1,7 +1,7 @@
-"""Running SCSI commands on a session: fill a slot, send it, wait, retry, or raise.
+"""Runs SCSI commands on a session: fill a slot, send it, wait, retry, or raise.
 
 An **operation** is a generator that yields what it waits for: a Waiter, or seconds to sleep. The
-two faces differ only in how they wait, so every operation exists once.
+drivers for threads and for trio differ only in how they wait, so every operation exists once.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ FLAGS_NO_DATA = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
 FLAGS_READ = FLAGS_NO_DATA | bhs.FLAG_READ
 FLAGS_WRITE = FLAGS_NO_DATA | bhs.FLAG_WRITE
 
-PARALLEL = 16  # commands in flight that one work has at the most
-AGAIN_S = 0.02  # between two looks whether a connection that is to be replaced has ended
+PARALLEL = 16  # commands that one work has in flight at most
+AGAIN_S = 0.02  # between two looks whether a connection to be replaced has ended
 ATTEMPTS = 10  # for unit attentions, aborted commands and their like, per command
 BACK_OFF_S = 0.02  # first pause after BUSY; doubles
 MOST_BACK_OFF_S = 1.0
 
 
 class PortRefused(ScsiError):
-    """The port does not carry out commands in its access state, and the session is about to go on
-    through another one: the command is sent again there."""
+    """The port does not carry out commands in its access state. The session is about to go on
+    through another port, and the command is sent again there."""
 
 
 def fill_read(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
-    """Data-In into ``buffer``; the CDB is the caller's to pack."""
+    """Fill ``slot`` for Data-In into ``buffer``; the caller packs the CDB."""
     slot.lun = lun
     slot.flags = FLAGS_READ
     slot.direction = READ
@@ -61,7 +61,7 @@ def fill_read(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
 
 
 def fill_write(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
-    """Data-Out from ``buffer``; the CDB is the caller's to pack."""
+    """Fill ``slot`` for Data-Out from ``buffer``; the caller packs the CDB."""
     slot.lun = lun
     slot.flags = FLAGS_WRITE
     slot.direction = WRITE
@@ -78,7 +78,7 @@ def fill_no_data(slot: TaskSlot, lun: bytes) -> None:
 
 
 def failure(slot: TaskSlot, name: str) -> IserblkError | None:
-    """What went wrong with an ended command, in words; None when it is GOOD and whole."""
+    """The error of a command that has ended; None when it is GOOD and moved all its data."""
     if slot.error is not None:
         error = slot.error
         return error if isinstance(error, IserblkError) else IserblkError(str(error))
@@ -111,8 +111,9 @@ def _from_sense(text: str, sense: Sense) -> ScsiError:
 
 
 def retry_delay(error: IserblkError, attempt: int) -> float | None:
-    """Seconds to wait before the command may be sent again; None: do not. What ends by itself is
-    waited for until the caller's deadline: room for a command, a LUN or port that gets ready."""
+    """Seconds to wait before the command may be sent again; None: it may not. ``attempt``: 0 after
+    the first. A condition that ends by itself is waited for until the caller's deadline: room for a
+    command, a LUN or port that gets ready."""
     if not isinstance(error, ScsiError):
         return None
     pause = min(MOST_BACK_OFF_S, BACK_OFF_S * (1 << min(attempt, 16)))
@@ -137,12 +138,14 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
 
 
 def no_room(error: IserblkError | None) -> bool:
-    """The target has more commands than it can take. ``SendQueue.shrink`` is called for each."""
+    """Whether the target has more commands than it can take. ``SendQueue.shrink`` is called for
+    each."""
     return isinstance(error, ScsiError) and error.status in (sam.BUSY, sam.TASK_SET_FULL)
 
 
 def port_state(error: ScsiError) -> int | None:
-    """The access state of the port for which it has refused the command, if that is why."""
+    """The access state for which the port refused the command; None: it failed for another
+    reason."""
     return alua.state_of_sense(error.sense) if isinstance(error.sense, Sense) else None
 
 
@@ -163,7 +166,7 @@ def check_time(session: Session, deadline: float, name: str) -> None:
 def take(
     session: Session, waiter: Waiter, deadline: float = 0.0, name: str = ""
 ) -> Operation[TaskSlot]:
-    """A free slot, waiting for one if need be. ``deadline``: raises CommandTimeout when that has
+    """Take a free slot, and wait for it if need be. Raises CommandTimeout when ``deadline`` has
     passed (0: never)."""
     again = False
     while True:
@@ -178,17 +181,17 @@ def take(
 
 
 def release_ended(session: Session, slots: list[TaskSlot]) -> None:
-    """Give back those that are not in flight. (An interrupted thread may leave some: they, and
-    what they refer to, stay until the session ends.)"""
+    """Give back the slots that are not in flight. (An interrupted thread may leave some in flight:
+    they, and what they refer to, stay until the session ends.)"""
     for slot in slots:
         if slot.state < QUEUED:
             session.queue.release(slot)
 
 
 class Work(Generic[P]):
-    """What ``run`` does to pieces of one kind: a command each. ``name``: of the LUN, for messages.
-    ``deadline``: of all commands with their retries (monotonic seconds). ``most``: commands in
-    flight at once."""
+    """What ``run`` does to pieces of one kind, with one command for each piece. ``name``: of the
+    LUN, for messages. ``deadline``: of all commands with their retries (monotonic seconds).
+    ``most``: commands in flight at once."""
 
     most = PARALLEL
 
@@ -200,36 +203,38 @@ class Work(Generic[P]):
 
     def fill(self, slot: TaskSlot, piece: P, waiter: Waiter | None) -> bool:
         """Write the command of ``piece`` into ``slot``. False: its blocks are locked, and
-        ``waiter`` will hear of a change. It is None while commands of the same work run: a work
-        that holds claims must not wait for a lock whose holder waits for them."""
+        ``waiter`` is told of a change. ``waiter`` is None while commands of the same work run: a
+        work that holds claims must not wait for a lock whose holder waits for them."""
         raise NotImplementedError
 
     def begun(self) -> None:
-        """Commands are about to be submitted."""
+        """Called when commands are about to be submitted."""
 
     def outcome(self, slot: TaskSlot, piece: P) -> IserblkError | None:
-        """What went wrong with an ended command; None: nothing."""
+        """The error of a command that has ended; None: it succeeded."""
         return failure(slot, self.name)
 
     def stale(self) -> bool:
-        """All has ended, and commands that succeeded have to be sent again."""
+        """Called when all commands have ended: whether those that succeeded have to be sent
+        again."""
         return False
 
     def gives_up(self, problem: IserblkError) -> IserblkError | None:
-        """``problem`` stays. Returns what ends the work; None: it goes on without that piece."""
+        """``problem`` allows no retry. Returns the error that ends the work; None: the work goes on
+        without that piece."""
         return problem
 
     def ended(self, slots: list[TaskSlot]) -> None:
-        """To be looked at for the last time: some may be in flight where a thread was interrupted,
-        the others are about to be given back."""
+        """Called before slots are given back, for a last look at them. Where a thread was
+        interrupted, some may be in flight, and are not given back."""
 
     def released(self) -> None:
-        """They were given back."""
+        """Called after slots were given back."""
 
 
 def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
-    """One command for each piece, as many at once as slots allow and ``work.most``, each sent again
-    where that is legal.
+    """Run one command for each piece, as many at once as slots and ``work.most`` allow. Each is
+    sent again where that is legal.
 
     Raises the first error when all that was sent has ended; the other pieces were not sent then.
     Raises CommandTimeout when the deadline has passed before all were sent.
@@ -261,12 +266,12 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                 taken = queue.take_now()
             if running:
                 work.begun()
-                # (Nobody else counts with it: with a claim of its own it waits for no lock.)
+                # (No other thread changes it now: a work with claims waits for no lock.)
                 waiter.pending = len(running)
                 for slot, _, _ in running:
                     queue.submit(slot)
             else:
-                # It waits for the lock; who lets go of that counts, from another thread.
+                # It waits for a lock; the thread that unlocks calls ``waiter.task_done``.
                 check_time(session, deadline, name)
             while waiter.pending:
                 yield waiter
@@ -302,7 +307,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
 
 
 class _Command(Work[bytes]):
-    """One command, whose CDB is its one piece. ``moved``: bytes of data, once it has ended."""
+    """One command; its CDB is the only piece. ``moved``: bytes of data, once it has ended."""
 
     def __init__(
         self,
@@ -351,8 +356,8 @@ def command(
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
-    unknown length, and for advice. ``deadline``: for all attempts together; 0: the session's time
-    for one request, from now.
+    unknown length, and for commands that are only advice. ``deadline``: for all attempts together;
+    0: the session's time for one request, from now.
     """
     deadline = deadline or monotonic() + session.io_timeout
     work = _Command(session, lun, name, deadline, data_in, data_out, short_ok)
@@ -363,8 +368,8 @@ def command(
 def ask(
     session: Session, lun: bytes, cdb: bytes, length: int, name: str, deadline: float = 0.0
 ) -> Operation[memoryview]:
-    """Run one command that answers with up to ``length`` bytes, the allocation length of ``cdb``;
-    returns those that came, in memory of their own. Raises as ``command``."""
+    """Run one command that returns up to ``length`` bytes, the allocation length of ``cdb``;
+    returns the bytes that came, in memory of their own. Raises as ``command``."""
     answer = memoryview(bytearray(length))
     moved = yield from command(
         session, lun, cdb, name, data_in=answer, short_ok=True, deadline=deadline

@@ -1,9 +1,9 @@
-"""Gives a session its connection back: connects, logs in, has its LUNs looked at, hands over.
+"""Gives a session a new connection: connects, logs in, has its LUNs checked, and hands over.
 
-A ``Reconnector`` runs in trio, beside the driver of its session or in another thread than that. One
-attempt is a login with the session's ISID and no TSIH: session reinstatement, which ends at the
-target whatever the lost connection left there (RFC 7143 section 6.3.5). So nothing of it can land
-behind what is sent on the new one.
+A ``Reconnector`` runs in trio, beside the driver of its session or in another thread. One attempt
+is a login with the session's ISID and no TSIH. That is session reinstatement: the target ends
+whatever the lost connection left there (RFC 7143 section 6.3.5). So no old command can take effect
+after what is sent on the new connection.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from iserblk.initiator.session.slots import Operation
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.1  # between two attempts; doubles
+FIRST_PAUSE_S = 0.1  # between two attempts; doubled after each
 MOST_PAUSE_S = 5.0
-WAITING_PAUSE_S = 1.0  # the most while commands wait
-DEMAND_S = 0.2  # a new command cuts a pause short to this
-SILENCE_S = 30.0  # of the target, that is borne between login and the hand-over
-ADOPTED_S = 0.02  # how often is looked whether the driver has gone on
+WAITING_PAUSE_S = 1.0  # the longest pause while commands wait
+DEMAND_S = 0.2  # a new command shortens a pause to this
+SILENCE_S = 30.0  # of the target, allowed between the login and the hand-over
+ADOPTED_S = 0.02  # between two looks whether the session has adopted the connection
 
 
 class Driver(SessionDriver, Protocol):
@@ -40,12 +40,14 @@ class Driver(SessionDriver, Protocol):
     session: Session
 
     def kick(self) -> None:
-        """In the reconnector's thread: have ``progress`` run, in the thread that runs it now."""
+        """Have ``progress`` run soon: in the thread that runs it now, or in this one if none does.
+        Called in the reconnector's thread."""
         ...
 
 
 class Reconnector:
-    """Of one session. ``run`` is the body of a task; ``stop`` ends it, and must be called."""
+    """Reconnects one session. ``run`` is the body of a task; ``stop`` ends it, and must be
+    called."""
 
     def __init__(
         self,
@@ -53,9 +55,10 @@ class Reconnector:
         connect: Callable[[], Awaitable[Session]],
         resume: Callable[[Session], Operation[None]],
     ) -> None:
-        """In trio. ``connect``: a fresh session with the ISID of the old one, each time that it is
-        called. ``resume``: what has to be done on it before anything is sent again; raises
-        LunChanged or ReservationLost when nothing may be."""
+        """Call it in trio. ``connect`` returns a fresh session with the ISID of the old one; it is
+        called for each attempt. ``resume``: what has to be done on the fresh session before
+        anything is sent again; raises LunChanged or ReservationLost when nothing may be sent any
+        more."""
         self._driver = driver
         self._session = driver.session
         self._connect = connect
@@ -71,7 +74,7 @@ class Reconnector:
         driver.reconnect = self._call
 
     def _call(self) -> None:
-        """From any thread: the connection is lost, or a command wants it."""
+        """From any thread: the connection is lost, or a command needs one."""
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._notice, idempotent=True)
 
@@ -79,8 +82,8 @@ class Reconnector:
         self._heard.set()
 
     def stop(self) -> None:
-        """In trio. From now on a lost connection is the session's end, and a suspended session is
-        its owner's to end."""
+        """Call it in trio. From now on a lost connection ends the session, and the session's owner
+        must end a session that is suspended."""
         self._driver.reconnect = None
         self._stopped = True
         self._heard.set()
@@ -96,8 +99,8 @@ class Reconnector:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Until ``stop``. Out of reach of cancelling: an operation that is cancelled needs its
-        driver to the end."""
+        """Reconnect until ``stop``. Shielded from cancelling: a cancelled operation needs its
+        driver until it ends."""
         with trio.CancelScope(shield=True):
             while not self._stopped:
                 if self._wanted:
@@ -107,7 +110,8 @@ class Reconnector:
                     await self._heard.wait()
 
     async def _sleep(self, seconds: float, shortest: float) -> None:
-        """For ``seconds``, or until a command is submitted, but for ``shortest`` then."""
+        """For ``seconds``; when a command is submitted meanwhile, only until ``shortest`` has
+        passed."""
         end = trio.current_time() + shortest
         with trio.move_on_after(seconds) as self._sleeping:
             self._heard = trio.Event()
@@ -115,11 +119,11 @@ class Reconnector:
             await trio.sleep_until(end)
 
     async def _regain(self) -> None:
-        """Attempts, until the session goes on or ends."""
+        """Make attempts until the session goes on or ends."""
         session = self._session
         pause = 0.0
         if session.suspended_at - self._regained_at < self._pause:
-            pause = self._next_pause()  # the connection did not last: not at once again
+            pause = self._next_pause()  # the connection did not last: wait first
         else:
             self._pause = FIRST_PAUSE_S
         told = ""
@@ -158,7 +162,7 @@ class Reconnector:
         self._regained_at = monotonic()
 
     async def _attempt(self) -> Session | IserblkError:
-        """A fresh session that is ready to be adopted, or what is in the way."""
+        """A fresh session that is ready to be adopted, or the error that prevents it."""
         try:
             with trio.CancelScope() as self._connecting:
                 self._fresh = await self._connect()
@@ -180,12 +184,12 @@ class Reconnector:
         return problem
 
     async def _look(self, fresh: Session) -> None:
-        """Do on ``fresh`` what has to come first. Afterwards nothing of it is in flight."""
+        """Run ``resume`` on ``fresh``. Afterwards nothing of it is in flight."""
         driver = TrioDriver(fresh)
         problem: Exception | None = None
 
         async def limit() -> None:
-            # A journal that is sent again may take long, but not without a word.
+            # A replay of the journal may take long, but the target must not be silent so long.
             while (left := fresh.last_heard + SILENCE_S - monotonic()) > 0:  # noqa: ASYNC110
                 await trio.sleep(left)
             words = f"{fresh.portal}: the LUNs did not answer within {SILENCE_S:g} s"
@@ -198,7 +202,7 @@ class Reconnector:
             try:
                 await driver.run_operation(self._resume(fresh))
             except Exception as error:
-                problem = error  # raised below, not as a group of the pump's
+                problem = error  # raised below, not inside the nursery's exception group
             nursery.cancel_scope.cancel()
         if problem is not None:
             raise problem

@@ -1,7 +1,7 @@
-"""What was written and is not on stable storage yet: what a flush promises, and the journal.
+"""Durability: what was written and is not on stable storage yet.
 
-promise   what a flush may promise, and which loss it tells
-journal   what is to be sent again when the target has lost its cache
-copies    the copies that it makes (compiled)
-replay    sending them again
+promise   what a flush may promise, and which losses it reports
+journal   what is sent again when the target has lost its cache
+copies    the journal's copies of written data (compiled)
+replay    sends the journal again
 """

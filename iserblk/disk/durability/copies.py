@@ -1,14 +1,14 @@
-"""Copies of what was written, one behind another, and an index of them: what a journal does once
-for each write, and therefore compiled.
+"""The journal's copies of written data: one behind another in chunks, with an index.
 
-setup.py makes ``iserblk.disk.durability._copies`` of this file, with the C types of
-``_copies.pxd``. Both have one behaviour; ``journal`` takes the compiled one where it is there. It
-saves more than what a loop shows: between two writes a thread does so much else that the
-interpreter finds nothing of this in the processor's caches.
+The journal makes a copy for each write, so this module is compiled. setup.py makes
+``iserblk.disk.durability._copies`` of this file, with the C types of ``_copies.pxd``. Both forms
+behave the same; ``journal`` takes the compiled one where it exists. That saves more than a
+benchmark loop shows: between two writes a thread does so much else that the interpreter finds
+nothing of this module in the processor's caches.
 
-Chunks are used again: fresh memory costs a page fault every 4 KiB. What the copies are is packed in
-an index beside them: an object for each would be memory that is in no processor's cache, and work
-for the garbage collector.
+Chunks are used again: fresh memory costs a page fault every 4 KiB. Each chunk has a packed index of
+its copies. An object for each copy would be memory that is in no processor's cache, and work for
+the garbage collector.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator
 from iserblk.initiator.session.slots import NO_BYTES, TaskSlot
 
 CHUNK = 1 << 20  # bytes; a multiple of every block size
-_RECORD = 4  # numbers: sequence, first block, where the copy begins in the chunk, and where it ends
+_RECORD = 4  # numbers: sequence, first block, where the copy begins in the chunk, where it ends
 
 
 class Change:
-    """What the command of ``slot`` changes, for the journal. ``sequence``: its number; 0: nothing
-    that is kept. ``data``: a view of the caller's buffer, if any. ``command_block`` b"": a WRITE of
-    that data."""
+    """What the command of ``slot`` changes, for the journal. ``sequence``: its number; 0: the slot
+    has no change that is kept. ``data``: a view of the caller's buffer, if any. ``command_block``:
+    its CDB; b"": a WRITE of ``data``."""
 
     __slots__ = ("command_block", "data", "sequence", "slot")
 
@@ -37,8 +37,8 @@ class Change:
 
 
 class Chunk:
-    """``data``: CHUNK bytes, of which the first ``at`` are copies. ``index``: records, of 64-bit
-    numbers, of which the first ``used`` numbers count. ``block``: bytes."""
+    """Memory for copies. ``data``: CHUNK bytes, of which the first ``at`` are copies. ``index``:
+    records of 64-bit numbers, of which the first ``used`` numbers count. ``block``: bytes."""
 
     __slots__ = ("at", "data", "index", "used")
 
@@ -50,8 +50,8 @@ class Chunk:
         self.at = 0
 
     def take_in(self, other: Chunk) -> bool:
-        """Copies all that ``other`` has behind what is here. False, and nothing is done: there is
-        no room. Neither is being filled."""
+        """Append all copies of ``other``. False, with nothing done: there is no room. Neither chunk
+        may be one that is being filled."""
         start, stop = self.at, self.at + other.at
         if stop > CHUNK:
             return False
@@ -68,21 +68,22 @@ class Chunk:
         return True
 
     def entries(self) -> Iterator[tuple[int, int, memoryview]]:
-        """(sequence, first block, its part of ``data``), in the order in which they came."""
+        """Yield (sequence, first block, its part of ``data``), in the order in which they were
+        added."""
         numbers = self.index[: self.used].tolist()
         for at in range(0, self.used, _RECORD):
             yield numbers[at], numbers[at + 1], self.data[numbers[at + 2] : numbers[at + 3]]
 
 
 class Copies:
-    """Fills one chunk after another, of blocks of ``block`` bytes. ``next_chunk`` is called for a
-    chunk to fill.
+    """Copies of written data, for blocks of ``block`` bytes. Fills one chunk after another, and
+    calls ``next_chunk`` for each.
 
-    It is a lock, too: everything but ``keep``, which takes it itself, wants ``with copies:`` around
-    it, and ``next_chunk`` is called under it.
+    It is also a lock. ``keep`` takes it itself; everything else must run inside ``with copies:``,
+    and ``next_chunk`` is called under it.
 
-    ``size``: bytes that are kept; a caller that drops copies, or keeps something elsewhere,
-    counts too.
+    ``size``: bytes that are kept. A caller that drops copies, or keeps something elsewhere,
+    corrects it.
     """
 
     def __init__(self, block: int, next_chunk: Callable[[], Chunk]) -> None:
@@ -91,7 +92,7 @@ class Copies:
         self._lock = threading.Lock()
         self._next_chunk = next_chunk
         self._chunk: Chunk | None = None
-        # Of that chunk; the end of one when there is none.
+        # Those of that chunk; without a chunk, those of a full one.
         self._data = memoryview(bytearray())
         self._index = self._data.cast("Q")
         self._used = 0
@@ -104,9 +105,9 @@ class Copies:
         self._lock.release()
 
     def keep(self, change: Change) -> None:
-        """The WRITE of ``change.slot`` has succeeded: copies its data, and notes ``sequence`` and
-        the slot's ``first`` with it. Then there is no change any more. To be called before the
-        slot, or the buffer, is given back."""
+        """Copy the data of ``change``, whose WRITE has succeeded, with its ``sequence`` and the
+        slot's ``first``; then clear the change. Call it before the slot, or the buffer, is given
+        back."""
         with self._lock:
             data = change.data
             length = len(data)
@@ -131,7 +132,7 @@ class Copies:
         self._used = used + _RECORD  # last: an interrupt before it has kept nothing
 
     def copy(self, sequence: int, first: int, data: memoryview) -> None:
-        """Copies, and does not count. A copy that meets the end of a chunk becomes two."""
+        """Copy ``data`` without counting it. A copy that meets the end of a chunk becomes two."""
         left = len(data)
         while left:
             if self._at == CHUNK:
@@ -148,7 +149,7 @@ class Copies:
             left -= part
 
     def close(self) -> None:
-        """What was kept so far is in chunks that nothing is added to any more."""
+        """Close the chunk that is being filled: nothing is added to it any more."""
         chunk = self._chunk
         if chunk is not None:
             chunk.used = self._used

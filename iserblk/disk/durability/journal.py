@@ -1,21 +1,22 @@
-"""The journal of one LUN: what was acknowledged and is not on stable storage yet, to be sent again
-when the target has lost its cache.
+"""The journal of one LUN: acknowledged changes that are not on stable storage yet.
 
-A change (WRITE, UNMAP, WRITE SAME) is in it from before it is submitted until a flush covers it, or
-until it has failed. While its command runs it is a view of the caller's buffer; a copy of that is
-made before the caller gets the buffer back. So at no moment an acknowledged change is nowhere.
+They are sent again when the target has lost its cache. The journal holds a change (WRITE, UNMAP,
+WRITE SAME) from before its submission until a flush covers it, or until it has failed. While its
+command runs, the journal has a view of the caller's buffer. It copies the data before the caller
+gets the buffer back. So an acknowledged change is in the journal at every moment.
 
-While it runs, ``Journal.changes`` says what it is, at the index of its slot, beside ``first`` and
-``last`` of the slot.
+While a command runs, ``Journal.changes`` says what it changes, at the index of its slot; the blocks
+are ``first`` and ``last`` of the slot.
 
-Order: changes are numbered when they are submitted, and sent again by these numbers. One that was
-acknowledged before another was submitted has the lower one. Of two at the same time either may win,
-there as here.
+Order: changes are numbered when they are submitted, and sent again in the order of these numbers. A
+change that was acknowledged before another was submitted has the lower number. Of two changes in
+flight at the same time either may win, at first and when they are sent again.
 
-Flushes: what has ended since the last flush began is a **batch**. A flush closes the present batch;
-when it succeeds, it drops that one and all before it; when not, they stay, for the next. Batches
-that the same flushes cover are one, with chunks that are more than half full: so what is kept costs
-no more than twice its size and a chunk for each flush under way, however many flushes fail.
+Flushes: the changes that have ended since the last flush began are a **batch**. A flush closes the
+present batch. When it succeeds, it drops that batch and all before it; when it fails, they stay for
+the next flush. Closed batches that the same flushes cover are merged into one, with chunks that are
+more than half full. So the memory is at most twice the size of the data, plus a chunk for each
+flush under way, however many flushes fail.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SMALL = 128  # bytes that an entry without data counts as
 
 
 class Entry(NamedTuple):
-    """One change as it is to be sent again. ``command_block`` b"": a WRITE of ``data``."""
+    """One change that is to be sent again. ``command_block``: its CDB; b"": a WRITE of ``data``."""
 
     sequence: int
     first: int  # block
@@ -48,10 +49,10 @@ class Entry(NamedTuple):
 
 
 class _Batch:
-    """Changes that have ended: copies, in ``chunks``, and ``others``, those without: commands, and
-    pieces of an operation that still has its buffer.
-    ``size``: bytes that all of it counts as, once it is closed. ``flushes``: how many that cover it
-    are under way; those of a younger batch cover all older ones as well."""
+    """Changes that have ended. ``chunks``: copies. ``others``: the changes without a copy:
+    commands, and pieces of an operation that still has its buffer. ``size``: bytes that all of it
+    counts as, once the batch is closed. ``flushes``: how many flushes that cover it are under way;
+    a flush of a younger batch covers all older ones as well."""
 
     __slots__ = ("chunks", "flushes", "others", "size")
 
@@ -66,7 +67,7 @@ Batches = list[_Batch]
 
 
 def _good(change: Change) -> bool:
-    """A command that has ended succeeded. tgtd reports a residual for each UNMAP."""
+    """Whether a command that has ended succeeded. (tgtd reports a residual for each UNMAP.)"""
     slot = change.slot
     if slot.error or slot.status or slot.response:
         return False
@@ -74,20 +75,22 @@ def _good(change: Change) -> bool:
 
 
 def _size(entry: Entry) -> int:
-    """What it counts as."""
+    """Bytes that the entry counts as."""
     return SMALL if entry.command_block or entry.data is None else len(entry.data)
 
 
 class Journal:
-    """Of one LUN, for the changes that the slots ``tasks`` make. Thread-safe; waits for nothing but
-    its own short lock. ``limit``: bytes of copies, with what is in flight, from which on a write
-    must flush first. Of what is in flight no more than half of it counts: else with a small
-    limit each write would have to flush.
+    """The journal of one LUN, for the changes that the slots ``tasks`` make. Thread-safe; waits for
+    nothing but its own short lock.
 
-    ``at_once``: as many writes as there can be; while there is room for those in ``copies.size``
-    nobody need ask ``full``. ``changes``: by the index of their slot. ``numbers``: for
-    ``Change.sequence``.
-    ``keep``: ``Copies.keep``, for a WRITE that was added and has succeeded.
+    ``limit``: bytes of copies, including what is in flight, above which a write must flush first.
+    What is in flight counts for at most half of the limit: else with a small limit each write would
+    have to flush.
+
+    ``at_once``: the most writes that there can be at once. While ``copies.size`` leaves room for
+    that many, a caller need not ask ``full``. ``changes``: by the index of their slot. ``numbers``:
+    for ``Change.sequence``. ``keep``: ``Copies.keep``, for a WRITE that was added and has
+    succeeded.
     """
 
     def __init__(self, limit: int, block: int, tasks: list[TaskSlot]) -> None:
@@ -100,18 +103,18 @@ class Journal:
         self.copies = Copies(block, self._next_chunk)  # and the lock of the journal
         self.keep = self.copies.keep
         self._batch = _Batch()
-        self._closed: list[_Batch] = []  # a flush of them is under way, or has failed
+        self._closed: list[_Batch] = []  # a flush of these is under way, or has failed
         self._spare: list[Chunk] = []
-        self._replays = 0  # under way: they look at chunks
-        self._flushing = False  # by one who found the journal full
+        self._replays = 0  # under way: they read chunks
+        self._flushing = False  # by a caller that found the journal full
         self._waiters: list[Waiter] = []
 
     def _running(self) -> list[Change]:
-        """Submitted, or about to be; not given back to their callers."""
+        """Changes that are submitted, or about to be, and not yet given back to their callers."""
         return [change for change in self.changes if change.sequence]
 
     def has(self, slot: TaskSlot) -> bool:
-        """What the command of ``slot`` changes is here."""
+        """Whether the change that the command of ``slot`` makes is in the journal."""
         return self.changes[slot.index].sequence != 0
 
     @property
@@ -121,23 +124,27 @@ class Journal:
 
     @property
     def active(self) -> bool:
-        """Something is kept, or in flight."""
+        """Whether something is kept, or in flight."""
         return self.size > 0 or bool(self._running())
 
     # -- changes ----------------------------------------------------------------------------------
 
     def add(self, slot: TaskSlot, data: memoryview | None, command_block: bytes = b"") -> None:
-        """``slot`` is about to be submitted, with ``first`` and ``last``: a WRITE of ``data``, or
-        that command; then ``data`` must not change any more."""
+        """Enter the change of ``slot``, which is about to be submitted and has ``first`` and
+        ``last`` set: a WRITE of ``data``, or ``command_block``. With the latter ``data`` must not
+        change any more."""
         change = self.changes[slot.index]
         change.data = NO_BYTES if data is None else data
         change.command_block = command_block
         change.sequence = next(self.numbers)  # last: from now on it is looked at
 
     def ended(self, slot: TaskSlot, *, copy: bool = True) -> int:
-        """The command of ``slot`` has ended, well or not; to be called before its slot is given
-        back. ``copy`` False: the caller goes on owning the buffer, until ``settle`` of the number
-        that is returned, which is 0 where nothing is kept."""
+        """Keep or drop the change of ``slot``, whose command has ended, well or not. Call it before
+        the slot is given back.
+
+        ``copy`` False: nothing is copied yet, and the caller goes on owning the buffer until
+        ``settle`` or ``forget`` of the number that is returned. 0: there is nothing to settle.
+        """
         change = self.changes[slot.index]
         if not change.sequence:
             return 0
@@ -157,7 +164,7 @@ class Journal:
         return entry.sequence
 
     def settle(self, sequences: Iterable[int]) -> None:
-        """The caller is about to get back the buffer of these: what is left of them is copied."""
+        """Copy what is left of these changes: the caller is about to get back their buffer."""
         with self.copies:
             for sequence in sequences:
                 for batch in (*self._closed, self._batch):
@@ -171,7 +178,7 @@ class Journal:
                         batch.others[sequence] = _owned(entry)
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """In place of ``settle``: the operation has failed, and nothing of these is kept."""
+        """Drop these changes, because their operation has failed; in place of ``settle``."""
         with self.copies:
             for sequence in sequences:
                 for batch in (*self._closed, self._batch):
@@ -183,7 +190,7 @@ class Journal:
                             batch.size -= size
 
     def _next_chunk(self) -> Chunk:
-        """Under the lock."""
+        """A chunk to fill, of the present batch. Called under the lock."""
         chunk = self._spare.pop() if self._spare else Chunk(self._block)
         chunk.used = chunk.at = 0
         self._batch.chunks.append(chunk)
@@ -192,8 +199,8 @@ class Journal:
     # -- flushes ----------------------------------------------------------------------------------
 
     def begin_flush(self) -> Batches:
-        """What has ended so far is about to be flushed; for ``flushed``, should that succeed, or
-        for ``not_flushed``."""
+        """Close the present batch: a flush of all that has ended so far is about to begin. Returns
+        what it covers, for ``flushed`` when it succeeds, else for ``not_flushed``."""
         with self.copies:
             size = self.size - sum(batch.size for batch in self._closed)
             if size:
@@ -207,7 +214,7 @@ class Journal:
             return list(self._closed)
 
     def flushed(self, batches: Batches) -> None:
-        """All of this is on stable storage: drop it."""
+        """Drop these batches: they are on stable storage."""
         with self.copies:
             for batch in batches:
                 if batch in self._closed:
@@ -216,16 +223,16 @@ class Journal:
                     self._spare_chunks(batch.chunks)
 
     def not_flushed(self, batches: Batches) -> None:
-        """The flush has failed: all of this stays."""
+        """Keep these batches: the flush has failed."""
         with self.copies:
             for batch in batches:
-                if batch in self._closed:  # else it was flushed, or merged with one that is here
+                if batch in self._closed:  # else it was flushed, or merged into another batch
                     batch.flushes -= 1
             self._merge()
 
     def _merge(self) -> None:
-        """Makes one of closed batches that the same flushes cover. There are such only where a
-        flush has failed."""
+        """Merge closed batches that the same flushes cover. Such batches exist only where a flush
+        has failed."""
         closed = self._closed
         at = 1
         while at < len(closed):
@@ -243,14 +250,16 @@ class Journal:
                     older.chunks.append(chunk)
 
     def _spare_chunks(self, chunks: list[Chunk]) -> None:
-        """To be used again, unless a replay looks at them; no more than the journal needs."""
+        """Keep chunks for later use, no more than the journal needs; none while a replay looks at
+        them."""
         if not self._replays:
             self._spare += chunks
             del self._spare[self.limit // CHUNK + 2 :]
 
     def full(self, length: int) -> bool:
-        """A write of so many bytes has to flush first (``claim_flush``). What is in flight is taken
-        for writes like it. Never so before there are half as many bytes."""
+        """Whether a write of ``length`` bytes has to flush first (``claim_flush``). Changes in
+        flight are taken to be as large as it. Never true while the journal, with this write, holds
+        no more than half of its limit."""
         after = self.size + length
         if after <= self.limit - min(len(self.changes) * length, self._half):
             return False  # whatever is in flight
@@ -258,8 +267,9 @@ class Journal:
         return after > room and self.size > 0 and length <= self.limit
 
     def claim_flush(self, waiter: Waiter) -> bool:
-        """True: the caller is the one to flush; then ``end_flush``. False: another one is at it,
-        and ``waiter``, whose ``pending`` was raised by one, hears of the end."""
+        """Ask to be the caller that flushes. True: flush, then call ``end_flush``. False: another
+        caller flushes; ``waiter.pending`` was raised by one, and ``waiter`` is told when that flush
+        ends."""
         with self.copies:
             if self._flushing:
                 waiter.pending += 1
@@ -280,14 +290,14 @@ class Journal:
     def begin_replay(self) -> list[Entry]:
         """All that has to be sent again, in order. Its data stays as it is until ``end_replay``.
 
-        Left out is what is queued or in flight, which will be sent anyway, and what has failed.
-        The connection that it was sent on must have ended.
+        Left out are changes that are queued or in flight, which will be sent anyway, and changes
+        that have failed. The connection that they were sent on must have ended.
         """
         with self.copies:
             self._replays += 1
             self.copies.close()
-            # Those whose command has ended, but whose caller, who may go on at any time and change
-            # the buffer, has not said so yet.
+            # Changes whose command has ended, but whose caller has not called ``ended`` yet. The
+            # caller may do so at any time and then change the buffer: hence the copy.
             found = [
                 _owned(_entry(change))
                 for change in self._running()
@@ -314,7 +324,7 @@ def _entry(change: Change) -> Entry:
 
 
 def _owned(entry: Entry) -> Entry:
-    """With data of its own, whatever the caller does to its buffer."""
+    """The entry with data of its own, which does not change with the caller's buffer."""
     if entry.data is None or entry.command_block:
         return entry
     return entry._replace(data=memoryview(bytes(entry.data)))

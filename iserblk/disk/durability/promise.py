@@ -1,21 +1,23 @@
-"""What a flush may promise: writes that have returned and may not be on stable storage yet.
+"""Durability of writes: which have returned but may not be on stable storage, and what a flush may
+promise.
 
-The one who runs ``Session.progress`` calls ``hear`` for each command that brought sense data, in
-the order in which they came: so a report that the target lost power is never taken for older than a
-flush that it spoils, or than a write that it lost. The other calls come from any thread.
+The thread that runs ``Session.progress`` calls ``hear`` for each command that brought sense data,
+in the order in which they came. So a report that the target lost power is never taken for older
+than a flush that it spoils, or than a write that it lost. The other calls come from any thread.
 
-What is done about a loss: with a journal, everything in it is sent again on a new connection
-(``replay_needed``), and no flush succeeds before that. Without one, or when the journal does not
-have everything, the next flush fails, and so does every one that is under way.
+After a loss: with a journal, everything in it is sent again on a new connection
+(``replay_needed``), and no flush succeeds before that. Without a journal, or when the journal does
+not have everything, the next flush fails, and so does every flush that is under way.
 
-The journal has everything (``_complete``) when each change that no flush covers is in it. That ends
-where the cache turns volatile while changes are under way that were submitted without, and begins
-again with a flush that succeeds, and began when there was none: what had ended is covered by it,
-what comes later is in the journal, because a change claims its blocks before it looks for one.
+The journal has everything (``_complete``) when it holds each change that no flush covers. This ends
+where the cache turns volatile while changes are under way that were submitted without the journal.
+It is true again after a flush that succeeds and that began when no such change was under way: the
+flush covers the changes that had ended, and later ones are in the journal, because a change claims
+its blocks before it looks for a journal.
 
-A deferred error always makes the next flush fail, journal or not: the medium has refused a write
-that was acknowledged. To send everything again would most likely fail again, just as late; and with
-a target that reports it each time there would be no end.
+A deferred error always makes the next flush fail, with or without a journal: the medium has refused
+a write that was acknowledged. To send everything again would most likely fail again, just as late;
+and with a target that reports the error each time there would be no end.
 """
 
 from __future__ import annotations
@@ -40,27 +42,27 @@ class Flushed(Enum):
     """How a flush has ended."""
 
     DONE = auto()
-    AGAIN = auto()  # what it was to cover was lost, and will be sent again: flush after that
-    LOST = auto()  # something of what it was to cover was lost, and nobody has been told
+    AGAIN = auto()  # what it was to cover was lost and will be sent again: flush after that
+    LOST = auto()  # part of what it was to cover is lost for good: the flush must fail
 
 
 class FlushToken(NamedTuple):
-    """What a flush was to cover."""
+    """What one flush was to cover: from ``begin_flush``, for ``end_flush``."""
 
     needed: bool
     losses: int
     replays: int
     batches: Batches
-    complete: bool  # what it does not cover is in the journal
+    complete: bool  # what the flush does not cover is in the journal
 
 
 class Durability:
-    """Of one LUN. ``name``: for logs. ``volatile``: the LUN has a write cache that must be flushed
-    (WCE); it may be told so later.
+    """Which writes to one LUN are not on stable storage yet, or are lost. ``name``: for logs.
+    ``volatile``: the LUN has a write cache that must be flushed (WCE); this may be learned later.
 
     ``journal``: the journal, while there is something to keep in it. ``replay_needed``: the target
-    has lost its cache, and what the journal has was not sent again yet. ``epoch`` is another one
-    after each such loss, and after each replay.
+    has lost its cache, and what the journal has was not sent again yet. ``epoch`` changes with each
+    such loss, and with each replay.
     """
 
     def __init__(self, name: str, volatile: bool, ranges: RangeLock) -> None:
@@ -69,26 +71,27 @@ class Durability:
         self.journal: Journal | None = None
         self.replay_needed = False
         self.epoch = 0
-        self._assigned: Journal | None = None  # in use or not
+        self._assigned: Journal | None = None  # whether in use or not
         self._complete = True  # all that is not flushed is in the journal, if there is one
         self._ranges = ranges
-        # A write has ended that no flush covers. Set before the slot of the write is given back,
-        # which shows its blocks, so that one of the two is always seen.
+        # A write has ended that no flush covers. Set before the slot of the write, which shows its
+        # blocks, is given back: so a thread that looks sees at least one of the two.
         self._dirty = False
         self._lock = threading.Lock()
         self._flushing = 0  # flushes under way that have something to flush
-        self._losses = 0  # that no replay makes good
-        self._replays = 0  # losses that one does
-        self._lost = False  # and no flush has failed for it yet
+        self._losses = 0  # losses that no replay makes good
+        self._replays = 0  # losses that a replay makes good
+        self._lost = False  # there was such a loss, and no flush has failed for it yet
 
     def assign(self, journal: Journal) -> None:
-        """From now on changes are kept. Before the first one."""
+        """Keep changes in ``journal`` while the LUN is volatile. Call it before the first
+        change."""
         self._assigned = journal
         if self.volatile:
             self.journal = journal
 
     def turn_volatile(self) -> None:
-        """The LUN has, or may have, a write cache now; a flush too many does no harm."""
+        """Note that the LUN has, or may have, a write cache now. A flush too many does no harm."""
         with self._lock:
             if not self.volatile:
                 self.volatile = True
@@ -96,17 +99,18 @@ class Durability:
                 self.journal = self._assigned
 
     def stale(self, epoch: int) -> bool:
-        """A read that began in that epoch, and succeeded, may have seen what was there before a
-        write that was lost: it must be done again. Its thread may look long after the answer came,
-        when the replay is over: so the present state says too little."""
+        """Whether a read that began in ``epoch`` and succeeded must be done again: it may have seen
+        what was there before a write that was lost. The present state alone says too little: the
+        reading thread may look long after the answer came, when the replay is over."""
         return self.replay_needed or epoch != self.epoch
 
     def wrote(self) -> None:
-        """A write has ended, well or not, and its slot is about to be given back."""
+        """Note that a write has ended, well or not. Call it before the slot of the write is given
+        back."""
         self._dirty = True
 
     def begin_flush(self) -> FlushToken:
-        """What has been written so far is about to be flushed. ``end_flush`` wants the answer."""
+        """Begin a flush of what has been written so far. Returns what ``end_flush`` needs."""
         with self._lock:
             needed = self._dirty or self._flushing > 0
             self._flushing += needed
@@ -119,7 +123,7 @@ class Durability:
             return FlushToken(needed, self._losses, self._replays, batches, complete)
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
-        """The flush is over; ``done``: the target says that it succeeded."""
+        """End a flush; returns how it ended. ``done``: the target says that it succeeded."""
         with self._lock:
             self._flushing -= token.needed
             again = self.replay_needed or token.replays != self._replays
@@ -140,13 +144,13 @@ class Durability:
             return Flushed.LOST if lost else Flushed.DONE
 
     def hear(self, slot: TaskSlot) -> bool:
-        """A command of this LUN ended with CHECK CONDITION and ``slot.sense``. True: the connection
-        has to be replaced, and the journal sent again before anything else."""
+        """Take in ``slot.sense`` of a command of this LUN that ended with CHECK CONDITION. True:
+        the connection has to be replaced, and the journal sent again before anything else."""
         return self._hear(slot, resuming=False)
 
     def hear_resuming(self, slot: TaskSlot) -> None:
-        """As ``hear``, for a connection that is not in use yet: whatever is queued will be sent on
-        it after ``replay``."""
+        """As ``hear``, for a fresh connection that is not in use yet: queued commands will be sent
+        on it after ``replay``."""
         self._hear(slot, resuming=True)
 
     def _hear(self, slot: TaskSlot, resuming: bool) -> bool:
@@ -167,12 +171,13 @@ class Durability:
         return False
 
     def wants_flush(self) -> bool:
-        """A flush would have something to make durable, or a loss to tell."""
+        """Whether a flush would have something to make durable, or a loss to report."""
         return self._lost or self._unflushed(None, False)
 
     def _unflushed(self, but: TaskSlot | None, resuming: bool) -> bool:
-        """``but``: the command that was told, and was not executed. While resuming, commands that
-        have not ended do not count: they will be sent."""
+        """Whether something is not on stable storage. ``but``: the command that brought the report,
+        and was not executed. ``resuming``: commands that have not ended do not count: they will be
+        sent."""
         changing = self._ranges.changing(but, ended_only=resuming)  # before ``_dirty``: see there
         with self._lock:
             return changing or self._dirty or self._flushing > 0
@@ -208,11 +213,12 @@ class Durability:
         return self._replays
 
     def replayed(self, replays: int) -> None:
-        """All that was in the journal after that many losses has been sent again."""
+        """Note that all that was in the journal after ``replays`` losses has been sent again."""
         with self._lock:
             self.epoch += 1
             self.replay_needed = self._replays != replays
 
     def gave_up(self, what: str) -> None:
-        """The target refused to take something again."""
+        """Note that the target refused to take a change again: it is lost. ``what`` completes "the
+        target" in the log."""
         self._lose(what)

@@ -1,4 +1,4 @@
-"""Sending the journal again, on a connection that takes the place of a lost one."""
+"""Sends the journal again, on a connection that takes the place of a lost one."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ PackWrite = Callable[[Slot, int, int, int], None]
 def replay(
     session: Session, lun: bytes, info: LunInfo, durability: Durability, pack_write: PackWrite
 ) -> Operation[None]:
-    """See ``DiskCore.replay``. Changes of the same blocks are sent one after another, in order;
-    nothing is dropped from the journal, as it is not flushed yet."""
+    """See ``DiskCore.replay``. Changes of the same blocks are sent one after another, in order.
+    Nothing is dropped from the journal, because nothing is flushed yet."""
     journal = durability.journal
     while durability.replay_needed and journal is not None:
         replays = durability.replays
@@ -56,7 +56,7 @@ def replay(
 
 
 def _pieces(entry: Entry, info: LunInfo) -> list[Entry]:
-    """As large as the LUN takes them now."""
+    """The entry in pieces, each as large as the LUN takes now."""
     data, step = entry.data, info.max_transfer // info.block_size
     if entry.command_block or data is None or entry.last - entry.first < step:
         return [entry]
@@ -74,7 +74,7 @@ def _pieces(entry: Entry, info: LunInfo) -> list[Entry]:
 
 
 def _next_batch(todo: deque[Entry]) -> list[Entry]:
-    """The next few in order, of which no two have a block in common."""
+    """Take the next few entries, in order, of which no two have a block in common."""
     batch: list[Entry] = []
     while todo and len(batch) < PARALLEL:
         entry = todo[0]
@@ -85,7 +85,7 @@ def _next_batch(todo: deque[Entry]) -> list[Entry]:
 
 
 class _Sending(Work[Entry]):
-    """Entries without a block in common, with the retries that are legal."""
+    """Sends entries that have no block in common, with the retries that are legal."""
 
     def __init__(
         self,
@@ -116,11 +116,12 @@ class _Sending(Work[Entry]):
 
     def outcome(self, slot: TaskSlot, piece: Entry) -> IserblkError | None:
         if piece.command_block[:1] == _UNMAP and slot.residual > 0:
-            slot.residual = 0  # as in ``DiskCore.trim``: tgtd takes it for that
+            slot.residual = 0  # tgtd, as in ``DiskCore.trim``
         return super().outcome(slot, piece)
 
     def gives_up(self, problem: IserblkError) -> IserblkError | None:
-        """Returns what may be better on the next connection; the rest is lost, and will be told."""
+        """The error, where the next connection may do better. None: the LUN refuses the change for
+        good; it is lost, and the next flush reports it."""
         if (
             not isinstance(problem, ScsiError)
             or retry_delay(problem, 0) is not None

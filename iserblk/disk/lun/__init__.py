@@ -1,7 +1,9 @@
-"""One LUN: what it is, what can be done with it, and who may.
+"""One LUN: what it is, what can be done with it, and which host may use it.
 
 operations    what front-ends ask for
 geometry      what its limits mean for a range of bytes
-identify      what it is and can; sizing: how large; inventory: which there are
+identify      its names and abilities
+sizing        its size
+inventory     which LUNs the target has
 reservation   ``reserve=exclusive``
 """

@@ -1,4 +1,4 @@
-"""What a LUN's limits mean for a range of bytes: how it is cut, and how answers read.
+"""What a LUN's limits mean for a range of bytes: how requests are cut, and how answers are read.
 
 Sources: SBC-4 (VPD B0h Block Limits, B2h Logical Block Provisioning, GET LBA STATUS).
 """
@@ -14,7 +14,7 @@ from iserblk.scsi import lba as lba_data
 from iserblk.scsi import limits
 
 MAXIMUM_BLOCKS = 0xFFFFFFFF  # what the length field of a 16-byte CDB holds
-LBA_STATUS_DESCRIPTORS = 1024  # asked for at once
+LBA_STATUS_DESCRIPTORS = 1024  # asked for with one command
 
 
 @dataclass(slots=True)
@@ -55,8 +55,8 @@ class Geometry:
         return lba_data.LBA_STATUS_HEADER + LBA_STATUS_DESCRIPTORS * lba_data.LBA_STATUS_DESCRIPTOR
 
     def extents_untrusted(self, answer: memoryview, offset: int, length: int) -> list[Extent]:
-        """GET LBA STATUS parameter data as extents of the byte range, which may end early. Blocks
-        of a status that is not known here count as data: a reader then reads them.
+        """GET LBA STATUS parameter data as extents of the byte range; they may end before it does.
+        Blocks of an unknown status count as data: a reader then reads them.
 
         Raises RemoteProtocolError when the descriptors do not begin at the range, or leave gaps.
         """

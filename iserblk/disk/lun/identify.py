@@ -1,9 +1,9 @@
-"""Who a LUN is and what it can: the commands that are sent once, after each login.
+"""Identifies a LUN, and finds out what it can do, by commands that are sent once after each login.
 
-A LUN lacks what it refuses with ILLEGAL REQUEST, as an invalid operation code or an invalid field
-in the CDB. Any other error says nothing of the kind, and is raised: a target that has just started
-may well answer an error for a while. Taken for an answer, it would make another LUN of this one, or
-a smaller one.
+A LUN lacks a command or a page when it refuses it with ILLEGAL REQUEST and invalid operation code
+or invalid field in CDB. Any other error does not mean that, and is raised: a target that has just
+started may answer with errors for a while. Such an error, taken for an answer, would make the LUN
+look like another LUN, or a smaller one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALLOCATION = 512
 
 
 class _Identify:
-    """The steps for one LUN."""
+    """The commands that identify one LUN."""
 
     def __init__(self, session: Session, lun: int, name: str) -> None:
         self.session = session
@@ -40,8 +40,9 @@ class _Identify:
     def ask_optional(
         self, command_block: bytes, what: str, length: int = _ALLOCATION, reserved_ok: bool = False
     ) -> Operation[memoryview | None]:
-        """As ``ask``; None when the LUN does not have that. ``reserved_ok``: also when it does not
-        tell, because another initiator has reserved it; the caller can live with not knowing."""
+        """As ``ask``; None when the LUN does not have what is asked for. ``reserved_ok``: None also
+        when it does not answer because another initiator has reserved it; for answers that the
+        caller can do without."""
         try:
             answer = yield from self.ask(command_block, length)
         except ScsiError as error:
@@ -62,7 +63,7 @@ class _Identify:
         )
 
     def answers_lba_status(self) -> Operation[bool]:
-        """Thin provisioning does not promise GET LBA STATUS: LIO has the one without the other."""
+        """Whether the LUN has GET LBA STATUS. LIO has thin provisioning without it."""
         length = lba.LBA_STATUS_HEADER + lba.LBA_STATUS_DESCRIPTOR
         request = cdb.get_lba_status16(0, length)
         answer = yield from self.ask_optional(request, "GET LBA STATUS", length, reserved_ok=True)
@@ -70,7 +71,7 @@ class _Identify:
 
 
 class Names(NamedTuple):
-    """What a LUN is known by. ``pages``: the VPD pages that it has."""
+    """What identifies a LUN. ``pages``: the VPD pages that it has."""
 
     vendor: str
     product: str
@@ -81,10 +82,10 @@ class Names(NamedTuple):
 
 
 def names(session: Session, lun: int, name: str, url: str) -> Operation[Names]:
-    """Of one LUN: what it tells even those whom a reservation shuts out. (READ CAPACITY should be
+    """What one LUN tells even initiators that a reservation shuts out. (READ CAPACITY should be
     such a command, too, but LIO answers it with RESERVATION CONFLICT.)
 
-    Raises NoSuchLun, or NotSupported when it is no disk.
+    Raises NoSuchLun, or NotSupported when it is not a disk.
     """
     steps = _Identify(session, lun, name)
     standard = inquiry.decode_standard((yield from steps.ask(cdb.inquiry(96), 96)))
@@ -111,7 +112,7 @@ def names(session: Session, lun: int, name: str, url: str) -> Operation[Names]:
 def identify(
     session: Session, lun: int, name: str, url: str, target: str
 ) -> Operation[tuple[LunInfo, Geometry]]:
-    """INQUIRY, VPD pages, capacity and mode pages of one LUN. Raises as ``names``."""
+    """Read INQUIRY, VPD pages, capacity and mode pages of one LUN. Raises as ``names``."""
     known = yield from names(session, lun, name, url)
     steps, pages = _Identify(session, lun, name), known.pages
     block_limits = inquiry.decode_block_limits((yield from steps.page(0xB0, pages)))

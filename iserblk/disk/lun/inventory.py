@@ -1,8 +1,8 @@
 """Which LUNs a target reports: for URLs without a LUN, when they are opened and later.
 
-The disks of an open URL stay what they are: front-ends have told their names to others. A LUN that
-comes later is there when the URL is opened again; of one that is gone the target fails each
-command. Both are in the log.
+The set of disks of an open URL does not change: front-ends have passed on the names of the disks. A
+LUN that appears later is found when the URL is opened again. For a LUN that is gone the target
+fails each command. Both changes are logged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ log = logging.getLogger(__name__)
 
 FIRST_ALLOCATION = 16384  # bytes: 2,047 LUNs
 MOST_ALLOCATION = 1 << 20
-REREADS = 3  # a list that changes while it is looked at
+REREADS = 3  # how often a list is read at most, when it changes meanwhile
 
 
 def report_luns(session: Session, deadline: float = 0.0) -> Operation[list[int]]:
-    """The LUNs of the target, ascending: all of them. ``deadline``: as of ``command``."""
+    """The LUNs of the target, ascending: all that fit into MOST_ALLOCATION bytes. ``deadline``: as
+    of ``command``."""
     length = FIRST_ALLOCATION
     while True:
         report_luns = cdb.report_luns(length)
@@ -46,7 +47,8 @@ def report_luns(session: Session, deadline: float = 0.0) -> Operation[list[int]]
 
 
 class Inventory(LunListener):
-    """Of one session. ``changed``: the target has said so, and nobody has read the list since."""
+    """The LUNs of one session's target. ``changed``: the target has reported a change, and the list
+    was not read since."""
 
     def __init__(self) -> None:
         self.changed = False
@@ -59,7 +61,7 @@ class Inventory(LunListener):
             self.changed = True
 
     def read(self, session: Session, deadline: float = 0.0) -> Operation[list[int]]:
-        """The present list. Raises as ``command``."""
+        """Read the present list. Raises as ``command``."""
         for _ in range(REREADS):
             self.changed = False
             self._known = yield from report_luns(session, deadline)
@@ -68,8 +70,8 @@ class Inventory(LunListener):
         return self._known
 
     def look_again(self, session: Session, deadline: float) -> Operation[None]:
-        """What has come and gone, for the log; so an error is only logged, too. When it is the
-        connection's, the request that comes behind finds it."""
+        """Read the list again, and log which LUNs are new or gone. An error is only logged, too:
+        where the connection is lost, the next request finds that."""
         before = set(self._known)
         try:
             now = set((yield from self.read(session, deadline)))

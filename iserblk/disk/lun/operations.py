@@ -1,8 +1,8 @@
-"""The operations of a LUN, for both faces: splitting, alignment, flushing, keeping, and those that
-move no data of the caller's: trim, zero, extents, read-ahead.
+"""The operations of a LUN, for threads and for trio: read, write, flush, trim, zero, extents,
+read-ahead. They split and align requests, and keep the journal.
 
-Concurrency: an operation may run in any thread. What several share is guarded by RangeLock, by
-the session, or is a flag whose order is written down where it is used.
+Concurrency: an operation may run in any thread. What several threads share is guarded by RangeLock
+or by the session, or is a flag whose order is written down where it is used.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ Command = tuple[bytes, memoryview | None]  # CDB, and the data that goes with it
 
 
 def check_buffer(buffer: memoryview) -> None:
-    """Raises LocalProtocolError unless it is contiguous bytes: what could not be advertised would
-    leave a hole in the order of commands."""
+    """Raises LocalProtocolError unless it is contiguous bytes: a buffer that cannot be advertised
+    would leave a hole in the order of commands."""
     if buffer.format != "B" or buffer.ndim != 1 or not buffer.c_contiguous:
         raise LocalProtocolError("a buffer must be contiguous bytes; cast it")
 
 
 class _Clock:
-    """Of a trim or zero. ``deadline``: when what is sent now has to be done. It is one for the
-    whole request; but with ``patient`` each step has its own, so that a request takes as long as it
-    needs while it goes on."""
+    """The time for a trim or zero. ``deadline``: when what is sent now has to be done. It is the
+    same for the whole request; with ``patient`` each step has its own, so that a request takes as
+    long as it needs while it makes progress."""
 
     def __init__(self, core: DiskCore, patient: bool) -> None:
         self._core = core
@@ -89,8 +89,8 @@ class _Clock:
 
 
 class _Reading(Work[Piece]):
-    """READs into their pieces. What may have read what was there before a write that was lost is
-    read again."""
+    """Sends READs into their pieces. Sends a READ again that may have read what was there before a
+    write that was lost."""
 
     def __init__(self, core: DiskCore, deadline: float) -> None:
         super().__init__(core.session, core.lun, core.info.name, deadline)
@@ -112,7 +112,7 @@ class _Reading(Work[Piece]):
 
 
 class _Changing(Work[P]):
-    """Commands that change the LUN. ``kept``: what of it is in the journal."""
+    """Sends commands that change the LUN. ``kept``: the journal's numbers of their changes."""
 
     durable = False  # what they write needs no flush
 
@@ -130,8 +130,8 @@ class _Changing(Work[P]):
 
 
 class _Writing(_Changing[Piece]):
-    """WRITEs of their pieces. ``durable``: with FUA. ``claims`` False: the caller holds the lock of
-    their blocks."""
+    """Sends WRITEs of their pieces. ``durable``: with FUA. ``claims`` False: the caller holds the
+    lock of their blocks."""
 
     def __init__(self, core: DiskCore, deadline: float, durable: bool) -> None:
         super().__init__(core, deadline)
@@ -149,16 +149,16 @@ class _Writing(_Changing[Piece]):
         fill_write(slot, core.lun, view)
         core.pack_write(slot.cdb, lba, blocks, cdb.FUA if self.durable else 0)
         journal = core.durability.journal
-        # With FUA it is durable by itself, but an older write that is not must not be sent again
-        # without it.
+        # With FUA it is durable by itself. But where an older write, which is not, is sent again,
+        # this one must be sent again after it.
         if journal is not None and (not self.durable or journal.active):
             journal.add(slot, view)
         return True
 
 
 class _Exclusive(_Changing[tuple[int, int]]):
-    """What ``make`` says for (first block, blocks). The caller holds the lock of all of them.
-    ``short_ok``: a residual is no error."""
+    """Sends the commands that ``make`` returns for (first block, blocks). The caller holds the lock
+    of all these blocks. ``short_ok``: a residual is no error."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class _Exclusive(_Changing[tuple[int, int]]):
 
 
 class _Resuming(LunListener):
-    """Follows the LUN of ``core`` on a connection that is not in use yet."""
+    """Follows the LUN of ``core`` on a fresh connection that is not in use yet."""
 
     def __init__(self, core: DiskCore) -> None:
         self._core = core
@@ -222,7 +222,7 @@ class DiskCore(LunListener):
         self.durability = Durability(info.name, info.write_cache, self.ranges)
         session.listeners.add(lun, self)
         self.reservation: Reservation | None = None  # with reserve=exclusive
-        self.inventory: Inventory | None = None  # of a URL without a LUN, all its disks have one
+        self.inventory: Inventory | None = None  # of a URL without a LUN; all its disks share it
         self._resuming = _Resuming(self)
         # When each read began, by the index of its slot; see ``Durability.stale``.
         self._epochs = [0] * len(session.queue.tasks)
@@ -232,12 +232,13 @@ class DiskCore(LunListener):
         self.durability.name = self.sizing.name = name
 
     def keep_journal(self, limit: int) -> None:
-        """From now on, keep what is acknowledged and not flushed: ``limit`` bytes. Only where the
-        session's connection is replaced when it is lost, and no other host writes to the LUN."""
+        """From now on keep what is acknowledged and not flushed, up to ``limit`` bytes. Only where
+        the session's connection is replaced when it is lost, and no other host writes to the
+        LUN."""
         self.durability.assign(Journal(limit, self.block, self.queue.tasks))
 
     def deadline(self) -> float:
-        """Of a request that begins now (monotonic seconds)."""
+        """The deadline of a request that begins now (monotonic seconds)."""
         return monotonic() + self.session.io_timeout
 
     # -- what the target reports, and a new connection --------------------------------------------
@@ -253,15 +254,15 @@ class DiskCore(LunListener):
         self.metrics.retried()
 
     def listen_resuming(self, fresh: Session) -> None:
-        """Follow the LUN on ``fresh``, whose connection is to take the place of the session's. To
-        be called before the first command on it."""
+        """Follow the LUN on ``fresh``, whose connection is to take the place of the session's. Call
+        it before the first command on ``fresh``."""
         fresh.listeners.add(self.lun, self._resuming)
         if self.inventory is not None:
             fresh.listeners.add(self.lun, self.inventory)
 
     def take_info(self, info: LunInfo) -> None:
-        """The LUN, found again on a new connection, says this of itself. It is the same LUN, with
-        blocks of the same size: that is the caller's to check."""
+        """Take over what the LUN, found again on a new connection, says of itself. The caller has
+        checked that it is the same LUN, with blocks of the same size."""
         self.info = replace(info, name=self.info.name, url=self.info.url, paths=self.info.paths)
         self.max_transfer = info.max_transfer
         if info.write_cache:
@@ -274,24 +275,24 @@ class DiskCore(LunListener):
         self.info = replace(self.info, size=size)
 
     def replay(self, session: Session) -> Operation[None]:
-        """Where the target has lost its cache: send again, on ``session``, which is fresh, all that
-        was acknowledged and not flushed. Nothing is in flight when it ends.
+        """Send again, on the fresh ``session``, all that was acknowledged and not flushed, where
+        the target has lost its cache. Nothing is in flight when it ends.
 
-        Raises TransportError, CommandTimeout or ScsiError (busy): it may be tried again. What the
-        LUN refuses for good is lost, and the next flush fails.
+        Raises TransportError, CommandTimeout or ScsiError (busy): the caller may try again. What
+        the LUN refuses for good is lost, and the next flush fails.
         """
         yield from replay(session, self.lun, self.info, self.durability, self.pack_write)
 
     def know_size(self, deadline: float) -> Operation[None]:
-        """READ CAPACITY, if the target has reported that the capacity changed; and REPORT LUNS,
-        if its list has."""
+        """Send READ CAPACITY if the target has reported that the capacity changed, and REPORT LUNS
+        if it has reported that its list changed."""
         if self.inventory is not None and self.inventory.changed:
             yield from self.inventory.look_again(self.session, deadline)
         if self.sizing.changed:
             yield from self.refresh(deadline)
 
     def refresh(self, deadline: float = 0.0) -> Operation[int]:
-        """READ CAPACITY; returns the size, which ``size`` is from now on."""
+        """Send READ CAPACITY; sets ``size`` (bytes) and returns it."""
         size = yield from self.sizing.ask(
             self.session, self.lun, self.block, self.geometry.long_cdbs, deadline
         )
@@ -317,9 +318,10 @@ class DiskCore(LunListener):
     # -- the common case: one command for whole blocks ------------------------------------------
 
     def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
-        """Send the one READ that fills ``buffer``, if one does and a slot is free.
+        """Send the one READ that fills ``buffer``, if one READ can and a slot is free.
 
-        Then wait, and call ``ended``. None: nothing was done, run ``read``.
+        Returns its slot: wait for ``waiter``, then call ``ended``. None: nothing was done; run
+        ``read``.
         """
         length = len(buffer)
         block = self.block
@@ -346,7 +348,8 @@ class DiskCore(LunListener):
         return slot
 
     def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
-        """As ``begin_read``, for a write without FUA. Then ``ended_write``."""
+        """As ``begin_read``, for a write without FUA. Then call ``ended_write``, or run
+        ``write``."""
         length = len(buffer)
         block = self.block
         durability = self.durability
@@ -377,7 +380,7 @@ class DiskCore(LunListener):
             return None
         fill_write(slot, self.lun, buffer)
         self.pack_write(slot.cdb, lba, blocks, 0)
-        journal = durability.journal  # since the claim: see there
+        journal = durability.journal  # after the claim: see ``disk.durability.promise``
         if journal is not None:
             change = journal.changes[slot.index]  # as ``Journal.add``, without its call
             change.data = buffer
@@ -388,8 +391,8 @@ class DiskCore(LunListener):
         return slot
 
     def ended(self, slot: TaskSlot) -> float:
-        """Give the slot of a read back. 0: done. Else try again, by ``read``, before this deadline.
-        Raises the command's error where that would be of no use."""
+        """Give the slot of a read back. Returns 0: done; else the deadline until which ``read`` may
+        try again. Raises the command's error where another try would be of no use."""
         if (
             slot.error is None
             and not slot.status
@@ -402,7 +405,7 @@ class DiskCore(LunListener):
         return self._failed(slot, self.durability.stale(self._epochs[slot.index]))
 
     def ended_write(self, slot: TaskSlot) -> float:
-        """As ``ended``; a write that succeeded is not durable yet."""
+        """As ``ended``, for a write. A write that succeeded is not durable yet."""
         durability = self.durability
         durability.wrote()
         try:
@@ -438,14 +441,15 @@ class DiskCore(LunListener):
         return deadline if again or problem is not None else 0.0
 
     def dropped(self, slot: TaskSlot) -> None:
-        """Give back the slot of a command whose outcome nobody waits for any more."""
+        """Give back the slot of a command whose outcome no caller waits for any more."""
         if slot.last >= slot.first:
             self.note_ended(slot)
         self.queue.release(slot)
         self.ranges.changed()
 
     def note_ended(self, slot: TaskSlot, durable: bool = False, copy: bool = True) -> int:
-        """The command of ``slot`` may have changed the LUN. See ``Journal.ended``."""
+        """Note that the command of ``slot`` may have changed the LUN. ``durable``: what it changed
+        needs no flush. ``copy`` and the result: see ``Journal.ended``."""
         if not durable:
             self.durability.wrote()
         journal = self.durability.journal
@@ -456,7 +460,8 @@ class DiskCore(LunListener):
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> Operation[None]:
-        """Fill ``buffer``; any alignment. ``deadline``: of all its commands; 0: from now."""
+        """Fill ``buffer``; any alignment. ``deadline``: of all its commands; 0: the time for one
+        request, from now."""
         check_buffer(buffer)
         if buffer.readonly:
             raise LocalProtocolError("a buffer to read into must be writable")
@@ -474,8 +479,8 @@ class DiskCore(LunListener):
     def _cut(
         self, buffer: memoryview, offset: int
     ) -> tuple[list[Piece], list[tuple[int, int, memoryview]]]:
-        """Whole blocks, in pieces of at most ``max_transfer`` bytes, and the edges: (block,
-        offset in it, part of the buffer)."""
+        """Cut the request into whole blocks, in pieces of at most ``max_transfer`` bytes, and
+        edges: (block, offset in it, part of the buffer)."""
         block = self.block
         end = offset + len(buffer)
         edges: list[tuple[int, int, memoryview]] = []
@@ -500,8 +505,8 @@ class DiskCore(LunListener):
     def _begin_change(
         self, offset: int, length: int, data: int, deadline: float
     ) -> Operation[None]:
-        """Before a range is changed, with so many bytes of data: checks it, as ``check_write``, and
-        flushes first when the journal is full."""
+        """Before a range is changed with ``data`` bytes of data: check it, as ``check_write``, and
+        flush first when the journal is full."""
         yield from self.know_size(deadline)
         self.check_write(offset, length)
         yield from self._make_room(data, deadline)
@@ -509,7 +514,8 @@ class DiskCore(LunListener):
     def write(
         self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
     ) -> Operation[None]:
-        """Write ``buffer``; any alignment. Edges are read, changed and written back."""
+        """Write ``buffer``; any alignment. Blocks that are covered in part are read, changed and
+        written back. ``deadline``: as in ``read``."""
         check_buffer(buffer)
         deadline = deadline or self.deadline()
         yield from self._begin_change(offset, len(buffer), len(buffer), deadline)
@@ -517,8 +523,8 @@ class DiskCore(LunListener):
         journal = self.durability.journal
         use_fua = fua and self.info.fua and self.info.write_cache
         if journal is not None and journal.active:
-            # An older write that is sent again goes over this one in the target's cache, and may
-            # be all that is left when that is lost once more: so older ones are flushed, too.
+            # A replay puts an older write over this one in the target's cache. If the cache is lost
+            # once more, the older one may be all that is left: so a flush covers both instead.
             use_fua = False
         work = _Writing(self, deadline, use_fua)
         try:
@@ -528,11 +534,11 @@ class DiskCore(LunListener):
             for lba, start, part in edges:
                 yield from self._modify(lba, start, part, work)
             journal = self.durability.journal  # the cache may have turned volatile meanwhile
-            # More than the journal may hold is kept in the caller's own buffer, and flushed now.
+            # A write larger than the journal stays in the caller's buffer, and is flushed now.
             if (fua and not use_fua) or (journal is not None and len(buffer) > journal.limit):
                 yield from self.flush(deadline)
         except BaseException:
-            # It was not acknowledged: nothing of it has to be kept, nor can it always be.
+            # It was not acknowledged: it need not be kept, and could not always be.
             journal = self.durability.journal
             if journal is not None:
                 journal.forget(work.kept)
@@ -541,7 +547,7 @@ class DiskCore(LunListener):
             journal.settle(work.kept)
 
     def _modify(self, lba: int, start: int, part: memoryview, work: _Writing) -> Operation[None]:
-        """Change part of one block, by ``work``, which makes no claims."""
+        """Change part of one block, under its range lock, by ``work``, which makes no claims."""
         waiter = self.session.new_waiter()
         while not self.ranges.lock(lba, lba, waiter):
             while waiter.pending:
@@ -558,15 +564,16 @@ class DiskCore(LunListener):
             self.ranges.unlock(lba, lba)
 
     def flush(self, deadline: float = 0.0) -> Operation[None]:
-        """SYNCHRONIZE CACHE of the whole LUN, where it has a write cache. Raises IserblkError also
-        when the target reports that writes since the last flush were lost, and are not kept."""
+        """Send SYNCHRONIZE CACHE for the whole LUN, where it has a write cache. Raises IserblkError
+        also when the target reports that writes since the last flush were lost, and the journal
+        does not have them."""
         deadline = deadline or self.deadline()
         pack = cdb.synchronize_cache16 if self.geometry.long_cdbs else cdb.synchronize_cache10
         while True:
             token = self.durability.begin_flush()
             done = False
             try:
-                # (Where nothing can be written there may be something that was, before.)
+                # (A LUN that is read-only now may have unflushed writes from before.)
                 if self.durability.volatile and (token.needed or not self.info.read_only):
                     yield from command(
                         self.session, self.lun, pack(0, 0), self.info.name, deadline=deadline
@@ -581,12 +588,12 @@ class DiskCore(LunListener):
                     f"{self.info.name}: writes since the last flush were lost at the target; "
                     "its log may say why"
                 )
-            yield AGAIN_S  # until the connection is found lost; then it waits for a new one
+            yield AGAIN_S  # until the loss of the connection is found; then it waits for a new one
             check_time(self.session, deadline, self.info.name)
 
     def _make_room(self, length: int, deadline: float) -> Operation[None]:
-        """Flush when the journal has no room for a write of so many bytes. One operation does, the
-        others wait for it; none holds a slot or a range meanwhile."""
+        """Flush when the journal has no room for a write of ``length`` bytes. One operation
+        flushes, the others wait for it; none holds a slot or a range meanwhile."""
         journal = self.durability.journal
         while journal is not None and journal.full(length):
             waiter = self.session.new_waiter()
@@ -604,7 +611,8 @@ class DiskCore(LunListener):
     def trim(
         self, offset: int, length: int, fua: bool = False, patient: bool = False
     ) -> Operation[None]:
-        """UNMAP whole granules inside the range."""
+        """Send UNMAP for the whole granules inside the range. Raises NotSupported where the LUN has
+        none."""
         clock = _Clock(self, patient)
         yield from self._begin_change(offset, length, 0, clock.deadline)
         if not self.info.can_trim:
@@ -615,8 +623,8 @@ class DiskCore(LunListener):
             return cdb.unmap(len(parameters)), parameters
 
         def send(batch: Batch, deadline: float) -> Operation[None]:
-            # tgtd does it, and says that it took no parameters. It is only advice: no reason to
-            # fail.
+            # tgtd does the UNMAP, and reports a residual as if it had taken no parameters. UNMAP is
+            # only advice: no reason to fail.
             return self._exclusive(batch, unmap, deadline, short_ok=True)
 
         yield from self._in_batches(self.geometry.unmap_ranges(offset, length), send, clock)
@@ -632,7 +640,8 @@ class DiskCore(LunListener):
         fua: bool,
         patient: bool = False,
     ) -> Operation[None]:
-        """WRITE SAME of zeroes for whole blocks, written zeroes for the edges."""
+        """Send WRITE SAME of zeroes for whole blocks, and write zeroes for the edges; write zeroes
+        for all where the LUN has no WRITE SAME. Raises NotSupported then with ``fast``."""
         clock = _Clock(self, patient)
         yield from self._begin_change(offset, length, 0, clock.deadline)
         if fast and not self.info.can_zero:
@@ -670,22 +679,23 @@ class DiskCore(LunListener):
         send: Callable[[Batch, float], Operation[None]],
         clock: _Clock,
     ) -> Operation[None]:
-        """All ranges, a few at once. How many is found out: all of a batch have one deadline, so
-        it is no larger than what the LUN has time for. The first is alone, as it may show what the
-        LUN cannot do."""
+        """Send all ranges, a few at once. How many is found out: all commands of a batch have one
+        deadline, so a batch is no larger than what the LUN has time for. The first batch is one
+        command, as it may show what the LUN cannot do."""
         most = 1
         while batch := list(islice(ranges, most)):
-            yield from self._make_room(0, clock.deadline)  # the journal has each command
+            yield from self._make_room(0, clock.deadline)  # the journal keeps each command
             began = monotonic()
             yield from send(batch, clock.deadline)
             took = monotonic() - began
-            if took < self.session.io_timeout / 8:  # twice as many leave three quarters of the time
+            if took < self.session.io_timeout / 8:  # twice as many still leave three quarters
                 most = min(2 * most, PARALLEL)
             else:
                 most = max(most // 2, 1)
 
     def _write_same(self, batch: Batch, unmap: bool, deadline: float) -> Operation[None]:
-        """Zeroes by WRITE SAME(16): without data where the LUN takes NDOB, else one block."""
+        """Send zeroes by WRITE SAME(16): without data where the LUN takes NDOB, else with one
+        block."""
 
         def without_data(lba: int, blocks: int) -> Command:
             return cdb.write_same16(lba, blocks, unmap, True), None
@@ -699,13 +709,13 @@ class DiskCore(LunListener):
                 return
             except ScsiError as error:
                 sense = error.sense
-                # tgtd does not look at the bit, and ends with MEDIUM ERROR for want of data.
+                # tgtd ignores the NDOB bit, and ends with MEDIUM ERROR because it gets no data.
                 if not isinstance(sense, Sense) or not (
                     sense.is_invalid_field or sense.key == MEDIUM_ERROR
                 ):
                     raise
         yield from self._exclusive(batch, with_data, deadline)
-        self.geometry.ndob = False  # it takes the data
+        self.geometry.ndob = False  # the LUN takes it with data
 
     def _exclusive(
         self,
@@ -714,7 +724,8 @@ class DiskCore(LunListener):
         deadline: float,
         short_ok: bool = False,
     ) -> Operation[None]:
-        """Commands that change ranges without being writes, all at once, under the range lock."""
+        """Send, all at once and under the range lock, commands that change ranges and are not
+        WRITEs."""
         waiter = self.session.new_waiter()
         first, last = batch[0][0], batch[-1][0] + batch[-1][1] - 1
         while not self.ranges.lock(first, last, waiter):
@@ -726,7 +737,7 @@ class DiskCore(LunListener):
             self.ranges.unlock(first, last)
 
     def extents(self, offset: int, length: int) -> Operation[list[Extent]]:
-        """GET LBA STATUS, as far as one answer goes."""
+        """Send GET LBA STATUS; returns what one answer has."""
         deadline = self.deadline()
         yield from self.know_size(deadline)
         self.check(offset, length)
@@ -747,12 +758,12 @@ class DiskCore(LunListener):
             )
             if not self.durability.stale(epoch):
                 break
-            yield AGAIN_S  # holes where writes were lost, that are about to be sent again
+            yield AGAIN_S  # there may be holes where lost writes are about to be sent again
             check_time(self.session, deadline, self.info.name)
         return self.geometry.extents_untrusted(answer[:moved], offset, length) or whole
 
     def cache(self, offset: int, length: int) -> Operation[None]:
-        """PRE-FETCH with IMMED; a target that cannot is no error."""
+        """Send PRE-FETCH with IMMED; a target that cannot do it is no error."""
         deadline = self.deadline()
         yield from self.know_size(deadline)
         self.check(offset, length)

@@ -1,10 +1,10 @@
-"""``reserve=exclusive``: a LUN for one host alone, by a persistent reservation of type 6 (Exclusive
-Access, Registrants Only).
+"""``reserve=exclusive``: reserves a LUN for one host, by a persistent reservation of type 6
+(Exclusive Access, Registrants Only).
 
-The key says who holds it. Two attaches with one key look the same to the target, so the key alone
-cannot tell a crashed attach from a living one; a lock of this machine does (``HostLock``): its
-holder knows that a reservation under its key was left behind by the dead, and takes it over. A
-process without the lock is refused. Sources: SPC-4, Persistent reservations.
+The key identifies the holder. Two attaches with the same key look the same to the target, so the
+key alone cannot tell a crashed attach from a living one. A lock on this machine can (``HostLock``):
+the process that gets it knows that a dead process left a reservation under its key, and takes it
+over. A process without the lock is refused. Sources: SPC-4, Persistent reservations.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ log = logging.getLogger(__name__)
 
 TYPE = pr.EXCLUSIVE_ACCESS_REGISTRANTS
 
-_GENERATIONS = 1 << 32  # PRGENERATION starts over there
+_GENERATIONS = 1 << 32  # PRGENERATION wraps to 0 there
 _ALLOCATION = 4096  # of READ KEYS: 511 registrations
-# Unit attentions after which the reservation may be another's.
+# Unit attentions after which another initiator may have the reservation. (And, where it does not
+# outlive a loss of power, those of ``sense_data.POWER_LOST``.)
 _TAKEN = (
     sense_data.RESERVATIONS_PREEMPTED,
     sense_data.RESERVATIONS_RELEASED,
     sense_data.REGISTRATIONS_PREEMPTED,
 )
-# And, where it does not outlive a loss of power, after these.
 
 
 def host_key(initiator: str) -> int:
-    """The key of an initiator name on this machine: the same after a restart of either. The
-    machine's ID and name are in it, as initiator names are copied along with machines."""
+    """The reservation key of an initiator name on this machine: the same after a restart of either.
+    It depends on the machine's ID and name, too, because initiator names are copied along with
+    machines."""
     text = "\0".join(("iserblk reservation", initiator.lower(), machine_id(), socket.gethostname()))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
 
 
 def _unknown(error: ScsiError) -> bool:
-    """The LUN does not have the command, or the service action."""
+    """Whether the LUN lacks the command, or the service action."""
     return isinstance(error.sense, sense_data.Sense) and error.sense.code in (
         sense_data.INVALID_OPERATION_CODE,
         sense_data.INVALID_FIELD_IN_CDB,
@@ -62,12 +63,12 @@ def _unknown(error: ScsiError) -> bool:
 
 
 class HostLock:
-    """At most one holder on this machine (in this network namespace, to be exact), in whatever
-    process; gone with its process, however that ends. A name in Linux's abstract namespace: no
-    file is left behind, and no directory has to be writable."""
+    """A lock with at most one holder on this machine (in this network namespace, to be exact), in
+    any process. It is released when its process ends in any way. It is a name in Linux's abstract
+    socket namespace: no file is left behind, and no directory has to be writable."""
 
     def __init__(self, what: str) -> None:
-        """Raises Busy when a process has it."""
+        """Take the lock. Raises Busy when it is taken."""
         digest = hashlib.sha256(what.encode()).hexdigest()[:32]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         try:
@@ -83,7 +84,8 @@ class HostLock:
 
 
 class _Present(NamedTuple):
-    """What the target says: PRGENERATION, every registration's key, and who holds the LUN."""
+    """What the target reports: PRGENERATION, the key of every registration, and the reservation
+    (None: there is none)."""
 
     generation: int
     keys: list[int]
@@ -91,10 +93,11 @@ class _Present(NamedTuple):
 
 
 class Reservation(LunListener):
-    """Our hold on one LUN, from ``acquire`` to ``release``. The operations take the session that
-    they run on, which may be another one each time; none of them may run beside another.
+    """The reservation of one LUN by this host, from ``acquire`` to ``release``. Each operation
+    takes the session that it runs on, which may be another session each time. No two operations may
+    run at the same time.
 
-    ``name``: for messages. ``identity``: what the LUN is known by, over whatever path.
+    ``name``: for messages. ``identity``: identifies the LUN over any path.
     """
 
     def __init__(self, name: str, identity: str, key: int) -> None:
@@ -104,19 +107,20 @@ class Reservation(LunListener):
         self._lock: HostLock | None = None
         self._registered = False
         self._persists = False  # registrations outlive a loss of power
-        # PRGENERATION when we last knew that it was ours, and what our own commands made of it
-        # whose answers may be lost.
+        # PRGENERATION when we last knew that the LUN was ours, and its values after commands of
+        # ours whose answers may be lost.
         self._generations: set[int] = set()
-        # Where it was acquired, for the logout; and the session that is watched, once one is.
+        # Where it was acquired, for the logout; and the session that ``watch`` was called for.
         self._acquired: tuple[Session, bytes] | None = None
         self._watched: Session | None = None
 
     # -- opening ----------------------------------------------------------------------------------
 
     def acquire(self, session: Session, lun: bytes) -> Operation[None]:
-        """Take the reservation: a free one, or one that was left behind under our key, whose
-        tasks then have ended. Raises Busy when another initiator has the LUN, and NotSupported
-        where it has no persistent reservations; then nothing of ours is left."""
+        """Reserve a free LUN, or take over a reservation that was left behind under our key; its
+        tasks then have ended. Raises Busy when another initiator has the LUN, or another attach on
+        this machine, and NotSupported where it has no persistent reservations; then nothing of ours
+        is left."""
         self._acquired = session, lun
         try:
             self._lock = HostLock(f"{self.key:#x} {self._identity}")
@@ -145,8 +149,8 @@ class Reservation(LunListener):
         return pr.decode_capabilities(answer).persists
 
     def _check_free(self, session: Session, lun: bytes, present: _Present) -> Operation[None]:
-        """Raises Busy when another key holds the LUN, or is registered: who is registered may
-        write, also while another one holds a reservation of our type."""
+        """Raises Busy when another key holds the LUN, or is registered: a registered initiator may
+        write, also while another initiator holds a reservation of our type."""
         if present.held is not None:
             yield from self._refuse(session, lun, present.held)
         others = [key for key in present.keys if key != self.key]
@@ -169,7 +173,7 @@ class Reservation(LunListener):
         )
 
     def _holder(self, session: Session, lun: bytes) -> Operation[str]:
-        """Who holds it, in words; not every target tells."""
+        """The name of the initiator that holds the LUN, for messages; not every target tells it."""
         try:
             _, found = pr.decode_full_status(
                 (yield from self._ask(session, lun, pr.READ_FULL_STATUS))
@@ -185,17 +189,19 @@ class Reservation(LunListener):
     # -- a new session ----------------------------------------------------------------------------
 
     def resume(self, session: Session, lun: bytes) -> Operation[None]:
-        """On a fresh session, before anything is written: register again, and look whether the
-        reservation is ours still. Raises ReservationLost when it is not, or may have been
-        another's meanwhile (also one's that has our key): then nothing may be written any more."""
+        """On a fresh session, before anything is written: register again, and check that the
+        reservation is still ours. Raises ReservationLost when it is not, or when another initiator
+        may have held it meanwhile (also one that has our key): then nothing may be written any
+        more."""
         present = yield from self._look(session, lun)
         if present.held is not None and present.held.key != self.key:
             raise ReservationLost(
                 f"{self.name}: another initiator has taken over the reservation "
                 f"(key {present.held.key:#x}); nothing more is written; detach"
             )
-        # Registered where we were, and nobody has changed anything; or the target lost everybody's
-        # reservations together with its power, and counts from 0 again.
+        # ``intact``: we are registered as before, and no initiator has changed anything.
+        # ``begun_anew``: the target lost all reservations together with its power, and counts
+        # from 0 again.
         intact = self.key in present.keys and present.generation in self._generations
         begun_anew = not (present.keys or present.generation or present.held)
         if begun_anew:
@@ -211,7 +217,8 @@ class Reservation(LunListener):
             raise ReservationLost(f"{error}; nothing more is written; detach") from None
 
     def _still_registered(self, session: Session, lun: bytes) -> Operation[bool]:
-        """Under our key, on the nexus of this session: a REGISTER that changes nothing says so."""
+        """Whether our key is registered on the nexus of this session: a REGISTER that changes
+        nothing tells that."""
         try:
             yield from self._out(session, lun, pr.REGISTER, self.key)
         except ReservationConflict:
@@ -220,8 +227,8 @@ class Reservation(LunListener):
 
     def watch(self, session: Session) -> None:
         """From now on a unit attention that puts the reservation in doubt ends the connection of
-        ``session``: on the next one ``resume`` looks. (Until then the target itself refuses who
-        is registered no more.)"""
+        ``session``: on the next connection ``resume`` checks. (Until then the target itself refuses
+        an initiator that is not registered any more.)"""
         self._watched = session
 
     def hear(self, slot: TaskSlot) -> None:
@@ -229,7 +236,7 @@ class Reservation(LunListener):
         session = self._watched
         sense = sense_data.decode(slot.sense)
         if session is None or not sense.is_unit_attention or session.suspended is not None:
-            return  # on the connection to come ``resume`` looks in any case
+            return  # on the next connection ``resume`` checks in any case
         if sense.code in _TAKEN or (sense.code in sense_data.POWER_LOST and not self._persists):
             log.error(
                 "%s: the reservation may be lost (%s): the connection is cut", self.name, sense
@@ -246,8 +253,8 @@ class Reservation(LunListener):
     def _take(
         self, session: Session, lun: bytes, present: _Present, left_behind: bool
     ) -> Operation[None]:
-        """Register, reserve, and drive out whatever has our key on other nexuses, tasks and all.
-        Raises Busy when another initiator was faster; then we are registered no more."""
+        """Register, reserve, and remove our key, with all tasks, from other nexuses. Raises Busy
+        when another initiator was faster; then we are not registered any more."""
         self._expect_after(present)
         yield from self._register(session, lun)
         try:
@@ -270,12 +277,13 @@ class Reservation(LunListener):
         raise Busy(f"{self.name}: another initiator changes the LUN's reservations; try again")
 
     def _expect_after(self, present: _Present) -> None:
-        """A command of ours is about to change what is registered."""
+        """A command of ours is about to change the registrations: the generation before and the
+        generation after it are both ours."""
         self._generations |= {present.generation, (present.generation + 1) % _GENERATIONS}
 
     def _preempt(self, session: Session, lun: bytes) -> Operation[None]:
-        """Our own key on all other nexuses. tgtd has no PREEMPT AND ABORT: what it has in hand of
-        the dead may still be carried out, what comes later may not."""
+        """Remove our own key from all other nexuses. tgtd has no PREEMPT AND ABORT: it may still
+        carry out commands of a dead process that it has already, but no later ones."""
         try:
             yield from self._out(session, lun, pr.PREEMPT_AND_ABORT, self.key)
         except ScsiError as error:
@@ -285,7 +293,7 @@ class Reservation(LunListener):
             yield from self._out(session, lun, pr.PREEMPT, self.key)
 
     def _register(self, session: Session, lun: bytes) -> Operation[None]:
-        """REGISTER AND IGNORE EXISTING KEY, so that it lasts, if the target can."""
+        """Send REGISTER AND IGNORE EXISTING KEY, with APTPL so that it lasts, if the target can."""
         self._registered = True
         if self._persists:
             try:
@@ -298,7 +306,7 @@ class Reservation(LunListener):
                 self._persists = False
         try:
             yield from self._out(session, lun, pr.REGISTER_AND_IGNORE, self.key, 0, 0)
-        except ReservationConflict:  # by a RESERVE of the old kind (SPC-2)
+        except ReservationConflict:  # an initiator holds an SPC-2 RESERVE
             raise
         except ScsiError as error:
             raise NotSupported(f"{error}; the LUN cannot be reserved") from error
@@ -308,8 +316,8 @@ class Reservation(LunListener):
         self._registered = False
 
     def release(self, session: Session, lun: bytes) -> Operation[None]:
-        """Give the LUN back, at a clean end. Raises nothing: what cannot be done is logged, and
-        the next attach of this machine takes over."""
+        """Give the LUN back, at a clean end. Raises nothing: what cannot be done is logged, and the
+        next attach of this machine takes over."""
         try:
             if self._registered and session.error is None and session.suspended is None:
                 yield from self._out(session, lun, pr.RELEASE)

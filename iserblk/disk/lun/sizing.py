@@ -14,13 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class Sizing:
-    """``changed``: the target has reported another capacity, and nobody has asked for it yet."""
+    """The size of one LUN. ``changed``: the target has reported another capacity that was not read
+    yet."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.changed = False
         self._size = size  # bytes
-        self._before = size  # what it was at its largest
+        self._before = size  # the largest that it was
 
     def hear(self, slot: TaskSlot) -> None:
         """A command of this LUN ended with ``slot.sense``."""
@@ -31,7 +32,7 @@ class Sizing:
     def ask(
         self, session: Session, lun: bytes, block: int, long_cdbs: bool, deadline: float
     ) -> Operation[int]:
-        """READ CAPACITY; returns bytes. An error leaves ``changed`` as it was."""
+        """Send READ CAPACITY; returns the size in bytes. An error leaves ``changed`` as it was."""
         before, self.changed = self.changed, False
         answer = memoryview(bytearray(32 if long_cdbs else 8))
         try:
@@ -64,6 +65,6 @@ class Sizing:
         self._size = size
 
     def words(self) -> str:
-        """``1024 bytes``, and what they were."""
+        """The size for messages: ``1024 bytes``, and what it was before the LUN shrank."""
         was = f" (it had {self._before} before it shrank)" if self._before > self._size else ""
         return f"{self._size} bytes{was}"

@@ -1,9 +1,9 @@
-"""Several portals to one LUN, one of them in use.
+"""Multipath: several portals to one LUN, one of them in use.
 
-addresses       URLs with their options, those of one LUN joined
-policy          which to take: no I/O, no clock
-paths           how they are tried when a session connects again
-first_session   the same when a URL is opened
-failback        back to a better one
-discovering     portals that the target tells of
+addresses       URLs with their options; URLs of one LUN are joined
+policy          which portal to use: no I/O, no clock
+paths           tries the portals when a session connects again
+first_session   tries the portals when a URL is opened
+failback        goes back to a better portal
+discovering     finds portals that the target reports
 """

@@ -1,4 +1,4 @@
-"""Where LUNs are: URLs with their options settled, those of one LUN joined."""
+"""Addresses of LUNs: URLs with their options settled; URLs of the same LUN are joined."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from iserblk.url import Url, check_scheme, parse_url
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """One URL with its options settled. ``paths``: where other URLs name the same LUN through other
-    portals, all of them."""
+    """One URL with its options settled. ``paths``: all portals, where other URLs name the same LUN
+    through other portals."""
 
     url: Url
     options: Options
@@ -24,8 +24,8 @@ class Address:
 
 
 def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
-    """Parse all URLs; ``options`` hold for each, its own keys override them. Several that name the
-    same LUN through different portals become one. Raises BadArgument or NotSupported before
+    """Parse all URLs. ``options`` hold for each URL; its own keys override them. URLs that name the
+    same LUN through different portals become one address. Raises BadArgument or NotSupported before
     anything is connected."""
     if not urls:
         raise BadArgument("no URL: give at least one, e.g. iser://HOST/iqn.2026-11.example:disk/0")
@@ -35,30 +35,30 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
         url = parse_url(text)
         settled = Options.from_pairs({**common, **url.options}.items())
         check_scheme(url, settled)
-        find_credentials(url, settled)  # what is wrong with them is said now
+        find_credentials(url, settled)  # so that errors in them are raised now
         addresses.append(Address(url, settled))
     return _join(addresses)
 
 
 def _join(addresses: Sequence[Address]) -> list[Address]:
-    """One for each LUN of a target, with all the portals that it was given with."""
+    """One address for each LUN of a target, with all the portals that were given for it."""
     groups: dict[tuple[str, int | None], list[Address]] = {}
     for each in addresses:
         same = groups.setdefault((each.url.iqn.lower(), each.url.lun), [])
         portal = (each.url.scheme, each.url.host, each.url.port)
         if portal in [(known.url.scheme, known.url.host, known.url.port) for known in same]:
             raise BadArgument(
-                f"{each.url.redacted()}: given twice; give another portal, or leave it"
+                f"{each.url.redacted()}: given twice; give another portal, or leave it out"
             )
         same.append(each)
     return [same[0] if len(same) == 1 else with_paths(same) for same in groups.values()]
 
 
 def with_paths(ways: Sequence[Address]) -> Address:
-    """One address with all these ways to its LUN, the preferred one first."""
+    """One address with all these ways to its LUN, the preferred way first."""
     first = ways[0]
     options = [
-        # What the session has from its beginning to its end is the first one's.
+        # A session keeps these for its whole life, so those of the first URL hold.
         replace(
             each.options,
             queue_depth=first.options.queue_depth,

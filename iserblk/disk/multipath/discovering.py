@@ -1,4 +1,4 @@
-"""``portals=discover``: more ways to a LUN than were given, as its target tells them. In trio."""
+"""``portals=discover``: finds more ways to a LUN, which its target reports. Runs in trio."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _ANSWER_S = 3.0
 
 
 async def discover_ways(addresses: Sequence[Address]) -> list[Address]:
-    """The same, each that wants it with the portals behind those given that SendTargets tells of:
-    those that take iSER first, then those in a subnet of this machine. One that does not answer now
-    is left out: targets tell of addresses in networks that are none of ours, and each would cost
-    its time when a connection is lost.
+    """The same addresses; each that has ``portals=discover`` also gets the portals that SendTargets
+    reports, behind those given: portals that take iSER first, then those in a subnet of this
+    machine. A portal that does not answer now is left out: targets report addresses in networks
+    that we cannot reach, and each would cost its time when a connection is lost.
 
-    The given portals are asked one after the other until one answers; where none does, they are all
-    there is. Raises no IserblkError: whatever is wrong with a portal its login says."""
+    The given portals are asked one after the other until one answers. Where none does, only they
+    are used. Raises no IserblkError: what is wrong with a portal is reported by its login.
+    """
     return [await _more(each) if each.options.discover else each for each in addresses]
 
 
@@ -93,7 +94,7 @@ async def _answers(url: Url, options: Options) -> bool:
 
 
 async def _places(url: Url) -> set[str]:
-    """Addresses and ports, so that a portal is known by whatever name."""
+    """The portal's addresses with port, so that it is recognised under any name."""
     try:
         return {
             name_portal(str(each.sockaddr[0]), int(each.sockaddr[1]))
@@ -104,7 +105,7 @@ async def _places(url: Url) -> set[str]:
 
 
 def _fitting(url: Url, options: Options) -> Options:
-    """What the other scheme does not know of is left out."""
+    """The options without those that the scheme of ``url`` does not know."""
     if url.scheme == "iser":
         return replace(options, header_digest="None", data_digest="None")
     return replace(options, rcap="auto")

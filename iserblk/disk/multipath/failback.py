@@ -1,9 +1,9 @@
-"""Back to a better portal, while a worse one is in use. Runs in trio, beside the reconnector.
+"""Goes back to a better portal while a worse one is in use. Runs in trio, beside the reconnector.
 
-A way that is due (``disk.multipath.policy.Ways.fail_back``) is tried by a session of its own, with
-another ISID, so that the one in use notices nothing. Only when its port would carry out commands,
-the LUN there is the same, and both are so for a while, the session in use ends its commands, logs
-out, and is connected by that way.
+A way that is due (``disk.multipath.policy.Ways.fail_back``) is tried by a trial session with
+another ISID, so that the session in use is not disturbed. The port must carry out commands, and the
+LUN there must be the same, both for a while. Then the session in use ends its commands, logs out,
+and is connected by that way.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from iserblk.scsi import alua
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # how often is looked whether a way is due
-PROVEN_S = 5.0  # a way must have been good for this long before it is gone back to
-DRAIN_S = 5.0  # what is in flight when the session goes over may take so long
+LOOK_S = 1.0  # between two looks whether a way is due
+PROVEN_S = 5.0  # a way must have been good for this long before the session takes it
+DRAIN_S = 5.0  # time for what is in flight when the session goes over
 
 
 class FailBack:
-    """Of one session with several ways. ``run`` is the body of a task; ``stop`` ends it."""
+    """Fail-back of one session with several ways. ``run`` is the body of a task; ``stop`` ends
+    it."""
 
     def __init__(self, driver: Driver, paths: Paths, cores: Sequence[DiskCore]) -> None:
         """``cores``: every disk of the driver's session."""
@@ -47,18 +48,18 @@ class FailBack:
         self._scope = trio.CancelScope()
 
     def stop(self) -> None:
-        """In trio. Nothing is tried any more, and the session does not go over any more."""
+        """Call it in trio. No way is tried any more, and the session does not go over any more."""
         self._scope.cancel()
         self._forget_trial()
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Until ``stop``."""
+        """Try better ways until ``stop``."""
         with self._scope:
             while True:
                 await trio.sleep(LOOK_S)
                 if self._session.parting is not None:
-                    self._driver.kick()  # it has a time limit, and perhaps nothing comes any more
+                    self._driver.kick()  # the logout has a time limit; perhaps no PDU comes
                 if not self._connected:
                     continue
                 if self._paths.states_changed:
@@ -87,12 +88,12 @@ class FailBack:
                 ways.failed(way, str(error), monotonic())
             return
         if not self._connected or ways.current is not current or current is None:
-            return  # the reconnector was at it meanwhile
+            return  # the reconnector has changed it meanwhile
         if state is not None and state not in alua.USABLE:
             words = f"{way.name}: its port is in the state {alua.state_words(state)}"
             ways.refused(way, state, words, monotonic())
         elif alua.ACTIVE_NON_OPTIMIZED == state != current.state:
-            ways.state_seen(way, state)  # then it is not better
+            ways.state_seen(way, state)  # a way in this state is not better
         else:
             if state is not None:
                 ways.state_seen(way, state)
@@ -104,11 +105,11 @@ class FailBack:
             self._driver.kick()
 
     async def _look_around(self) -> None:
-        """States have changed: learn all of them, and leave a port that carries out nothing before
-        a command has to find out."""
+        """Access states have changed: read the states of all ports. If the port in use carries out
+        no commands, leave it before a command finds out."""
         ways = self._paths.ways
         for way in ways.all:
-            with suppress(IserblkError, OSError):  # a way that is down is ``order``'s to avoid
+            with suppress(IserblkError, OSError):  # a way that is down: see ``order``
                 state = await self._probe(way, 0.0)
                 if state is not None:
                     ways.state_seen(way, state)
@@ -118,8 +119,8 @@ class FailBack:
                 self._go_over(best)
 
     async def _probe(self, way: Way[Address], seconds: float) -> int | None:
-        """The ALUA state of its port, with the right LUNs behind it, now and after ``seconds``.
-        Raises whatever is wrong with the way."""
+        """The ALUA state of the way's port, once the LUNs behind it are found to be the right ones,
+        now and again after ``seconds``. Raises what is wrong with the way."""
         self._trial = await connect(*way.address)
         problem: Exception | None = None
         state: int | None = None
@@ -134,7 +135,7 @@ class FailBack:
                         state = await driver.run_operation(self._look(way, self._trial))
                     await driver.log_out()
                 except Exception as error:
-                    problem = error  # not as a group of the pump's
+                    problem = error  # raised below, not inside the nursery's exception group
                 nursery.cancel_scope.cancel()
         finally:
             self._forget_trial()
@@ -161,14 +162,14 @@ class FailBack:
 
 
 class PathsReconnector:
-    """A reconnector and, beside it, who goes back to better ways. As ``Reconnector``."""
+    """A reconnector with a FailBack beside it. Used as ``Reconnector`` is."""
 
     def __init__(self, reconnector: Reconnector, fail_back: FailBack) -> None:
         self._reconnector = reconnector
         self._fail_back = fail_back
 
     async def run(self) -> None:
-        """Until ``stop``."""
+        """Reconnect and fail back until ``stop``."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reconnector.run)
             nursery.start_soon(self._fail_back.run)

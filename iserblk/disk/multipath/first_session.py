@@ -1,4 +1,4 @@
-"""The first session with a LUN that has several portals. Runs in trio."""
+"""Opens the first session with a LUN that has several portals. Runs in trio."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 
 
 async def open_path(paths: Paths, lun: int | None) -> TrioDriver:
-    """A session by the first way whose port carries out commands; its driver's ``run`` is the
-    caller's to start. ``lun`` None: ALUA states are not asked for. Raises what the ways were in the
-    way of."""
+    """Open a session by the first way whose port carries out commands. The caller starts the
+    driver's ``run``. ``lun`` None: ALUA states are not asked for. Raises why no way can be used;
+    then no session is left."""
     errors: list[IserblkError] = []
     for _ in paths.ways.all:
         session = await paths.connect()
@@ -24,7 +24,7 @@ async def open_path(paths: Paths, lun: int | None) -> TrioDriver:
                 try:
                     await driver.run_operation(paths.look(lun, session))
                 except Exception as error:
-                    problem = error  # not as a group of the pump's
+                    problem = error  # raised below, not inside the nursery's exception group
                 nursery.cancel_scope.cancel()
         if problem is None:
             paths.settled(session)

@@ -1,12 +1,12 @@
-"""Several portals to one LUN, for what connects its session again: active/passive.
+"""Active/passive multipath: tries the portals to one LUN whenever its session connects again.
 
 ``Paths.connect`` tries the portals in the order of ``disk.multipath.policy.Ways``. ``Paths.look``
-comes first on a fresh session: the ALUA state of the port is looked at, and a port that would carry
-out nothing is given up, so that the next try takes another. ``Paths.reset`` comes later: where the
-port is in another target portal group than the one before, a LOGICAL UNIT RESET ends what the lost
-session may have left at the target. Through the same group session reinstatement has done that (RFC
-7143 section 6.3.5). A port that refuses a command for its state while it is in use is left
-(``watch``). ``disk/multipath/failback.py`` goes back to a better one.
+comes first on a fresh session: it reads the ALUA state of the port, and gives up a port that would
+not carry out commands, so that the next attempt takes another. ``Paths.reset`` comes later: where
+the port is in another target portal group than the one before, a LOGICAL UNIT RESET ends what the
+lost session may have left at the target. Through the same group session reinstatement has done that
+(RFC 7143 section 6.3.5). When the port in use refuses a command for its access state, the session
+leaves it (``watch``). ``disk/multipath/failback.py`` goes back to a better portal.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ log = logging.getLogger(__name__)
 
 _ALLOCATION = 512
 _MOST_REPORT = 65536
-# At the start: one of them says no of its own, the others will, too.
+# When a URL is opened: errors that the other portals would bring, too.
 _NOT_WORTH_ANOTHER = (AuthenticationError, BadArgument)
 
 Address = tuple[Url, Options]
 
 
 class Paths(LunListener):
-    """The ways to the LUNs of one session. Belongs to the task that connects. ``clock``: monotonic
-    seconds."""
+    """The ways to the LUNs of one session. Belongs to the thread of the reconnector, except that
+    ``hear`` runs where ``Session.progress`` does. ``clock``: monotonic seconds."""
 
     def __init__(self, addresses: Sequence[Address], clock: Callable[[], float]) -> None:
         """``addresses``: the preferred one first, all of one target and LUN."""
@@ -57,7 +57,7 @@ class Paths(LunListener):
                 for each in addresses
             ]
         )
-        self.states_changed = False  # the target says so: look at the ports again
+        self.states_changed = False  # the target reports it: read the states of all ports again
         self._trying: Way[Address] | None = None
         self._before: Way[Address] | None = None  # was in use last
         self._wanted: Way[Address] | None = None  # to be tried first, once
@@ -66,11 +66,12 @@ class Paths(LunListener):
         self._group: int | None = None  # of the session that was in use last
         # By LUN: the groups through which something may have been left at the target.
         self._used: dict[int, set[int]] = {}
-        self._first: int | None = None  # the group that all LUNs were used through to begin with
+        self._first: int | None = None  # the group through which all LUNs were used at first
 
     async def connect(self, isid: bytes = b"") -> Session:
-        """A session by the first way that takes a login; ``settled`` must be told that it is in
-        use. Raises the error of the preferred way that failed, with what the others said."""
+        """A session by the first way that takes a login. Call ``settled`` when it comes into use.
+        Raises the error of the first way that was tried, with the errors of the others in its
+        text."""
         now = self._clock()
         wanted, self._wanted = self._wanted, None
         self._lost(now, wanted is not None)
@@ -97,7 +98,7 @@ class Paths(LunListener):
         raise first
 
     def _lost(self, now: float, on_purpose: bool) -> None:
-        """Another connection is asked for: the one that there was is no more."""
+        """Note that the connection that there was is lost: another is asked for."""
         current, refusal = self.ways.current, self._refusal
         self._refusal = None
         if current is not None and on_purpose:
@@ -111,8 +112,9 @@ class Paths(LunListener):
         self._trying = None
 
     def go_over(self, session: Session, way: Way[Address], patience: float) -> bool:
-        """Have ``session``, the one in use, log out in order and go on by ``way``: from the next
-        ``progress`` on. False: not now."""
+        """Have ``session``, the one in use, log out in order and go on by ``way``; this begins with
+        the next ``progress``. ``patience``: seconds, see ``Session.leave``. False: not possible
+        now."""
         self._wanted = way
         if session.leave(f"to go on by {way.name}", patience):
             return True
@@ -120,7 +122,7 @@ class Paths(LunListener):
         return False
 
     def settled(self, session: Session) -> None:
-        """``session``, of the last ``connect``, is in use from now on."""
+        """Note that ``session``, from the last ``connect``, is in use from now on."""
         way = self._trying
         assert way is not None  # ``connect`` came before
         self._trying = None
@@ -135,8 +137,8 @@ class Paths(LunListener):
         self.ways.connected(way, self._clock(), way.state)
 
     def look(self, lun: int, fresh: Session) -> Operation[None]:
-        """The first step on a fresh session. Raises ConnectFailed when its port would not carry out
-        commands: ``connect`` then begins with another way."""
+        """Read the ALUA state of the port: the first step on a fresh session. Raises ConnectFailed
+        when the port would not carry out commands: ``connect`` then begins with another way."""
         way = self._trying
         assert way is not None  # ``connect`` came before
         state = yield from access_state(fresh, lun, way.name)
@@ -148,10 +150,11 @@ class Paths(LunListener):
         way.state = state
 
     def reset(self, lun: int, fresh: Session) -> Operation[None]:
-        """The step behind the check of the LUN's identity, and before anything is written."""
+        """Reset the LUN where another portal group was used before: the step after the check of the
+        LUN's identity, before anything is written."""
         group = fresh.parameters.target_portal_group_tag
         used = self._used.setdefault(lun, set() if self._first is None else {self._first})
-        # Also by a connection that was lost again before it was in use: it may have written.
+        # Also groups of connections that were lost before they were in use: they may have written.
         if others := used - {group}:
             log.info("%s: portal group %d, it was %s", fresh.portal, group, sorted(others))
             yield from reset_lun(fresh, lun)
@@ -159,7 +162,8 @@ class Paths(LunListener):
         used.add(group)
 
     def left_nothing(self) -> None:
-        """The session that was in use ended by a logout, with no task at the target."""
+        """Note that the session that was in use ended by a logout, with no task left at the
+        target."""
         if self._group is None:
             return
         if self._first == self._group:
@@ -168,8 +172,8 @@ class Paths(LunListener):
             used.discard(self._group)
 
     def watch(self, session: Session, lun: bytes) -> None:
-        """From now on ``session``, the one in use, is cut where its port refuses a command for its
-        state; the command is sent again on the next connection."""
+        """From now on cut the connection of ``session``, the one in use, when its port refuses a
+        command for its access state; the command is sent again on the next connection."""
         self._watched = session
         session.listeners.add(lun, self)
 
@@ -196,7 +200,7 @@ def _state_words(way: Way[Address], state: int) -> str:
 
 
 def access_state(session: Session, lun: int, name: str) -> Operation[int | None]:
-    """The ALUA state of the port that ``session`` came to; None where the LUN knows no ALUA."""
+    """The ALUA state of the port that ``session`` is connected to; None where it is not known."""
     field = luns.encode(lun)
     standard = inquiry.decode_standard((yield from ask(session, field, cdb.inquiry(96), 96, name)))
     if not standard.tpgs:
@@ -218,7 +222,7 @@ def access_state(session: Session, lun: int, name: str) -> Operation[int | None]
                 break
             length = min(whole, _MOST_REPORT)
     except ScsiError as error:
-        # A LUN that says it has ALUA and answers no question about it: nothing is known.
+        # The LUN claims to have ALUA, but answers no question about it.
         log.info("%s: ALUA states are not known: %s", name, error)
         return None
     here = alua.state_here(alua.decode_report(answer), alua.decode_port_identity(page))
@@ -226,8 +230,8 @@ def access_state(session: Session, lun: int, name: str) -> Operation[int | None]
 
 
 def reset_lun(session: Session, lun: int) -> Operation[None]:
-    """LOGICAL UNIT RESET: no task of any session is carried out any more when it is answered.
-    Raises ConnectionLost when that did not succeed."""
+    """Send LOGICAL UNIT RESET: once it is answered, no earlier task of any session is carried out
+    any more. Raises ConnectionLost when it did not succeed."""
     control = session.queue.take_control()
     if control is None:
         raise ConnectionLost(f"{session.portal}: no room for a LOGICAL UNIT RESET")

@@ -1,10 +1,10 @@
-"""Which of several ways to a LUN to take: a policy, without I/O and without a clock.
+"""Decides which of several ways to a LUN to use: a policy that does no I/O and reads no clock.
 
-One way is in use at a time. The order in which they were given is the order of preference. A way
-that failed a moment ago comes after those that did not, and one whose port would not carry out
-commands (ALUA standby and the like) after all that might; none is ever left out, because when all
-of them failed the next try may succeed on any. While a worse way is in use, better ones are due for
-a try from time to time: that is failing back.
+One way is in use at a time. The ways are given in order of preference. A way that failed a moment
+ago is tried after those that did not. A way whose port would not carry out commands (ALUA standby
+and the like) is tried after all ways whose port might. No way is ever left out, because when all of
+them failed the next attempt may succeed on any. While a worse way is in use, better ways are due
+for a trial from time to time: that is failing back.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from iserblk.scsi.alua import ACTIVE_NON_OPTIMIZED, ACTIVE_OPTIMIZED, USABLE, st
 T = TypeVar("T")
 
 FAILED_LATELY_S = 10.0  # a way that failed within this time is tried after the others
-# Between tries to fail back; doubled with each that does not succeed.
+# Between attempts to fail back; doubled after each that fails.
 FIRST_FAIL_BACK_S = 30.0
 LAST_FAIL_BACK_S = 600.0
-LASTED_S = 300.0  # a way that carried the session for this long has made up for its setbacks
+LASTED_S = 300.0  # after a way has carried the session for this long, its setbacks are forgotten
 
 
 @dataclass(slots=True)
 class Way(Generic[T]):
-    """One address of the LUN. ``index``: its place in the order of preference. ``state``: the ALUA
-    state of its port when it was last seen, None: not known. ``failures``: since it last carried
-    the session. ``again_at``: not before then is it worth failing back to; ``setbacks`` make that
-    later each time, and are not forgotten by carrying the session for a moment."""
+    """One way to the LUN, with its address. ``index``: its place in the order of preference.
+    ``state``: the ALUA state of its port when it was last seen; None: not known. ``failures``:
+    since it last carried the session. ``again_at``: before this time the session does not fail back
+    to it. Each of the ``setbacks`` makes that later; carrying the session for a moment does not
+    reset them."""
 
     index: int
     address: T
@@ -44,21 +45,21 @@ class Way(Generic[T]):
 
     @property
     def usable(self) -> bool:
-        """As far as is known its port carries out commands."""
+        """Whether its port carries out commands, as far as is known."""
         return self.state is None or self.state in USABLE
 
     def _rank(self, now: float) -> tuple[bool, float, bool, bool, int]:
-        if not self.usable:  # in turn, as any of them may have become usable
+        if not self.usable:  # in turn, because any of them may have become usable
             return (True, self.failed_at or 0.0, False, False, self.index)
         lately = self.failed_at is not None and now - self.failed_at < FAILED_LATELY_S
         return (False, 0.0, lately, self.state == ACTIVE_NON_OPTIMIZED, self.index)
 
 
 class Ways(Generic[T]):
-    """All ways to one LUN. ``current``: the one in use, None while there is none.
+    """All ways to one LUN. ``current``: the way in use; None while there is none.
 
-    Times are seconds of one monotonic clock, the caller's. Not thread-safe: it belongs to what
-    reconnects.
+    Times are seconds of one monotonic clock, the caller's. Not thread-safe: it belongs to the
+    thread of the reconnector.
     """
 
     def __init__(self, ways: Sequence[tuple[T, str]]) -> None:
@@ -69,13 +70,14 @@ class Ways(Generic[T]):
         self.current: Way[T] | None = None
 
     def order(self, now: float) -> list[Way[T]]:
-        """All of them, in the order in which to try to connect now."""
+        """All ways, in the order in which to try to connect now."""
         return sorted(self.all, key=lambda way: way._rank(now))
 
     # -- what happened -----------------------------------------------------------------------------
 
     def connected(self, way: Way[T], now: float, state: int | None = None) -> None:
-        """``way`` carries the session from now on; ``state`` of its port, as it was read."""
+        """Note that ``way`` carries the session from now on. ``state``: of its port, as it was
+        read."""
         self.current = way
         way.state = state
         way.failures = 0
@@ -83,16 +85,16 @@ class Ways(Generic[T]):
         way.since = now
         way.error = ""
         for each in self.all:
-            # What is better than this one has just failed, or was not tried: not at once again.
+            # Better ways have just failed, or were not tried: do not try them at once.
             each.again_at = max(each.again_at, now + FIRST_FAIL_BACK_S)
 
     def failed(self, way: Way[T], error: str, now: float) -> None:
-        """No connection by ``way``, or the one that there was is lost."""
+        """Note that ``way`` gave no connection, or that its connection is lost."""
         self._put_off(way, error, now)
-        way.state = None  # whatever it was: the next answer may be another
+        way.state = None  # whatever it was: it may be another next time
 
     def refused(self, way: Way[T], state: int, error: str, now: float) -> None:
-        """There is a connection, and its port is in a ``state`` in which it carries out nothing."""
+        """Note that ``way`` connects, but its port carries out no commands in its ``state``."""
         self._put_off(way, error, now)
         way.state = state
 
@@ -109,11 +111,11 @@ class Ways(Generic[T]):
         way.again_at = now + pause
 
     def left(self) -> None:
-        """The way in use was given up for a better one; nothing is wrong with it."""
+        """Note that the way in use was given up for another way; nothing is wrong with it."""
         self.current = None
 
     def state_seen(self, way: Way[T], state: int) -> None:
-        """The ALUA state of its port, however that was learned. Does not change what is in use:
+        """Note the ALUA state of the way's port. This does not change what is in use:
         ``must_leave`` says whether that is needed."""
         way.state = state
 
@@ -121,7 +123,7 @@ class Ways(Generic[T]):
 
     @property
     def must_leave(self) -> bool:
-        """The way in use will not carry out commands, and there is another one to try."""
+        """Whether the way in use carries out no commands, and there is another way to try."""
         return self.current is not None and not self.current.usable and len(self.all) > 1
 
     def _better(self) -> list[Way[T]]:
@@ -137,8 +139,8 @@ class Ways(Generic[T]):
         ]
 
     def fail_back(self, now: float) -> Way[T] | None:
-        """A way that is better than the one in use and due for a try; the best of them. Tell of
-        what comes of it by ``connected``, ``failed`` or ``refused``."""
+        """The best way that is better than the one in use and due for a trial; None: there is none.
+        The caller reports the result by ``connected``, ``failed`` or ``refused``."""
         return next((way for way in self._better() if now >= way.again_at), None)
 
     def describe(self) -> list[dict[str, object]]:

@@ -1,5 +1,6 @@
-"""Connect by TCP: for Traditional iSCSI, or for software iWARP, then with MPA start-up and private
-data. Runs in trio."""
+"""Connects by TCP, for Traditional iSCSI and for software iWARP; the latter with MPA start-up and
+private data. Runs in trio.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.stream import SocketStream
 
-# Between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair only after
-# the reply has been sent: it overlooks what comes in between until more follows, and its kernel may
-# even crash.
+# Seconds between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair
+# only after the reply has been sent: it overlooks what comes in between until more follows, and its
+# kernel may even crash.
 SETTLE_S = 0.02
 
 
 class Address(NamedTuple):
-    """One of a portal's: ``sockaddr`` as the system has it for ``family``."""
+    """One address of a portal: ``sockaddr`` as the system has it for ``family``."""
 
     family: int
     sockaddr: tuple[Any, ...]
@@ -56,8 +57,8 @@ async def connect_iwarp(
     segments: int,
     ird: int,
 ) -> IwarpQueuePair:
-    """A queue pair with the first address that answers. Raises TransportError and its kin; then
-    nothing is left open. ``patience``: seconds, for TCP; ``mpa_patience``: for MPA start-up.
+    """A queue pair with the first address that answers. Raises TransportError and related errors;
+    then nothing is left open. ``patience``: seconds, for TCP; ``mpa_patience``: for MPA start-up.
     ``segments``: see IwarpQueuePair."""
     sock = await connect_tcp(addresses, portal, patience)
     try:
@@ -77,7 +78,7 @@ async def connect_iwarp(
             "is it an iSER portal?"
         ) from None
     finally:
-        sock.close()  # nothing any more, once detached
+        sock.close()  # does nothing, once detached
     plain.setblocking(False)
     try:  # it sends at once where the connection is opened by a message (RFC 6581 section 9.2)
         return IwarpQueuePair(
@@ -99,7 +100,7 @@ async def connect_stream(
 async def connect_tcp(
     addresses: Sequence[Address], portal: str, patience: float
 ) -> trio.socket.SocketType:
-    """The first address that answers, as a connected socket."""
+    """A socket that is connected to the first address that answers."""
     reason = "no address"
     deadline = trio.current_time() + patience
     for family, sockaddr in addresses:
@@ -117,7 +118,7 @@ async def connect_tcp(
             ) from None
         except OSError as error:
             sock.close()
-            # Not its strerror: that of trio's repeats the address, in Python's words.
+            # Not the strerror of trio's error: it repeats the address, in Python's words.
             reason = os.strerror(error.errno) if error.errno else str(error)
         except BaseException:
             sock.close()
@@ -126,7 +127,8 @@ async def connect_tcp(
 
 
 async def start_mpa(sock: trio.socket.SocketType, mpa: MpaInitiator, portal: str) -> MpaParameters:
-    """MPA start-up. Raises RemoteProtocolError, ConnectionLost, OSError; the socket stays open."""
+    """Do MPA start-up. Raises RemoteProtocolError, ConnectionLost, OSError; the socket stays
+    open."""
     request = mpa.data_to_send()
     while request:
         request = request[await sock.send(request) :]

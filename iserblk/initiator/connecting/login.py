@@ -1,7 +1,7 @@
 """The login phase of a connection: from a datamover to a Session in full feature phase.
 
-Over iSER login PDUs travel in Sends (the ``cm`` style of running code). Runs in trio, on any
-provider, and on the TCP stream of Traditional iSCSI.
+Over iSER, login PDUs travel in Sends, as existing targets expect. Runs in trio, on any provider,
+and on the TCP stream of Traditional iSCSI.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.url import Url
 
 RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
-# MaxRecvDataSegmentLength of Traditional iSCSI: a MiB comes in one Data-In. With 256 KiB it woke us
-# four times, which cost a tenth of the throughput.
+# MaxRecvDataSegmentLength of Traditional iSCSI: a MiB comes in one Data-In. With 256 KiB it took
+# four wake-ups, which cost a tenth of the throughput.
 TCP_RECEIVE_DATA = 1 << 20
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
 INLINE_SIZE = 8192  # data behind a BHS of ours over TCP: text
@@ -55,8 +55,8 @@ def receives(options: Options) -> int:
 
 @dataclass(slots=True, frozen=True)
 class Connection:
-    """A connection before its login. ``offer``: data bytes of one PDU that we send at most;
-    ``receive_data``: that we take. ``max_ulpdu``: of the queue pair; 0 over TCP."""
+    """A connection before its login. ``offer``: the most data bytes of one PDU that we send;
+    ``receive_data``: the most that we take. ``max_ulpdu``: of the queue pair; 0 over TCP."""
 
     datamover: InitiatorDatamover
     rdma: bool
@@ -66,8 +66,8 @@ class Connection:
 
 
 def over_rdma(qp: QueuePair) -> Connection:
-    # Where more than 8 KiB would be sent inline: more than that, so that a target's answer is its
-    # own word, and no echo (see LoginInitiatorConfig).
+    # Above 8 KiB offer more than we send inline, so that a target's answer shows its own limit,
+    # and is no echo of our offer (see LoginInitiatorConfig).
     offer = qp.inline_size if qp.inline_size <= SAFE_SEGMENT_LENGTH else 2 * qp.inline_size
     return Connection(
         IserInitiator(qp, qp.inline_size), True, offer, RECEIVE_DATA, max_ulpdu=qp.max_ulpdu
@@ -75,18 +75,18 @@ def over_rdma(qp: QueuePair) -> Connection:
 
 
 def over_tcp(stream: ByteStream) -> Connection:
-    """Traditional iSCSI. The stream is the caller's to close on errors."""
+    """Traditional iSCSI. The caller closes the stream on errors."""
     datamover = TcpInitiator(stream, INLINE_SIZE, TCP_RECEIVE_DATA)
     return Connection(datamover, False, INLINE_SIZE, TCP_RECEIVE_DATA, max_ulpdu=0)
 
 
 class Login:
-    """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without
-    a target name makes it a discovery session. ``credentials`` and ``isid`` are set before ``run``,
-    if any."""
+    """The login phase of one connection. Implements InitiatorUser while it lasts. A URL without a
+    target name makes it a discovery session. Set ``credentials`` and ``isid`` before ``run``, if
+    any."""
 
     credentials: Credentials | None = None
-    isid = b""  # of the session that this login reinstates; else one is made up
+    isid = b""  # of the session that this login reinstates; else a random one is used
 
     def __init__(self, connection: Connection, url: Url, options: Options, portal: str) -> None:
         self._connection = connection
@@ -118,7 +118,7 @@ class Login:
         return session
 
     async def _negotiate(self, slots: list[TaskSlot]) -> LoginInitiator:
-        """The login phase to its end; the last slot carries its PDUs."""
+        """Run the login phase to its end; the last slot carries its PDUs."""
         options, connection = self._options, self._connection
         self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
         if not self.isid:
@@ -157,7 +157,7 @@ class Login:
         return login
 
     async def _send(self, slot: TaskSlot, bhs: bytes, data: bytes) -> None:
-        """Send one login PDU. The slot of the one before has left: it was answered."""
+        """Send one login PDU. The slot is free: the PDU before it was answered."""
         if len(data) > len(slot.inline):
             raise IserblkError(f"login text of {len(data)} bytes does not fit into one PDU")
         slot.bhs[:] = bhs

@@ -1,8 +1,9 @@
-"""Connect and log in: from a URL to a Session in full feature phase. Runs in trio.
+"""Connects and logs in: from a URL to a Session in full feature phase. Runs in trio.
 
-Which provider carries it is decided here: with ``rcap=auto`` an RDMA device where one leads to the
-portal and gets through, else software iWARP. What was chosen, and why, is said in the log and kept
-in ``Session.provider_reason``. An ``iscsi://`` URL asks for Traditional iSCSI over TCP instead.
+It decides which provider carries the connection. With ``rcap=auto`` that is an RDMA device, where
+one leads to the portal and connects, else software iWARP. The choice and its reason are logged, and
+kept in ``Session.provider_reason``. An ``iscsi://`` URL asks for Traditional iSCSI over TCP
+instead.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ L = TypeVar("L", bound=Login)
 CONNECT_TIMEOUT_S = 10.0
 LOGIN_TIMEOUT_S = 20.0
 READ_DEPTH = 64  # RDMA Reads that a target may have outstanding: IRD
-# With rcap=auto, after which software iWARP is tried.
-ROUTE_TIMEOUT_S = 11.0  # ARP may need seconds; beyond the limits that the provider has itself
+# With rcap=auto: the times after which software iWARP is tried.
+ROUTE_TIMEOUT_S = 11.0  # ARP may need seconds; longer than the provider's own limits
 VERBS_TIMEOUT_S = 10.0  # the connection manager repeats a lost request only after 4 s
 # With fallback=iscsi: how long an MPA Reply is waited for. Traditional iSCSI never answers.
 MPA_TIMEOUT_S = 3.0
 
 
 class Choice(NamedTuple):
-    """A connected queue pair; ``reason``: why it is of this provider."""
+    """A connected queue pair; ``reason``: why this provider carries it."""
 
     qp: QueuePair
     reason: str
@@ -63,8 +64,8 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Reached(Generic[T]):
-    """Who has taken us. ``url``: with the address and the scheme that it became. ``reason``: why
-    the connection is by the provider that it has. ``result``: of what was run there."""
+    """Where a login succeeded. ``url``: with the final address and scheme. ``reason``: why this
+    provider carries the connection. ``result``: of what was run there."""
 
     url: Url
     portal: str
@@ -73,10 +74,10 @@ class Reached(Generic[T]):
 
 
 async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
-    """A session with the target of ``url``. Its driver is the caller's to start. ``isid``: of the
-    session that it reinstates, if any.
+    """A session with the target of ``url``. The caller starts its driver. ``isid``: of the session
+    that it reinstates, if any.
 
-    Raises TransportError, LoginError and their kin, BadArgument for credentials that cannot be
+    Raises TransportError, LoginError and related errors, BadArgument for credentials that cannot be
     used; then nothing is left open.
     """
 
@@ -93,9 +94,9 @@ async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
 async def reach(
     url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
 ) -> Reached[T]:
-    """``run`` a login of this ``kind`` where the target wants us: redirects are followed, and
-    where no iSER can be had, ``fallback=iscsi`` is obeyed. Errors as ``connect``; the connection
-    is closed when ``run`` fails."""
+    """``run`` a login of this ``kind`` where the target accepts us: redirects are followed, and
+    ``fallback=iscsi`` is obeyed where iSER cannot be had. Errors as ``connect``; the connection is
+    closed when ``run`` fails."""
 
     async def attempt(at: Url) -> Reached[T]:
         if at.scheme == "iscsi":
@@ -109,8 +110,8 @@ async def reach(
 async def _iser(
     url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
 ) -> Reached[T]:
-    """iSER; or Traditional iSCSI on a new connection, never half of each (RFC 7145 section 5.1:
-    here the login travels in messages, so a connection cannot go on without them)."""
+    """Log in by iSER, or by Traditional iSCSI on a new connection; never by half of each (RFC 7145
+    section 5.1: here the login travels in messages, so a connection cannot go on without them)."""
     portal = name_portal(url.host, url.port)
     credentials = find_credentials(url, options)
     may_fall_back = options.fallback == "iscsi"
@@ -146,8 +147,8 @@ async def _iser(
 
 
 def fallback_options(options: Options) -> Options:
-    """Data that iSER would have protected by the CRC of its frames is protected by digests, where
-    the target has them."""
+    """The options for a fallback. Digests, where the target has them, protect the data that iSER
+    would have protected by the CRC of its frames."""
     if not options.mpa_crc:
         return options
     return replace(options, header_digest="CRC32C,None", data_digest="CRC32C,None")
@@ -165,14 +166,14 @@ async def _traditional(
 
 
 async def _log_in(running: Awaitable[T], connection: QueuePair | SocketStream, portal: str) -> T:
-    """``connection`` is closed when it fails."""
+    """Await the login, for LOGIN_TIMEOUT_S at most. ``connection`` is closed when it fails."""
     try:
         with trio.fail_after(LOGIN_TIMEOUT_S):
             return await running
     except trio.TooSlowError:
         connection.close()
         raise ConnectTimeout(
-            f"{portal}: no login within {LOGIN_TIMEOUT_S:g} s; does the target answer others?"
+            f"{portal}: no login within {LOGIN_TIMEOUT_S:g} s; does it answer other initiators?"
         ) from None
     except BaseException:
         connection.close()
@@ -180,14 +181,14 @@ async def _log_in(running: Awaitable[T], connection: QueuePair | SocketStream, p
 
 
 def connection_flags(windows: bool) -> bytes:
-    """The private data of a connection. A region may not be named by Send with Invalidate: that
-    is for memory windows (and for software iWARP, whose STags are all alike)."""
+    """The private data of a connection. A target may name only memory windows in Send with
+    Invalidate, no regions (and with software iWARP any STag, as all are alike)."""
     flags = ZBVA_NOT_SUPPORTED if windows else ZBVA_NOT_SUPPORTED | SEND_INVALIDATE_NOT_SUPPORTED
     return ConnectionFlags(flags).pack()
 
 
 async def choose(addresses: Sequence[Address], options: Options, portal: str) -> Choice:
-    """Connect by the provider that ``options.rcap`` asks for, or by the one that is best."""
+    """Connect by the provider that ``options.rcap`` asks for, or by the best one."""
     if options.rcap == "verbs":
         qp = await _by_verbs(addresses, options, portal, CONNECT_TIMEOUT_S)
         return Choice(qp, "asked for with rcap")
@@ -200,7 +201,7 @@ async def choose(addresses: Sequence[Address], options: Options, portal: str) ->
     for address in addresses:
         routed, words = await verbs.probe(address, ROUTE_TIMEOUT_S)
         if not routed:
-            reason = words.partition(";")[0]  # what it says to do is for rcap=verbs
+            reason = words.partition(";")[0]  # the advice behind it is for rcap=verbs
             continue
         try:
             qp = await _by_verbs([address], options, portal, VERBS_TIMEOUT_S)

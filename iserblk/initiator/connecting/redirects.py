@@ -1,8 +1,9 @@
-"""Targets that have moved: login status 0101 and 0102 with a TargetAddress (RFC 7143 11.13.5).
+"""Follows targets that have moved: login status 0101 and 0102 with a TargetAddress (RFC 7143
+11.13.5).
 
-A redirect is followed within the login, up to MAXIMUM_HOPS in a row, and never in a circle. One
-for the time being holds for that login only: the next connection begins at the original address.
-One for good is remembered, for as long as a target answers at the new address.
+A redirect is followed within the login, up to MAXIMUM_HOPS in a row, and never in a circle. A
+temporary redirect holds for that login only: the next connection begins at the original address. A
+permanent one is remembered, for as long as a target answers at the new address.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAXIMUM_HOPS = 4
-MAXIMUM_MOVES = 256  # that are remembered
+MAXIMUM_MOVES = 256  # how many are remembered
 REDIRECTION = 1  # the Status-Class
 MOVED_PERMANENTLY = 0x0102
 
@@ -68,8 +69,8 @@ def new_address(url: Url, error: LoginError) -> Url:
 
 
 async def follow(url: Url, attempt: Callable[[Url], Awaitable[T]], moves: Moves | None = None) -> T:
-    """What ``attempt`` returns at the address that takes us. Raises as ``attempt``, and LoginError
-    for redirects without end."""
+    """Run ``attempt`` at the address that accepts us; returns its result. Raises as ``attempt``,
+    and LoginError for redirects without end."""
     moves = MOVES if moves is None else moves
     start = moves.start(url)
     if start is not url:
@@ -108,7 +109,7 @@ async def _follow(
 
 
 def _check_way(way: list[tuple[str, int]], there: Url, status: int) -> None:
-    """Adds a hop. Raises LoginError for one too many, and for a circle."""
+    """Add a hop. Raises LoginError when it closes a circle, or is one too many."""
     step = (there.host, there.port)
     circle = step in way
     way.append(step)

@@ -1,1 +1,1 @@
-"""Who waits for a session: threads of the caller, or tasks of trio."""
+"""Drivers, which run a session and wait for it: in threads of the caller, or in trio tasks."""

@@ -1,10 +1,11 @@
-"""The trio driver: one task pumps a session; operations park in the task that wants them.
+"""The trio driver: one task, the pump, runs a session; operations wait in the tasks that run them.
 
-No task is started per operation, and no channel is used: the pump reschedules the waiting task.
-A send costs as much as all of Python's work on a command: those of operations that a batch of
-answers woke leave together. Commands of other origin (a front-end that reads its own queue) are
-gathered as long as each turn of the loop brings more, when enough are in flight to keep the target
-busy meanwhile. But no more than a few at once: it would have nothing to do until they come.
+No task is started per operation, and no channel is used: the pump reschedules the waiting task. A
+send costs as much as all of Python's work on a command. So commands of operations that one batch of
+answers woke are sent together. Commands of other origin (a front-end that reads its own queue) are
+gathered as long as each turn of the loop brings more, if enough are in flight to keep the target
+busy meanwhile. But no more than a few are gathered: else the target would have nothing to do until
+they come.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from iserblk.waiting.descriptors import Nap, WriteWatch
 from iserblk.waiting.strands import Strand, elsewhere, park
 
 T = TypeVar("T")
-AT_ONCE = 8  # batches of answers to strands, before trio looks at anything else
-GATHER_FROM = 4  # commands under way, from which on others are gathered
-GATHER_DECAY = 0.97  # per command
+AT_ONCE = 8  # batches of answers for strands, before trio runs anything else
+GATHER_FROM = 4  # commands under way, from which number on others are gathered
+GATHER_DECAY = 0.97  # of the recent number of commands under way, per command
 GATHER_QUIET = 3  # turns of the loop without another command, after which they are sent
-GATHER_COMMANDS = 8  # that are sent at once
+GATHER_COMMANDS = 8  # at most, that are sent at once
 
 
 class TrioWaiter:
@@ -56,7 +57,7 @@ class TrioWaiter:
             self.task = None
 
     async def wait(self) -> None:
-        """Return when ``pending`` is 0. On Cancelled ``pending`` still counts what is open."""
+        """Wait until ``pending`` is 0. On Cancelled ``pending`` still counts what is not done."""
         if self.pending:
             self.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)
@@ -67,15 +68,16 @@ class TrioWaiter:
 
 
 class TrioDriver:
-    """Pumps one session. Implements SessionDriver, and Driver of the reconnector.
+    """Runs one session. Implements SessionDriver, and Driver of the reconnector.
 
-    ``run`` is the body of the pump task, to be started in a nursery."""
+    ``run`` is the body of the pump task, to be started in a nursery.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.ladder = Ladder(session)
         self._writes = WriteWatch(session, self._progress)
-        self._batch = False  # of answers whose tasks and strands submit again: sent at its end
+        self._batch = False  # of answers: what their tasks and strands submit is sent at its end
         self._lately = 0.0
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer = Nap()
@@ -87,13 +89,13 @@ class TrioDriver:
         session.drive(self)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Pump until the session has failed or the task is cancelled. Cancel it only when no
-        operation runs: one that is cancelled, too, waits until its commands are aborted."""
+        """Run the session until it has failed or the task is cancelled. Cancel the task only when
+        no operation runs: a cancelled operation, too, waits until its commands are aborted."""
         try:
             await self._pump(task_status)
         except BaseException as error:
             group = BaseExceptionGroup("", [error])
-            if group.split(trio.Cancelled)[1] is not None:  # or nobody would ever be answered
+            if group.split(trio.Cancelled)[1] is not None:  # else no waiter would ever be told
                 portal = self.session.portal
                 self.session.fail(ConnectionLost(f"{portal}: the pump broke: {error!r}"))
             raise
@@ -129,7 +131,7 @@ class TrioDriver:
                         queue.corked = strands.held = False
                         resumed = strands.run()
                     if count > 1 and not resumed:
-                        # Let all that were woken run, and submit, before their commands go out.
+                        # Let all woken tasks run, and submit, before their commands are sent.
                         await trio.lowlevel.cancel_shielded_checkpoint()
                     self._batch = False
                     self._answered += count
@@ -161,17 +163,17 @@ class TrioDriver:
         self._changed = trio.Event()
 
     def kick(self) -> None:
-        """See ``iserblk.initiator.reconnecting``."""
+        """See ``iserblk.initiator.reconnecting``: runs ``progress`` at once."""
         self._progress()
 
     def flush_soon(self) -> None:
         if self.session.queue.unsent >= GATHER_COMMANDS:
-            self.session.queue.flush()  # the target can begin, while there may be many more
+            self.session.queue.flush()  # the target can begin, while more may come
             return
         if self._batch:
             return
-        # How many have lately been under way: a front-end that hands over one request a turn would
-        # see each answered before the next, and never get to gather.
+        # How many were under way lately, not now: with a front-end that hands over one request per
+        # turn, each would be answered before the next, and none would ever be gathered.
         self._lately = max(self.session.queue.busy, self._lately * GATHER_DECAY)
         if self._lately < GATHER_FROM:
             self.session.queue.flush()
@@ -180,7 +182,7 @@ class TrioDriver:
 
     @trio.lowlevel.enable_ki_protection
     async def _gather(self) -> None:
-        """Sends commands a few turns late, together with those that came meanwhile."""
+        """Send commands a few turns of the loop late, together with those that came meanwhile."""
         session = self.session
         while True:
             if not session.queue.unsent:
@@ -203,10 +205,11 @@ class TrioDriver:
 
     async def wait(self, waiter: TrioWaiter) -> None:
         """Wait for commands of this task. If it is cancelled, or interrupted in the main task, they
-        are aborted at the target; the buffers are free when Cancelled or KeyboardInterrupt comes
-        out. A second interrupt cuts the connection instead of waiting for the target.
+        are aborted at the target; the buffers are free when Cancelled or KeyboardInterrupt is
+        raised. A second interrupt ends the session instead of waiting for the target.
 
-        A strand that is closed meanwhile has had them aborted by then."""
+        In a strand: when the strand is closed meanwhile, its commands are aborted before that.
+        """
         strand = strands.running
         if strand is not None:
             if waiter.pending:
@@ -239,7 +242,7 @@ class TrioDriver:
 
     @trio.lowlevel.enable_ki_protection
     async def log_out(self) -> None:
-        """Say goodbye if the target still listens, and end the session either way."""
+        """Log out if the target still answers, and end the session in any case."""
         session = self.session
         control = session.queue.take_control()
         if control is not None:
@@ -254,9 +257,9 @@ class TrioDriver:
                     await self._ended.wait()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt comes where it waits
+    @trio.lowlevel.enable_ki_protection  # an interrupt is raised only where it waits
     async def run_operation(self, operation: Operation[T]) -> T:
-        """Run an operation to its end."""
+        """Run ``operation`` to its end; returns its result."""
         try:
             while True:
                 step = next(operation)

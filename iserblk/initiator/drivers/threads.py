@@ -1,8 +1,9 @@
-"""The blocking driver: threads that wait for a session, leader and followers.
+"""The blocking driver: threads that wait for a session, as leader and followers.
 
-The thread that waits when nobody else does becomes the leader: it polls the descriptor and runs
-``Session.progress`` for all, so that at depth 1 there is no hop between threads. The one that is
-done goes on at once; a leader that is done hands on to a follower that is not.
+A thread that waits while there is no leader becomes the leader. It polls the descriptor and runs
+``Session.progress`` for all threads, so that at depth 1 there is no hop between threads. A follower
+whose commands are done goes on at once. A leader whose commands are done hands the lead to a
+follower that still waits.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot
 from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 
 T = TypeVar("T")
-ABANDON_S = 0.005  # how often an interrupted thread looks whether its commands are aborted
+ABANDON_S = 0.005  # between two looks of an interrupted thread whether its commands are aborted
 
 
 class ThreadWaiter:
-    """Implements Waiter for the one thread that made it. ``polling``: that thread is the leader,
-    and asleep in poll or about to be; only ``ring`` reaches it there."""
+    """Implements Waiter for the thread that made it. ``polling``: that thread is the leader, and
+    asleep in poll or about to be; only ``ring`` reaches it there."""
 
     __slots__ = ("_ring", "_wake", "pending", "polling", "sleep")
 
@@ -49,8 +50,8 @@ class ThreadWaiter:
             self.wake()
 
     def wake(self) -> None:
-        """Wake its thread; a wake that nobody waits for is kept, two are one."""
-        if self.polling:  # done by another thread: it gave back a slot, or unlocked a range
+        """Wake its thread. A wake is kept until the thread sleeps next; two wakes count as one."""
+        if self.polling:  # another thread gave back a slot, or unlocked a range
             self._ring()
         try:  # noqa: SIM105 (a context manager costs more than the wake)
             self._wake()
@@ -68,7 +69,7 @@ class BlockingDriver:
         self._mutex = threading.Lock()
         self._followers: dict[ThreadWaiter, None] = {}
         self._led = False
-        self._heir: ThreadWaiter | None = None  # the last that was woken to lead
+        self._heir: ThreadWaiter | None = None  # the follower that was last woken to lead
         self._rung = False
         self._local = threading.local()
         self._next_tick = 0.0
@@ -79,8 +80,8 @@ class BlockingDriver:
         self._fd = session.fileno()
         self._events = select.POLLIN
         self._poll.register(self._fd, self._events)
-        # Rung when the leader is to look up from its poll: a sender finds the socket full while it
-        # polls for input only, or what it waits for is done by another thread.
+        # Ends the leader's poll. Rung when a sender finds the socket full while the leader polls
+        # for input only, or when another thread has done what the leader waits for.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.POLLIN)
         self.reconnect: Callable[[], None] | None = None
@@ -89,7 +90,7 @@ class BlockingDriver:
         session.drive(self)
 
     def closing(self, _fd: int) -> None:
-        """See SessionDriver: until there is another descriptor, the bell alone is polled."""
+        """See SessionDriver: until there is another descriptor, only the bell is polled."""
         if self._fd >= 0:
             self._poll.unregister(self._fd)
             self._fd = -1
@@ -107,7 +108,8 @@ class BlockingDriver:
         return self._ladder
 
     def new_waiter(self) -> ThreadWaiter:
-        """This thread's waiter; a thread waits for one thing at a time, so it has just one."""
+        """The calling thread's waiter. A thread waits for one thing at a time, so it has just one
+        waiter."""
         try:
             waiter: ThreadWaiter = self._local.waiter
         except AttributeError:
@@ -115,8 +117,8 @@ class BlockingDriver:
         return waiter
 
     def run(self, operation: Operation[T], dropped: Callable[[TaskSlot], None]) -> T:
-        """Run an operation to its end. ``dropped`` is called for slots that it leaves behind when
-        it is interrupted."""
+        """Run ``operation`` to its end; returns its result. ``dropped`` is called for slots that it
+        leaves behind when it is interrupted."""
         try:
             while True:
                 step = next(operation)
@@ -130,7 +132,7 @@ class BlockingDriver:
             return result
         except BaseException:
             if self.new_waiter().pending:
-                # One that is suspended gives back its slots when it is closed.
+                # A suspended operation gives back its slots when it is closed.
                 suspended = inspect.getgeneratorstate(operation) == inspect.GEN_SUSPENDED
                 for slot in self.abandon():
                     if not suspended:
@@ -141,14 +143,15 @@ class BlockingDriver:
 
     def abandon(self) -> list[TaskSlot]:
         """After an exception, most likely KeyboardInterrupt: take back what this thread has in
-        flight. On return nothing of it is, and its buffers are free; the slots are the caller's.
+        flight. On return none of it is in flight, its buffers are free, and its slots belong to the
+        caller.
 
         Takes as long as the target needs to abort the commands; a second interrupt cuts the
         connection instead.
         """
         session = self.session
         waiter = self.new_waiter()
-        del self._local.waiter  # what may still count on it shall not disturb the next wait
+        del self._local.waiter  # late calls of its ``task_done`` must not disturb the next wait
         session.queue.forget(waiter)
         with self._mutex:
             self._followers.pop(waiter, None)
@@ -169,7 +172,7 @@ class BlockingDriver:
                 session.disconnect()
 
     def wait(self, waiter: ThreadWaiter) -> None:
-        """Return when ``waiter.pending`` is 0. The GIL is free while nothing happens."""
+        """Wait until ``waiter.pending`` is 0. The GIL is free while nothing happens."""
         if not waiter.pending:
             return
         while True:
@@ -199,7 +202,7 @@ class BlockingDriver:
             if not waiter.pending:
                 return
         if self._heir is waiter:
-            self._wake_next()  # it was woken to lead, but is done
+            self._wake_next()  # this thread was woken to lead, but is done
 
     def _lead(self, waiter: ThreadWaiter) -> None:
         """Poll and progress until ``waiter`` is done, or the session has failed."""
@@ -226,13 +229,14 @@ class BlockingDriver:
                 self._poll.modify(self._fd, events)
 
     def _sleep(self) -> None:
-        """Until there is something to read, or the bell rings: with open eyes first."""
+        """Return when there is something to read, the bell rings, or a second has passed.
+        Busy-polls first."""
         poll = self._poll.poll
         until = self._awake.until
         while monotonic() < until:
             if poll(0):
                 return
-            os.sched_yield()  # what waits for this processor goes first
+            os.sched_yield()  # threads that wait for this processor go first
         poll(1000)
 
     def _hand_on(self) -> None:
@@ -247,7 +251,8 @@ class BlockingDriver:
             while followers and not self._led:
                 follower = next(iter(followers))
                 del followers[follower]
-                # In this order: one that is done just now sees that it is the heir, or is seen.
+                # In this order: a follower that is done just now sees that it is the heir, or its
+                # ``pending`` shows it here.
                 self._heir = follower
                 if follower.pending:
                     follower.wake()
@@ -260,8 +265,8 @@ class BlockingDriver:
                 os.eventfd_write(self._bell, 1)
 
     def idle(self) -> None:
-        """Lead for a moment if nobody does: so that pings are answered, deadlines are kept and a
-        lost connection is noticed while no thread waits. To be called about once a second."""
+        """Lead for a moment if no thread leads, so that pings are answered, deadlines are kept and
+        a lost connection is noticed while no thread waits. Call it about once a second."""
         with self._mutex:
             if self._led or self.session.error is not None:
                 return
@@ -275,13 +280,13 @@ class BlockingDriver:
             self._hand_on()
 
     def kick(self) -> None:
-        """See ``iserblk.initiator.reconnecting``: a leader that sleeps is woken for it."""
+        """See ``iserblk.initiator.reconnecting``: it also wakes a leader that sleeps."""
         self._ring()
         self.idle()
 
     def log_out(self) -> None:
-        """Say goodbye if the target still listens, and end the session either way. No operation
-        may be running; later ones raise ConnectionLost."""
+        """Log out if the target still answers, and end the session in any case. No operation may be
+        running; later ones raise ConnectionLost."""
         session = self.session
         control = session.queue.take_control()
         if control is not None:
@@ -294,13 +299,13 @@ class BlockingDriver:
             self.wait(waiter)
             cut.cancel()
             cut.join()
-            if session.error is None:  # or the connection was lost, and its descriptor with it
+            if session.error is None:  # else the connection was lost, and its descriptor with it
                 self._part()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
         os.close(self._bell)
 
     def _part(self) -> None:
-        """Let the target close the connection, for a moment."""
+        """Wait a moment for the target to close the connection."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         end = monotonic() + PARTING_S

@@ -1,8 +1,11 @@
-"""A session in full feature phase: what is in flight, what is sent, what comes, and when it ends.
+"""A session in full feature phase: what is in flight, what is sent, what arrives, and when it ends.
 
-slots       one command in flight, and who waits for it
+slots       one command in flight, and what waits for it
 sending     the queue, the command window, CmdSN order
-session     what the target answers and says unasked, losses, the end
-logout      its request and its times
+session     PDUs from the target, lost connections, the end
+life        the states of a session, and the events between them
+driving     what a session needs of its driver
+listeners   what follows the commands of one LUN
+logout      the Logout Request, and its times
 deadlines   what is done about a command that does not end
 """

@@ -1,13 +1,14 @@
 """Deadlines: what is done, step by step, about a command that does not end (design section 7).
 
-ABORT TASK, then LOGICAL UNIT RESET, then the connection: the login that follows ends at the target
-what was left of the old one. The command itself ends with CommandTimeout, and is not sent again;
-others that were in flight are.
+First ABORT TASK is sent, then LOGICAL UNIT RESET, then the connection is cut: the next login ends
+at the target what was left of the old connection. The command itself ends with CommandTimeout, and
+is not sent again; other commands that were in flight are sent again.
 
-A target that says nothing for a while is asked for a sign of life with a NOP-Out, so that commands
-which are lost in a black hole need not wait for their deadline; any PDU counts as one.
+A target that is silent for a while gets a NOP-Out, which asks for a sign of life. So commands that
+are lost on a dead connection need not wait for their deadlines. Any PDU counts as a sign of life.
 
-All of it runs in ``tick``, called about once a second by the runner of ``Session.progress``.
+All of it runs in ``tick``, which the thread that runs ``Session.progress`` calls about once a
+second.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from iserblk.scsi import status as sam
 log = logging.getLogger(__name__)
 
 STEP_S = 5.0  # how long the target may take over one task management function
-OVERTAKEN_S = 2.0  # how much later a response may come than the word that there is no such task
-LATE_S = 1.0  # for a command while there has been no connection for longer than one may take
+OVERTAKEN_S = 2.0  # how much later a response may come than the answer "no such task"
+LATE_S = 1.0  # for a new command when the connection is gone for longer than io-timeout
 IDLE_S = 10.0  # silence after which the target is asked for a sign of life
 SPARE_CONTROLS = 4  # control slots that aborts leave free, for pings, resets and logout
 
 
 class _Step:
-    """Waits for one task management response, on behalf of one task: the one that had ``itt`` in
-    slot ``task``. The slot may long hold another one when the response comes."""
+    """Waits for one task management response, on behalf of one task: the task that had ``itt`` in
+    slot ``task``. The slot may long hold another task when the response comes."""
 
     __slots__ = ("control", "function", "gone", "itt", "ladder", "pending", "task", "until")
 
@@ -57,7 +58,7 @@ class _Step:
 
     @property
     def wanted(self) -> bool:
-        """The task has not ended by itself meanwhile."""
+        """Whether the task has not ended by itself meanwhile."""
         return self.task.state == ABORTING and self.task.itt == self.itt
 
 
@@ -80,7 +81,7 @@ class Ladder:
         self._steps: dict[TaskSlot, _Step] = {}
         # ABORTING, but no control slot was free to say so: (task, its ITT), oldest first.
         self._waiting: deque[tuple[TaskSlot, int]] = deque()
-        self._now = 0.0  # of the last call that brought it
+        self._now = 0.0  # of the last call that had it as an argument
         self._ping: _Ping | None = None
         self.aborted = 0  # for statistics: commands that missed their deadline
         self.resets = 0
@@ -106,9 +107,9 @@ class Ladder:
             self._keep_alive(now)
 
     def _patience(self, task: TaskSlot) -> float:
-        """When ``task``, which is queued, is given up. One that comes when the target has been away
-        for longer than a request may take is not kept for as long again: else a device with a
-        queue would be hours in giving its requests up."""
+        """When ``task``, which is queued, is given up. A command that is submitted when the target
+        has been away for longer than a request may take does not wait for as long again: else a
+        device with a queue would need hours to give its requests up."""
         session = self.session
         if session.suspended is None:
             return task.deadline
@@ -116,7 +117,7 @@ class Ladder:
         return min(task.deadline, max(away, task.deadline - session.io_timeout + LATE_S))
 
     def cancel(self, task: TaskSlot, now: float) -> None:
-        """Nobody wants the outcome of ``task`` any more: end it as soon as can be."""
+        """End ``task`` as soon as possible: no caller wants its outcome any more."""
         if task.state == QUEUED:
             self.session.queue.end_aborted(task, self._timeout(task))
         if task.state == SENT:
@@ -126,7 +127,7 @@ class Ladder:
             self._abort_waiting(now)
 
     def abort(self, task: TaskSlot, now: float) -> None:
-        """Take back a command that is in flight; its waiter hears of it in the end."""
+        """Abort a command that is in flight; its waiter is told at the end."""
         if task.state != SENT:
             return
         self.aborted += 1
@@ -153,7 +154,7 @@ class Ladder:
         session = self.session
         control = session.queue.take_control()
         if control is None:
-            session.disconnect()  # every one of them waits for an answer: the target is gone
+            session.disconnect()  # all control slots wait for an answer: the target is gone
             return
         pdu.TaskManagementRequest(
             function=function,
@@ -169,12 +170,13 @@ class Ladder:
         session.queue.send_immediate(control, step)
 
     def _climb(self, step: _Step, now: float) -> None:
-        """The answer to ``step`` did not come, or was a refusal: the next rung."""
+        """Take the next rung: the answer to ``step`` did not come, or was a refusal."""
         del self._steps[step.task]
         if not step.wanted:
             return
         if step.gone:
-            # No response before that answer, nor after it: the target never had it, or lost it.
+            # No response came before that answer, nor after it: the target never had the command,
+            # or lost it.
             self.session.queue.end_aborted(step.task, self._timeout(step.task))
         elif step.function == pdu.TMF_ABORT_TASK:
             log.warning("%s: no answer to ABORT TASK; LOGICAL UNIT RESET", self.session.portal)
@@ -213,7 +215,7 @@ class Ladder:
 
     def _end_reset(self, step: _Step) -> None:
         """A reset ended every task of the LUN that was sent before it, and no response will come
-        for them. Those that had time left are sent again by their callers."""
+        for them: end them here. Those that had time left are sent again by their callers."""
         session = self.session
         lun = step.task.lun
         (reset_sn,) = bhs.ITT.unpack_from(step.control.bhs, bhs.CMD_SN_OFFSET)

@@ -7,26 +7,25 @@ from typing import Protocol
 
 from iserblk.initiator.session.slots import Waiter
 
-TICK_S = 1.0  # how often a driver has deadlines and the keep-alive looked at
-LOGOUT_S = 3.0  # that the answer to a logout is waited for
+TICK_S = 1.0  # between two ticks of a driver, for deadlines and the keep-alive
+LOGOUT_S = 3.0  # how long a driver waits for the answer to a logout
 
 
 class SessionDriver(Protocol):
     """Runs ``Session.progress`` and the ticks of its deadlines, and waits for commands.
 
-    ``reconnect``: asks for another connection; from any thread. It is called when the connection is
-    lost, and when a command is submitted while there is none. None: a session whose connection is
-    lost has ended.
+    ``reconnect``: asks for another connection. Any thread calls it, when the connection is lost,
+    and when a command is submitted while there is none. None: a lost connection ends the session.
     """
 
     reconnect: Callable[[], None] | None
 
     def new_waiter(self) -> Waiter:
-        """For the thread or task that calls."""
+        """A waiter for the calling thread or task."""
         ...
 
     def flush_soon(self) -> None:
-        """A command is to leave: flush the queue, now or together with the next few."""
+        """A command is ready to be sent: flush the queue, now or together with the next few."""
         ...
 
     def blocked(self) -> None:
@@ -34,7 +33,7 @@ class SessionDriver(Protocol):
         ...
 
     def closing(self, fd: int) -> None:
-        """This descriptor, which is polled, is about to be closed."""
+        """The descriptor ``fd``, which is polled, is about to be closed."""
         ...
 
     def changed(self) -> None:
@@ -43,7 +42,7 @@ class SessionDriver(Protocol):
 
 
 class Undriven:
-    """Implements SessionDriver for a session that nothing runs: between its login and its driver,
+    """Implements SessionDriver for a session that no driver runs: between its login and its driver,
     and once its connection was given away."""
 
     reconnect: Callable[[], None] | None = None
@@ -55,10 +54,10 @@ class Undriven:
         raise AssertionError("the session has no driver")
 
     def blocked(self) -> None:
-        """The driver to come looks."""
+        """The next driver checks by itself."""
 
     def closing(self, fd: int) -> None:
-        """Nothing polls it."""
+        """No driver polls it."""
 
     def changed(self) -> None:
-        """The driver to come looks."""
+        """The next driver checks by itself."""

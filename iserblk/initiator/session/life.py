@@ -46,11 +46,11 @@ TABLE: dict[tuple[State, Event], State] = {
 
 
 class Life:
-    """Where a session is. The session changes ``state`` by ``enter`` alone, under its lock; any
-    thread may look.
+    """The state of a session. Only the session changes ``state``, by ``enter`` and under its lock;
+    any thread may read it.
 
-    ``error``: why it has ENDED; None before. ``absence``: while there is no connection, why, by
-    the last that was heard of it; of no meaning else.
+    ``error``: why it has ENDED; None before. ``absence``: while there is no connection, the latest
+    known reason; otherwise without meaning.
     """
 
     __slots__ = ("absence", "error", "state")
@@ -72,8 +72,8 @@ class Life:
         return state is State.SUSPENDED or state is State.CLEANING_UP
 
     def enter(self, event: Event, why: IserblkError | None = None) -> None:
-        """``why``: of LOSS and FAIL. Raises LocalProtocolError where the table has no such
-        transition; then nothing has changed."""
+        """Make the transition of ``event``. ``why``: the error, for LOSS and FAIL. Raises
+        LocalProtocolError where the table has no such transition; then nothing has changed."""
         after = TABLE.get((self.state, event))
         if after is None:
             raise LocalProtocolError(f"a session that is {self.state} cannot take: {event}")

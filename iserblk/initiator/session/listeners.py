@@ -1,4 +1,4 @@
-"""Listeners: what follows the commands of one LUN, and says goodbye to it."""
+"""Listeners: objects that follow the commands of one LUN, and clean up before the logout."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from iserblk.initiator.session.slots import Operation, TaskSlot
 
 
 class LunListener(Protocol):
-    """Follows one LUN of a session. A class that inherits from it leaves out what it does not need.
+    """Follows one LUN of a session. A subclass leaves out what it does not need.
 
-    ``hear`` and ``retried`` raise nothing. A LUN may have several listeners; none of them depends
-    on what another one does.
+    ``hear`` and ``retried`` raise nothing. A LUN may have several listeners; none depends on what
+    another does.
     """
 
     def hear(self, slot: TaskSlot) -> None:
@@ -23,13 +23,13 @@ class LunListener(Protocol):
         return
 
     def farewell(self) -> Operation[None]:
-        """What the driver runs before it logs out. Raises nothing."""
+        """The operation that the driver runs before it logs out. Raises nothing."""
         return
         yield
 
 
 class LunListeners:
-    """Of one session, by LUN field."""
+    """The listeners of one session, by LUN field."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, list[LunListener]] = {}
@@ -54,7 +54,7 @@ class LunListeners:
             listener.retried()
 
     def farewell(self) -> Operation[None]:
-        """What the listeners of all LUNs want done before the logout."""
+        """Run what the listeners of all LUNs want done before the logout."""
         for listeners in self._of.values():
             for listener in listeners:
                 yield from listener.farewell()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import pdu
 
-# After its Logout Response the target closes the connection, and is given this long for it (tgtd
-# never does): when both ends close at the same time, LIO on siw warns of a failed QP.
+# How long the target has to close the connection after its Logout Response (tgtd never does). When
+# both ends close at the same time, LIO on siw warns of a failed QP.
 PARTING_S = 0.25
 DRAIN_S = 30.0  # commands in flight may delay a logout by this much, if the target is as patient
-ANSWER_S = 3.0  # for the Logout Response
-MOST_WAIT_S = 20.0  # of Time2Wait: commands have deadlines
+ANSWER_S = 3.0  # how long the Logout Response is waited for
+MOST_WAIT_S = 20.0  # the most of Time2Wait that is obeyed: commands have deadlines
 
 
 def fill_logout(slot: TaskSlot) -> None:

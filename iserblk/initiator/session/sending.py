@@ -1,8 +1,8 @@
 """Sending: slots, the queue, the command window, and CmdSN order (RFC 7143 section 4.2.2).
 
-A slot is asked for and filled without the datamover: its CDB and its data are its own. Only
-``_send``, under the session's lock, writes into the memory that the datamover gave it, and decides
-whether a write travels in its command.
+A slot is taken and filled without the datamover: its CDB and its data are its own. Only ``_send``,
+under the session's lock, writes into the memory that the datamover gave the slot, and decides
+whether a write carries its data in its command.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ NO_ANSWER = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
 class SendQueue:
     """What a session sends: task slots, from the free ones to those in flight, and control PDUs.
 
-    Threads: ``take``, ``submit`` and ``release`` may be called from any thread at any time. Control
-    PDUs, and everything that ends a task, belong to the runner of ``Session.progress``.
+    Threads: any thread may call ``take``, ``submit`` and ``release`` at any time. Control PDUs, and
+    everything that ends a task, belong to the thread that runs ``Session.progress``.
 
-    ``lock``: the session's; short, and nobody waits inside it. It keeps CmdSN order and wire order
-    the same. ``datamover``: of the present connection. ``exp_stat_sn``: written by the session, for
-    each PDU that counts. ``corked``: a driver sets it while more submissions are about to come, and
-    calls ``flush`` itself.
+    ``lock``: the session's; held for a short time, and no thread waits while it holds it. It keeps
+    CmdSN order and wire order the same. ``datamover``: of the present connection. ``exp_stat_sn``:
+    written by the session, for each PDU that counts. ``corked``: a driver sets it while more
+    submissions are about to come, and calls ``flush`` itself.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class SendQueue:
             if parameters.immediate_data
             else 0
         )
-        self.waiting: deque[TaskSlot] = deque()  # submitted, behind a closed window
+        self.waiting: deque[TaskSlot] = deque()  # submitted, and QUEUED
         self.exp_stat_sn = 0
         self.max_cmd_sn = 0
         self._life = life
         self._io_timeout = io_timeout
         self._free = list(reversed(self.tasks))
         self._withheld: list[TaskSlot] = []  # not in use, because the target has no room
-        self._in_play = len(self.tasks)  # the others
+        self._in_play = len(self.tasks)  # slots that are not withheld
         self._free_controls = slots[-CONTROL_SLOTS:]
         self._flush_lock = threading.Lock()
-        self._again: set[TaskSlot] = set()  # waiting, and sent on a connection that is lost
+        self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
         self._takers: deque[Waiter] = deque()
         self._unsent_pongs = 0  # answers to pings since the wire was last seen free
         self._cmd_sn = 0
@@ -97,7 +97,7 @@ class SendQueue:
         self._open = 0  # commands that the target's window still takes
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
-        """The numbers of the final Login Response."""
+        """Take the numbers of the final Login Response."""
         self._cmd_sn = cmd_sn
         self._exp_cmd_sn = exp_cmd_sn
         self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
@@ -107,9 +107,9 @@ class SendQueue:
     # -- submitting: any thread -------------------------------------------------------------------
 
     def take(self, waiter: Waiter, again: bool = False) -> TaskSlot | None:
-        """A free slot, or None: then ``waiter.pending`` was raised by one; wait and try again.
-        ``again``: it has waited, and a slot that another one has taken meanwhile costs it no place
-        in the queue. Nobody passes those who wait.
+        """A free slot. None: ``waiter.pending`` was raised by one; wait and try again. ``again``:
+        the caller has waited. If another thread has taken the slot meanwhile, the caller waits at
+        the head of the queue. No caller overtakes those that wait.
 
         Raises the session's error once it has failed.
         """
@@ -122,7 +122,7 @@ class SendQueue:
             with self.lock:
                 if self._life.error is not None:
                     raise self.fresh_error()
-                # Known as waiting before looking again: who gives a slot back meanwhile sees it.
+                # Queue the waiter before looking again: a thread that gives a slot back sees it.
                 waiter.pending += 1
                 if again:
                     self._takers.appendleft(waiter)
@@ -144,7 +144,7 @@ class SendQueue:
             return None
 
     def take_now(self) -> TaskSlot | None:
-        """A free slot if there is one, nobody waits for one, and the session lives."""
+        """A free slot if there is one, no caller waits for one, and the session has not ended."""
         if self._life.error is not None or self._takers:
             return None
         try:
@@ -162,8 +162,8 @@ class SendQueue:
                 waiter.pending -= 1
 
     def wake_takers(self) -> None:
-        """Have all who wait for a slot look again: at the clock, too, as a slot that was given back
-        may be taken by one who has come just now."""
+        """Have all callers that wait for a slot look again. They check their deadlines, too: a slot
+        that was given back may be taken by a caller that has just come."""
         with self.lock:
             takers = list(self._takers)
             self._takers.clear()
@@ -174,7 +174,7 @@ class SendQueue:
         """Give back a slot that was taken and is not in flight."""
         slot.state = FREE
         slot.data = None
-        slot.error = None  # with its traceback, and the buffers that are named there
+        slot.error = None  # with its traceback, and the buffers that this refers to
         slot.last = -1
         slot.deadline = 0.0
         self._free.append(slot)
@@ -186,8 +186,8 @@ class SendQueue:
 
     def shrink(self) -> None:
         """From any thread: the target had no room for a command (BUSY, TASK SET FULL), whose slot
-        has been given back. Keep one less in flight from now on, but always one. Without a free
-        slot nothing happens: there will be another refusal."""
+        has been given back. Keep one command less in flight from now on, but always at least one.
+        Without a free slot nothing happens: there will be another refusal."""
         with self.lock:
             if self._in_play <= 1:
                 return
@@ -200,19 +200,19 @@ class SendQueue:
         log.info("%s: the target is full: %d commands at once from now on", self.portal, count)
 
     def grow(self) -> None:
-        """About once a second: try one more command than the target had room for lately."""
+        """Call it about once a second: allow one command more, after ``shrink``."""
         if self._withheld:
             with self.lock:
                 self._in_play += 1
                 self._free.append(self._withheld.pop())
 
     def submit(self, slot: TaskSlot) -> None:
-        """Send the command of ``slot``, or queue it in order while the window is closed, or the
+        """Send the command of ``slot``. Queue it in order while the window is closed, or the
         session is suspended.
 
-        ``slot.waiter.pending`` already counts it. Never raises: a failed session ends the slot
-        with its error at once. Its deadline is ``slot.deadline``; 0: the time for one request, from
-        now.
+        ``slot.waiter.pending`` already counts it. Never raises: once the session has failed, the
+        slot ends with its error at once. ``slot.deadline`` is its deadline; 0: the time for one
+        request, from now.
         """
         if not slot.deadline:
             slot.deadline = monotonic() + self._io_timeout
@@ -233,13 +233,13 @@ class SendQueue:
             self.driver.flush_soon()
 
     def _send(self, slot: TaskSlot) -> bool:
-        """Number the command and hand it down. False, and nothing has changed: there is nothing to
-        advertise its data from until another task ends. Under the lock."""
+        """Number the command and hand it to the datamover. False, and it uses no CmdSN: the
+        datamover has nothing to advertise its data from until another task ends. Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         length = slot.length
         immediate = 0
         if slot.direction == WRITE and length <= self.immediate_limit and slot.data is not None:
-            # It goes along whole or not at all; then nothing of the caller's is advertised.
+            # The data goes along whole or not at all; then no buffer of the caller is advertised.
             slot.inline[:length] = slot.data
             slot.inline_length = immediate = length
             slot.direction = INLINE
@@ -268,7 +268,8 @@ class SendQueue:
         return True
 
     def flush(self) -> None:
-        """Send what is queued. The thread that does takes along what others queued meanwhile."""
+        """Send what is queued. The thread that sends takes along what other threads queued
+        meanwhile."""
         dm = self.datamover
         while dm.queued:
             if not self._flush_lock.acquire(blocking=False):
@@ -281,10 +282,8 @@ class SendQueue:
                 failed = True
             finally:
                 self._flush_lock.release()
-            before, dm = (
-                dm,
-                self.datamover,
-            )  # another connection: who queued there found the lock taken
+            # Perhaps a new connection: threads that queued there found the lock taken.
+            before, dm = dm, self.datamover
             if dm is not before:
                 continue
             if failed or taken_along:
@@ -293,7 +292,7 @@ class SendQueue:
                 self.driver.blocked()
 
     def send_waiting(self) -> None:
-        """Commands that waited, as far as the window and the memory allow."""
+        """Send commands that waited, as far as the window and the memory allow."""
         with self.lock:
             while self.waiting and self._open > 0 and self._send(self.waiting[0]):
                 self.waiting.popleft()
@@ -307,7 +306,8 @@ class SendQueue:
         return len(self._free_controls)
 
     def take_control(self) -> TaskSlot | None:
-        """A slot for an immediate PDU of ours; None when all are in flight."""
+        """A slot for an immediate PDU of ours; None when all are in flight, or there is no
+        connection."""
         if not self._life.connected or not self._free_controls:
             return None
         slot = self._free_controls.pop()
@@ -319,8 +319,9 @@ class SendQueue:
 
     def send_immediate(self, slot: TaskSlot, waiter: Waiter) -> None:
         """Send the PDU whose BHS is in ``slot.bhs``, as an immediate one: it uses up no CmdSN and
-        passes the window. ITT, CmdSN and ExpStatSN are filled in here; ``slot.waiter`` hears of
-        the answer, and the slot goes back by itself."""
+        passes the window. ITT, CmdSN and ExpStatSN are filled in here. ``waiter`` is told of the
+        answer, and the slot is given back without the caller. Without a connection the answer is
+        NO_ANSWER, at once."""
         slot.waiter = waiter
         with self.lock:
             connected = self._life.connected
@@ -348,11 +349,11 @@ class SendQueue:
         slot.waiter.task_done()
 
     def answer_ping(self, lun: bytes, ttt: int) -> None:
-        """A NOP-In that asks for an answer: echo its Target Transfer Tag (RFC 7143 section 11.18).
+        """Answer a NOP-In that asks for it: echo its Target Transfer Tag (RFC 7143 section 11.18).
 
-        Nothing answers the answer, so its slot may be used again only when it has left. Slots take
-        turns; while the wire is full no more pings are answered than there are slots to go through.
-        Raises RemoteProtocolError when there are more than that.
+        The target does not answer this PDU, so its slot may be used again only when it has been
+        sent. Slots take turns; while the wire is full no more pings are answered than there are
+        slots to go through. Raises RemoteProtocolError when there are more than that.
         """
         self._unsent_pongs = self._unsent_pongs + 1 if self.datamover.wants_write() else 0
         slot = self.take_control() if self._unsent_pongs < self.free_controls else None
@@ -365,13 +366,13 @@ class SendQueue:
             self.datamover.send_control(slot)
         self.flush()
         slot.state = FREE
-        self._free_controls.insert(0, slot)  # the far end
+        self._free_controls.insert(0, slot)  # used last
 
     # -- what the target says: the runner of progress ---------------------------------------------
 
     def take_window(self, exp_cmd_sn: int, max_cmd_sn: int) -> None:
-        """ExpCmdSN and MaxCmdSN of a PDU (RFC 7143 section 4.2.2.1): only ever forward. What waits
-        and fits is sent."""
+        """Take in ExpCmdSN and MaxCmdSN of a PDU (RFC 7143 section 4.2.2.1): they only move
+        forward. Commands that wait and fit are sent."""
         with self.lock:
             if serial_lt(max_cmd_sn, (exp_cmd_sn - 1) & 0xFFFFFFFF):
                 return
@@ -411,7 +412,7 @@ class SendQueue:
         slot.waiter.task_done()
 
     def end_aborted(self, slot: TaskSlot, error: Exception) -> None:
-        """End a task that the target has given up, or that never went out. For the ladder."""
+        """End a task that the target has given up, or that was never sent. For ``Ladder``."""
         if slot.state == QUEUED:
             with self.lock:
                 if slot not in self.waiting:  # it went out a moment ago
@@ -425,7 +426,8 @@ class SendQueue:
         self.end(slot, error)
 
     def fresh_error(self) -> IserblkError:
-        """The session's error, fresh: one exception object must not be raised in many threads."""
+        """A new copy of the session's error: one exception object must not be raised in many
+        threads."""
         error = self._life.error
         assert error is not None  # callers have looked
         if isinstance(error, RemoteProtocolError):
@@ -441,7 +443,7 @@ class SendQueue:
 
     @property
     def busy(self) -> int:
-        """Slots that are taken, in flight or not: cheap, for heuristics."""
+        """Slots that are taken, in flight or not. Cheap, for heuristics."""
         return self._in_play - len(self._free)
 
     @property
@@ -460,14 +462,14 @@ class SendQueue:
         self._open = 0
 
     def put_back(self) -> None:
-        """Under the lock, when the connection is closed: what was in flight and can be sent again
-        waits once more, by CmdSN, in front of what was never sent. May be done again when it was
-        interrupted."""
+        """Under the lock, when the connection is closed: queue again what was in flight and can be
+        sent again, by CmdSN, in front of what was never sent. May be repeated after an
+        interrupt."""
         self._open = 0  # an interrupt may have come before ``hold``
         sent = [slot for slot in self.tasks if slot.state == SENT and slot.complete]
         sent.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)  # oldest first
         self._again.update(sent)
-        moved = set(sent)  # some may be there: of a turn that was interrupted
+        moved = set(sent)  # some may be queued already, by a call that was interrupted
         self.waiting = deque([*sent, *(slot for slot in self.waiting if slot not in moved)])
         for slot in sent:
             slot.stag = 0  # went with the connection
@@ -476,8 +478,8 @@ class SendQueue:
             slot.state = QUEUED
 
     def end_sent(self, error_of: Callable[[TaskSlot], IserblkError]) -> None:
-        """After ``put_back``: the tasks in flight that nobody wants to be sent again end with
-        ``error_of`` them, control PDUs without an answer."""
+        """After ``put_back``: end the tasks that are not to be sent again with ``error_of`` them,
+        and control PDUs without an answer."""
         for slot in self.slots:
             if slot.state >= SENT:
                 slot.stag = 0
@@ -489,8 +491,8 @@ class SendQueue:
                     self.end_control(slot)
 
     def take_connection(self, fresh: SendQueue) -> None:
-        """Under the lock: go on with the datamover, the memory and the numbers of ``fresh``, which
-        is idle. Nothing is sent before ``reopen``. May be done again when it was interrupted."""
+        """Under the lock: take over the datamover, the memory and the numbers of ``fresh``, which
+        is idle. Nothing is sent before ``reopen``. May be repeated after an interrupt."""
         for slot, other in zip(self.slots, fresh.slots, strict=True):
             slot.take_memory(other)
         self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
@@ -505,15 +507,15 @@ class SendQueue:
 
     def reopen(self, fresh: SendQueue) -> int:
         """Under the lock, after ``take_connection``: commands are sent from now on. Returns how
-        many of those that wait are sent once more."""
+        many of the waiting commands are sent once more."""
         again = len(self._again)
         self._again.clear()
         self._open = fresh._open
         return again
 
     def close(self) -> list[Waiter]:
-        """Under the lock, when the session ends: nothing is sent any more. Returns those that wait
-        for a slot, for ``end_all``."""
+        """Under the lock, when the session ends: nothing is sent any more. Returns the waiters for
+        a slot, for ``end_all``."""
         self._open = 0
         self.waiting.clear()
         self._again.clear()
@@ -522,8 +524,8 @@ class SendQueue:
         return takers
 
     def end_all(self, takers: list[Waiter]) -> None:
-        """After ``close``, when the connection is closed: every task ends with the session's
-        error, and ``takers`` are told."""
+        """After ``close``, when the connection is closed: every task ends with the session's error,
+        and ``takers`` are woken."""
         for slot in self.slots:
             if slot.state >= QUEUED:
                 slot.stag = 0  # went with the connection

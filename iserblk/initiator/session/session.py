@@ -2,18 +2,19 @@
 
 Threads and what they may do:
 
-- ``queue.take``, ``queue.submit`` and ``queue.release`` may be called from any thread at any time.
-- Everything that ends a task happens in ``progress`` and in the ticks of its deadlines. The driver
-  runs one of them at a time, and nothing else changes a slot that was submitted. So completion
-  takes no lock at all.
-- A failed send is not an error of ``submit``: the connection is over, and the next ``progress``
+- Any thread may call ``queue.take``, ``queue.submit`` and ``queue.release`` at any time.
+- Tasks end in ``progress``, in the ticks of their deadlines, and when the trio driver cancels them.
+  The driver runs one of these at a time, and nothing else changes a slot that was submitted. So
+  completion takes no lock at all. (Two exceptions: ``fail`` ends all tasks, and ``submit`` after it
+  ends its own.)
+- ``submit`` raises no error when a send fails: the connection is over, and the next ``progress``
   finds out, in one place.
 
 A connection that is lost **suspends** a session whose driver can ``reconnect``: no buffer is
-touched any more, what was in flight waits in the queue, in CmdSN order, and later commands behind
+touched any more. What was in flight waits in the queue, in CmdSN order, and later commands behind
 it. The reconnector logs in again and **offers** a fresh session; the next ``progress`` **adopts**
-its connection, and sends what waits. A session whose driver cannot reconnect has ended instead.
-The table of ``life`` has all of it.
+its connection, and sends what waits. Where the driver cannot reconnect, the session ends instead.
+The table of ``life`` has all transitions.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ UNEXPECTED = 32  # receives for PDUs that answer nothing: NOP-In, Async Message,
 
 
 class Parting:
-    """A logout from a session that goes on: commands in flight may end, new ones wait for the next
-    connection. Implements Waiter for the Logout Response."""
+    """A logout from a connection, after which the session goes on with another. Commands in flight
+    may end, new ones wait for the next connection. Implements Waiter for the Logout Response."""
 
     def __init__(self, session: Session, by: float, why: str) -> None:
         """``by``: when the Logout Request must have been sent. ``why``: for messages."""
@@ -76,21 +77,21 @@ class Parting:
         session.queue.send_immediate(control, self)
 
     def task_done(self) -> None:
-        """The answer (``parted`` tells what it means), or the connection is lost."""
+        """The answer has come (``_parted`` handles it), or the connection is lost."""
 
 
 class Session:
     """One logged-in session. Implements InitiatorUser.
 
-    ``queue``: what is sent. ``life``: where it is. ``listeners``: of its LUNs. ``parameters`` and
-    ``provider_reason`` (why the connection is by the provider that it has): of the present
-    connection. ``io_timeout``: seconds for one request. ``isid``: the login's; a reconnection uses
-    it again. ``last_heard``: when anything was received, for the keep-alive. ``busy_poll_us``: how
-    long a driver may look for an answer before it sleeps.
+    ``queue``: what is sent. ``life``: its state. ``listeners``: of its LUNs. ``parameters`` and
+    ``provider_reason`` (why this provider carries the connection): of the present connection.
+    ``io_timeout``: seconds for one request. ``isid``: of the login; a reconnection uses it again.
+    ``last_heard``: when anything was received last, for the keep-alive. ``busy_poll_us``: how long
+    a driver may look for an answer before it sleeps.
 
-    ``parting``: while it is LEAVING. ``suspended_at``: when the last connection was lost.
-    ``reconnect_at``: before that the target does not want to see us again. ``left_nothing``: the
-    connection that is lost ended in order, without tasks. ``reconnects``, and ``replayed``
+    ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
+    lost. ``reconnect_at``: the target wants no login before that. ``left_nothing``: the lost
+    connection ended in order, with no task at the target. ``reconnects``, and ``replayed``
     (commands that were sent once more): for statistics.
     """
 
@@ -118,13 +119,13 @@ class Session:
         self.left_nothing = False
         self.reconnects = 0
         self.replayed = 0
-        # A connection to go on with, or why there will never be one.
+        # A session whose connection is to be adopted, or why there will never be one.
         self._offered: Session | IserblkError | None = None
-        # What the log has of commands that were carried out with sense data: (LUN field, code).
+        # Commands carried out with sense data that the log has already: (LUN field, code).
         self._recovered_told: set[tuple[bytes, int]] = set()
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
-        """Full feature phase begins with these numbers, from the final Login Response."""
+        """Begin full feature phase with these numbers, from the final Login Response."""
         datamover = self.queue.datamover
         self.queue.start(cmd_sn, exp_cmd_sn, max_cmd_sn, exp_stat_sn)
         datamover.user = self
@@ -133,7 +134,7 @@ class Session:
         self.life.enter(Event.LOGIN)
 
     def drive(self, driver: SessionDriver) -> None:
-        """From now on ``driver`` runs the session, and no other."""
+        """From now on only ``driver`` runs the session."""
         self.queue.driver = driver
 
     @property
@@ -142,21 +143,21 @@ class Session:
 
     @property
     def error(self) -> IserblkError | None:
-        """Why it has ended; None: it has not."""
+        """Why the session has ended; None: it has not."""
         return self.life.error
 
     @property
     def suspended(self) -> IserblkError | None:
-        """Why there is no connection, if it goes on nevertheless."""
+        """Why there is no connection, while the session goes on without one; else None."""
         return self.life.absence if self.life.absent else None
 
     @property
     def offered(self) -> bool:
-        """What was offered has not come into effect yet."""
+        """Whether something was offered that has not come into effect yet."""
         return self._offered is not None
 
     def new_waiter(self) -> Waiter:
-        """For the thread or task that calls."""
+        """A waiter for the calling thread or task."""
         return self.queue.driver.new_waiter()
 
     def fileno(self) -> int:
@@ -169,16 +170,17 @@ class Session:
         return {**self.queue.datamover.describe(), "provider_reason": self.provider_reason}
 
     def disconnect(self) -> None:
-        """Ask for the end from any thread: the next ``progress`` finds the connection lost."""
+        """From any thread: cut the connection. The next ``progress`` finds it lost."""
         self.queue.datamover.disconnect()
 
     # -- completing: the runner of progress and tick ----------------------------------------------
 
     def progress(self, now: float) -> int:
-        """Take in what has come and end the tasks that it ends; returns how many PDUs came.
+        """Take in the PDUs that have come, and end the tasks that they end; returns how many PDUs
+        came.
 
-        Never raises: an error ends the connection, and suspends the session or ends it, its tasks
-        and its waiters (``error``).
+        Never raises. An error ends the connection; then the session is suspended, or has ended
+        (``error``) with its tasks and its waiters.
         """
         if not self.life.connected and not self._revived(now):
             return 0
@@ -236,9 +238,9 @@ class Session:
         slot.waiter.task_done()
 
     def _hear_sense(self, slot: TaskSlot) -> None:
-        """A status other than GOOD came with ``slot.sense``. What was carried out all the same
-        (RECOVERED ERROR, NO SENSE) has succeeded, for all who look at the slot from now on; its
-        residual counts as ever."""
+        """A status other than GOOD came with ``slot.sense``. A command that was carried out all the
+        same (RECOVERED ERROR, NO SENSE) has succeeded, for all code that looks at the slot from now
+        on; its residual counts as ever."""
         self.listeners.hear(slot)
         if slot.status != sam.CHECK_CONDITION or not sense_data.tells_of_success(slot.sense):
             return
@@ -260,7 +262,7 @@ class Session:
     def _control_response(
         self, message: memoryview, at: int, opcode: int, invalidated: int
     ) -> None:
-        """Any PDU but the SCSI Response."""
+        """Handle any PDU but the SCSI Response."""
         if invalidated:
             raise RemoteProtocolError("iSCSI", f"PDU {opcode:#x} invalidated an STag")
         head = pdu.TargetHeader.unpack_from(message, at)
@@ -289,7 +291,8 @@ class Session:
                 self._parted(pdu.LogoutResponse.unpack_from(message, at), self.parting)
 
     def _async_message(self, message: pdu.AsyncMessage) -> None:
-        """RFC 7143 section 11.9. An announced drop is the end of the connection, at once."""
+        """Handle an Asynchronous Message (RFC 7143 section 11.9). An announced drop ends the
+        connection."""
         words = reasons.async_event(message.event)
         log.warning("%s: asynchronous message: %s", self.portal, words)
         if message.event in (pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE):
@@ -299,7 +302,8 @@ class Session:
             raise ConnectionLost(f"{self.portal}: the target announced: {words}")
 
     def _rejected(self, message: memoryview, at: int) -> None:
-        """A Reject carries the header of the PDU that it rejects; end that task (section 11.17)."""
+        """Handle a Reject, which carries the header of the rejected PDU: end that task (section
+        11.17)."""
         reject = pdu.Reject.unpack_from(message, at)
         words = reasons.reject_reason(reject.reason)
         header = bhs.data_segment_untrusted(message, at)
@@ -313,19 +317,21 @@ class Session:
             )
 
     def _parted(self, message: pdu.LogoutResponse, parting: Parting) -> None:
-        """The end of a connection that the target wanted to be rid of, or we."""
+        """The Logout Response has come, to a logout that the target or we wanted: end the
+        connection."""
         self._stay_away(message.time2wait)
         self.left_nothing = not message.response and not self.queue.sent
         raise ConnectionLost(f"{self.portal}: logged out, {parting.why}")
 
     def _stay_away(self, time2wait: int) -> None:
-        """The target wants to be left alone for ``time2wait`` seconds."""
+        """The target wants no login for ``time2wait`` seconds."""
         self.reconnect_at = monotonic() + min(time2wait, MOST_WAIT_S)
 
     # -- losing a connection, and going on with another: the runner of progress -------------------
 
     def _lose(self, error: IserblkError) -> None:
-        """The connection is over."""
+        """The connection is over: suspend the session, or end it where its driver cannot
+        reconnect."""
         if self.queue.driver.reconnect is None:
             self.fail(error)
             return
@@ -340,8 +346,8 @@ class Session:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        """Nobody touches a buffer any more, and what was in flight waits to be sent again. When
-        this is interrupted, the next ``progress`` begins anew."""
+        """End the connection, so that no buffer is touched any more, and queue again what was in
+        flight. When this is interrupted, the next ``progress`` begins it again."""
         self._terminate()
         with self.queue.lock:
             self.queue.put_back()
@@ -355,8 +361,8 @@ class Session:
             self.queue.driver.reconnect()
 
     def _unwanted(self, slot: TaskSlot) -> IserblkError:
-        """The error of a command that was being aborted when the connection was lost, or whose
-        answer was being taken in when that was interrupted."""
+        """The error of a command that is not sent again: it was being aborted when the connection
+        was lost, or the processing of its answer was interrupted."""
         if slot.state == SENT:
             return ConnectionLost(
                 f"{self.portal}: interrupted before command {slot.cdb[0]:#04x} had ended"
@@ -368,8 +374,8 @@ class Session:
 
     def leave(self, why: str, patience: float) -> bool:
         """From any thread: log out when what is in flight has ended, or after ``patience`` seconds;
-        the driver's ``reconnect`` is called then. False: there is no connection to leave, none to
-        follow, or that is under way already. It begins with the next ``progress``."""
+        then the driver's ``reconnect`` is called. It begins with the next ``progress``. False:
+        there is no connection, the driver cannot reconnect, or a logout is under way already."""
         with self.queue.lock:
             if self.life.state is not State.LOGGED_IN or self.queue.driver.reconnect is None:
                 return False
@@ -379,16 +385,17 @@ class Session:
         return True
 
     def still_absent(self, why: IserblkError) -> None:
-        """From any thread, while there is no connection: an attempt to get one has failed so. It
-        is what a command that cannot wait longer tells of."""
+        """From any thread, while there is no connection: note why an attempt to get one has failed.
+        A command that cannot wait longer reports this."""
         with self.queue.lock:
             if self.life.absent:
                 self.life.absence = why
 
     def offer(self, outcome: Session | IserblkError) -> None:
-        """From any thread, while the session is suspended: a fresh session, idle, whose driver has
-        ended and whose connection is taken over; or why there will never be one. It comes into
-        effect with the next ``progress``."""
+        """From any thread, while the session is suspended: offer a fresh session, idle, whose
+        driver has ended and whose connection is taken over; or an error that says why there will
+        never be a connection. It comes into effect with the next ``progress``. A fresh session that
+        is not wanted any more is ended."""
         if isinstance(outcome, Session):
             outcome.drive(Undriven(outcome.queue.flush))
         with self.queue.lock:
@@ -399,7 +406,7 @@ class Session:
             outcome.fail(ConnectionLost(f"{self.portal}: not wanted any more"))
 
     def _revived(self, now: float) -> bool:
-        """Of a session without a connection: it has one again."""
+        """Take up what was offered, without a connection; returns whether there is one again."""
         if self.life.state is State.CLEANING_UP:
             self._clean_up()
         if self.life.state is not State.SUSPENDED:
@@ -414,7 +421,7 @@ class Session:
 
     def _adopt(self, fresh: Session, now: float) -> None:
         """Go on with the connection of ``fresh``. When this is interrupted, the next ``progress``
-        begins anew."""
+        begins it again."""
         queue = self.queue
         with queue.lock:
             queue.take_connection(fresh.queue)
@@ -447,11 +454,11 @@ class Session:
         self.queue.datamover.connection_terminate()
 
     def fail(self, error: IserblkError) -> None:
-        """The session is over: end every task with ``error``. No buffer is touched any more."""
+        """End the session, and every task with ``error``. No buffer is touched any more."""
         with self.queue.lock:
             if self.error is not None:
                 return
-            # Without its traceback: that names the buffers of the thread that ran ``progress``.
+            # Without its traceback, which refers to buffers of the thread that ran ``progress``.
             self.life.enter(Event.FAIL, error.with_traceback(None))
             takers = self.queue.close()
             offered, self._offered = self._offered, None

@@ -1,4 +1,4 @@
-"""Task slots and waiters: what one SCSI command in flight is made of, and who waits for it."""
+"""Task slots and waiters: one SCSI command in flight, and what waits for it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ T = TypeVar("T")
 
 # States of a slot.
 FREE = 0  # in the session's list
-TAKEN = 1  # being filled in, or being read by the one who took it
-QUEUED = 2  # submitted, the command window is closed
+TAKEN = 1  # its caller fills it in, or reads the result
+QUEUED = 2  # submitted, and waits for the command window, memory or a connection
 SENT = 3  # in flight at the target
 ABORTING = 4  # in flight, and an ABORT TASK for it as well
 
 # Initiator Task Tag: slot index in the low bits, a generation above it, so that an answer to a
-# task that has ended is told from one to its successor. Bit 31 stays 0: never 0xFFFFFFFF.
+# task that has ended is not taken for an answer to the next task of its slot. Bit 31 stays 0:
+# never 0xFFFFFFFF.
 INDEX_BITS = 12
 INDEX_MASK = (1 << INDEX_BITS) - 1
 ITT_MASK = 0x7FFFFFFF
 
 
 class Waiter(Protocol):
-    """Waits for ``pending`` things at once. Made by a driver; reusable when pending is 0."""
+    """Waits for ``pending`` things at once. Made by a driver; reusable when ``pending`` is 0."""
 
     pending: int
 
     def task_done(self) -> None:
-        """One of them is done: ``pending`` falls by one; at 0 the waiting one is woken."""
+        """One of them is done: ``pending`` falls by one; at 0 the waiting thread or task is
+        woken."""
         ...
 
 
-# What runs commands: yields what it waits for, a Waiter or seconds. When it is closed at a yield,
-# its driver has made sure that none of its commands is in flight any more.
+# A generator that runs commands. It yields what it waits for: a Waiter, or seconds. When it is
+# closed at a yield, its driver has made sure that none of its commands is in flight any more.
 Operation = Generator["Waiter | float", None, T]
 
 
@@ -53,16 +55,16 @@ _NOBODY = _Nobody()
 
 
 class TaskSlot(PduSlot):
-    """One SCSI command: the PDU slot, what it asks, and after its end what came of it.
+    """One SCSI command: the PDU slot, the request, and after its end the result.
 
-    Asked: ``cdb`` (16 bytes), ``lun`` (8-byte LUN field), ``length`` (Expected Data Transfer
+    Request: ``cdb`` (16 bytes), ``lun`` (8-byte LUN field), ``length`` (Expected Data Transfer
     Length), ``flags`` (F, R, W, ATTR of the BHS), ``data`` and ``direction`` (READ or WRITE; the
-    session makes it INLINE when it goes along with its command).
-    ``first``/``last``: the blocks of ``lun`` that it may change, for the range lock; none when
-    last < first. ``deadline``: when it is aborted (monotonic seconds); 0 until ``submit`` where the
-    caller has none of its own.
-    Ended: ``error`` (nothing else counts), or ``status``, ``response``, ``residual`` (bytes less
-    than asked: positive; more: negative), ``sense`` (bytes).
+    session makes it INLINE when the data goes along with its command). ``first``/``last``: the
+    blocks of ``lun`` that it may change, for the range lock; none when last < first. ``deadline``:
+    when it is aborted (monotonic seconds); 0 until ``submit`` where the caller sets none.
+
+    Result: ``error`` (then nothing else counts), or ``status``, ``response``, ``residual`` (bytes;
+    less moved than asked: positive; more: negative), ``sense`` (bytes).
     """
 
     __slots__ = (
@@ -105,5 +107,5 @@ class TaskSlot(PduSlot):
 
     @property
     def complete(self) -> bool:
-        """All that it was asked with is here still, so that it can be sent again."""
+        """Whether the slot still has its whole request, so that it can be sent again."""
         return self.data is not None or self.direction == NO_DATA
