@@ -1,7 +1,8 @@
 # cython: language_level=3
-"""``iserblk.crc`` by ISA-L, which has a form for each generation of processors.
+"""CRC32C by ISA-L, which has an implementation for each generation of processors.
 
-A buffer is taken through the buffer protocol and given back before return.
+``iserblk.crc`` uses this module where it was compiled. The caller's buffer is taken through the
+buffer protocol and released before return.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -11,12 +12,12 @@ cdef extern from "isa-l/crc.h" nogil:
     unsigned int crc32_iscsi(unsigned char *data, int length, unsigned int initial)
 
 cdef enum:
-    # Bytes from which on the GIL is given up: 20 to 40 us of work.
+    # Bytes from which on the GIL is released: 20 to 40 us of work.
     LARGE = 1 << 20
 
 
 def crc32c(data, unsigned int value=0):
-    """See ``iserblk.crc``."""
+    """CRC32C of ``data``, continued from ``value``: see ``iserblk.crc``."""
     cdef Py_buffer view
     cdef unsigned char *rest
     cdef Py_ssize_t left

@@ -1,4 +1,4 @@
-"""iSER headers and connection-management flags (RFC 7145 section 9; wire values of running code).
+"""iSER headers and connection-management flags (RFC 7145 section 9; wire values as in actual use).
 
 control-type PDU, 28-byte form          private data in connection management
 0     opcode 1 | WSV 0x08 | RSV 0x04    0    flags 0x80 ZBVA, 0x40 Send with Invalidate:
@@ -29,15 +29,15 @@ MINIMUM_LENGTH = HEADER_LENGTH + BHS_LENGTH
 ZBVA_NOT_SUPPORTED = 0x80
 SEND_INVALIDATE_NOT_SUPPORTED = 0x40
 
-# The hot form of ControlHeader: flags, Write STag, Write Base, Read STag, Read Base.
+# ControlHeader for the hot path: flags, Write STag, Write Base, Read STag, Read Base.
 CONTROL_LAYOUT = struct.Struct(">BxxxIQIQ")
-# DataSegmentLength with TotalAHSLength in its top byte, as RFC 7143 section 11.2.1 lays them.
+# TotalAHSLength (top byte) and DataSegmentLength as one word (RFC 7143 section 11.2.1).
 LENGTHS = struct.Struct(">I")
 LENGTHS_OFFSET = HEADER_LENGTH + 4
 
 
 class ControlHeader(NamedTuple):
-    """The header of a control-type PDU, as tests and tools want it."""
+    """The header of a control-type PDU, for tests and tools; the hot path uses CONTROL_LAYOUT."""
 
     flags: int
     write_stag: int
@@ -50,7 +50,7 @@ class ControlHeader(NamedTuple):
 
     @classmethod
     def unpack_from(cls, buffer: memoryview | bytes, offset: int = 0) -> ControlHeader:
-        """Raises RemoteProtocolError when it is no control-type header."""
+        """Read a header. Raises RemoteProtocolError when it is not a control-type header."""
         if len(buffer) - offset < HEADER_LENGTH:
             raise RemoteProtocolError("iSER", f"header of {len(buffer) - offset} bytes")
         header = cls(*CONTROL_LAYOUT.unpack_from(buffer, offset))
@@ -60,7 +60,7 @@ class ControlHeader(NamedTuple):
 
 
 def check_message_untrusted(message: memoryview) -> None:
-    """A received message is a control-type PDU with a whole BHS, AHS and data segment.
+    """Check that a received message is a control-type PDU with a whole BHS, AHS and data segment.
 
     Trailing bytes (padding) are allowed. Raises RemoteProtocolError.
     """
@@ -80,13 +80,13 @@ def check_message_untrusted(message: memoryview) -> None:
 
 
 class ConnectionFlags(NamedTuple):
-    """The 4 bytes of private data (IBTA annex A12, used on every RCaP by running code)."""
+    """The 4 bytes of private data (IBTA annex A12; implementations use them on every RCaP)."""
 
     flags: int
 
     @property
     def send_invalidate(self) -> bool:
-        """Send with Invalidate may be used towards the sender of these flags."""
+        """Whether Send with Invalidate may be used towards the sender of these flags."""
         return not self.flags & SEND_INVALIDATE_NOT_SUPPORTED
 
     def pack(self) -> bytes:
@@ -94,6 +94,6 @@ class ConnectionFlags(NamedTuple):
 
     @classmethod
     def unpack(cls, private_data: bytes) -> ConnectionFlags:
-        """Tolerant: no private data means that nothing was declared unsupported but ZBVA (what
-        Linux targets assume); bytes behind the first are ignored."""
+        """Read the flags. Never raises: without private data only ZBVA counts as not supported, as
+        Linux targets assume; bytes behind the first are ignored."""
         return cls(private_data[0] if private_data else ZBVA_NOT_SUPPORTED)

@@ -1,8 +1,8 @@
 """The iSER datamover of an initiator, on any queue pair (RFC 7145 sections 7.3, 9).
 
-A READ or WRITE becomes one Send that advertises an STag for its buffer; the target moves the data;
-the response (Send, or Send with Invalidate) ends it. Writes that fit into the PDU travel in it and
-advertise nothing.
+The command of a read or write is one Send that advertises an STag for the task's buffer. The target
+moves the data. The response (Send, or Send with Invalidate) ends the task. The data of a write that
+fits into the PDU travels in the PDU, and the command advertises no STag.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from iserblk.rcap.seam import (
 
 
 class IserInitiator:
-    """Implements InitiatorDatamover. ``user`` is set by the layer above before ``progress``."""
+    """Implements InitiatorDatamover over a queue pair."""
 
     user: InitiatorUser
 
     def __init__(self, qp: QueuePair, inline_size: int) -> None:
-        """``inline_size``: the most data bytes that a PDU of ours carries behind its BHS."""
+        """``inline_size``: data bytes that a PDU of ours may carry behind its BHS, at most."""
         self.qp = qp
         self._inline_size = inline_size
-        # Appended to by submitters, taken from by the one that flushes: both ends are atomic.
+        # Submitting threads append, the thread that flushes pops: both operations are atomic.
         self.queued: deque[WorkRequest] = deque()
 
     # -- down -------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class IserInitiator:
             self.qp.allow_ulpdu(parameters.max_ulpdu)
 
     def enable_datamover(self) -> None:
-        """Nothing to do in the cm style: login already travels in Sends."""
+        """Does nothing: the connection is iSER from its start, and login travels in Sends."""
 
     def send_control(self, slot: PduSlot) -> None:
         data = slot.data
@@ -94,7 +94,7 @@ class IserInitiator:
         slot.data = None
         if stag:
             slot.stag = 0
-            # Never twice: retire answers False where the response has done it already.
+            # Where the response has invalidated it already, retire does not do so again.
             self.qp.retire(stag)
         if invalidated and invalidated != stag:
             raise RemoteProtocolError(
@@ -105,7 +105,7 @@ class IserInitiator:
         self.qp.disconnect()
 
     def connection_terminate(self) -> None:
-        # What is queued stays: another thread may be taking from it, to learn that this is over.
+        # ``queued`` is not cleared: another thread may be popping from it; its post then raises.
         self.qp.close()
 
     # -- up ---------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class IserInitiator:
                 message = completion.data
                 assert message is not None  # the seam promises it for RECEIVE
                 received += 1
-                # The common case in one test: a bare control header and a BHS that says so.
+                # The common case in one test: a control header and a BHS without AHS and data.
                 if (
                     len(message) != MINIMUM_LENGTH
                     or message[0] != CONTROL
@@ -129,7 +129,7 @@ class IserInitiator:
                 notify(message, HEADER_LENGTH, completion.invalidated)
         if received:
             self.qp.post_receive(received)
-        if self.qp.next_deadline() is not None:  # an error behind them: no descriptor tells
+        if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
             received += self.progress(now)
         return received
 

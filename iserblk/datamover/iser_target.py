@@ -1,10 +1,9 @@
 """The iSER datamover of a target, on any queue pair (RFC 7145 sections 7.3.5, 7.3.6, 9).
 
-Put_Data becomes an RDMA Write, Get_Data an RDMA Read, a SCSI Response a Send with Invalidate of
-the STag that its command advertised, where the initiator allows that.
+Put_Data becomes an RDMA Write, Get_Data an RDMA Read. A SCSI Response becomes a Send with
+Invalidate of an STag that its command advertised, where the initiator allows that.
 
-Requests are queued and go out together with ``flush``: one post for all that one turn of the
-event loop produced.
+Work requests are queued. ``flush`` posts all that one turn of the event loop has queued at once.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ class IserTarget:
         self.qp = qp
         self.send_invalidate = send_invalidate
         self._queued: list[WorkRequest] = []
-        # Local and Remote Mapping of the command being notified (RFC 7145 section 7.3.1).
+        # What the command being notified advertised: its Local and Remote Mapping (RFC 7145
+        # section 7.3.1).
         self._write_stag = 0
         self._write_base = 0
         self._read_stag = 0
@@ -70,13 +70,13 @@ class IserTarget:
             self.qp.allow_ulpdu(parameters.max_ulpdu)
 
     def enable_datamover(self) -> None:
-        """Nothing to do in the cm style: login already travels in Sends."""
+        """Does nothing: the connection is iSER from its start, and login travels in Sends."""
 
     def notice_numbers(self, numbers: SessionNumbers) -> None:
-        """Nothing to do: RDMA Reads have no sequence numbers of the session."""
+        """Does nothing: RDMA Reads carry no sequence numbers of the session."""
 
     def cancel_data(self, slot: TargetSlot) -> bool:
-        """Always False: an RDMA Read cannot be taken back, and completes."""
+        """Always False: an RDMA Read cannot be cancelled; its completion follows."""
         return False
 
     def map_task(self, slot: TargetSlot) -> None:
@@ -86,7 +86,7 @@ class IserTarget:
         slot.read_base = self._read_base
 
     def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """An RDMA Write to the initiator's Read buffer."""
+        """Queue an RDMA Write to the buffer that the command advertised for reading."""
         if not slot.read_stag:
             raise RemoteProtocolError("iSER", "a command that reads advertised no Read STag")
         transfer = slot.transfer
@@ -97,8 +97,10 @@ class IserTarget:
         self._queued.append(transfer)
 
     def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
-        """An RDMA Read of the initiator's Write buffer. ``buffer_offset`` counts from the first
-        byte that the STag names: running code advertises the first solicited byte, and so do we."""
+        """Queue an RDMA Read of the buffer that the command advertised for writing.
+
+        ``buffer_offset`` counts from the first byte that the STag names. Implementations advertise
+        the first solicited byte, and so do we."""
         if not slot.write_stag:
             raise RemoteProtocolError("iSER", "a command that writes advertised no Write STag")
         if not self.qp.ord:
@@ -112,7 +114,8 @@ class IserTarget:
         self._queued.append(transfer)
 
     def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
-        """``invalidate``: it takes the STag of its command along."""
+        """Queue the PDU. ``invalidate``: send it with Invalidate of an STag of its command, where
+        the initiator allows that."""
         CONTROL_LAYOUT.pack_into(slot.header.view, 0, CONTROL, 0, 0, 0, 0)
         request = slot.request
         request.header_length = MINIMUM_LENGTH + slot.inline_length
@@ -146,7 +149,7 @@ class IserTarget:
     # -- up ---------------------------------------------------------------------------------------
 
     def progress(self, now: float) -> int:
-        """Counts completions of every kind."""
+        """See the seam. Returns the number of completions of all kinds."""
         completions = self.qp.progress(now)
         received = 0
         for completion in completions:
@@ -166,7 +169,7 @@ class IserTarget:
                     self.user.sent_notify(slot)
         if received:
             self.qp.post_receive(received)
-        if self.qp.next_deadline() is not None:  # an error behind them: no descriptor tells
+        if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
             return len(completions) + self.progress(now)
         return len(completions)
 

@@ -1,19 +1,19 @@
-"""The Datamover seam: RFC 5047 / RFC 7145 section 3, as plain calls.
+"""The Datamover seam: the primitives of RFC 5047 and RFC 7145 section 3, as plain calls.
 
-The iSCSI layer calls down with the primitives; the datamover calls up with the notifications. Both
-directions are direct calls in the caller's thread: no queue, no await.
+The iSCSI layer calls the datamover (down), and the datamover notifies the iSCSI layer (up). Both
+are direct calls in the caller's thread: no queue, no await.
 
     down  Send_Control  Put_Data  Get_Data  Allocate_Connection_Resources  Enable_Datamover
           Connection_Terminate  Notice_Key_Values  Deallocate_Task_Resources
     up    Control_Notify  Data_Completion_Notify
 
-Put_Data, Get_Data and Data_Completion_Notify exist at the target only. Two of RFC 5047 have no call
-of their own: Deallocate_Connection_Resources is part of Connection_Terminate, and
-Connection_Terminate_Notify is the error that ``progress`` raises. Data_ACK_Notify belongs to error
-recovery levels above 0.
+Put_Data, Get_Data and Data_Completion_Notify exist at the target only. Three primitives of RFC 5047
+have no call: Deallocate_Connection_Resources is part of Connection_Terminate;
+Connection_Terminate_Notify is the error that ``progress`` raises; Data_ACK_Notify belongs to error
+recovery levels above 0, which are not used.
 
-A PDU goes out in a **slot**: memory that the datamover allocated (so that its own headers lie
-beside the BHS), patched and reused, never rebuilt.
+A PDU is sent from a **slot**: memory that the datamover allocated, so that its own headers lie in
+front of the BHS. A slot is patched and reused, never rebuilt.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ WRITE = 3  # tagged, initiator to target
 class PduSlot:
     """One outgoing control-type PDU.
 
-    ``bhs``: 48 writable bytes (the layer above fills them, DataSegmentLength included).
-    ``inline``: writable bytes behind it, ``inline_length`` of them in use. ``direction`` and
-    ``data``: the tagged buffer to advertise (initiator) or None. ``stag``: what was advertised,
-    0 when nothing is.
+    ``bhs``: 48 writable bytes, which the layer above fills, DataSegmentLength included.
+    ``inline``: writable bytes behind the BHS, ``inline_length`` of them in use. ``data``: at an
+    initiator, the tagged buffer of the task, or None; ``direction``: where its data goes.
+    ``stag``, ``base``: STag and Base Offset advertised for it; ``stag`` 0: none.
     """
 
     __slots__ = (
@@ -66,8 +66,8 @@ class PduSlot:
         self.request = WorkRequest(token=self)
 
     def take_memory(self, other: PduSlot) -> None:
-        """Go on with the memory of ``other``, which its datamover gave it, and which is not used
-        any more. What was asked stays."""
+        """Take over the memory and the work request of ``other``, which must not be used any more.
+        The other fields of this slot stay as they are."""
         self.bhs = other.bhs
         self.inline = other.inline
         self.request = other.request
@@ -79,8 +79,8 @@ class PduSlot:
 class TargetSlot(PduSlot):
     """A task at the target: the PDU slot of its response, and what the command advertised.
 
-    ``transfer`` is the work request of its Put_Data or Get_Data. ``busy`` counts reasons why the
-    slot's memory may not be used again yet: posted requests that have not completed.
+    ``transfer`` is the work request of its Put_Data or Get_Data. ``busy`` counts requests that are
+    queued or posted and have not completed; until it is 0 the slot's memory may not be used again.
     """
 
     __slots__ = ("busy", "read_base", "read_stag", "transfer", "write_base", "write_stag")
@@ -96,7 +96,7 @@ class TargetSlot(PduSlot):
 
 
 class SessionNumbers(Protocol):
-    """The sequence numbers of a session (RFC 7143 section 4.2.2), which the layer above counts."""
+    """The sequence numbers of a session (RFC 7143 section 4.2.2). The layer above counts them."""
 
     stat_sn: int
     exp_cmd_sn: int
@@ -107,9 +107,10 @@ class InitiatorUser(Protocol):
     """The iSCSI layer above an initiator's datamover."""
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
-        """A control-type PDU came. Its BHS starts at ``message[at]``, the data segment behind it
-        is complete; readable until the next ``progress``. ``invalidated``: the STag that came
-        with it, 0 if none. May raise RemoteProtocolError, which ends the connection."""
+        """A control-type PDU has come. Its BHS starts at ``message[at]``, followed by its complete
+        data segment. ``message`` is readable until the next ``progress``. ``invalidated``: the STag
+        that the PDU invalidated, 0 if none. May raise RemoteProtocolError, which ends the
+        connection."""
         ...
 
 
@@ -117,20 +118,23 @@ class TargetUser(InitiatorUser, Protocol):
     """The iSCSI layer above a target's datamover."""
 
     def data_completion_notify(self, slot: PduSlot) -> None:
-        """The ``get_data`` of ``slot`` is complete: its buffer is filled."""
+        """The ``get_data`` of ``slot`` is complete: its sink is filled."""
         ...
 
     def sent_notify(self, slot: PduSlot) -> None:
-        """The PDU of ``slot`` has left; all that was queued before it, too."""
+        """The PDU of ``slot`` has left, and so has all that was queued before it."""
         ...
 
 
 class InitiatorDatamover(Protocol):
-    """What an initiator's iSCSI layer asks of its datamover. The caller holds its own lock
-    around ``send_control``; ``flush`` and ``progress`` are called by one thread at a time each,
-    and may run beside each other and beside ``send_control``.
+    """The datamover of an initiator, as its iSCSI layer uses it.
 
-    ``queued``: true while something waits for ``flush``."""
+    Threads: the caller holds its own lock around ``send_control``. One thread at a time calls
+    ``flush``, and one thread at a time calls ``progress``. These may run at the same time as each
+    other and as ``send_control``.
+
+    ``user``: the layer above sets it before the first ``progress``. ``queued``: not empty while
+    PDUs wait for ``flush``."""
 
     user: InitiatorUser
 
@@ -138,12 +142,12 @@ class InitiatorDatamover(Protocol):
     def queued(self) -> Collection[object]: ...
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
-        """Give each slot its memory, and post receives for their answers and for
+        """Give each slot its memory. Post receives for the answers to all slots, and for
         ``unexpected`` PDUs that answer nothing."""
         ...
 
     def notice_key_values(self, parameters: SessionParameters) -> None:
-        """What the login has agreed on."""
+        """Take the keys that login agreed on."""
         ...
 
     def enable_datamover(self) -> None:
@@ -151,22 +155,27 @@ class InitiatorDatamover(Protocol):
         ...
 
     def send_control(self, slot: PduSlot) -> None:
-        """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE. Raises
-        Busy when there is no memory for that until another task ends; nothing is queued then."""
+        """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE; the
+        datamover uses that buffer until ``deallocate_task_resources``.
+
+        Raises Busy when there is no memory for that until another task ends; then nothing is
+        queued."""
         ...
 
     def flush(self) -> bool:
-        """Send what is queued. False: ``progress`` is at it in another thread, and sends that, too.
-        Raises ConnectionLost."""
+        """Send what is queued. False: ``progress`` in another thread is sending, and sends this,
+        too. Raises ConnectionLost."""
         ...
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
-        """The task has ended: on return nothing touches ``slot.data``. ``invalidated`` is the
-        STag that its response brought; another one than the slot's is a RemoteProtocolError."""
+        """The task has ended: on return nothing touches ``slot.data``. ``invalidated``: the STag
+        that its response invalidated, or 0. Raises RemoteProtocolError when that is not an STag of
+        the slot."""
         ...
 
     def progress(self, now: float) -> int:
-        """Take in what has come, call up for each PDU; returns how many. Errors as QueuePair."""
+        """Take in what has come, and notify the layer above of each PDU. Returns the number of
+        PDUs. Raises as ``QueuePair.progress``."""
         ...
 
     def disconnect(self) -> None:
@@ -174,7 +183,7 @@ class InitiatorDatamover(Protocol):
         ...
 
     def connection_terminate(self) -> None:
-        """End the connection now; no buffer is touched on return."""
+        """End the connection now; on return no buffer is touched."""
         ...
 
     def describe(self) -> dict[str, object]: ...
@@ -185,9 +194,9 @@ class InitiatorDatamover(Protocol):
 
 
 class TargetDatamover(Protocol):
-    """What a target's iSCSI layer asks of its datamover. All of it in one thread.
+    """The datamover of a target, as its iSCSI layer uses it. All calls are made in one thread.
 
-    ``user``: set before the first ``progress``."""
+    ``user``: the layer above sets it before the first ``progress``."""
 
     user: TargetUser
 
@@ -195,47 +204,49 @@ class TargetDatamover(Protocol):
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
         """Give each slot memory for its PDU with up to ``inline_size`` bytes of data (sense,
-        text), and post ``receives`` more receives. Called again when login is complete: before,
-        a peer that nobody knows gets no more than login needs."""
+        text), and post ``receives`` more receives. Called again when login is complete: until then
+        an unknown peer gets no more than login needs."""
         ...
 
     def notice_numbers(self, numbers: SessionNumbers) -> None:
-        """Where PDUs that the datamover makes get their sequence numbers from."""
+        """Take the object that holds the sequence numbers, for PDUs that the datamover makes."""
         ...
 
     def notice_key_values(self, parameters: SessionParameters) -> None:
-        """What the login has agreed on."""
+        """Take the keys that login agreed on."""
         ...
 
     def enable_datamover(self) -> None:
-        """Full feature phase begins. To be called where the final Login Response is queued."""
+        """Full feature phase begins. The caller calls it when it queues the final Login
+        Response."""
         ...
 
     def map_task(self, slot: TargetSlot) -> None:
-        """The command that is being notified starts the task of ``slot``. Inside ``control_notify``
-        only."""
+        """The command that is being notified starts the task of ``slot``. To be called inside
+        ``control_notify`` only."""
         ...
 
     def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """Data-In for the task of ``slot``, in front of its response. ``data`` stays in use until
-        that has left (``busy`` is 0 again). Raises RemoteProtocolError where the command named no
-        buffer."""
-        ...
-
-    def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
-        """Fill ``sink`` with Data-Out of the task of ``slot``; then data_completion_notify. At most
-        MaxBurstLength bytes, one at a time for each task. Raises RemoteProtocolError where the
+        """Send ``data`` as Data-In for the task of ``slot``, before its response. ``data`` stays in
+        use until the response has left (``busy`` is 0 again). Raises RemoteProtocolError where the
         command named no buffer."""
         ...
 
+    def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
+        """Fill ``sink`` with Data-Out of the task of ``slot``; data_completion_notify follows.
+
+        ``sink`` stays in use until then. At most MaxBurstLength bytes, and one call at a time for
+        each task. Raises RemoteProtocolError where the command named no buffer."""
+        ...
+
     def cancel_data(self, slot: TargetSlot) -> bool:
-        """Give up the ``get_data`` of ``slot``. True: its sink is not touched any more, and no
-        completion follows. False: it cannot be given up, and completes."""
+        """Cancel the ``get_data`` of ``slot``. True: its sink is not touched any more, and no
+        completion follows. False: it cannot be cancelled, and its completion follows."""
         ...
 
     def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
         """Queue the PDU in ``slot``; ``flush`` sends it, then sent_notify follows. ``invalidate``:
-        it is a SCSI Response, which may revoke what its command advertised."""
+        it is a SCSI Response, which may invalidate an STag that its command advertised."""
         ...
 
     def flush(self) -> None:
@@ -243,11 +254,12 @@ class TargetDatamover(Protocol):
         ...
 
     def deallocate_task_resources(self, slot: TargetSlot) -> None:
-        """The task has ended."""
+        """The task has ended: forget its buffers."""
         ...
 
     def progress(self, now: float) -> int:
-        """Take in what has come, call up for it; returns how much. Errors as QueuePair."""
+        """Take in what has come, and notify the layer above. Returns how many PDUs or completions.
+        Raises as ``QueuePair.progress``."""
         ...
 
     def disconnect(self) -> None:
@@ -255,7 +267,7 @@ class TargetDatamover(Protocol):
         ...
 
     def connection_terminate(self) -> None:
-        """End the connection now; no buffer is touched on return."""
+        """End the connection now; on return no buffer is touched."""
         ...
 
     def describe(self) -> dict[str, object]: ...
@@ -265,5 +277,6 @@ class TargetDatamover(Protocol):
     def wants_write(self) -> bool: ...
 
     def next_deadline(self) -> float | None:
-        """When ``progress`` wants to be called though nothing has come (monotonic seconds)."""
+        """The time (monotonic seconds) at which ``progress`` is to be called even if nothing has
+        come; None: never."""
         ...

@@ -1,8 +1,8 @@
 """The tcp datamover of an initiator: Traditional iSCSI (RFC 7143 sections 4.2.5, 11.3 to 11.8).
 
-Data-In is placed into the buffer of its task; a status in the last one goes up as the SCSI
-Response that it stands for. An R2T is answered here, with Data-Outs; what may go unasked (immediate
-data, and the rest of the first burst where InitialR2T=No) goes with the command.
+Data-In is placed into the buffer of its task. A Data-In with a status is notified to the layer
+above as the SCSI Response that it stands for. This module answers R2Ts with Data-Outs. Unsolicited
+data (immediate data, and the rest of the first burst where InitialR2T=No) goes with the command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
-STATUS_FLAG = 0x01  # of a Data-In: it has the status
+STATUS_FLAG = 0x01  # S bit of a Data-In: it carries the status
 
 # A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
 _DATA_IN = Struct(">4xI8xI16xII")
@@ -25,12 +25,13 @@ _DATA_OUT = Struct(">BBxxI8sII4xI4xII4x")
 _RESIDUAL_OFFSET = 44
 _STAT_SN_OFFSET = 24
 _WORD = Struct(">I")
-_CHECK_CONDITION = 0x02  # SAM-5; its sense data is the session's to read
+_CHECK_CONDITION = 0x02  # SAM-5; the session reads its sense data
 
 
 class _Transfer:
-    """A task with data. ``sn``: of the next Data-In or R2T. ``at``: the byte of its data behind
-    all that came, or was asked for. ``moved``: bytes of Data-In. ``unsent``: R2Ts under way."""
+    """The data transfer of one task. ``sn``: DataSN or R2TSN of the next Data-In or R2T. ``at``:
+    offset behind all data that has come or was asked for. ``moved``: bytes of Data-In. ``unsent``:
+    R2Ts whose Data-Outs have not all left."""
 
     __slots__ = ("at", "data", "direction", "itt", "lun", "moved", "sn", "unsent")
 
@@ -46,12 +47,12 @@ class _Transfer:
 
 
 class TcpInitiator:
-    """Implements InitiatorDatamover. ``user`` is set by the layer above before ``progress``."""
+    """Implements InitiatorDatamover over a byte stream."""
 
     user: InitiatorUser
 
     def __init__(self, stream: ByteStream, inline_size: int, receive_data: int) -> None:
-        """``inline_size``: the most data bytes that a slot carries behind its BHS.
+        """``inline_size``: data bytes that a slot may carry behind its BHS, at most.
         ``receive_data``: the MaxRecvDataSegmentLength that login declares."""
         self._stream = stream
         self._inline_size = inline_size
@@ -62,13 +63,13 @@ class TcpInitiator:
         self._placing: _Transfer | None = None
         self._exp_stat_sn = 0
         self._parameters = SessionParameters()
-        self._immediate = 0  # bytes of a write that go in its command
-        self._unsolicited = 0  # that go unasked, these included
+        self._immediate = 0  # bytes of immediate data in a write command, at most
+        self._unsolicited = 0  # bytes of unsolicited data of a write, immediate data included
 
     # -- down -------------------------------------------------------------------------------------
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
-        """``unexpected`` needs nothing: TCP holds back what there is no room for."""
+        """See the seam. ``unexpected`` needs no memory: TCP holds back what does not fit."""
         for slot in slots:
             memory = memoryview(bytearray(bhs.BHS_LENGTH + self._inline_size))
             slot.bhs = memory[: bhs.BHS_LENGTH]
@@ -113,7 +114,7 @@ class TcpInitiator:
         self._tx.queued.append(self._tx.frame(header, None))
 
     def _write_unsolicited(self, transfer: _Transfer, header: bytes) -> None:
-        """The command of a write, with what may go unasked."""
+        """Queue the command of a write with its unsolicited data."""
         data = transfer.data
         immediate = min(self._immediate, len(data))
         most = min(self._unsolicited, len(data))
@@ -125,7 +126,7 @@ class TcpInitiator:
         pdus = [self._tx.frame(bytes(patched), data[:immediate], transfer)]
         if most > immediate:
             pdus += self._data_outs(transfer, bhs.NO_TAG, immediate, most)
-        # One after the other in the order of the commands: the caller's lock is held.
+        # In the order of the commands, because the caller holds its lock.
         self._tx.queued.extend(pdus)
 
     def _data_outs(
@@ -137,7 +138,7 @@ class TcpInitiator:
         lun: bytes = b"",
         token: object = None,
     ) -> list[OutPdu]:
-        """The Data-Outs of one sequence; ``token`` comes back when the last has left."""
+        """The Data-Outs of one sequence. ``token`` comes back when the last of them has left."""
         pdus = []
         most = self._parameters.max_recv_data_segment_length
         data_sn = 0
@@ -194,7 +195,7 @@ class TcpInitiator:
         return count
 
     def _place(self, message: memoryview, at: int) -> memoryview | None:
-        """Where the data of the PDU at ``at`` belongs; checks a Data-In."""
+        """Where to place the data of the PDU at ``at``, for PduReceiver. Checks a Data-In."""
         if message[at] & bhs.OPCODE_MASK != bhs.DATA_IN:
             return None
         lengths, itt, data_sn, offset = _DATA_IN.unpack_from(message, at)
@@ -221,7 +222,7 @@ class TcpInitiator:
     def _deliver(self, message: memoryview, placed: bool) -> None:
         opcode = message[0] & bhs.OPCODE_MASK
         if opcode == bhs.DATA_IN:
-            if not placed:  # it has no data, but may have a status
+            if not placed:  # it has no data, but may carry a status
                 self._place(message, 0)
             self._placing = None
             self._data_in(message)
@@ -256,8 +257,10 @@ class TcpInitiator:
         self.user.control_notify(message[: bhs.BHS_LENGTH], 0, 0)
 
     def _check_moved(self, message: memoryview) -> None:
-        """A read that ends well has brought what it does not call residual: what is missing is
-        called that, too, whatever the target says. So may one that ends with CHECK CONDITION."""
+        """Set the underflow of a read from the bytes that have come, where the target reports less.
+
+        So a read that lacks data never passes as whole. This holds for GOOD and for CHECK
+        CONDITION, whose command may have been carried out."""
         (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
         transfer = self._tasks.get(itt)
         if transfer is None or transfer.direction != READ or message[2]:
@@ -293,7 +296,7 @@ class TcpInitiator:
             )
         self._settle_sent()
         if transfer.unsent >= self._parameters.max_outstanding_r2t:
-            self._tx.settle()  # another thread may be about to note what it has sent
+            self._tx.settle()  # another thread may have sent PDUs that it has not noted yet
             self._settle_sent()
             if transfer.unsent >= self._parameters.max_outstanding_r2t:
                 raise RemoteProtocolError("iSCSI", "more R2Ts than MaxOutstandingR2T")

@@ -2,9 +2,10 @@
 
     BHS 48 · AHS · [header digest 4] · data segment · padding to 4 · [data digest 4]
 
-Digests are CRC32C, least significant byte first; the data digest covers the padding, and is absent
+Digests are CRC32C, least significant byte first. The data digest covers the padding, and is absent
 where there is no data. ``PduReceiver`` says where the next bytes must land, so that the data of a
-large PDU is received straight into the buffer of its task. ``PduSender`` gathers.
+large PDU is received straight into the buffer of its task. ``PduSender`` sends the data of a task
+from the task's buffer.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from iserblk.crc import crc32c
 from iserblk.errors import ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs
 
-LOGIN_DATA = 8192  # data bytes of one PDU, until login has declared something else
-NOWHERE = memoryview(b"")  # what ``place`` answers where the data is for nobody any more
+LOGIN_DATA = 8192  # data bytes of one PDU, until login has declared another length
+NOWHERE = memoryview(b"")  # returned by ``place``: drop the data, its task has ended
 
 _DIGEST = struct.Struct("<I")
 _PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
 _LARGEST_HEADER = bhs.BHS_LENGTH + 255 * 4 + _DIGEST.size
-_READ_AHEAD = 65536  # bytes that are taken in without knowing where they belong
-_SHORT_AHEAD = 1024  # behind large data: its end and the next header
+_READ_AHEAD = 65536  # bytes that are received before it is known where they belong
+_SHORT_AHEAD = 1024  # the same behind large data: its end and the next header
 _SCRATCH = 65536
 _MOST_BUFFERS = 256  # of one send
 _MOST_BYTES = 1 << 20
@@ -34,21 +35,23 @@ _MOST_RECEIVED = 1 << 20  # by one call
 
 
 class ByteStream(Protocol):
-    """A connected stream socket. Raises ConnectionLost where it has failed."""
+    """A connected stream socket. ``send`` and ``receive`` raise ConnectionLost when it failed."""
 
     def send(self, buffers: list[bytes | memoryview], size: int) -> int:
-        """Send the ``buffers``, ``size`` bytes in all; returns how many left, -1: not now."""
+        """Send the ``buffers``, ``size`` bytes in all. Returns how many bytes left, or -1 when the
+        socket takes none now."""
         ...
 
     def receive(self, buffers: list[memoryview]) -> int:
-        """Fill one or two buffers in order; returns the bytes, 0 at the end, -1: not now."""
+        """Fill one or two buffers in order. Returns the bytes received, 0 at the end of the stream,
+        or -1 when there are none now."""
         ...
 
     def fileno(self) -> int: ...
 
     def disconnect(self, discard: bool = False) -> None:
-        """From any thread: ``receive`` finds the end. ``discard``: what the peer has not taken yet
-        does not reach it any more, once the stream is closed."""
+        """End the stream, from any thread: ``receive`` then finds its end. ``discard``: bytes that
+        the peer has not acknowledged are not sent again once the stream is closed."""
         ...
 
     def close(self) -> None: ...
@@ -57,15 +60,18 @@ class ByteStream(Protocol):
 
 
 class PduReceiver:
-    """Call ``buffers``, fill them in order, say how much with ``received``; again.
+    """Parses received PDUs. In a loop: call ``buffers``, fill them in order, call ``received``.
 
-    ``place(message, at)``: asked once the header of a PDU with data is there (it starts at
-    ``message[at]``): a writable view of exactly its DataSegmentLength, NOWHERE to drop the data,
-    or None to have it in the message. ``deliver(message, placed)``: a PDU is complete, its digests
-    are right. The BHS starts the message; AHS and data follow it without digests, unless the data
-    was ``placed``. It stays readable until the next ``buffers``. What either raises comes out.
+    ``place(message, at)`` is called when the header of a PDU with data has come; it starts at
+    ``message[at]``. It returns a writable view of exactly DataSegmentLength bytes to receive the
+    data into; or NOWHERE to drop the data; or None to get the data in the message.
 
-    Raises RemoteProtocolError for whatever the standard forbids; then the stream is of no use.
+    ``deliver(message, placed)`` is called when a PDU is complete and its digests are right. The
+    message starts with the BHS. AHS and data follow without digests, unless the data was
+    ``placed``: then the message is the BHS alone. It is readable until the next ``buffers``.
+
+    Exceptions of both callbacks are passed on. Raises RemoteProtocolError for what the standard
+    forbids; then the stream must not be used any more.
     """
 
     def __init__(
@@ -75,7 +81,7 @@ class PduReceiver:
     ) -> None:
         self._place = place
         self._deliver = deliver
-        self._delivered = 0  # PDUs, by ``receive_from``
+        self._delivered = 0  # PDUs delivered since ``receive_from`` was called
         self._most = LOGIN_DATA
         self._header_digest = 0  # its length: 0 or 4
         self._data_digest = 0
@@ -83,7 +89,7 @@ class PduReceiver:
         self._staging = memoryview(bytearray(_LARGEST_HEADER + LOGIN_DATA + 8))
         self._start = 0
         self._end = 0
-        self._need = bhs.BHS_LENGTH  # bytes from ``_start`` on, before anything can be done
+        self._need = bhs.BHS_LENGTH  # bytes needed from ``_start`` on for the next step
         # The PDU whose data is being placed; ``_head`` is None when there is none.
         self._head: memoryview | None = None
         self._where = NOWHERE
@@ -91,14 +97,15 @@ class PduReceiver:
         self._rest = 0
         self._pad = 0
         self._crc = 0
-        self._direct = 0  # bytes offered outside of the staging memory
+        self._direct = 0  # bytes of the buffer offered in front of the staging memory
         self._scratch = NOWHERE
 
     def full_feature_phase(self, most_data: int, header_digest: bool, data_digest: bool) -> None:
-        """Login is complete: from the next PDU on ``most_data`` bytes of data and these digests.
+        """Login is complete: the next PDU may have ``most_data`` bytes of data, and has these
+        digests.
 
-        Until then ``received`` stops behind each PDU: the one behind it may follow other rules.
-        ``parse`` goes on with what has come already.
+        Before this call ``received`` stops behind each PDU, because other rules may hold for the
+        next PDU. ``parse`` goes on with the bytes that have come already.
         """
         self._most = most_data
         self._header_digest = _DIGEST.size if header_digest else 0
@@ -112,14 +119,15 @@ class PduReceiver:
 
     @property
     def staged(self) -> int:
-        """Bytes that have come and are not used yet."""
+        """Bytes that were received and are not parsed yet."""
         return self._end - self._start
 
     def receive_from(self, stream: ByteStream, peer: str) -> int:
-        """Take what is there, until something was delivered: messages stay readable until the next
-        call. Returns how many PDUs, and at least 1 when any bytes have come.
+        """Receive until a PDU was delivered, or the stream has no more bytes now. Messages stay
+        readable until the next call. Returns the number of PDUs, but at least 1 when bytes came.
 
-        Raises ConnectionLost at the stream's end, too."""
+        Raises as ``received``; and ConnectionLost at the end of the stream. ``peer``: its name in
+        that text."""
         self._delivered = 0
         if self._end > self._start:
             self.parse()
@@ -145,7 +153,7 @@ class PduReceiver:
             end -= start
         if self._head is None or not self._rest:
             self._direct = 0
-            # No more than is known to be wanted, or may be small: large data lands elsewhere.
+            # Not too far ahead: large data is received into its own place.
             limit = max(self._start + self._need, end + _READ_AHEAD)
             return [staging[end:limit]]
         ahead = _SHORT_AHEAD if self._rest >= _READ_AHEAD else _READ_AHEAD
@@ -159,7 +167,7 @@ class PduReceiver:
         return [direct, staging[end : end + ahead]]
 
     def received(self, count: int) -> None:
-        """``count`` bytes (at least 1) are in what ``buffers`` returned."""
+        """Parse ``count`` bytes (at least 1) that were put into what ``buffers`` returned."""
         direct = min(count, self._direct)
         if direct:
             if self._data_digest:
@@ -172,12 +180,12 @@ class PduReceiver:
         self.parse()
 
     def parse(self) -> None:
-        """Deliver what is complete."""
+        """Deliver the PDUs that are complete; before full feature phase, one PDU at most."""
         while self._step() and not self._stepwise:
             pass
 
     def _step(self) -> bool:
-        """One PDU further; False when more bytes are needed."""
+        """Go on to the end of one PDU. False when more bytes are needed."""
         if self._head is not None:
             return self._finish_placed(self._head)
         staging, start = self._staging, self._start
@@ -190,7 +198,7 @@ class PduReceiver:
         size = lengths & 0xFFFFFF
         head = header + self._header_digest
         if self._header_digest:
-            # Before anything in it is believed, its lengths included.
+            # The header is checked before any of its fields is used, the data length included.
             if available < head:
                 self._need = head
                 return False
@@ -230,7 +238,7 @@ class PduReceiver:
         return True
 
     def _finish_placed(self, head: memoryview) -> bool:
-        """Place what is staged of the data; deliver when it is whole."""
+        """Place the data that is staged; deliver the PDU when its data is complete."""
         staging, start = self._staging, self._start
         count = min(self._rest, self._end - start)
         if count:
@@ -260,13 +268,13 @@ class PduReceiver:
         return True
 
     def divert(self) -> None:
-        """Drop the rest of the data that is being placed: on return its buffer is not touched."""
+        """Drop the rest of the data that is being placed: after this its buffer is not touched."""
         self._where = NOWHERE
 
 
 class OutPdu:
-    """A PDU on its way out. ``owner``: whose memory is among the buffers, None: nobody's.
-    ``token``: comes back when it has left, unless it is None."""
+    """A PDU to send. ``owner``: the object whose memory is among the buffers; None: they are all
+    copies. ``token``: added to ``PduSender.sent`` when the PDU has left, unless it is None."""
 
     __slots__ = ("buffers", "owner", "size", "token")
 
@@ -284,10 +292,10 @@ class OutPdu:
 
 
 class PduSender:
-    """What goes out. ``queued`` is appended to by ``add``, from any thread; ``flush`` sends it.
+    """Sends PDUs. Any thread may append to ``queued`` what ``frame`` returns; ``flush`` sends it.
 
-    ``sent``: the tokens of what has left, to be taken by the owner. ``blocked``: the socket is
-    full, and something waits for it.
+    ``sent``: the tokens of PDUs that have left, for the owner to pop. ``blocked``: PDUs wait until
+    the socket takes more.
     """
 
     def __init__(self, stream: ByteStream) -> None:
@@ -302,15 +310,15 @@ class PduSender:
         self._data_digest = False
 
     def full_feature_phase(self, header_digest: bool, data_digest: bool) -> None:
-        """From the next ``frame`` on."""
+        """Add these digests from the next ``frame`` on."""
         self._header_digest = header_digest
         self._data_digest = data_digest
 
     def frame(
         self, header: bytes, data: memoryview | None, owner: object = None, token: object = None
     ) -> OutPdu:
-        """Lay out a PDU: ``header`` is its BHS, lengths included, and AHS. Data that nobody owns is
-        copied."""
+        """Lay out a PDU. ``header``: its BHS, lengths included, and AHS. ``data`` is copied where
+        ``owner`` is None; otherwise it stays in use until the PDU has left, or until ``disown``."""
         if self._header_digest:
             header += _DIGEST.pack(crc32c(header))
         if not data:
@@ -327,13 +335,13 @@ class PduSender:
         return OutPdu(buffers, size, owner, token)
 
     def flush(self) -> bool:
-        """Send what can be sent. False: another thread is at it, and takes along what was queued
-        meanwhile."""
+        """Send what can be sent. False: another thread is sending, and sends what is queued, too.
+        Raises ConnectionLost."""
         while self.queued:
             if not self._lock.acquire(blocking=False):
-                if self._sending:  # and will look at the queue once more
+                if self._sending:  # that thread looks at the queue once more
                     return False
-                self._lock.acquire()  # for something else, which takes a moment
+                self._lock.acquire()  # the other thread does not send, and is done soon
             try:
                 self._send()
             finally:
@@ -341,14 +349,15 @@ class PduSender:
         return True
 
     def resume(self) -> None:
-        """The socket may take more again, of what waits for that."""
+        """Send on: the socket may take more again."""
         if self.blocked:
             with self._lock:
                 self._send()
         self.flush()
 
     def _send(self) -> None:
-        """Under the lock. Its caller looks at ``queued`` again when the lock is free."""
+        """Send until the socket is full. Lock held. The caller looks at ``queued`` again after it
+        has released the lock."""
         wire, queued = self._wire, self.queued
         self._sending = True
         try:
@@ -371,13 +380,13 @@ class PduSender:
                     return
                 self._took(left)
         except TransportError:
-            wire.clear()  # nothing of it will leave; nobody's memory is kept
+            wire.clear()  # none of it will leave; let go of the memory of all owners
             raise
         finally:
             self._sending = False
 
     def _took(self, count: int) -> None:
-        """``count`` bytes have left."""
+        """Remove ``count`` bytes that have left."""
         wire = self._wire
         while wire and wire[0].size <= count:
             pdu = wire.popleft()
@@ -394,12 +403,13 @@ class PduSender:
             pdu.buffers[0] = memoryview(pdu.buffers[0])[count:]
 
     def settle(self) -> None:
-        """On return ``sent`` tells of all that has left, by other threads, too."""
+        """Wait until ``sent`` has the tokens of all that has left, also by other threads."""
         with self._lock:
             pass
 
     def disown(self, owner: object) -> None:
-        """On return the memory of ``owner`` is not touched: what still has to leave is copied."""
+        """Copy what is still to be sent from memory of ``owner``: on return that memory is not
+        touched."""
         with self._lock:
             for pdus in (self._wire, self.queued):
                 for pdu in list(pdus):
@@ -408,7 +418,7 @@ class PduSender:
                         pdu.owner = None
 
     def close(self) -> None:
-        """Nothing is sent any more, and nothing kept; the stream is closed."""
+        """Close the stream and drop all PDUs."""
         with self._lock:
             self._stream.close()
             self._wire.clear()

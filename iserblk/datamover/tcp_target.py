@@ -1,8 +1,8 @@
 """The tcp datamover of a target: Traditional iSCSI (RFC 7143 sections 4.2.5, 11.4, 11.7, 11.8).
 
-Put_Data becomes Data-In PDUs in front of the task's response, with the status in the last one where
-that is allowed. Get_Data becomes an R2T; its Data-Outs are received straight into the sink.
-Immediate data and Data-Outs that nobody asked for go up as they come.
+Put_Data becomes Data-In PDUs before the response of the task; the last of them carries the status
+where that is allowed. Get_Data becomes an R2T; its Data-Outs are received straight into the sink.
+Immediate data and unsolicited Data-Outs are notified to the layer above as they come.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
-STATUS_FLAG = 0x01  # of a Data-In: it has the status
-_TTT_MASK = 0x7FFFFFFF  # never 0xFFFFFFFF, which says that nobody asked
+STATUS_FLAG = 0x01  # S bit of a Data-In: it carries the status
+_TTT_MASK = 0x7FFFFFFF  # never 0xFFFFFFFF, which means unsolicited data
 
 # A Data-In: opcode, flags, status, DataSegmentLength, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
 # Buffer Offset, residual count.
@@ -31,8 +31,10 @@ _WORD = Struct(">I")
 
 
 class _Task:
-    """What a command said of itself, and what its transfers are at. ``sn``: of the next Data-In or
-    R2T. ``put``: Data-In that waits for its response, at ``put_offset``."""
+    """The fields of a command that are needed later, and the state of its transfers.
+
+    ``sn``: DataSN or R2TSN of the next Data-In or R2T. ``put``: Data-In that waits for the
+    response, from ``put_offset`` of the task's data on. ``ttt``: of its R2T under way, or None."""
 
     __slots__ = ("itt", "lun", "put", "put_offset", "sn", "ttt")
 
@@ -46,7 +48,8 @@ class _Task:
 
 
 class _Burst:
-    """An R2T that was sent. ``at``: bytes of ``sink`` that are filled, or about to be."""
+    """An R2T under way. ``at``: bytes of ``sink`` that are filled or are being filled.
+    ``offset``: of the sink in the task's data."""
 
     __slots__ = ("at", "data_sn", "itt", "offset", "sink", "slot")
 
@@ -83,21 +86,21 @@ class TcpTarget:
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
-        """``receives`` needs nothing: TCP holds back what there is no room for."""
+        """See the seam. ``receives`` needs no memory: TCP holds back what does not fit."""
         for slot in slots:
             memory = memoryview(bytearray(bhs.BHS_LENGTH + inline_size))
             slot.bhs = memory[: bhs.BHS_LENGTH]
             slot.inline = memory[bhs.BHS_LENGTH :]
 
     def notice_numbers(self, numbers: SessionNumbers) -> None:
-        """Looked at when each R2T is sent."""
+        """See the seam. ``numbers`` is read when an R2T is queued."""
         self._numbers = numbers
 
     def notice_key_values(self, parameters: SessionParameters) -> None:
         self._parameters = parameters
 
     def enable_datamover(self) -> None:
-        """To be called where the final Login Response is queued: digests begin behind it."""
+        """See the seam. Digests begin behind the final Login Response."""
         header = self._parameters.header_digest == "CRC32C"
         data = self._parameters.data_digest == "CRC32C"
         self._rx.full_feature_phase(self._receive_data, header, data)
@@ -107,13 +110,13 @@ class TcpTarget:
         self._tasks[slot] = self._command
 
     def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """It leaves with the response of ``slot``, the next PDU of it."""
+        """See the seam. The data leaves with the response, the next PDU in ``slot``."""
         task = self._tasks[slot]
         task.put = data
         task.put_offset = buffer_offset
 
     def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
-        """An R2T. ``buffer_offset`` counts from the start of the task's data."""
+        """Queue an R2T. ``buffer_offset`` counts from the start of the task's data."""
         task = self._tasks[slot]
         self._next_ttt = ttt = (self._next_ttt + 1) & _TTT_MASK
         self._bursts[ttt] = _Burst(slot, task.itt, sink, buffer_offset)
@@ -135,7 +138,7 @@ class TcpTarget:
         self._tx.queued.append(self._tx.frame(header, None))
 
     def cancel_data(self, slot: TargetSlot) -> bool:
-        """Always True: an aborted task is sent nothing more, and what comes late is dropped."""
+        """Always True: Data-Outs of a cancelled R2T that come later are dropped."""
         task = self._tasks.get(slot)
         burst = None if task is None or task.ttt is None else self._bursts.pop(task.ttt, None)
         if burst is not None:
@@ -146,8 +149,8 @@ class TcpTarget:
         return True
 
     def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
-        """Queue the PDU in ``slot``, and the task's Data-In in front of it. ``invalidate`` means
-        nothing here."""
+        """Queue the task's Data-In, if any, and then the PDU in ``slot``. ``invalidate`` is
+        ignored."""
         slot.busy += 1
         task = self._tasks.get(slot)
         header = bytes(slot.bhs)
@@ -165,8 +168,8 @@ class TcpTarget:
         self._tx.queued.append(self._tx.frame(header, inline, None, slot))
 
     def _data_in(self, slot: TargetSlot, task: _Task, data: memoryview, response: bytes) -> bool:
-        """Queue the Data-In of a task. True when its last PDU has the status."""
-        # A status other than GOOD, or sense data, needs the PDU that has room for it.
+        """Queue the Data-In of a task. True when its last PDU carries the status."""
+        # A status other than GOOD, and sense data, need a SCSI Response.
         collapse = response[0] == bhs.SCSI_RESPONSE and not (
             response[2] or response[3] or slot.inline_length
         )
@@ -239,7 +242,8 @@ class TcpTarget:
         return count
 
     def _place(self, message: memoryview, at: int) -> memoryview | None:
-        """Where the data of the PDU at ``at`` belongs; checks a Data-Out that was asked for."""
+        """Where to place the data of the PDU at ``at``, for PduReceiver. Checks a solicited
+        Data-Out."""
         if message[at] & bhs.OPCODE_MASK != bhs.DATA_OUT:
             return None
         data_out = pdu.DataOut.unpack_from(message, at)
@@ -247,7 +251,7 @@ class TcpTarget:
             return None
         burst = self._bursts.get(data_out.ttt)
         if burst is None:
-            return NOWHERE  # of a task that has ended meanwhile
+            return NOWHERE  # its task has ended, or its R2T was cancelled
         size = data_out.data_length & 0xFFFFFF
         end = burst.at + size
         if (

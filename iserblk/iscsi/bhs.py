@@ -1,4 +1,4 @@
-"""What all PDUs share: opcodes, flags, where fields lie, segments (RFC 7143 section 11.2).
+"""The parts that all PDUs share: opcodes, flags, field offsets, segments (RFC 7143 section 11.2).
 
     0      opcode, I bit 0x40        20-23  opcode-specific (EDTL, Target Transfer Tag, …)
     1      flags, F bit 0x80         24-27  CmdSN (initiator), StatSN (target)
@@ -56,7 +56,7 @@ RESIDUAL_OVERFLOW = 0x04
 RESIDUAL_UNDERFLOW = 0x02
 RESIDUAL_FLAGS = RESIDUAL_OVERFLOW | RESIDUAL_UNDERFLOW
 
-# Single fields, for patching and for peeking.
+# Single fields, to patch or read them alone.
 ITT_OFFSET = 16
 CMD_SN_OFFSET = 24
 CDB_OFFSET = 32
@@ -65,33 +65,33 @@ CMD_SN_EXP_STAT_SN = struct.Struct(">II")
 LENGTHS = struct.Struct(">I")
 LENGTHS_OFFSET = 4
 
-# The hot path. A SCSI Command: opcode, flags, DataSegmentLength (an AHS would be in its top byte),
-# LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB.
+# Layouts for the hot path. A SCSI Command: opcode, flags, TotalAHSLength (top byte) with
+# DataSegmentLength, LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB.
 SCSI_COMMAND_FIELDS = struct.Struct(">BBxxI8sIIII16s")
 # A SCSI Response: opcode, flags, response, status, lengths, ITT, StatSN, ExpCmdSN, MaxCmdSN,
 # residual count.
 RESPONSE_HOT = struct.Struct(">BBBBI8xI4xIII8xI")
-# The same to write, with SNACK Tag, ExpDataSN and the bidirectional residual count.
+# The same for writing, with SNACK Tag, ExpDataSN and the bidirectional residual count.
 SCSI_RESPONSE_FIELDS = struct.Struct(">BBBBI8xIIIIIIII")
 
 _ANY_BUFFER = bytes | bytearray | memoryview
 
 
 def window_size(cmd_sn: int, max_cmd_sn: int) -> int:
-    """How many commands from ``cmd_sn`` on the target takes: negative or 0 when it is closed."""
+    """How many commands from ``cmd_sn`` on the target takes; 0 or less: the window is closed."""
     size = (max_cmd_sn - cmd_sn + 1) & 0xFFFFFFFF
     return size if size < 1 << 31 else size - (1 << 32)
 
 
 def check_untrusted(message: _ANY_BUFFER, at: int) -> None:
-    """There is a whole BHS at ``message[at]``."""
+    """Check that a whole BHS is at ``message[at]``."""
     if len(message) - at < BHS_LENGTH:
         raise RemoteProtocolError("iSCSI", f"PDU of {max(0, len(message) - at)} bytes")
 
 
 def data_segment_untrusted(message: memoryview, at: int = 0) -> memoryview:
-    """The data segment of the PDU whose BHS is at ``message[at]``; no copy, no padding. Bytes
-    behind it are ignored: padding is optional in running code."""
+    """The data segment of the PDU whose BHS is at ``message[at]``, as a view without padding. Bytes
+    behind it are ignored: not all implementations send padding."""
     check_untrusted(message, at)
     (lengths,) = LENGTHS.unpack_from(message, at + LENGTHS_OFFSET)
     start = at + BHS_LENGTH + (lengths >> 24) * 4
@@ -104,7 +104,7 @@ def data_segment_untrusted(message: memoryview, at: int = 0) -> memoryview:
 def sense_of_untrusted(message: memoryview, at: int = 0) -> bytes:
     """The sense data of a SCSI Response: behind its 2-byte SenseLength (11.4.7.1).
 
-    A SenseLength beyond the data segment is cut: what is there is still worth reading.
+    A SenseLength beyond the data segment is cut to the bytes that are there.
     """
     data = data_segment_untrusted(message, at)
     if len(data) < 2:
@@ -113,7 +113,8 @@ def sense_of_untrusted(message: memoryview, at: int = 0) -> bytes:
 
 
 def extended_cdb_untrusted(message: memoryview, at: int = 0) -> bytes:
-    """What Extended CDB AHSs add to the 16 bytes in the BHS (11.2.2.3); other AHSs are skipped."""
+    """The bytes of Extended CDB AHSs, which follow the 16 bytes of CDB in the BHS (11.2.2.3). Other
+    AHSs are skipped."""
     check_untrusted(message, at)
     start = at + BHS_LENGTH
     end = start + message[at + LENGTHS_OFFSET] * 4

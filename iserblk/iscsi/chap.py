@@ -6,10 +6,10 @@
     CHAP_N CHAP_R [CHAP_I CHAP_C]          →                            [mutual]
                                            ←    [CHAP_N CHAP_R]
 
-R is the digest of identifier, secret and challenge. No I/O, and nothing of the login around it:
-pairs of text in, pairs of text out. The values come from the network: they raise
-RemoteProtocolError, or AuthenticationError where they are well formed and wrong. No error says
-anything of a secret, a challenge or a response.
+R is the digest of identifier, secret and challenge. This module does no I/O and knows nothing of
+the login around CHAP: it takes pairs of text and returns pairs of text. Malformed values from the
+network raise RemoteProtocolError, wrong ones AuthenticationError. No error text contains a secret,
+a challenge or a response.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from iserblk.secret import Secret
 
 MD5, SHA1, SHA256, SHA3_256 = 5, 6, 7, 8
 _HASHES = {MD5: "md5", SHA1: "sha1", SHA256: "sha256", SHA3_256: "sha3_256"}
-# What is offered, in order of preference. SHA-256 is last: tgtd takes its number for SHA-1, and
-# must have found MD5 before. All four hide the secret alike. MD5 is not first, although that is all
-# that LIO before Linux 3.15, and Synology's, look at: current targets take the first that they
-# know, and would all take it. Nor is MD5 alone offered after a refusal: an attacker who can forge
-# one would choose the algorithm.
+# The offer, in order of preference. SHA-256 is last: tgtd takes its number for SHA-1, and must find
+# MD5 before it. All four protect the secret equally well. MD5 is not first, although LIO before
+# Linux 3.15 and Synology look at the first algorithm only: current targets take the first algorithm
+# that they know, and would all take MD5. Nor is MD5 alone offered after a refusal: an attacker who
+# can forge a refusal would then choose the algorithm.
 OFFER = (SHA3_256, SHA1, MD5, SHA256)
 
 MAXIMUM_BINARY = 1024  # bytes of a challenge or response
 MAXIMUM_NAME = 255  # bytes; a text-value (section 6.1)
-_CHALLENGE = 32  # bytes of ours: no shorter than any digest
-_LEAST_CHALLENGE = 4  # bytes that we respond to: less is no challenge, but a question
+_CHALLENGE = 32  # bytes of our challenges: no shorter than any digest
+_LEAST_CHALLENGE = 4  # bytes: a shorter challenge of a target is refused
 
 _HEX = re.compile("[0-9a-fA-F]+")
 _NUMBER = re.compile("0|[1-9][0-9]{0,9}|0[xX][0-9a-fA-F]{1,8}")
@@ -48,7 +48,7 @@ Random = Callable[[int], bytes]
 
 
 class MissingKey(RemoteProtocolError):
-    """A key that this step must have is not there."""
+    """A key that this step of CHAP requires is missing."""
 
     def __init__(self, name: str) -> None:
         super().__init__("iSCSI", f"{name} is missing in CHAP")
@@ -56,10 +56,10 @@ class MissingKey(RemoteProtocolError):
 
 @dataclass(slots=True, frozen=True)
 class Credentials:
-    """Of an initiator: its own, and for mutual CHAP those that the target must prove.
+    """The credentials of an initiator, and for mutual CHAP those that the target must prove.
 
-    ``target_user`` "": the target may call itself as it likes. Mutual when ``target_secret`` is
-    not empty. Raises BadArgument for what must not be used.
+    CHAP is mutual when ``target_secret`` is not empty. ``target_user`` "": the target may give any
+    user name. Raises BadArgument for values that must not be used.
     """
 
     user: str
@@ -81,8 +81,8 @@ class Credentials:
 
 @dataclass(slots=True, frozen=True)
 class Accounts:
-    """Of a target: the secrets of initiators by user name; for mutual CHAP ``user`` and ``secret``
-    of its own. Raises BadArgument for what must not be used."""
+    """The accounts of a target: the secrets of initiators by user name. For mutual CHAP also the
+    ``user`` and ``secret`` of the target. Raises BadArgument for values that must not be used."""
 
     secrets: Mapping[str, Secret]
     user: str = ""
@@ -97,12 +97,12 @@ class Accounts:
             check_name(name)
         if any(secret == self.secret for secret in self.secrets.values()):
             raise BadArgument(
-                "mutual CHAP: the target's secret is that of an account, too; each needs its own"
+                "mutual CHAP: an account has the same secret as the target; each needs its own"
             )
 
 
 def check_name(name: str) -> None:
-    """Raises BadArgument for a user name that cannot be sent."""
+    """Check a user name. Raises BadArgument when it cannot be sent."""
     try:
         length = len(name.encode())
     except UnicodeEncodeError:
@@ -115,18 +115,20 @@ def check_name(name: str) -> None:
 
 
 def encode_binary(data: bytes, base_64: bool = False) -> str:
+    """A binary-value (section 6.1): hexadecimal, or base64."""
     return f"0b{base64.b64encode(data).decode()}" if base_64 else f"0x{data.hex()}"
 
 
 def decode_binary_untrusted(text: str, name: str) -> bytes:
-    """A binary-value (section 6.1), 1 to 1,024 bytes. Raises RemoteProtocolError."""
+    """The bytes of a binary-value (section 6.1), 1 to 1,024 of them. Raises
+    RemoteProtocolError."""
     kind, digits = text[:2].lower(), text[2:]
     data = b""
     if kind == "0x" and _HEX.fullmatch(digits) and len(digits) <= 2 * MAXIMUM_BINARY:
         data = bytes.fromhex(digits if len(digits) % 2 == 0 else f"0{digits}")
     elif kind == "0b" and digits.isascii() and len(digits) <= 2 * MAXIMUM_BINARY:
         try:
-            # Peers leave the padding out.
+            # Some peers leave the padding out.
             unpadded = digits.rstrip("=")
             data = base64.b64decode(unpadded + "=" * (-len(unpadded) % 4), validate=True)
         except binascii.Error:
@@ -137,7 +139,7 @@ def decode_binary_untrusted(text: str, name: str) -> bytes:
 
 
 def decode_number_untrusted(text: str, name: str, high: int) -> int:
-    """A numerical-value of 0 to ``high``. Raises RemoteProtocolError."""
+    """The value of a numerical-value from 0 to ``high``. Raises RemoteProtocolError."""
     value = high + 1
     if _NUMBER.fullmatch(text):
         value = int(text, 16 if text[:2] in ("0x", "0X") else 10)
@@ -151,15 +153,15 @@ def _octets(text: str) -> bytes:
 
 
 def response(algorithm: int, identifier: int, secret: Secret, challenge: bytes) -> bytes:
-    """CHAP_R (RFC 1994 section 4.1)."""
+    """The bytes of CHAP_R (RFC 1994 section 4.1)."""
     digest = hashlib.new(_HASHES[algorithm], usedforsecurity=False)
     digest.update(bytes((identifier,)) + _octets(secret.reveal()) + challenge)
     return digest.digest()
 
 
 def _only(pairs: Pairs, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[str]:
-    """The values of ``required`` and ``optional`` in order, "" for what is not there. Raises
-    RemoteProtocolError for a key that is not of this step, MissingKey."""
+    """The values of ``required`` and ``optional`` keys in order, "" for a missing optional key.
+    Raises MissingKey, and RemoteProtocolError for a key that does not belong to this step."""
     given = dict(pairs)
     for name in given:
         if name not in required + optional:
@@ -178,28 +180,33 @@ def is_key(name: str) -> bool:
 
 
 class ChapInitiator:
-    """Call ``start`` when the target has chosen CHAP, then ``receive`` with the CHAP keys of each
-    response, until ``done``: the target takes us for the user, and has proved itself if it had to.
+    """The initiator's side of CHAP, in one login.
 
-    ``offered``: algorithms are. ``responded``: our response is out, and the login may ask to go on.
+    Call ``start`` when the target has chosen CHAP, then ``receive`` with the CHAP keys of each
+    response, until ``done``: our response has been given, and in mutual CHAP the target has proved
+    who it is. ``offered``: our algorithms have been given. ``responded``: our response has been
+    given, and the login may ask for the next stage.
     """
 
     def __init__(self, credentials: Credentials, random: Random = secrets.token_bytes) -> None:
         self._credentials = credentials
         self._random = random
-        self._own = b""  # what the target must answer with to be who it is
-        self._reflected = b""  # what it answers with when it has our secret instead
+        self._own = b""  # the response that proves who the target is
+        self._reflected = b""  # the response of a target that uses our secret as its own
         self.offered = False
         self.responded = False
         self.done = False
 
     def start(self) -> Pairs:
+        """Returns the first keys to send."""
         self.offered = True
         offer = ",".join(str(algorithm) for algorithm in self._credentials.algorithms)
         return [("CHAP_A", offer)]
 
     def receive(self, pairs: Pairs) -> Pairs:
-        """Raises RemoteProtocolError, AuthenticationError: close the connection."""
+        """Take the CHAP keys of a response; returns the keys to send next.
+
+        Raises RemoteProtocolError or AuthenticationError; then the connection is to be closed."""
         if self.done:
             _only(pairs, ())
             return []
@@ -215,7 +222,7 @@ class ChapInitiator:
         challenge = decode_binary_untrusted(binary, "CHAP_C")
         if len(challenge) < _LEAST_CHALLENGE:
             raise RemoteProtocolError("iSCSI", f"CHAP_C has {len(challenge)} bytes")
-        # In the encoding that the target uses itself.
+        # Our values have the encoding that the target uses.
         base_64 = binary[:2].lower() == "0b"
         ours = response(algorithm, identifier, given.secret, challenge)
         answers = [("CHAP_N", given.user), ("CHAP_R", encode_binary(ours, base_64))]
@@ -236,7 +243,7 @@ class ChapInitiator:
         right = hmac.compare_digest(theirs, self._own)
         if hmac.compare_digest(theirs, self._reflected):
             raise AuthenticationError(
-                "the target has our own secret for its own; each side needs its own"
+                "the target has our own secret as its secret; each side needs its own"
             )
         wanted = self._credentials.target_user
         if not right or (wanted and not hmac.compare_digest(_octets(name), _octets(wanted))):
@@ -259,8 +266,10 @@ def _fresh(random: Random, other: bytes) -> bytes:
 
 
 class ChapTarget:
-    """Call ``receive`` with the CHAP keys of each request, until ``done``; then ``user`` is who
-    the initiator is."""
+    """The target's side of CHAP, in one login.
+
+    Call ``receive`` with the CHAP keys of each request, until ``done``. Then ``user`` is the user
+    name that the initiator has proved."""
 
     def __init__(self, accounts: Accounts, random: Random = secrets.token_bytes) -> None:
         self._accounts = accounts
@@ -272,7 +281,10 @@ class ChapTarget:
         self.done = False
 
     def receive(self, pairs: Pairs) -> Pairs:
-        """Raises RemoteProtocolError (MissingKey), AuthenticationError: the login fails."""
+        """Take the CHAP keys of a request; returns the keys to send next.
+
+        Raises RemoteProtocolError (MissingKey is one) or AuthenticationError; then the login has
+        failed."""
         if self.done:
             _only(pairs, ())
             return []
@@ -285,7 +297,7 @@ class ChapTarget:
             if algorithm in _HASHES:
                 break
         else:
-            raise AuthenticationError("no algorithm of CHAP that we have was offered")
+            raise AuthenticationError("the initiator offers no algorithm of CHAP that we have")
         self._algorithm = algorithm
         self._identifier = self._random(1)[0]
         self._challenge = self._random(_CHALLENGE)
@@ -315,7 +327,7 @@ class ChapTarget:
         if not known or not right:
             raise AuthenticationError("wrong user name or response")
         if accounts.secret and hmac.compare_digest(theirs, self._respond_to(accounts.secret)):
-            raise AuthenticationError("the initiator has our own secret for its own")
+            raise AuthenticationError("the initiator has our own secret as its secret")
         if mutual and not accounts.secret:
             raise AuthenticationError("the initiator wants mutual CHAP, and we have no secret")
         self.user = name

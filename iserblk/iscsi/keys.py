@@ -1,11 +1,11 @@
-"""The text keys: one table, and how each is negotiated (RFC 7143 section 13, RFC 7145 section 6).
+"""The table of text keys, and their negotiation (RFC 7143 section 13, RFC 7145 section 6).
 
-Over iSER, digests are None and markers No whatever is said; data lengths are those of
-TargetRecvDataSegmentLength and InitiatorRecvDataSegmentLength, and MaxRecvDataSegmentLength counts
-for nothing. Traditional iSCSI has digests, and each side declares its MaxRecvDataSegmentLength.
+Over iSER, digests are None and markers No, whatever the peer offers. Data lengths are those of
+TargetRecvDataSegmentLength and InitiatorRecvDataSegmentLength; MaxRecvDataSegmentLength has no
+effect. Traditional iSCSI has digests, and each side declares its MaxRecvDataSegmentLength.
 
-A key that means nothing in the session at hand is still answered with a value, not with
-Irrelevant, wherever a legal value exists: running initiators take that word for a failure.
+A key that has no meaning in a session is still answered with a value, wherever a legal value
+exists. It is not answered with Irrelevant: some initiators take that answer for a failure.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import NamedTuple
 
 from iserblk.errors import RemoteProtocolError
 
-# How the answer follows from the offer and the own wish.
-AND = "and"  # Yes only if both say Yes
-OR = "or"  # Yes if one says Yes
+# Kinds of keys: how the answer follows from the peer's offer and our own wish.
+AND = "and"  # Yes if both sides say Yes
+OR = "or"  # Yes if at least one side says Yes
 MINIMUM = "minimum"
 MAXIMUM = "maximum"
-LIST = "list"  # ours, if the offer has it
+LIST = "list"  # the first value of the offer that is in our list
 DECLARE = "declare"  # no answer
-OBSOLETE = "obsolete"  # always Reject: obsolete, or not for login
+OBSOLETE = "obsolete"  # always answered Reject: obsolete, or not for login
 
-# Who may send a key; EITHER: both.
+# Which side may send a key.
 EITHER = "either"
 INITIATOR = "initiator"
 TARGET = "target"
 
-# What a value looks like.
+# Types of values.
 BOOLEAN = "boolean"
 NUMBER = "number"
 TEXT = "text"
@@ -41,12 +41,12 @@ IRRELEVANT = "Irrelevant"
 REJECT = "Reject"
 ANSWER_WORDS = (NOT_UNDERSTOOD, IRRELEVANT, REJECT)
 
-# A key of our own (RFC 7143 section 13.22): bytes of the largest ULPDU that its sender takes over
-# software iWARP, wherever TCP cuts it up. It has to be said, because receivers are bound to take
-# no more than what fits into a TCP segment (RFC 5044 section 4.5), and some lose the CRC of what
-# does not. Offered by the initiator alone; a peer that does not know it says NotUnderstood.
+# A private key (RFC 7143 section 13.22): bytes of the largest ULPDU that its sender takes over
+# software iWARP, wherever TCP cuts it up. It must be declared, because a receiver need not take a
+# ULPDU that does not fit into a TCP segment (RFC 5044 section 4.5), and some receivers lose the CRC
+# of such a ULPDU. Only the initiator offers it; a peer that does not know it answers NotUnderstood.
 MAX_ULPDU = "X-io.github.iserblk.MaxULPDULength"
-SMALLEST_ULPDU = 8192  # less is no gain, but work
+SMALLEST_ULPDU = 8192  # a smaller value gains nothing
 
 _MAXIMUM_LENGTH = (1 << 24) - 1
 _MAXIMUM_NUMBER = (1 << 32) - 1
@@ -56,10 +56,11 @@ Value = int | bool | str
 
 @dataclass(slots=True)
 class SessionParameters:
-    """What login agreed on. Lengths are bytes, times seconds. Defaults are the standards'.
+    """The values of the keys that login agreed on.
 
-    What is only declared is the peer's: ``max_outstanding_unexpected_pdus`` and
-    ``max_ahs_length`` are what it takes (0: no limit).
+    Lengths are bytes, times are seconds, defaults are those of the standards. Keys that are only
+    declared have the value of the peer: ``max_outstanding_unexpected_pdus`` and ``max_ahs_length``
+    are what the peer takes (0: no limit).
     """
 
     rdma_extensions: bool = False
@@ -84,8 +85,8 @@ class SessionParameters:
     initiator_recv_data_segment_length: int = 8192
     max_outstanding_unexpected_pdus: int = 0
     max_ahs_length: int = 256
-    max_ulpdu: int = 0  # 0: never said
-    tagged_buffer_for_solicited_data_only: bool | None = None  # None: never said
+    max_ulpdu: int = 0  # 0: not declared
+    tagged_buffer_for_solicited_data_only: bool | None = None  # None: not declared
     iser_hello_required: bool = False
     max_recv_data_segment_length: int = 8192
     target_portal_group_tag: int = 0
@@ -96,7 +97,9 @@ class SessionParameters:
 
 
 class Key(NamedTuple):
-    """One row. ``low``, ``high``: range of a number. ``discovery``: has a meaning there."""
+    """One row of the table. ``kind``: how it is negotiated. ``field``: of SessionParameters.
+    ``value``: type of its value. ``low``, ``high``: range of a number. ``discovery``: the key has
+    a meaning in a discovery session."""
 
     name: str
     kind: str
@@ -206,16 +209,16 @@ _ROWS = (
 )
 TABLE = {row.name: row for row in _ROWS}
 
-# 1 is no legal number of unexpected PDUs or of AHS bytes: 0 means no limit, else 2 and more.
+# Numbers of unexpected PDUs or AHS bytes: 0 means no limit, and 1 is not allowed.
 _NOT_ONE = ("MaxOutstandingUnexpectedPDUs", "MaxAHSLength")
 
-# Over iSER nobody wishes for digests: it has its own integrity.
+# Over iSER neither side asks for digests: the RCaP protects the data.
 _DIGESTS = ("HeaderDigest", "DataDigest")
 _NO_DIGEST = "None"
-# Obsolete, and refused whatever is asked for.
+# Obsolete: No, whatever the peer offers.
 FORCED_NO = ("IFMarker", "OFMarker")
 
-# Keys of RFC 7145, which a peer need not know; RFC 7143 demands that all its own are known.
+# Keys of RFC 7145, which a peer need not know. RFC 7143 demands that a peer knows all of its keys.
 _MAY_BE_UNKNOWN = frozenset(
     ("RDMAExtensions", "TargetRecvDataSegmentLength", "InitiatorRecvDataSegmentLength")
 )
@@ -231,7 +234,7 @@ _COMBINE: dict[str, Callable[[int, int], int]] = {
 
 
 def parse(key: Key, text: str) -> Value | None:
-    """A value of ``key``; None when the key cannot have it."""
+    """The value of ``key`` that ``text`` means; None when the key cannot have it."""
     if key.value == BOOLEAN:
         return {"Yes": True, "No": False}.get(text)
     if key.value == TEXT:
@@ -245,6 +248,7 @@ def parse(key: Key, text: str) -> Value | None:
 
 
 def text_of(value: Value | None) -> str:
+    """The text of a value, as it is sent."""
     if isinstance(value, bool):
         return "Yes" if value else "No"
     return str(value)
@@ -253,11 +257,12 @@ def text_of(value: Value | None) -> str:
 def answer(
     wish: SessionParameters, name: str, offer: str, discovery: bool, by_target: bool = False
 ) -> str | None:
-    """The responder's side: settle ``name`` in ``wish``, which becomes the outcome key by key.
+    """The side that answers: settle an offered key.
 
-    ``by_target``: the target has sent it. Returns the value to answer with, None for declarations,
-    Reject for a value that the key cannot have. Raises RemoteProtocolError for what must not be
-    sent at all: a word that is reserved for answers, a key of the other side.
+    ``wish`` holds our wishes and is changed, key by key, into the outcome. ``by_target``: the
+    target sent the offer. Returns the value to answer with; None for declarations; Reject for a
+    value that the key cannot have. Raises RemoteProtocolError for an offer that must not be sent:
+    a word that is reserved for answers, or a key that only the other side may send.
     """
     if offer in ANSWER_WORDS:
         raise RemoteProtocolError("iSCSI", f"{name[:63]}={offer}, but nothing was asked")
@@ -274,7 +279,7 @@ def answer(
         return None
     own = getattr(wish, key.field)
     if key.kind == LIST:
-        # The first of theirs that is one of ours (RFC 7143 section 6.2.1).
+        # The first value of the offer that is in our list (RFC 7143 section 6.2.1).
         for each in offer.split(","):
             if each in own.split(","):
                 setattr(wish, key.field, each)
@@ -292,13 +297,13 @@ def answer(
 
 
 def accept(offered: SessionParameters, name: str, result: str) -> None:
-    """The originator's side: take the peer's answer to a key that we offered.
+    """The side that offered: take the peer's answer into ``offered``.
 
     Raises RemoteProtocolError for an answer that does not follow from the offer.
     """
     key = TABLE[name]
     if key.kind == DECLARE:
-        # No answer but a declaration of the peer's own, unless it says that it cannot use ours.
+        # Not an answer but the peer's own declaration, unless it is a word like NotUnderstood.
         if result not in ANSWER_WORDS:
             value = parse(key, result)
             if value is None:
@@ -313,10 +318,10 @@ def accept(offered: SessionParameters, name: str, result: str) -> None:
     own = getattr(offered, key.field)
     value = parse(key, result)
     if name in _DIGESTS and value == _NO_DIGEST:
-        # What a target says that has none, offered or not: a login may insist on another.
+        # A target without digests answers so, offered or not. A login that needs one checks later.
         setattr(offered, key.field, _NO_DIGEST)
         return
-    # Legal answers are those that some wish of the peer leads to.
+    # An answer is legal when some wish of the peer leads to it.
     if value is None or (
         value not in own.split(",")
         if key.kind == LIST
@@ -329,9 +334,11 @@ def accept(offered: SessionParameters, name: str, result: str) -> None:
 
 
 def not_answered(offered: SessionParameters, name: str) -> None:
-    """A key of ours got no value in answer: the peer keeps to the key's default, and the outcome
-    is what that and our offer lead to. So ImmediateData=No holds although nothing but No can
-    follow, for which the answer is optional (RFC 7143 section 6.2.2)."""
+    """Settle a key that we offered and the peer did not answer with a value.
+
+    The peer then has the default of the key as its wish, and the outcome follows from the default
+    and our offer. So our ImmediateData=No holds without an answer, which is optional where only No
+    can be the outcome (RFC 7143 section 6.2.2)."""
     key = TABLE[name]
     if key.kind in _COMBINE:
         own = getattr(offered, key.field)
@@ -342,8 +349,9 @@ def not_answered(offered: SessionParameters, name: str) -> None:
 
 
 def conclude(outcome: SessionParameters, settled: Container[str]) -> None:
-    """Login is complete: keys that were offered by nobody, or never answered, get what their
-    defaults lead to, and the first burst is no longer than any (RFC 7143 section 13.14)."""
+    """Complete the outcome at the end of login. Keys that neither side offered, or that were not
+    answered, are settled by their defaults. The first burst becomes no longer than any burst
+    (RFC 7143 section 13.14)."""
     for name in TABLE:
         if name not in settled:
             not_answered(outcome, name)

@@ -1,8 +1,8 @@
 """The login phase of an initiator, PDU by PDU (RFC 7143 sections 6.3, 11.12; RFC 7145 section 6).
 
-The first request offers every operational key at once, in the operational stage: what running
-targets accept in one round. A target that wants the security stage first, more rounds, or has keys
-of its own to offer, is followed.
+Without CHAP the first request offers all operational keys at once, in the operational stage;
+targets accept that in one round. The target may also demand the security stage first, take more
+rounds, or offer keys itself. With CHAP the login starts in the security stage.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from iserblk.iscsi.stages import INITIATOR, Event, Stages, State
 from iserblk.iscsi.text import Collector, encode
 
 MAXIMUM_ROUNDS = 32
-# The default of TargetRecvDataSegmentLength; also what is believed where an offer is repeated.
+# The default of TargetRecvDataSegmentLength; also used where a target only repeats our offer.
 SAFE_SEGMENT_LENGTH = 8192
 _ITT = 0
 _FIRST_CMD_SN = 1
 _AUTHENTICATION_FAILURE = 0x0201
 _NOT_FOUND = (0x0203, 0x0204)
 
-# What is offered, in this order.
+# The keys that are offered, in this order.
 _NORMAL = (
-    "RDMAExtensions",  # first of them: RFC 7145 section 6.3
+    "RDMAExtensions",  # must be first: RFC 7145 section 6.3
     "HeaderDigest",
     "DataDigest",
     "TargetRecvDataSegmentLength",
@@ -52,14 +52,14 @@ _NORMAL = (
     "DataSequenceInOrder",
     "ErrorRecoveryLevel",
 )
-# Traditional iSCSI: nothing of RFC 7145.
+# Traditional iSCSI: no keys of RFC 7145.
 _TRADITIONAL = (
     "HeaderDigest",
     "DataDigest",
     "MaxRecvDataSegmentLength",
     *_NORMAL[_NORMAL.index("MaxConnections") :],
 )
-# RDMAExtensions is not for discovery sessions, and what hangs on it neither (RFC 7145 section 5.1).
+# Discovery sessions have neither RDMAExtensions nor the keys that depend on it (RFC 7145 5.1).
 _DISCOVERY = (
     "HeaderDigest",
     "DataDigest",
@@ -72,16 +72,17 @@ _DISCOVERY = (
 
 @dataclass(slots=True, frozen=True)
 class LoginInitiatorConfig:
-    """``isid``: 6 bytes. ``receive_data_segment_length`` and ``send_data_segment_length``: data
-    bytes of one PDU that we take, and at most send (of the latter more than 8192 counts as agreed
-    to where the target says less than what it was offered). ``unexpected_pdus``: how many PDUs that
-    answer nothing we take at once. ``discovery``: a discovery session, which has no target name.
+    """What the initiator asks for in a login.
 
-    ``max_ulpdu``: what is declared as such; 0: nothing.
+    ``isid``: 6 bytes. ``receive_data_segment_length``: data bytes of one PDU that we take.
+    ``send_data_segment_length``: data bytes of one PDU that we send, at most; where the target only
+    repeats this offer, 8192 at most. ``unexpected_pdus``: how many PDUs that answer nothing we take
+    at once. ``max_ulpdu``: the MaxULPDULength to declare, in bytes; 0: none. ``discovery``: a
+    discovery session, which has no target name. ``credentials`` None: no authentication.
 
-    ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are what is
-    offered (lists, best first), and ``receive_data_segment_length`` is for Data-In as well.
-    ``credentials`` None: AuthMethod=None."""
+    ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are the digests to
+    offer (comma-separated, best first), and ``receive_data_segment_length`` holds for Data-In,
+    too."""
 
     initiator_name: str
     target_name: str
@@ -100,10 +101,11 @@ class LoginInitiatorConfig:
 
 
 class LoginInitiator:
-    """Call ``start`` once, then ``receive`` for each Login Response, until ``done``.
+    """The initiator's side of one login, without I/O.
 
-    Afterwards ``parameters``, ``tsih``, ``cmd_sn`` (of the first command), ``exp_stat_sn``,
-    ``exp_cmd_sn`` and ``max_cmd_sn`` hold what full feature phase begins with.
+    Call ``start`` once, then ``receive`` for each Login Response, until ``done``. Full feature
+    phase then begins with ``parameters``, ``tsih``, ``cmd_sn`` (of the first command),
+    ``exp_stat_sn``, ``exp_cmd_sn`` and ``max_cmd_sn``.
     """
 
     def __init__(self, config: LoginInitiatorConfig) -> None:
@@ -119,7 +121,7 @@ class LoginInitiator:
         self.cmd_sn = _FIRST_CMD_SN
         self.exp_stat_sn = 0
         self.exp_cmd_sn = _FIRST_CMD_SN
-        self.max_cmd_sn = _FIRST_CMD_SN - 1  # closed, until the target says otherwise
+        self.max_cmd_sn = _FIRST_CMD_SN - 1  # the window is closed until the target opens it
         self.parameters = SessionParameters(
             rdma_extensions=config.rdma and not config.discovery,
             initial_r2t=config.rdma or not config.immediate_data,
@@ -155,10 +157,10 @@ class LoginInitiator:
         return [*pairs, ("TargetName", config.target_name), ("SessionType", "Normal")]
 
     def _offers(self) -> list[tuple[str, str]]:
-        """The operational keys that are not settled: all of them at first; those that a target
-        left open that went back to the security stage."""
+        """The operational keys that are not settled. At first these are all. After a target has
+        sent us back to the security stage, they are those that it has not answered."""
         wish = self.parameters
-        # Declared, and not part of the outcome: the same fields tell what the target declared.
+        # Our declarations come from the config: ``parameters`` holds what the target declared.
         declared: dict[str, int] = {
             "MaxOutstandingUnexpectedPDUs": self._config.unexpected_pdus,
             "MaxRecvDataSegmentLength": self._config.receive_data_segment_length,
@@ -202,8 +204,8 @@ class LoginInitiator:
     def receive(self, header: bytes, data: bytes | memoryview) -> list[tuple[bytes, bytes]]:
         """Take a PDU of the target; returns the requests to send next (none when done).
 
-        Raises LoginError and its kin when the target refuses, RemoteProtocolError for nonsense;
-        then the connection is to be closed.
+        Raises LoginError or one of its subclasses when the target refuses, RemoteProtocolError when
+        it breaks the protocol. Then the login has failed, and the connection is to be closed.
         """
         if self._stages.over:
             raise RemoteProtocolError("iSCSI", "a login response after the end of the login")
@@ -224,7 +226,7 @@ class LoginInitiator:
             raise LoginError(f"the target rejected the login request: {words}")
         if opcode != bhs.LOGIN_RESPONSE:
             raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} in answer to a login request")
-        if response.status:  # before anything else: tgtd refuses without saying whom
+        if response.status:  # first of all: tgtd refuses without naming the login (ITT, ISID)
             raise self._refused(response.status, data)
         if response.itt != _ITT or response.isid != self._config.isid:
             raise RemoteProtocolError("iSCSI", "a login response to another request")
@@ -242,7 +244,7 @@ class LoginInitiator:
         return self._advance(response, pairs)
 
     def _take_numbers(self, response: pdu.LoginResponse) -> None:
-        """StatSN, and the window (RFC 7143 section 4.2.2.1)."""
+        """Take StatSN and the command window (RFC 7143 section 4.2.2.1)."""
         self.exp_stat_sn = (response.stat_sn + 1) & MASK32
         if not serial_lt(response.max_cmd_sn, (response.exp_cmd_sn - 1) & MASK32):
             self.exp_cmd_sn = response.exp_cmd_sn
@@ -262,7 +264,7 @@ class LoginInitiator:
         if self._chap is not None and stage == pdu.SECURITY_STAGE:
             answers += self._authenticate(self._chap, pairs)
             if transit and not self._chap.done:
-                raise AuthenticationError("the target would go on without CHAP")
+                raise AuthenticationError("the target goes on without CHAP")
             if not transit:
                 return [self._request(answers, transit=self._chap.responded)]
         if not transit:
@@ -275,7 +277,8 @@ class LoginInitiator:
         if following == pdu.OPERATIONAL_STAGE:
             self._stages.enter(Event.NEGOTIATE)
             return [self._request(self._offers() + answers, transit=True)]
-        # Offers in the last response cannot be answered: good if there is nothing to say to them.
+        # Offers in the last response cannot be answered. They are accepted where our answer would
+        # be the same value.
         if any(pair not in pairs for pair in answers):
             raise RemoteProtocolError(
                 "iSCSI", f"the target offered {answers[0][0]} with its last login response"
@@ -286,7 +289,7 @@ class LoginInitiator:
         return []
 
     def _take(self, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Settle what came; returns our answers to what the target offered by itself."""
+        """Settle the keys of a response; returns our answers to keys that the target offered."""
         answers: list[tuple[str, str]] = []
         for name, value in pairs:
             if name in self._settled:
@@ -316,10 +319,10 @@ class LoginInitiator:
     def _authenticate(
         self, chap_initiator: ChapInitiator, pairs: list[tuple[str, str]]
     ) -> list[tuple[str, str]]:
-        """One step of CHAP; returns what to say to it."""
+        """Take one step of CHAP; returns the keys to send."""
         given = dict(pairs)
         if "AuthMethod" not in self._settled:
-            raise RemoteProtocolError("iSCSI", "the target did not answer to AuthMethod")
+            raise RemoteProtocolError("iSCSI", "the target did not answer AuthMethod")
         if given.get("CHAP_A") in keys.ANSWER_WORDS and self.hint:
             raise AuthenticationError(f"no algorithm of CHAP was agreed on{self.hint}")
         if "AuthMethod" not in given:
@@ -337,7 +340,7 @@ class LoginInitiator:
         return chap_initiator.start()
 
     def _settle(self) -> None:
-        """What the session works with, from what was agreed on."""
+        """Set the values that the session works with, from the keys that were agreed on."""
         config, outcome = self._config, self.parameters
         keys.conclude(outcome, self._settled)
         if not config.rdma:
@@ -348,7 +351,7 @@ class LoginInitiator:
                 "that has iSER enabled, an iscsi:// URL, or fallback=iscsi"
             )
         elif outcome.target_recv_data_segment_length == config.send_data_segment_length:
-            # LIO says whatever was offered, and takes no more than it has always done.
+            # LIO repeats any value that it is offered, and still takes no more than 8192.
             outcome.target_recv_data_segment_length = min(
                 outcome.target_recv_data_segment_length, SAFE_SEGMENT_LENGTH
             )
@@ -356,7 +359,7 @@ class LoginInitiator:
     def _settle_traditional(self) -> None:
         config, outcome = self._config, self.parameters
         outcome.rdma_extensions = False
-        # One name for what a PDU may carry, whatever moves the data.
+        # The layers above use the names of iSER for the data lengths of both datamovers.
         outcome.target_recv_data_segment_length = outcome.max_recv_data_segment_length
         outcome.initiator_recv_data_segment_length = config.receive_data_segment_length
         for name, asked, agreed in (
@@ -366,14 +369,15 @@ class LoginInitiator:
             if agreed not in asked.split(","):
                 raise LoginError(
                     f"the target does not agree to {name} digests; "
-                    f"say {name}-digest=crc32c,none to go on without"
+                    f"use {name}-digest=crc32c,none to go on without"
                 )
 
     @property
     def hint(self) -> str:
-        """What to add to the words for a login that ends now: where the target ends it instead of
-        choosing an algorithm of CHAP, a shorter list may help. It is for the user to choose, and
-        not tried here. "": nothing."""
+        """Text to add to the error when the login ends now; "" for none.
+
+        When the target ends the login instead of choosing an algorithm of CHAP, a shorter offer may
+        help. The user has to choose that; it is not tried automatically."""
         one = self._chap
         if one is None or self._config.credentials is None or not one.offered or one.responded:
             return ""

@@ -1,7 +1,8 @@
 """The login phase of a target, PDU by PDU (RFC 7143 section 6.3).
 
-Without accounts there is no authentication: AuthMethod=None in the security stage, which an
-initiator may skip. With accounts the security stage has to be passed, by CHAP.
+Without accounts there is no authentication: the answer in the security stage is AuthMethod=None,
+and an initiator may skip that stage. With accounts an initiator must pass the security stage by
+CHAP.
 """
 
 from __future__ import annotations
@@ -30,23 +31,29 @@ MISSING_PARAMETER = 0x0207
 SESSION_TYPE_NOT_SUPPORTED = 0x0209
 SESSION_DOES_NOT_EXIST = 0x020A
 
-FIRST_BURST = 65536  # bytes of a command's data that we take unasked
-# Data-Outs of all commands: of 128 in segments of 8 KiB, of 8 in segments of 512 bytes.
+FIRST_BURST = 65536  # bytes of unsolicited data of a command that we take
+# Unsolicited Data-Outs of all commands together: enough for 128 commands in segments of 8 KiB, or
+# for 8 commands in segments of 512 bytes.
 UNSOLICITED_PDUS = 1024
-_DIGESTS = "CRC32C,None"  # that Traditional iSCSI may choose from
+_DIGESTS = "CRC32C,None"  # digests that we accept over Traditional iSCSI
 _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
 
 
 @dataclass(slots=True, frozen=True)
 class LoginTargetConfig:
-    """``tsih``: what a new session gets. ``receive_data_segment_length``: data bytes of one PDU
-    that we take. ``unexpected_pdus``: how many PDUs beside commands we take at once.
-    ``max_ulpdu``: what is declared as such to an initiator that does so; 0: nothing.
+    """What the target offers in a login.
+
+    ``tsih``: the TSIH of a new session. ``receive_data_segment_length``: data bytes of one PDU that
+    we take. ``unexpected_pdus``: how many PDUs besides commands we take at once. ``max_ulpdu``: the
+    MaxULPDULength in bytes to declare to an initiator that declares its own; 0: none.
+
     ``queue_depth``: commands that an initiator may have outstanding, at most.
-    ``unsolicited_pdus``: Data-Outs of these that we have room for over iSER, where they come
-    unasked; what makes them many, makes the commands few. ``sessions``: the TSIHs that
-    are in use. ``accounts`` None: nobody has to authenticate.
-    ``rdma`` False: the connection is Traditional iSCSI. ``portal_group``: its tag."""
+    ``unsolicited_pdus``: unsolicited Data-Outs of all these commands that we have room for over
+    iSER; the more of them a command may have, the fewer commands may be outstanding.
+
+    ``sessions``: the TSIHs that are in use. ``accounts`` None: no initiator has to authenticate.
+    ``rdma`` False: the connection is Traditional iSCSI. ``portal_group``: the target portal group
+    tag."""
 
     target_name: str
     tsih: int
@@ -62,7 +69,7 @@ class LoginTargetConfig:
 
 
 class _Refusal(Exception):
-    """The login ends with this status."""
+    """The login is refused with ``status``."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -70,13 +77,14 @@ class _Refusal(Exception):
 
 
 class LoginTarget:
-    """Call ``receive`` for each Login Request until ``done`` or ``failed``.
+    """The target's side of one login, without I/O.
 
-    Then ``parameters``, ``initiator_name``, ``isid``, ``discovery``, ``stat_sn``, ``exp_cmd_sn``
-    and ``max_cmd_sn`` hold what full feature phase begins with; ``depth``: commands between these,
-    ``unsolicited_of_each``: Data-Outs that each may have unasked, over iSER; ``user``: as whom the
-    initiator authenticated itself. ``problem``: why it failed, in words for the log, if there are
-    any.
+    Call ``receive`` for each Login Request until ``done`` or ``failed``. When it is done, full
+    feature phase begins with ``parameters``, ``initiator_name``, ``isid``, ``discovery``,
+    ``stat_sn``, ``exp_cmd_sn`` and ``max_cmd_sn``. ``depth``: commands in that window.
+    ``unsolicited_of_each``: unsolicited Data-Outs that each may have, over iSER. ``user``: the user
+    name that the initiator has proved, "" without CHAP. When it has failed, ``problem`` may have
+    the reason, for the log.
     """
 
     def __init__(self, config: LoginTargetConfig) -> None:
@@ -86,7 +94,7 @@ class LoginTarget:
         self._first: pdu.LoginRequest | None = None
         self._received: dict[str, str] = {}  # every key of the initiator so far
         self._offered: set[str] = set()  # keys that we offered, and that are not answered
-        self._declared = False  # what we receive
+        self._declared = False  # our MaxRecvDataSegmentLength was sent
         self._stages = Stages(TARGET)
         self._chap = ChapTarget(config.accounts) if config.accounts else None
         self.problem = ""
@@ -130,9 +138,11 @@ class LoginTarget:
         return self._chap is not None and not self._chap.done
 
     def receive(self, header: bytes, data: bytes | memoryview) -> list[tuple[bytes, bytes]]:
-        """Take a Login Request; returns the responses. A refusal is a response, too: ``failed``.
+        """Take a Login Request; returns the responses. A refusal is a response, too, and sets
+        ``failed``.
 
-        Raises RemoteProtocolError for what is no login, or has no end: close the connection.
+        Raises RemoteProtocolError for a PDU that is no Login Request, and for a login of too many
+        rounds; then the connection is to be closed.
         """
         if self._stages.over:
             raise RemoteProtocolError("iSCSI", "a login request after the end of the login")
@@ -145,10 +155,10 @@ class LoginTarget:
         if self._first is None:
             self._first = request
             self.isid = request.isid
-            # StatSN starts where the initiator expects it; CmdSN is of its choice.
+            # StatSN starts where the initiator expects it. The initiator chooses CmdSN.
             self.stat_sn = request.exp_stat_sn
             self.exp_cmd_sn = request.cmd_sn
-            # One command, none of which comes yet: the window opens when it is known how wide.
+            # The smallest window, as no command comes during login. ``_conclude`` opens it.
             self.max_cmd_sn = request.cmd_sn
         try:
             return self._take(request, self._first, data)
@@ -164,7 +174,7 @@ class LoginTarget:
             self.problem = str(error)
             return [self._response(request, 0, b"", MISSING_PARAMETER)]
         except RemoteProtocolError:
-            # It is a login still, though a bad one: the initiator is told so (section 6.3).
+            # The PDU is a Login Request, so the initiator gets a Login Response (section 6.3).
             self._stages.enter(Event.REFUSE)
             return [self._response(request, 0, b"", INITIATOR_ERROR)]
 
@@ -177,9 +187,9 @@ class LoginTarget:
         if request.version_min > 0:
             raise _Refusal(UNSUPPORTED_VERSION)
         if request.tsih and self._must_authenticate():
-            raise AuthenticationError("an unknown initiator names a session")
+            raise AuthenticationError("the initiator names a session, but is not authenticated")
         if request.tsih:
-            # Another connection of a session: there is one per session here.
+            # A second connection of a session. This target has one connection per session.
             known = request.tsih in self._config.sessions
             raise _Refusal(TOO_MANY_CONNECTIONS if known else SESSION_DOES_NOT_EXIST)
         if (request.isid, request.itt, request.cid) != (first.isid, first.itt, first.cid):
@@ -204,7 +214,7 @@ class LoginTarget:
             raise _Refusal(INITIATOR_ERROR)
         transit = transit and not self._must_authenticate()
         if following == pdu.FULL_FEATURE_PHASE and not self._may_finish(stage):
-            # Not yet: from the security stage by way of the other one, else when all is answered.
+            # Not yet: the operational stage comes first, and all our offers must be answered.
             following = pdu.OPERATIONAL_STAGE
             transit = transit and stage == pdu.SECURITY_STAGE
         text = encode(answers)
@@ -224,14 +234,14 @@ class LoginTarget:
         outcome = self.parameters
         keys.conclude(outcome, self._received)
         if not self._config.rdma:
-            # One name for what a PDU may carry, whatever moves the data.
+            # The layers above use the names of iSER for the data lengths of both datamovers.
             outcome.initiator_recv_data_segment_length = outcome.max_recv_data_segment_length
             outcome.target_recv_data_segment_length = self._config.receive_data_segment_length
         depth = self._config.queue_depth
         self.unsolicited_of_each = 0
         if self._config.rdma and not self.discovery and not outcome.initial_r2t:
-            # RFC 7145 section 8.1.1.2: so many Data-Outs has each command at most, whose number
-            # MaxCmdSN bounds. Each finds a receive.
+            # Each unsolicited Data-Out must find a receive (RFC 7145 section 8.1.1.2). So the
+            # window is made so small that the Data-Outs of all its commands have room.
             segment = outcome.target_recv_data_segment_length
             self.unsolicited_of_each = -(-outcome.first_burst_length // segment)
             depth = min(depth, self._config.unsolicited_pdus // self.unsolicited_of_each)
@@ -239,8 +249,8 @@ class LoginTarget:
         self.max_cmd_sn = (self.exp_cmd_sn + depth - 1) & MASK32
 
     def _may_finish(self, stage: int) -> bool:
-        """Full feature phase may follow on ``stage``. Where the connection is iSER already, it
-        never does without RDMAExtensions=Yes."""
+        """Whether full feature phase may follow ``stage`` now. Raises _Refusal on a connection
+        over iSER when RDMAExtensions is not Yes."""
         if self.discovery:
             return True
         if stage == pdu.SECURITY_STAGE or self._offered:
@@ -250,12 +260,12 @@ class LoginTarget:
         if not self.parameters.rdma_extensions:
             raise _Refusal(INITIATOR_ERROR)
         if self.parameters.iser_hello_required:
-            # There is no Hello here yet: better no login than one that ends with the first message.
+            # Hello is not implemented: refuse, or the connection would end with its first message.
             raise _Refusal(INITIATOR_ERROR)
         return True
 
     def _answers(self, pairs: list[tuple[str, str]], stage: int) -> list[tuple[str, str]]:
-        """Take one whole text of the initiator; returns ours."""
+        """Take a complete text of the initiator; returns the keys of our response."""
         answers: list[tuple[str, str]] = []
         fresh: list[tuple[str, str]] = []
         started = "AuthMethod" in self._received
@@ -265,7 +275,7 @@ class LoginTarget:
                 fresh.append((name, value))
             elif self._received[name] != value or not self._is_declared(name):
                 raise _Refusal(INITIATOR_ERROR)  # no renegotiation within login (section 6.3)
-            # else: libiscsi says again in the operational stage who it is
+            # else: libiscsi repeats its names in the operational stage
         if not self.initiator_name:
             answers += self._identify()
         secure = [pair for pair in fresh if self._chap is not None and chap.is_key(pair[0])]
@@ -280,24 +290,24 @@ class LoginTarget:
             answers.append(("MaxRecvDataSegmentLength", most))
         if stage == pdu.OPERATIONAL_STAGE and not self.discovery and self._config.rdma:
             if "RDMAExtensions" not in self._received and not self._offered:
-                # RFC 7145 section 6.3: as early as it may be, and before anything ends.
+                # RFC 7145 section 6.3: as early as possible in the operational stage.
                 self._offered.add("RDMAExtensions")
                 answers.insert(0, ("RDMAExtensions", "Yes"))
             elif self._offered and "RDMAExtensions" not in {name for name, _ in fresh}:
-                self._offered.clear()  # offered, and not answered: the default, No
+                self._offered.clear()  # offered, but not answered: the default, No, holds
                 self.parameters.rdma_extensions = False
         return answers
 
     def _authenticate(
         self, chap_target: ChapTarget, pairs: list[tuple[str, str]], stage: int, started: bool
     ) -> list[tuple[str, str]]:
-        """One step of CHAP. ``started``: it was agreed on before this text."""
+        """Take one step of CHAP. ``started``: CHAP was agreed on before this text."""
         if stage != pdu.SECURITY_STAGE:
             raise _Refusal(INITIATOR_ERROR)
         if "AuthMethod" not in self._received:
             raise AuthenticationError("the initiator offers no AuthMethod")
         if not started and not pairs:
-            return []  # it was agreed on just now
+            return []  # CHAP was agreed on in this text
         return chap_target.receive(pairs)
 
     @staticmethod
@@ -306,12 +316,12 @@ class LoginTarget:
         return name in _IDENTITY or (key is not None and key.kind == keys.DECLARE)
 
     def _identify(self) -> list[tuple[str, str]]:
-        """Who wants what: said in the first text."""
+        """Take initiator name, session type and target name, which the first text must have."""
         received = self._received
         name = received.get("InitiatorName", "")
         if not name or len(name) > _MAXIMUM_NAME:
             raise _Refusal(MISSING_PARAMETER)
-        if not name.isprintable():  # section 4.2.7.1; and a log shows it as it is
+        if not name.isprintable():  # section 4.2.7.1; and logs show the name as it is
             raise _Refusal(INITIATOR_ERROR)
         kind = received.get("SessionType", "Normal")
         if kind not in ("Normal", "Discovery"):
@@ -346,7 +356,7 @@ class LoginTarget:
         if answer is not None:
             return [(name, answer)]
         if name == "MaxOutstandingUnexpectedPDUs" and self._config.rdma:
-            # Ours, too; but only to those who know the key: others take it for an error.
+            # We declare ours only to initiators that know the key: others take it for an error.
             return [(name, str(self._config.unexpected_pdus))]
         if name == keys.MAX_ULPDU:
             return [(name, str(self._config.max_ulpdu))]

@@ -1,10 +1,10 @@
-"""The PDUs, field by field in the order of the wire (RFC 7143 section 11).
+"""One class for each PDU: its fields in the order on the wire (RFC 7143 section 11).
 
-A class's fields are exactly those of its ``LAYOUT``. Lengths are bytes: ``data_length`` is the
-DataSegmentLength (an AHS, were there one, would show in its top byte). Reserved bytes are sent as
-zero and not looked at. ``unpack_from`` takes whole headers only: RemoteProtocolError otherwise.
+The fields of a class are exactly those of its ``LAYOUT``. Lengths are bytes. ``data_length`` is the
+word at byte 4: DataSegmentLength, with TotalAHSLength in its top byte. Reserved bytes are sent as
+zero and ignored when received. ``unpack_from`` raises RemoteProtocolError for less than 48 bytes.
 
-The hot path uses ``SCSI_COMMAND_FIELDS`` and its like of ``bhs`` instead.
+The hot path uses ``SCSI_COMMAND_FIELDS`` and similar layouts of ``bhs`` instead.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ REJECT_INVALID_FIELD = 0x09
 
 
 class Pdu:
-    """Base of all: packs and unpacks the fields in their order."""
+    """The base class: packs and unpacks the fields in their order."""
 
     __slots__ = ()
     LAYOUT: ClassVar[struct.Struct]
@@ -78,7 +78,7 @@ class Pdu:
         return tuple(cls.__slots__)
 
     def pack_into(self, buffer: memoryview | bytearray, offset: int = 0) -> None:
-        """Write the 48 bytes of the BHS."""
+        """Write the 48 bytes of the BHS to ``buffer``, from ``offset`` on."""
         self.LAYOUT.pack_into(buffer, offset, *(getattr(self, name) for name in self._names()))
 
     def pack(self) -> bytes:
@@ -94,7 +94,7 @@ class Pdu:
 
 @dataclass(slots=True, kw_only=True)
 class NopOut(Pdu):
-    """11.18. ``itt`` NO_TAG: no answer is wanted; ``ttt``: of the NOP-In that it answers."""
+    """NOP-Out (11.18). ``itt`` NO_TAG: no answer is wanted. ``ttt``: of the NOP-In it answers."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIII16x")
     opcode: int = bhs.NOP_OUT | bhs.IMMEDIATE
@@ -109,7 +109,7 @@ class NopOut(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class NopIn(Pdu):
-    """11.19."""
+    """NOP-In (11.19)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIIII12x")
     opcode: int = bhs.NOP_IN
@@ -125,7 +125,7 @@ class NopIn(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class ScsiCommand(Pdu):
-    """11.3. ``cdb``: the first 16 bytes."""
+    """SCSI Command (11.3). ``cdb``: its first 16 bytes. ``edtl``: Expected Data Transfer Length."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIII16s")
     opcode: int = bhs.SCSI_COMMAND
@@ -141,7 +141,7 @@ class ScsiCommand(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class ScsiResponse(Pdu):
-    """11.4."""
+    """SCSI Response (11.4)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBBBI8xIIIIIIII")
     opcode: int = bhs.SCSI_RESPONSE
@@ -161,7 +161,8 @@ class ScsiResponse(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class TaskManagementRequest(Pdu):
-    """11.5. ``function`` carries the F bit on the wire; here it is the bare function."""
+    """Task Management Function Request (11.5). ``function`` is without the F bit, which the
+    same byte carries on the wire."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIIIII8x")
     opcode: int = bhs.TASK_MANAGEMENT_REQUEST | bhs.IMMEDIATE
@@ -188,7 +189,7 @@ class TaskManagementRequest(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class TaskManagementResponse(Pdu):
-    """11.6."""
+    """Task Management Function Response (11.6)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBBxI8xI4xIII12x")
     opcode: int = bhs.TASK_MANAGEMENT_RESPONSE
@@ -203,7 +204,7 @@ class TaskManagementResponse(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class DataOut(Pdu):
-    """11.7."""
+    """SCSI Data-Out (11.7)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sII4xI4xII4x")
     opcode: int = bhs.DATA_OUT
@@ -219,7 +220,7 @@ class DataOut(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class DataIn(Pdu):
-    """11.7."""
+    """SCSI Data-In (11.7)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxBI8sIIIIIIII")
     opcode: int = bhs.DATA_IN
@@ -239,7 +240,7 @@ class DataIn(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class ReadyToTransfer(Pdu):
-    """11.8, bhs.R2T."""
+    """Ready To Transfer, R2T (11.8)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIIIIIII")
     opcode: int = bhs.R2T
@@ -258,7 +259,7 @@ class ReadyToTransfer(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class AsyncMessage(Pdu):
-    """11.9. Parameters as the event defines them."""
+    """Asynchronous Message (11.9). The event defines the parameters."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sI4xIIIBBHHH4x")
     opcode: int = bhs.ASYNC_MESSAGE
@@ -278,7 +279,7 @@ class AsyncMessage(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class TextRequest(Pdu):
-    """11.10."""
+    """Text Request (11.10)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIII16x")
     opcode: int = bhs.TEXT_REQUEST | bhs.IMMEDIATE
@@ -293,7 +294,7 @@ class TextRequest(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class TextResponse(Pdu):
-    """11.11."""
+    """Text Response (11.11)."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sIIIII12x")
     opcode: int = bhs.TEXT_RESPONSE
@@ -309,7 +310,7 @@ class TextResponse(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class LoginRequest(Pdu):
-    """11.12. ``flags``: T, C, CSG, NSG."""
+    """Login Request (11.12). ``flags``: T, C, CSG, NSG."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBBBI6sHIHxxII16x")
     opcode: int = bhs.LOGIN_REQUEST | bhs.IMMEDIATE
@@ -327,7 +328,7 @@ class LoginRequest(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class LoginResponse(Pdu):
-    """11.13. ``status``: Status-Class << 8 | Status-Detail."""
+    """Login Response (11.13). ``status``: Status-Class << 8 | Status-Detail."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBBBI6sHI4xIIIH10x")
     opcode: int = bhs.LOGIN_RESPONSE
@@ -346,7 +347,8 @@ class LoginResponse(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class LogoutRequest(Pdu):
-    """11.14. ``reason`` carries the F bit on the wire; here it is the bare reason."""
+    """Logout Request (11.14). ``reason`` is without the F bit, which the same byte carries on the
+    wire."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8xIHxxII16x")
     opcode: int = bhs.LOGOUT_REQUEST | bhs.IMMEDIATE
@@ -370,7 +372,7 @@ class LogoutRequest(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class LogoutResponse(Pdu):
-    """11.15. Times in seconds."""
+    """Logout Response (11.15). Times are seconds."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBBxI8xI4xIII4xHH4x")
     opcode: int = bhs.LOGOUT_RESPONSE
@@ -387,7 +389,7 @@ class LogoutResponse(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class SnackRequest(Pdu):
-    """11.16. Never sent over iSER."""
+    """SNACK Request (11.16). Never sent over iSER."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sII4xI8xII")
     opcode: int = bhs.SNACK_REQUEST
@@ -403,7 +405,7 @@ class SnackRequest(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class Reject(Pdu):
-    """11.17. The data segment holds the header of the PDU that was rejected."""
+    """Reject (11.17). The data segment holds the header of the PDU that was rejected."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBBxI8xI4xIIII8x")
     opcode: int = bhs.REJECT
@@ -434,11 +436,11 @@ class TargetHeader(Pdu):
 
     @property
     def advances_stat_sn(self) -> bool:
-        """Whether its StatSN is a new one: not in a NOP-In that answers nothing (11.19.3)."""
+        """Whether the PDU uses up a StatSN. A NOP-In that answers nothing does not (11.19.3)."""
         return not (self.opcode == bhs.NOP_IN and self.itt == bhs.NO_TAG)
 
 
-# By opcode, for tools and tests; SCSI Command and Response are on the hot path besides.
+# The classes by opcode, for tools and tests.
 BY_OPCODE: dict[int, type[Pdu]] = {
     bhs.NOP_OUT: NopOut,
     bhs.SCSI_COMMAND: ScsiCommand,

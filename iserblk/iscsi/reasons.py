@@ -1,4 +1,4 @@
-"""The numbers of iSCSI in words (RFC 7143 section 11)."""
+"""Texts for the response, reason and status codes of iSCSI (RFC 7143 section 11)."""
 
 from __future__ import annotations
 
@@ -77,22 +77,23 @@ def scsi_response(value: int) -> str:
 
 
 def task_management_response(value: int) -> str:
-    """11.6.1"""
+    """The Response field of a Task Management Function Response (11.6.1)."""
     return _words(_TASK_MANAGEMENT, value, "task management response")
 
 
 def reject_reason(value: int) -> str:
-    """11.17.1"""
+    """The Reason field of a Reject (11.17.1)."""
     return _words(_REJECT, value, "reason")
 
 
 def async_event(value: int) -> str:
-    """11.9.1"""
+    """The AsyncEvent field of an Asynchronous Message (11.9.1)."""
     return _words(_ASYNC, value, "event")
 
 
 def login_status(status: int) -> str:
-    """Status-Class << 8 | Status-Detail (11.13.5); unknown details fall back on their class."""
+    """A login status, Status-Class << 8 | Status-Detail (11.13.5). An unknown detail gives the text
+    of its class."""
     known = _LOGIN.get(status)
     if known is not None:
         return known

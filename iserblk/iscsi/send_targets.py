@@ -1,9 +1,9 @@
-"""SendTargets: addresses of portals, the records of an answer, and the text operation of a
-discovery session (RFC 7143 section 13.8, appendix C, sections 11.10 and 11.11).
+"""SendTargets: portal addresses, target records, and the initiator of a discovery session
+(RFC 7143 section 13.8, appendix C, sections 11.10 and 11.11).
 
-Everything that is decoded here comes from the network: RemoteProtocolError, and nothing else, is
-raised for what cannot be used. What a running target may get wrong without harm is tolerated: no
-portal group tag, an address that is left out, what stands behind the tag.
+All that is decoded here comes from the network, and raises no exception but RemoteProtocolError.
+Harmless errors of targets are tolerated: a missing portal group tag, a missing address, unknown
+text behind the tag.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAXIMUM_PARTS = 8192  # PDUs of one answer
 MAXIMUM_HOST = 255
 _MAXIMUM_NAME = 223
 
-# The portal group's type, a fourth field that was proposed and never adopted: parsed, never sent.
+# The type of the portal group: a field that was proposed and never adopted. Parsed, never sent.
 ISCSI_ONLY = 0
 IWARP_TCP = 1
 IWARP_SCTP = 2
@@ -40,13 +40,13 @@ TYPE_WORDS = {
 
 _NUMBER = re.compile("[0-9]{1,5}|0[xX][0-9a-fA-F]{1,4}")
 _HOST_NAME = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")
-# An IPv6 address as some targets write it: without brackets, and with a port or not.
+# An IPv6 address as some targets write it, without brackets. A port behind it cannot be told apart.
 _BARE_IPV6 = re.compile("[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 
 
 class Portal(NamedTuple):
-    """One TargetAddress. ``host``: without brackets. ``tag``: the target portal group, None where
-    the target gave none. ``kind``: the portal group's type, None where it was not said."""
+    """One TargetAddress. ``host``: without brackets. ``tag``: the target portal group tag.
+    ``kind``: the type of the portal group. Both are None where the target gave none."""
 
     host: str
     port: int
@@ -55,7 +55,7 @@ class Portal(NamedTuple):
 
 
 class TargetRecord(NamedTuple):
-    """One target of an answer, and where it can be reached: in the target's order."""
+    """One target of an answer, and its portals in the order of the answer."""
 
     name: str
     portals: tuple[Portal, ...]
@@ -73,7 +73,7 @@ def _number(digits: str, most: int) -> int | None:
 
 
 def portal_untrusted(text: str) -> Portal:
-    """``host[:port][,tag[,type]]``, with an IPv6 address in brackets (section 13.8)."""
+    """Read ``host[:port][,tag[,type]]``, with an IPv6 address in brackets (section 13.8)."""
     address, *fields = text.split(",")
     tag = kind = None
     if fields and fields[0]:
@@ -83,7 +83,7 @@ def portal_untrusted(text: str) -> Portal:
     if len(fields) > 1 and fields[1]:
         kind = _number(fields[1], 0xFFFF)
         if kind not in _TYPES:
-            kind = None  # a type that nobody has defined says nothing
+            kind = None  # ignore undefined types
     host, port_text = _split_host(text, address)
     port: int | None = DEFAULT_PORT
     if port_text is not None:
@@ -94,7 +94,7 @@ def portal_untrusted(text: str) -> Portal:
 
 
 def _split_host(text: str, address: str) -> tuple[str, str | None]:
-    """Host and port, None where there is none."""
+    """Host and port; the port is None where there is none."""
     if address.startswith("["):
         host, bracket, rest = address[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -110,7 +110,7 @@ def _split_host(text: str, address: str) -> tuple[str, str | None]:
 
 def _ipv6(text: str, host: str) -> str:
     try:
-        # An interface behind % is the target's own, and says nothing here.
+        # An interface behind % is one of the target's host, and has no meaning on this host.
         return str(ipaddress.IPv6Address(host.partition("%")[0]))
     except ValueError:
         raise _bad(text, "no IPv6 address") from None
@@ -119,10 +119,10 @@ def _ipv6(text: str, host: str) -> str:
 def records_untrusted(
     pairs: Iterable[tuple[str, str]], here: Portal | None = None
 ) -> list[TargetRecord]:
-    """The targets of an answer to SendTargets, in its order; a target that comes twice is one.
+    """The targets of an answer to SendTargets, in its order. A target that comes twice is merged.
 
-    ``here``: the portal that was asked. It is the address of targets that come without any, and of
-    those that are said to be at no address in particular (0.0.0.0, ::).
+    ``here``: the portal that was asked. It is used for targets without an address, and its host
+    for addresses with an unspecified host (0.0.0.0, ::).
     """
     found: dict[str, dict[Portal, None]] = {}
     portals: dict[Portal, None] | None = None
@@ -138,7 +138,7 @@ def records_untrusted(
             if here is not None and portal.host in ("0.0.0.0", "::"):
                 portal = portal._replace(host=here.host)
             portals[portal] = None
-        # Other keys are not permitted there, and harm nobody.
+        # Other keys are not permitted there, but do no harm.
     return [
         TargetRecord(name, tuple(each) or ((here,) if here is not None else ()))
         for name, each in found.items()
@@ -146,11 +146,11 @@ def records_untrusted(
 
 
 class DiscoveryInitiator:
-    """A discovery session after its login, PDU by PDU. Sans-IO.
+    """The initiator of a discovery session after login, PDU by PDU. Sans-IO.
 
-    ``ask`` or ``log_out`` give the PDU to send; ``receive`` takes each PDU of the target, and
-    returns those to send next. ``answer`` holds the pairs once the whole answer is there, and
-    ``logged_out`` tells that the target agreed to the end.
+    ``ask`` and ``log_out`` return the PDU to send. ``receive`` takes each PDU of the target, and
+    returns the PDUs to send next. ``answer`` holds the pairs once the answer is complete, None
+    before. ``logged_out``: the target has answered the logout.
     """
 
     def __init__(self, cmd_sn: int, exp_stat_sn: int) -> None:
@@ -164,7 +164,7 @@ class DiscoveryInitiator:
         self.logged_out = False
 
     def ask(self, value: str) -> tuple[bytes, bytes]:
-        """SendTargets=``value``: ``All``, or one target's name. One question at a time."""
+        """Ask SendTargets=``value``: ``All``, or the name of a target. One question at a time."""
         self._itt += 1
         self._parts.clear()
         self._count = 0
@@ -173,6 +173,7 @@ class DiscoveryInitiator:
         return self._text(encode([("SendTargets", value)]), bhs.NO_TAG, bytes(8))
 
     def log_out(self) -> tuple[bytes, bytes]:
+        """End the session."""
         self._itt += 1
         self._asking = False
         request = pdu.LogoutRequest(
@@ -195,7 +196,10 @@ class DiscoveryInitiator:
         return request.pack(), data
 
     def receive(self, header: bytes, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Raises RemoteProtocolError, and IserblkError when the target refuses in order."""
+        """Take a PDU of the target; returns the PDUs to send next.
+
+        Raises RemoteProtocolError when the target breaks the protocol, IserblkError when it refuses
+        or ends the session; then the connection is to be closed."""
         head = pdu.TargetHeader.unpack_from(header)
         opcode = head.opcode & bhs.OPCODE_MASK
         if head.advances_stat_sn:

@@ -1,4 +1,4 @@
-"""The stages of a login, as each end sees them (RFC 7143 section 6.3).
+"""The state machines of a login, one for each side (RFC 7143 section 6.3).
 
 ``docs/states.md`` shows both tables as diagrams.
 """
@@ -13,6 +13,8 @@ from iserblk.iscsi import pdu
 
 
 class State(StrEnum):
+    """The state of one side: mostly the stage that the login is in."""
+
     START = "start"  # no PDU of the login has passed
     SECURITY = "security"  # SecurityNegotiation
     SKIPPED = "security skipped"  # LoginOperationalNegotiation, and no stage came before it
@@ -22,6 +24,8 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
+    """The events that change the state."""
+
     SECURE = "first request: security"
     SKIP = "first request: operational"
     SEND_BACK = "the target answers in the security stage"
@@ -43,7 +47,7 @@ INITIATOR: Table = {
     (State.SECURITY, Event.REFUSE): State.FAILED,
     (State.OPERATIONAL, Event.REFUSE): State.FAILED,
 }
-# Only a discovery session goes on from the security stage to full feature phase: others have to
+# Only a discovery session goes from the security stage to full feature phase: other sessions must
 # agree on RDMAExtensions first (RFC 7145 section 6.3).
 TARGET: Table = {
     (State.START, Event.SECURE): State.SECURITY,
@@ -66,7 +70,7 @@ CODES = {
 
 
 class Stages:
-    """Where one end of a login is. ``enter`` is the one writer of ``state``."""
+    """The state of one side of a login. Only ``enter`` writes ``state``."""
 
     __slots__ = ("_table", "state")
 
@@ -76,7 +80,7 @@ class Stages:
 
     @property
     def code(self) -> int:
-        """CSG of the next PDU. There is none before the first, and none after the end."""
+        """CSG of the next PDU. Raises KeyError before the first PDU and after a failure."""
         return CODES[self.state]
 
     @property
@@ -92,8 +96,8 @@ class Stages:
         return self.done or self.failed
 
     def enter(self, event: Event) -> None:
-        """Raises RemoteProtocolError where the table has no such transition; then nothing has
-        changed."""
+        """Change the state. Raises RemoteProtocolError where the table has no such transition; then
+        nothing has changed."""
         after = self._table.get((self.state, event))
         if after is None:
             raise RemoteProtocolError("iSCSI", f"login stage {self.state}: {event}")

@@ -7,25 +7,26 @@ from collections.abc import Iterable
 from iserblk.errors import RemoteProtocolError
 
 MAXIMUM_TEXT = 64 * 1024  # bytes of one negotiation step, all its PDUs together
-MAXIMUM_PAIRS = 256  # far above what all standards together define
+MAXIMUM_PAIRS = 256  # far more than all standards together define
 _MAXIMUM_KEY = 63
-_MAXIMUM_VALUE = 8192  # the longest that the standard allows is 255; CHAP and lists may be longer
+_MAXIMUM_VALUE = 8192  # the standard allows 255; values of CHAP and lists may be longer
 _KEY_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-+@_#")
 _REPEATABLE = ("TargetName", "TargetAddress")  # in answers to SendTargets, and redirections
 
 
 def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """The bytes of a text."""
     return b"".join(f"{key}={value}".encode() + b"\0" for key, value in pairs)
 
 
 def decode_untrusted(
     data: bytes | memoryview, most: int = MAXIMUM_TEXT, most_pairs: int = MAXIMUM_PAIRS
 ) -> list[tuple[str, str]]:
-    """The pairs of one whole text, in order. Raises RemoteProtocolError for anything else, and for
-    more than ``most`` bytes or ``most_pairs`` pairs.
+    """The pairs of a complete text, in order. Raises RemoteProtocolError for bytes that are not a
+    text, and for more than ``most`` bytes or ``most_pairs`` pairs.
 
-    Tolerated, because peers do it: NULs of padding, and a last pair without its NUL. No key comes
-    twice, but TargetName and TargetAddress may.
+    Only TargetName and TargetAddress may come twice. Tolerated, because some peers send them: NULs
+    of padding, and a last pair without its NUL.
     """
     if len(data) > most:
         raise RemoteProtocolError("iSCSI", f"a text of {len(data)} bytes")
@@ -59,13 +60,15 @@ class Collector:
         self._parts = bytearray()
 
     def add(self, data: bytes | memoryview) -> None:
-        """One more part. Raises RemoteProtocolError when they become too many bytes."""
+        """Add the data of one PDU. Raises RemoteProtocolError for more than MAXIMUM_TEXT bytes in
+        all."""
         if len(self._parts) + len(data) > MAXIMUM_TEXT:
             raise RemoteProtocolError("iSCSI", f"a text of more than {MAXIMUM_TEXT} bytes")
         self._parts += data
 
     def take(self) -> list[tuple[str, str]]:
-        """The last part is in: the pairs of the whole; the next step begins empty."""
+        """The pairs of the complete text, after its last PDU. The collector is empty then. Raises
+        RemoteProtocolError."""
         whole = bytes(self._parts)
         self._parts.clear()
         return decode_untrusted(whole)

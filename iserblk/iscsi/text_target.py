@@ -1,7 +1,7 @@
 """The target's side of a text operation in full feature phase (RFC 7143 sections 11.10, 11.11).
 
-One at a time on a connection, as the standard has it: a new one ends the one before. Questions and
-answers longer than one PDU go in parts, under a Target Transfer Tag.
+A connection has one text operation at a time, as the standard demands: a new operation ends the one
+before. Questions and answers longer than one PDU are sent in parts, under a Target Transfer Tag.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ Declare = Callable[[str, str], str | None]
 
 
 def understand_nothing(key: str, value: str) -> str | None:
-    """A ``Declare``: the answer to a key other than SendTargets, None where it gets none."""
+    """The ``Declare`` that answers NotUnderstood to all keys. A ``Declare`` returns the answer to a
+    key other than SendTargets, or None for no answer."""
     return NOT_UNDERSTOOD
 
 
 def send_targets_answer(
     question: list[tuple[str, str]], targets: Mapping[str, Sequence[str]], declare: Declare
 ) -> bytes:
-    """The answer to a whole question (appendix C): SendTargets, and what ``declare`` says of other
+    """The answer to a complete question (appendix C): to SendTargets, and by ``declare`` to other
     keys.
 
-    ``targets``: addresses (``host:port,tag``) by target name. An empty value names the session's
-    own target: there is just one here.
+    ``targets``: addresses (``host:port,tag``) by target name. An empty value asks for the target of
+    the session, which is the only target here.
     """
     answer: list[tuple[str, str]] = []
     for key, value in question:
@@ -46,7 +47,7 @@ def send_targets_answer(
 
 
 class TextPart(NamedTuple):
-    """What a Text Response says: ``flags`` are F and C."""
+    """The contents of one Text Response. ``flags``: F and C bits."""
 
     flags: int
     ttt: int
@@ -54,7 +55,7 @@ class TextPart(NamedTuple):
 
 
 class TextResponder:
-    """Gives the part to send for each Text Request. ``declare`` takes what may be declared at any
+    """Answers Text Requests, part by part. ``declare`` answers keys that may be declared at any
     time."""
 
     def __init__(self, declare: Declare = understand_nothing) -> None:
@@ -72,8 +73,9 @@ class TextResponder:
         targets: Mapping[str, Sequence[str]],
         limit: int,
     ) -> TextPart | None:
-        """``limit``: data bytes of one PDU. None: the tag is of no operation under way, and the
-        request is to be rejected. Raises RemoteProtocolError for a question that is none."""
+        """Take a Text Request; returns the contents of the response. ``limit``: data bytes of one
+        PDU. None: the tag belongs to no operation under way, and the request is to be rejected.
+        Raises RemoteProtocolError for data that is not a text."""
         if request.ttt == bhs.NO_TAG:
             self._collector = Collector()
             self._rest = None
@@ -95,7 +97,7 @@ class TextResponder:
         return TextPart(bhs.FLAG_FINAL, bhs.NO_TAG, part)
 
     def _take_ttt(self) -> int:
-        """A fresh one each time: an old request that comes late is told from the next."""
+        """A new tag for each part, so that a late old request differs from the next request."""
         self._ttt = self._next_ttt
         self._next_ttt = (self._next_ttt + 1) & 0x7FFFFFFF
         return self._ttt

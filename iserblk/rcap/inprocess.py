@@ -1,12 +1,12 @@
-"""Two queue pairs joined inside one process: the seam's semantics without a network.
+"""Two queue pairs joined inside one process: the semantics of ``rcap.seam`` without a network.
 
-For tests of everything above the RCaP, and the reference for the contract suite. All checks of the
-seam hold as over a wire: STags, bounds, rights, receive credits, message sizes, ORD. Messages are
-copied when they are posted and take effect in the receiver's ``progress``, so that both drivers,
-several threads and one thread alone can use a pair; ``fileno`` is a real descriptor.
+For tests of everything above the RCaP, and the reference for the contract suite. All checks are
+made as over a wire: STags, bounds, rights, receive credits, message sizes, ORD. A message is copied
+when it is posted and takes effect in the receiver's ``progress``. So the driver of threads, the
+driver of trio tasks, or a single thread can use a pair. ``fileno`` is a real descriptor.
 
-Faults: ``hold`` keeps what arrives here undelivered until it is False again; ``intercept`` sees
-each message that leaves here, and False from it loses the message.
+Faults: while ``hold`` is True, what arrives at this end is not delivered. ``intercept`` is called
+with each message that leaves this end; when it returns False, the message is lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _EMPTY = b""
 
 
 class Message:
-    """What travels. ``kind``: a work request's opcode or one of the above.
+    """One message on its way to the peer.
 
-    ``stag``, ``to``, ``size``: as the opcode has them; ``code`` of a Terminate.
+    ``kind``: the opcode of a work request, or READ_RESPONSE, TERMINATE, CLOSED. ``stag``, ``to``,
+    ``size``: as the opcode defines them. ``code``: (layer, error type, error code) of a Terminate.
     """
 
     __slots__ = ("code", "data", "kind", "size", "stag", "to")
@@ -48,7 +49,7 @@ class Message:
 
 
 class MemoryQueuePair:
-    """One end. Made by ``memory_pair``."""
+    """One end of a pair; implements ``seam.QueuePair``. ``memory_pair`` makes both ends."""
 
     provider = "memory"
     can_receive_invalidate = True
@@ -67,7 +68,7 @@ class MemoryQueuePair:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bell_lock = Lock()
         self._rx_lock = Lock()  # held for every placement
-        self._tx_lock = Lock()  # keeps posted requests in order; taken after the other
+        self._tx_lock = Lock()  # keeps posted requests in order; taken after ``_rx_lock``
         self.stags = StagTable()
         self._requests: deque[seam.WorkRequest] = deque()
         self._reads: deque[OutstandingRead] = deque()
@@ -97,7 +98,7 @@ class MemoryQueuePair:
         self._ring()
 
     def allow_ulpdu(self, size: int) -> None:
-        """Nothing to do: messages are not cut."""
+        """Does nothing: messages are not cut into segments."""
 
     # --- memory ---
 
@@ -105,7 +106,7 @@ class MemoryQueuePair:
         return [seam.HeaderSlot(memoryview(bytearray(size)), self, index) for index in range(count)]
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
-        """The Base Offset is always 0. Raises ConnectionLost once the pair was closed."""
+        """See the seam. The Base Offset is always 0. Raises ConnectionLost after ``close``."""
         if self._closed:
             raise ConnectionLost("the connection is closed")
         return self.stags.advertise(buffer, rights), 0
@@ -157,7 +158,7 @@ class MemoryQueuePair:
             self._left.clear()
         completions = left + completions
         if self._error is not None:
-            self._ring()  # there is always one more thing to say
+            self._ring()  # the error, or completions before it, are still to be picked up
         if completions:
             return completions
         if self._error is not None:
@@ -198,7 +199,7 @@ class MemoryQueuePair:
     # --- sending ---
 
     def _start(self) -> None:
-        """Copy and send what the ORD allows, in order. Send lock held."""
+        """Copy and send requests in order, as far as the ORD allows. The send lock is held."""
         while self._requests:
             request = self._requests[0]
             opcode = request.opcode
@@ -244,7 +245,7 @@ class MemoryQueuePair:
     # --- receiving ---
 
     def _take(self, message: Message, completions: list[seam.Completion]) -> None:
-        """One message takes effect. Receive lock held."""
+        """Let one message take effect. The receive lock is held."""
         kind = message.kind
         fault: checks.Fault | None = None
         if kind <= seam.SEND_SE_INVALIDATE:
@@ -309,10 +310,10 @@ def memory_pair(
     private_data: tuple[bytes, bytes] = (b"", b""),
     receive_size: int = 8268,
 ) -> tuple[MemoryQueuePair, MemoryQueuePair]:
-    """Two ends that are connected; ``ird`` and ``ord`` hold for both.
+    """Make two connected ends; ``ird`` and ``ord`` hold for both.
 
-    ``private_data``: what the first and what the second end said in connection management; each
-    finds the other's in ``peer_private_data``.
+    ``private_data``: what the first end and what the second end sent in connection management. Each
+    end finds that of its peer in ``peer_private_data``.
     """
     depth = min(ird, ord)
     first, second = (

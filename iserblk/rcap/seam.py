@@ -1,11 +1,13 @@
-"""The RCaP seam: what the iSER layer asks of an RDMA-Capable Protocol.
+"""The RCaP seam: the interface that the iSER layer needs of an RDMA-Capable Protocol.
 
-Shaped like verbs, so that the same iSER code runs over the software iWARP (``iserblk.rcap.iwarp``),
-over an in-process pair (``iserblk.rcap.inprocess``) and over real devices. No trio, no clock: the
-driver that waits is the caller's (see ``docs/architecture.md``).
+It is shaped like verbs, so that the same iSER code runs over software iWARP
+(``iserblk.rcap.iwarp``), over an in-process pair (``iserblk.rcap.inprocess``) and over RDMA devices
+(``iserblk.rcap.verbs``). It uses no trio and no clock: a driver of the caller does the waiting (see
+``docs/architecture.md``).
 
 Threads: ``post``, ``post_receive``, ``advertise`` and ``retire`` may be called from any thread at
-any time. ``progress`` may be called from any thread, by one at a time (the drivers see to that).
+any time. ``progress`` may be called from any thread, but by one thread at a time; the drivers
+ensure that.
 
 Sources: RFC 5040, RFC 5041 (DDP/RDMAP semantics), RFC 7145 section 2.1 (terms).
 """
@@ -31,22 +33,22 @@ REMOTE_WRITE = 2
 class HeaderSlot:
     """Memory for the head of one Send, allocated by a QueuePair.
 
-    ``view`` is a writable memoryview of ``size`` bytes, contiguous with headroom that belongs to
-    the provider, so that its own framing lies beside the payload and one buffer goes out.
-    The owner patches ``view``; from ``post`` until the Send is known to have left (its own
-    completion when signaled, or the peer's answer to it) it must not be touched.
+    ``view`` is a writable memoryview of the ``size`` that ``alloc_headers`` was given. In front of
+    it lies headroom of the provider, so that its framing and the payload go out as one buffer.
+    The owner of the slot patches ``view``. It must not touch it from ``post`` until the Send is
+    known to have left: by its completion when signaled, or by the peer's answer to it.
     """
 
     __slots__ = ("frame", "index", "view")
 
     def __init__(self, view: memoryview, frame: object, index: int) -> None:
         self.view = view
-        self.frame = frame  # the provider's own: headroom + view + tailroom
+        self.frame = frame  # for the provider alone: headroom + view + tailroom
         self.index = index
 
 
 class WorkRequest:
-    """One work request; preallocated and reused by its owner, never by the provider.
+    """One work request. Its owner allocates it once and reuses it; the provider never does.
 
     | opcode | header, header_length | data | stag, to |
     | SEND, SEND_SE | first bytes of the message | optional rest (readable) | - |
@@ -54,10 +56,10 @@ class WorkRequest:
     | RDMA_WRITE | - | source (readable, may be empty) | the peer's STag and Tagged Offset |
     | RDMA_READ | - | sink (writable, may be empty) | the peer's STag and Tagged Offset |
 
-    ``data`` stays with the provider until the request completes, until a later signaled request
-    of the same queue pair completes (requests complete in order, RDMA_READ excepted), or until
-    ``close`` returned. RDMA_READ always completes with a Completion, the others only when
-    ``signaled``. ``token`` comes back in the Completion, untouched.
+    The provider uses ``data`` until the first of these: the request completes; a later signaled
+    request of the same queue pair completes (requests complete in order, except RDMA_READ);
+    ``close`` has returned. RDMA_READ always gives a Completion, other opcodes only when
+    ``signaled``. The Completion carries the same ``token``.
     """
 
     __slots__ = ("data", "header", "header_length", "opcode", "signaled", "stag", "to", "token")
@@ -74,11 +76,13 @@ class WorkRequest:
 
 
 class Completion:
-    """What happened. Only successes complete; an error ends the whole connection (``progress``).
+    """A message that was received, or a work request that succeeded.
+
+    There are no failed completions: an error ends the connection, and ``progress`` raises it.
 
     ``opcode`` RECEIVE: ``data`` is the whole message, readable until the next call of
-    ``progress``, ``solicited`` the SE bit, ``invalidated`` the STag of ours that the message
-    invalidated (0: none; a STag 0 is never handed out). Others: ``token`` of the work request.
+    ``progress``; ``solicited`` is the SE bit; ``invalidated`` is the STag of ours that the message
+    invalidated (0: none, as no STag is 0). Other opcodes: ``token`` is that of the work request.
     """
 
     __slots__ = ("data", "invalidated", "opcode", "solicited", "token")
@@ -99,7 +103,7 @@ class Completion:
 
 
 class QueuePair(Protocol):
-    """One connected RCaP stream."""
+    """One connected RCaP stream: memory that the peer may use, work requests, completions."""
 
     provider: str  # "iwarp", "memory", "verbs"
     ird: int  # RDMA Reads the peer may have outstanding towards us
@@ -107,11 +111,13 @@ class QueuePair(Protocol):
     peer_private_data: bytes  # what the peer's ULP sent in connection management
     receive_size: int  # bytes of the largest message that a posted receive takes
     can_receive_invalidate: bool  # the peer may use SEND_INVALIDATE towards us
-    # Bytes of the largest ULPDU that this end takes wherever TCP cuts it up, for the peer to know;
-    # 0: there is nothing to say (a device makes its own segments, or they are as large already).
+    # Bytes of the largest ULPDU that this end takes however TCP cuts it into segments; login
+    # declares it to the peer. 0: nothing to declare, because a device makes its own segments, or
+    # because ULPDUs may have full size already.
     max_ulpdu: int
-    # Bytes of data that go best behind the BHS of a command, in the memory of its header slot; more
-    # is advertised. A device's slots are registered memory, of which there is little.
+    # Bytes of data up to which it is faster to send the data behind the BHS of its command, in the
+    # memory of the header slot; more is advertised. The slots of a device are registered memory,
+    # of which there is little.
     inline_size: int
 
     def describe(self) -> dict[str, object]:
@@ -119,22 +125,27 @@ class QueuePair(Protocol):
         ...
 
     def allow_ulpdu(self, size: int) -> None:
-        """The peer's ``max_ulpdu``, from now on: its own word for it, learned while logging in.
-        Without it a ULPDU is kept to one TCP segment (RFC 5044 section 5.1). Nothing happens where
-        the own one is 0."""
+        """Send ULPDUs of up to ``size`` bytes from now on: the peer has declared that as its
+        ``max_ulpdu`` during login.
+
+        Without this call a ULPDU is kept to one TCP segment (RFC 5044 section 5.1). The call does
+        nothing where ``max_ulpdu`` of this end is 0.
+        """
         ...
 
-    def alloc_headers(self, count: int, size: int) -> list[HeaderSlot]: ...
+    def alloc_headers(self, count: int, size: int) -> list[HeaderSlot]:
+        """Allocate ``count`` header slots of ``size`` bytes each, for use until ``close``."""
+        ...
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
         """Open ``buffer`` (contiguous bytes) to the peer; returns (STag, Base Offset).
 
-        The peer can use it from the next ``post`` on, and what it writes is in ``buffer`` when
+        The peer can use it from the next ``post`` on. What the peer writes is in ``buffer`` when
         ``retire`` has returned. Raises Busy when there is no memory for it until another STag is
-        retired, or because the connection has failed, as ``progress`` is about to say.
+        retired; and when the connection has failed, which the next ``progress`` raises.
 
-        The buffer belongs to the provider until ``retire`` returned, until a completion reported
-        the STag as invalidated **and** ``retire`` was called, or until ``close`` returned.
+        The buffer belongs to the provider until one of these: ``retire`` has returned; a completion
+        reported the STag as invalidated **and** ``retire`` was called; ``close`` has returned.
         """
         ...
 
@@ -142,14 +153,14 @@ class QueuePair(Protocol):
         """Invalidate an STag of ours. On return neither the peer nor the provider touches the
         buffer again: placement under way is diverted, unsent bytes are copied or dropped.
 
-        Returns True when it was still valid, False when the peer's Send with Invalidate came
+        Returns True when the STag was still valid, False when the peer's Send with Invalidate came
         first. Raises LocalProtocolError for an STag that was never handed out, or retired twice.
         """
         ...
 
     def post_receive(self, count: int) -> None:
-        """Add ``count`` receive buffers of ``receive_size`` bytes. A message that finds none, or
-        is larger, ends the connection."""
+        """Add ``count`` receive buffers of ``receive_size`` bytes. The connection ends when a
+        message arrives and no receive is posted, or when the message is larger than its receive."""
         ...
 
     def post(self, requests: list[WorkRequest]) -> None:
@@ -163,14 +174,16 @@ class QueuePair(Protocol):
     def progress(self, now: float) -> list[Completion]:
         """Receive and send what can be done without blocking; returns completions in order.
 
-        Raises RemoteProtocolError (a Terminate was sent if the standard asks for one) or
-        ConnectionLost, after all completions before it were returned by an earlier call. Then
-        the connection is over: nothing more completes; only ``retire`` and ``close`` are useful.
+        Raises RemoteProtocolError (a Terminate was sent if the standard asks for it) or
+        ConnectionLost, but only after earlier calls have returned all completions before the error.
+        Then the connection is over: nothing more completes; only ``retire`` and ``close`` are
+        useful.
         """
         ...
 
     def fileno(self) -> int:
-        """Readable when ``progress`` has something to do; -1 after ``close``."""
+        """The descriptor to wait for. Readable when ``progress`` has something to do; -1 after
+        ``close``."""
         ...
 
     def wants_write(self) -> bool:
@@ -178,14 +191,17 @@ class QueuePair(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When ``progress`` wants to be called even if nothing happens; None: never."""
+        """The time, on the clock of ``progress``'s ``now``, at which ``progress`` is to be called
+        even if nothing has come. None: never."""
         ...
 
     def disconnect(self) -> None:
-        """Ask for the end from any thread: the descriptor becomes readable, and ``progress``
-        raises ConnectionLost. Buffers stay in use until ``close``."""
+        """Ask for the end of the connection, from any thread: the descriptor becomes readable, and
+        ``progress`` raises ConnectionLost. Buffers stay in use until ``close``."""
         ...
 
     def close(self) -> None:
-        """End the connection now. Never blocks. Idempotent. On return no buffer is touched."""
+        """End the connection now. Idempotent. On return no buffer is touched.
+
+        It does not wait for the peer; over a device it waits up to 20 ms for posted requests."""
         ...

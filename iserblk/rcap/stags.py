@@ -1,16 +1,16 @@
-"""The STags of one queue pair: which memory the peer may touch, how far, and for what.
+"""The STag table of one queue pair: which memory the peer may read or write, and how many bytes.
 
     STag, 32 bits:  | index, 24 bits | key, 8 bits |          (RFC 5041 section 4.2, RFC 5040 7.2)
 
-The index selects a ``Region``; the key changes whenever an index is used again, and freed indexes
-queue up behind all others, so that a stale STag meets a dead entry for as long as possible. Index
-0 is never handed out: no STag is 0, and the providers use it for the sinks of RDMA Reads.
+The index selects a ``Region``. The key changes each time an index is used again, and a freed index
+is used again after all other free ones, so that a stale STag stays invalid as long as possible.
+Index 0 is never handed out: no STag is 0. Providers use index 0 for the sinks of RDMA Reads.
 
 A table belongs to one queue pair, so an STag of another stream is simply unknown here: that is the
 check "STag associated with the stream" of RFC 5042 section 6.3.
 
-Threads: ``advertise`` from any; ``valid`` is cleared under the provider's receive lock, which is
-held for every placement.
+Threads: any thread may call ``advertise``. ``valid`` is cleared under the provider's receive lock,
+which is held for every placement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from iserblk.rcap.seam import REMOTE_WRITE
 KEY_BITS = 8
 KEY_MASK = 0xFF
 MAX_INDEX = (1 << 24) - 1
-FIRST_ENTRIES = 1024  # each index rests this long at least, whatever the queue depth
+FIRST_ENTRIES = 1024  # a freed index is used again only after all others of these that are free
 
 NOTHING = memoryview(b"")
 
@@ -33,7 +33,7 @@ ADVERTISED = 1
 
 
 class Region:
-    """One entry of the table; the object lives as long as the table and is used again.
+    """One entry of the table. The object lives as long as the table and is reused.
 
     ``stag``: the present STag. ``valid``: the peer may use it. ``state``: FREE, or ADVERTISED
     until ``StagTable.release`` (an STag that the peer invalidated stays ADVERTISED).
@@ -66,8 +66,9 @@ class StagTable:
     def advertise(self, buffer: memoryview, rights: int) -> int:
         """Open ``buffer`` with ``rights``; returns the new STag. The Base Offset is 0.
 
-        Raises LocalProtocolError when the buffer is not contiguous, or is read-only and to be
-        written, or 2**24 STags are in use; nothing has changed then.
+        Raises LocalProtocolError when the buffer is not contiguous, when it is read-only and
+        ``rights`` has REMOTE_WRITE, or when all 2**24 - 1 STags are in use; then nothing has
+        changed.
         """
         if not buffer.c_contiguous:
             raise LocalProtocolError("memory that is advertised must be contiguous")
@@ -119,8 +120,8 @@ class StagTable:
         raise LocalProtocolError(f"STag 0x{stag:08x} is not one of ours, or was retired before")
 
     def release(self, region: Region) -> None:
-        """Forget the memory; the index may be used again. The caller has made sure before that
-        nothing is placed into it or sent from it any more."""
+        """Let go of the region's memory; its index may be used again. Before the call, the caller
+        makes sure that nothing is placed into the memory or sent from it any more."""
         region.valid = False
         region.state = FREE
         region.view = NOTHING
@@ -128,11 +129,11 @@ class StagTable:
         self._free.append(region)
 
     def clear(self) -> None:
-        """Drop all memory, at the end of the connection; what was advertised can be retired."""
+        """Let go of all memory, at the end of the connection. STags can still be retired."""
         for region in self.regions:
             region.view = NOTHING
             region.length = 0
 
     def count(self) -> int:
-        """STags that were advertised and not retired."""
+        """The number of STags that were advertised and not retired."""
         return sum(1 for region in self.regions if region.state == ADVERTISED)

@@ -1,4 +1,4 @@
-"""SCSI as both ends need it: CDBs, status, sense, INQUIRY, modes, capacity, limits, LUNs.
+"""SCSI for both ends: CDBs, status, sense, INQUIRY, modes, capacity, limits, LUNs.
 
 Pure functions of bytes; nothing here knows how data moves. Decoders take bytes from the network:
 they raise RemoteProtocolError("SCSI", …) where an answer cannot be used, and nothing else.

@@ -1,7 +1,7 @@
-"""Asymmetric logical unit access (SPC-4, sections on it and on REPORT TARGET PORT GROUPS): which of
-a LUN's ports are good for what.
+"""Asymmetric logical unit access (ALUA): the access states of the ports of a LUN.
 
-The answer of REPORT TARGET PORT GROUPS: RETURN DATA LENGTH (4 bytes), then for each group
+Sources: SPC-4, Asymmetric logical unit access; REPORT TARGET PORT GROUPS command. The answer of
+that command is RETURN DATA LENGTH (4 bytes), then for each group
 
     0    bit 7 PREF, bits 3-0 state        5    STATUS CODE
     1    states that it may have           7    TARGET PORT COUNT
@@ -38,7 +38,7 @@ STATE_WORDS = {
     OFFLINE: "offline",
     TRANSITIONING: "transitioning",
 }
-# In these every command is carried out.
+# In these states every command is carried out.
 USABLE = frozenset((ACTIVE_OPTIMIZED, ACTIVE_NON_OPTIMIZED, LBA_DEPENDENT))
 
 # Byte 1 of a group: which states it may have.
@@ -50,13 +50,13 @@ SUPPORTS_STANDBY = 0x04
 SUPPORTS_NON_OPTIMIZED = 0x02
 SUPPORTS_OPTIMIZED = 0x01
 
-# TPGS of standard INQUIRY data: how states change.
+# TPGS of standard INQUIRY data: whether states change by themselves (implicit) or by command.
 TPGS_NONE = 0
 TPGS_IMPLICIT = 1
 TPGS_EXPLICIT = 2
 TPGS_BOTH = 3
 
-# Sense data that tells of states: ASC << 8 | ASCQ.
+# Sense data about states: ASC << 8 | ASCQ.
 IN_TRANSITION = 0x040A
 IN_STANDBY = 0x040B
 IS_UNAVAILABLE = 0x040C
@@ -75,17 +75,18 @@ _HEADER = struct.Struct(">I")
 _GROUP = struct.Struct(">BBHxBxB")
 _PORT = struct.Struct(">xxH")
 _IDENTIFIER = struct.Struct(">xxH")
-MAXIMUM_GROUPS = 4096  # of one answer; in practice two, or four
+MAXIMUM_GROUPS = 4096  # in one answer; in practice there are two or four
 
 
 def state_words(state: int) -> str:
+    """A state in words. Accepts any number."""
     return STATE_WORDS.get(state) or f"access state {state:#x}"
 
 
 class PortGroup(NamedTuple):
-    """``preferred``: the one that the device server would rather be asked through. ``supported``:
-    the SUPPORTS_ bits. ``status``: who changed the state last (0 nobody, 1 SET TARGET PORT GROUPS,
-    2 the device itself). ``ports``: relative target port identifiers."""
+    """One target port group. ``preferred``: the device server prefers its ports. ``supported``: the
+    SUPPORTS_ bits. ``status``: what changed the state last (0: nothing, 1: SET TARGET PORT GROUPS,
+    2: the device itself). ``ports``: relative target port identifiers."""
 
     group: int
     state: int
@@ -96,7 +97,7 @@ class PortGroup(NamedTuple):
 
 
 def report_target_port_groups(allocation: int) -> bytes:
-    """The CDB; the answer is in the length only format of SPC-3 and SPC-4."""
+    """The CDB, which asks for the length only header format of SPC-3 and SPC-4."""
     return struct.pack(
         ">BB4xIxx", opcodes.MAINTENANCE_IN, opcodes.SA_REPORT_TARGET_PORT_GROUPS, allocation
     )
@@ -113,8 +114,8 @@ def encode_report(groups: Iterable[PortGroup]) -> bytes:
 
 
 def decode_report(data: bytes | memoryview) -> list[PortGroup]:
-    """The groups that are there whole. Raises RemoteProtocolError where there is not even a length,
-    and for a group that comes twice."""
+    """The groups that are complete in ``data``. Raises RemoteProtocolError when the length is
+    missing, and for a group that comes twice."""
     return list(_groups(bytes(data)))
 
 
@@ -138,25 +139,25 @@ def _groups(raw: bytes) -> Iterator[PortGroup]:
 
 
 def length_of_report(data: bytes | memoryview) -> int:
-    """How many bytes the whole answer has, of which ``data`` is the beginning; at least 4."""
+    """Bytes of the complete answer of which ``data`` is the beginning; at least 4."""
     if len(data) < _HEADER.size:
         return _HEADER.size
     return _HEADER.size + int(_HEADER.unpack_from(bytes(data[: _HEADER.size]))[0])
 
 
-# -- whose port is it ------------------------------------------------------------------------------
+# -- the port that was asked -----------------------------------------------------------------------
 
 
 class PortIdentity(NamedTuple):
-    """Through which port the page was read; None where the page does not say."""
+    """The port through which a page was read. A field is None where the page does not say."""
 
     relative_port: int | None = None
     group: int | None = None
 
 
 def decode_port_identity(page: bytes | memoryview | None) -> PortIdentity:
-    """From the device identification page (VPD 83): its designators of the target port. Raises
-    RemoteProtocolError when it is another page."""
+    """The port from the device identification page (VPD 83h). Raises RemoteProtocolError when
+    ``page`` is another page."""
     found: dict[int, int] = {}
     for association, kind, _, raw in inquiry.decode_designators(page):
         wanted = kind in (inquiry.TYPE_RELATIVE_PORT, inquiry.TYPE_PORT_GROUP)
@@ -166,7 +167,7 @@ def decode_port_identity(page: bytes | memoryview | None) -> PortIdentity:
 
 
 def port_designators(relative_port: int, group: int) -> tuple[Designator, Designator]:
-    """What ``decode_port_identity`` reads."""
+    """The designators that ``decode_port_identity`` reads."""
     return (
         Designator(
             inquiry.ASSOCIATION_PORT,
@@ -184,7 +185,7 @@ def port_designators(relative_port: int, group: int) -> tuple[Designator, Design
 
 
 def state_here(groups: Iterable[PortGroup], identity: PortIdentity) -> PortGroup | None:
-    """The group of the port that was asked; None where the answers do not say."""
+    """The group of the port in ``identity``; None where the answers do not say."""
     for each in groups:
         if each.group == identity.group:
             return each
@@ -199,17 +200,18 @@ def state_here(groups: Iterable[PortGroup], identity: PortIdentity) -> PortGroup
 
 
 def state_of_sense(sense: Sense) -> int | None:
-    """The state that a command was refused for; None: it was refused for another reason.
+    """The access state for which a command was refused; None: it was refused for another reason.
 
-    Another way to the LUN may well carry it out; this one will not, until its state changes
-    (TRANSITIONING: until the change that is under way has ended).
+    Another path to the LUN may carry out the command. This path will not until its state changes
+    (TRANSITIONING: until the change under way has ended).
     """
-    # SPC-4 has NOT READY; some devices say ILLEGAL REQUEST of a path that they will not serve.
+    # SPC-4 has NOT READY; some devices send ILLEGAL REQUEST on a path that they do not serve.
     if sense.is_deferred or sense.key not in (NOT_READY, ILLEGAL_REQUEST):
         return None
     return _STATE_OF_SENSE.get(sense.code)
 
 
 def is_state_change(sense: Sense) -> bool:
-    """A unit attention: states have changed, or could not; ask for them again."""
+    """Whether this is a unit attention that tells that states have changed, or failed to change:
+    ask for them again."""
     return sense.key == UNIT_ATTENTION and sense.code in (STATE_CHANGED, TRANSITION_FAILED)

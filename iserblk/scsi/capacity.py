@@ -1,6 +1,6 @@
 """READ CAPACITY parameter data (SBC-4).
 
-(10)  0 I last LBA (FFFFFFFFh: more than fits)     4 I block length
+(10)  0 I last LBA (FFFFFFFFh: too large to fit)   4 I block length
 (16)  0 Q last LBA    8 I block length    12 B protection
       13 bits 3-0: a physical block is 2^n logical ones
       14 bit 7 LBPME, bit 6 LBPRZ, then 14 bits: lowest aligned LBA
@@ -25,6 +25,8 @@ _LARGEST_SIZE = 1 << 63  # bytes: what file offsets hold
 
 
 class Capacity(NamedTuple):
+    """The size of a LUN and of its blocks."""
+
     blocks: int
     block_size: int  # bytes
     physical_block_size: int  # bytes
@@ -48,8 +50,8 @@ def encode10(blocks: int, block_size: int) -> bytes:
 
 
 def decode10(data: bytes | memoryview) -> Capacity:
-    """Raises RemoteProtocolError for data that cannot be used. A LUN larger than 32 bits tell
-    shows as the 2^32 - 1 blocks that 10-byte CDBs are sure to reach."""
+    """READ CAPACITY(10) data. A LUN whose last LBA does not fit into 32 bits gets 2^32 - 1 blocks,
+    which 10-byte CDBs can reach. Raises RemoteProtocolError for data that cannot be used."""
     if len(data) < _LAYOUT10.size:
         raise RemoteProtocolError("SCSI", f"READ CAPACITY(10) answered with {len(data)} bytes")
     last, block_size = _LAYOUT10.unpack_from(data)
@@ -63,7 +65,7 @@ def encode16(capacity: Capacity) -> bytes:
 
 
 def decode16(data: bytes | memoryview) -> Capacity:
-    """Raises RemoteProtocolError for data that cannot be used."""
+    """READ CAPACITY(16) data. Raises RemoteProtocolError for data that cannot be used."""
     if len(data) < _USED16:
         raise RemoteProtocolError("SCSI", f"READ CAPACITY(16) answered with {len(data)} bytes")
     last, block_size, _, exponent, flags = _LAYOUT16.unpack(

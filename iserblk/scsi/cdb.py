@@ -1,10 +1,10 @@
 """Command descriptor blocks (SPC-4, SBC-4).
 
-``pack_…`` write 16 bytes into a slot of 16 (shorter CDBs are padded with zeroes, as iSCSI wants
-them): the hot ones. The others return the bytes of the CDB. ``lba`` and ``blocks`` are logical
-blocks, ``allocation`` and ``length`` bytes.
+The ``pack_…`` functions are for the hot path: they write 16 bytes into a slot of 16 bytes (iSCSI
+wants shorter CDBs padded with zeroes). The other functions return the bytes of the CDB. ``lba`` and
+``blocks`` are logical blocks, ``allocation`` and ``length`` are bytes.
 
-The layouts serve the device server's parsers as well.
+The parsers of the device server use the same layouts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 
 from iserblk.scsi import opcodes
 
-# An UNMAP command is nothing without its parameter list: its caller needs both.
+# An UNMAP command needs a parameter list, so callers find both here.
 from iserblk.scsi.lba import unmap_parameters as unmap_parameters  # noqa: PLC0414
 
 # Flags in byte 1.
@@ -27,8 +27,8 @@ EVPD = 0x01  # INQUIRY
 DBD = 0x08  # MODE SENSE: no block descriptors
 DESC = 0x01  # REQUEST SENSE: descriptor format
 
-# READ, WRITE and all that are shaped like them: opcode, flags, LBA, group, blocks, control.
-RW6 = struct.Struct(">BBHBB")  # LBA: bits 4-0 of byte 1 above the 16; 0 blocks mean 256
+# READ, WRITE and all CDBs of the same form: opcode, flags, LBA, group, blocks, control.
+RW6 = struct.Struct(">BBHBB")  # LBA: bits 4-0 of byte 1, then 16 bits; 0 blocks mean 256
 RW10 = struct.Struct(">BBIBHB")
 RW12 = struct.Struct(">BBIIBB")  # blocks before group
 RW16 = struct.Struct(">BBQIBB")  # blocks before group
@@ -66,7 +66,7 @@ def request_sense(allocation: int = 252, descriptor: bool = False) -> bytes:
 
 
 def inquiry(allocation: int, page: int | None = None) -> bytes:
-    """Standard INQUIRY data, or with ``page`` that page of vital product data."""
+    """INQUIRY for standard data, or with ``page`` for that page of vital product data."""
     if page is None:
         return struct.pack(">BBBHx", opcodes.INQUIRY, 0, 0, allocation)
     return struct.pack(">BBBHx", opcodes.INQUIRY, EVPD, page, allocation)
@@ -99,45 +99,47 @@ def mode_sense10(page: int, allocation: int, block_descriptors: bool = False) ->
 
 
 def synchronize_cache10(lba: int, blocks: int, immed: bool = False) -> bytes:
-    """0 blocks: to the end of the LUN."""
+    """SYNCHRONIZE CACHE(10). 0 blocks: to the end of the LUN."""
     flags = SYNC_IMMED if immed else 0
     return RW10.pack(opcodes.SYNCHRONIZE_CACHE_10, flags, lba, 0, blocks, 0)
 
 
 def synchronize_cache16(lba: int, blocks: int, immed: bool = False) -> bytes:
-    """0 blocks: to the end of the LUN."""
+    """SYNCHRONIZE CACHE(16). 0 blocks: to the end of the LUN."""
     flags = SYNC_IMMED if immed else 0
     return RW16.pack(opcodes.SYNCHRONIZE_CACHE_16, flags, lba, blocks, 0, 0)
 
 
 def pre_fetch10(lba: int, blocks: int) -> bytes:
-    """Without waiting (IMMED). 0 blocks: to the end of the LUN."""
+    """PRE-FETCH(10), answered at once (IMMED). 0 blocks: to the end of the LUN."""
     return RW10.pack(opcodes.PRE_FETCH_10, SYNC_IMMED, lba, 0, blocks, 0)
 
 
 def pre_fetch16(lba: int, blocks: int) -> bytes:
-    """Without waiting (IMMED). 0 blocks: to the end of the LUN."""
+    """PRE-FETCH(16), answered at once (IMMED). 0 blocks: to the end of the LUN."""
     return RW16.pack(opcodes.PRE_FETCH_16, SYNC_IMMED, lba, blocks, 0, 0)
 
 
 def unmap(length: int) -> bytes:
-    """``length`` of the parameter list that goes along as Data-Out."""
+    """UNMAP. ``length``: bytes of the parameter list, which is the Data-Out."""
     return struct.pack(">B6xHx", opcodes.UNMAP, length)
 
 
 def write_same10(lba: int, blocks: int, unmap: bool = False) -> bytes:
-    """One block of Data-Out; 0 blocks: to the end of the LUN."""
+    """WRITE SAME(10). Data-Out: one block. 0 blocks: to the end of the LUN."""
     return RW10.pack(opcodes.WRITE_SAME_10, UNMAP if unmap else 0, lba, 0, blocks, 0)
 
 
 def write_same16(lba: int, blocks: int, unmap: bool = False, ndob: bool = False) -> bytes:
-    """One block of Data-Out, or with ``ndob`` none; 0 blocks: to the end of the LUN."""
+    """WRITE SAME(16). Data-Out: one block, or nothing with ``ndob``. 0 blocks: to the end of the
+    LUN."""
     flags = (UNMAP if unmap else 0) | (NDOB if ndob else 0)
     return RW16.pack(opcodes.WRITE_SAME_16, flags, lba, blocks, 0, 0)
 
 
 def compare_and_write(lba: int, blocks: int, flags: int = 0) -> bytes:
-    """Data-Out: ``blocks`` to compare, then as many to write; 255 at the most."""
+    """COMPARE AND WRITE of at most 255 blocks. Data-Out: ``blocks`` blocks to compare, then as many
+    to write."""
     return struct.pack(">BBQ3xBxx", opcodes.COMPARE_AND_WRITE, flags, lba, blocks)
 
 

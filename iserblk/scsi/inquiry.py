@@ -9,8 +9,9 @@ Standard data                                     VPD page
     8-15   vendor     16-31 product     32-35 revision
     58-73  version descriptors
 
-Targets send short pages (older standards had fewer fields): what is missing counts as zero, which
-is "not reported" everywhere. Decoders of pages take None for a page that the LUN does not have.
+Targets may send short pages (older standards had fewer fields). Missing bytes count as zero, which
+means "not reported" in all fields. Decoders of pages take None for a page that the LUN does not
+have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Data = bytes | memoryview
 
 # Peripheral qualifier and device type.
 DISK = 0x00
-NO_DEVICE = 0x7F  # qualifier 3, type 1Fh: no LUN here, nor could there be one
+NO_DEVICE = 0x7F  # qualifier 3, type 1Fh: there is no LUN, and there cannot be
 
 # VPD pages.
 SUPPORTED_PAGES = 0x00
@@ -70,24 +71,27 @@ def device_type_words(device_type: int) -> str:
 
 
 def _text(raw: Data) -> str:
-    """ASCII from the network, fit for a log: blanks around it go, odd bytes show as '?'."""
+    """ASCII from the network as text for a log, without blanks around it. Other bytes become
+    '?'."""
     return "".join(
         chr(byte) if 0x20 <= byte < 0x7F else "?" for byte in bytes(raw).strip(b" \0")
     ).strip()
 
 
 class Standard(NamedTuple):
+    """Decoded standard INQUIRY data."""
+
     qualifier: int  # 0: a device is connected
     device_type: int
     version: int
     vendor: str
     product: str
     revision: str
-    tpgs: int = 0  # how target port groups change their states: not at all; see alua
+    tpgs: int = 0  # how target port groups change their states, see alua; 0: not at all
 
 
 def decode_standard(data: Data) -> Standard:
-    """Standard INQUIRY data. Raises RemoteProtocolError when there is none at all."""
+    """Decode standard INQUIRY data. Raises RemoteProtocolError when ``data`` is empty."""
     if not data:
         raise RemoteProtocolError("SCSI", "INQUIRY answered with no data")
     head, _, version, _, _, flags, _, _, vendor, product, revision = _STANDARD.unpack(
@@ -107,7 +111,7 @@ def decode_standard(data: Data) -> Standard:
 def encode_standard(
     peripheral: int, vendor: str, product: str, revision: str, tpgs: int = 0
 ) -> bytes:
-    """96 bytes. ``peripheral``: DISK or NO_DEVICE."""
+    """Standard INQUIRY data, 96 bytes. ``peripheral``: DISK or NO_DEVICE."""
     data = bytearray(_STANDARD_LENGTH)
     _STANDARD.pack_into(
         data,
@@ -137,9 +141,9 @@ def encode_page(code: int, body: bytes) -> bytes:
 
 
 def _body(data: Data | None, code: int) -> bytes:
-    """What follows the page's head, as far as it came; b"" for a page that is not there.
+    """The bytes behind the header of a page, as far as they have come; b"" for a missing page.
 
-    Raises RemoteProtocolError when it is another page: then nothing it says can be used.
+    Raises RemoteProtocolError when it is another page.
     """
     if data is None or len(data) < 4:
         return b""
@@ -192,13 +196,13 @@ class Designator(NamedTuple):
 
 
 def naa_locally_assigned(text: str) -> bytes:
-    """An 8-byte NAA 3h identifier that depends on ``text`` alone: the same LUN, the same name."""
+    """An 8-byte NAA 3h identifier that depends on ``text`` alone: a LUN keeps its name."""
     digest = hashlib.sha256(text.encode()).digest()
     return bytes((0x30 | digest[0] & 0x0F,)) + digest[1:8]
 
 
 def name_string(name: str) -> bytes:
-    """A SCSI name string: UTF-8, ended and filled up to a multiple of 4 with zero bytes."""
+    """A SCSI name string: UTF-8, then 1 to 4 zero bytes, to a multiple of 4 bytes."""
     raw = name.encode() + b"\0"
     return raw + bytes(-len(raw) % 4)
 
@@ -206,14 +210,14 @@ def name_string(name: str) -> bytes:
 def encode_identifiers(designators: Iterable[Designator]) -> bytes:
     body = bytearray()
     for association, kind, code_set, data in designators:
-        # Whose protocol it is is said of ports and targets only.
+        # Only designators of ports and targets name a protocol.
         protocol, piv = (_ISCSI_PROTOCOL, _ISCSI_PIV) if association else (0, 0)
         body += bytes((protocol | code_set, piv | association << 4 | kind, 0, len(data))) + data
     return encode_page(DEVICE_IDENTIFICATION, bytes(body))
 
 
 def decode_designators(data: Data | None) -> Iterator[Designator]:
-    """Each designator that is there whole."""
+    """The designators that are complete in ``data``."""
     body = _body(data, DEVICE_IDENTIFICATION)
     at = 0
     while at + 4 <= len(body):
@@ -227,7 +231,7 @@ def decode_designators(data: Data | None) -> Iterator[Designator]:
 
 
 def decode_identifiers(data: Data | None) -> tuple[str, ...]:
-    """The LUN's own names: "naa.6001…", "eui.…", "t10.…", "name.…", in the page's order."""
+    """The names of the LUN, in the order of the page: "naa.6001…", "eui.…", "t10.…", "name.…"."""
     names = []
     for association, kind, _, raw in decode_designators(data):
         if association != ASSOCIATION_LUN or not raw:
@@ -250,7 +254,7 @@ _UGAVALID = 0x80000000
 
 
 class BlockLimits(NamedTuple):
-    """In logical blocks; 0: not reported."""
+    """The limits of a LUN, in logical blocks; 0: not reported."""
 
     wsnz: bool = False  # WRITE SAME of 0 blocks is refused
     max_compare_and_write_length: int = 0
@@ -291,13 +295,13 @@ class Characteristics(NamedTuple):
 
 
 def encode_characteristics() -> bytes:
-    """Of a LUN that does not rotate."""
+    """The page of a LUN that does not rotate."""
     body = struct.pack(">H58x", _NON_ROTATING)
     return encode_page(BLOCK_DEVICE_CHARACTERISTICS, body)
 
 
 def decode_characteristics(data: Data | None) -> Characteristics:
-    """Rates in rpm count as rotating; 0 (not reported) and 1 (none) do not."""
+    """A rate in rpm means rotating; 0 (not reported) and 1 (non-rotating) do not."""
     body = _body(data, BLOCK_DEVICE_CHARACTERISTICS).ljust(2, b"\0")
     return Characteristics(int.from_bytes(body[:2], "big") > _NON_ROTATING)
 
@@ -318,7 +322,7 @@ class Provisioning(NamedTuple):
 
 
 def encode_provisioning(provisioning: Provisioning) -> bytes:
-    """Of a thinly provisioned LUN."""
+    """The page of a thinly provisioned LUN."""
     bits = (_LBPU, _LBPWS, _LBPWS10, _LBPRZ_ZERO)
     flags = sum(bit for bit, is_set in zip(bits, provisioning, strict=True) if is_set)
     return encode_page(LOGICAL_BLOCK_PROVISIONING, bytes((0, flags, _THIN, 0)))

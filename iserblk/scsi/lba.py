@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from iserblk.errors import RemoteProtocolError
 
-# Provisioning status. (SBC-3 ends with 2; SBC-4 has 3 and 4, where 0 may be either of them.)
+# Provisioning status. SBC-3 defines 0 to 2. SBC-4 adds 3 and 4; 0 then means either of these.
 MAPPED = 0  # or unknown
 DEALLOCATED = 1
 ANCHORED = 2
 MAPPED_FOR_SURE = 3
 UNKNOWN = 4
-HOLES = frozenset((DEALLOCATED, ANCHORED))  # nothing was written there
+HOLES = frozenset((DEALLOCATED, ANCHORED))  # no data was written there
 
 LBA_STATUS_HEADER = 8
 LBA_STATUS_DESCRIPTOR = 16
@@ -38,7 +38,7 @@ _STATUS_DESCRIPTOR = struct.Struct(">QIB3x")
 
 
 def unmap_parameters(ranges: Sequence[tuple[int, int]]) -> bytes:
-    """UNMAP parameter list for (first block, blocks) pairs, 4095 of them at the most."""
+    """UNMAP parameter list for at most 4095 pairs (first block, blocks)."""
     data = bytearray(UNMAP_HEADER + UNMAP_DESCRIPTOR * len(ranges))
     _UNMAP_HEADER.pack_into(data, 0, len(data) - 2, len(data) - UNMAP_HEADER)
     for index, (lba, blocks) in enumerate(ranges):
@@ -47,7 +47,7 @@ def unmap_parameters(ranges: Sequence[tuple[int, int]]) -> bytes:
 
 
 def decode_unmap_parameters(data: bytes | memoryview) -> list[tuple[int, int]]:
-    """The (first block, blocks) pairs of an UNMAP parameter list.
+    """The pairs (first block, blocks) of an UNMAP parameter list.
 
     Raises RemoteProtocolError for a list whose lengths contradict each other; the device server
     answers that with PARAMETER LIST LENGTH ERROR.
@@ -65,15 +65,15 @@ def decode_unmap_parameters(data: bytes | memoryview) -> list[tuple[int, int]]:
 
 
 def encode_lba_status(ranges: Iterable[tuple[int, int, int]]) -> bytes:
-    """GET LBA STATUS parameter data for (first block, blocks, status) triples."""
+    """GET LBA STATUS parameter data for triples (first block, blocks, status)."""
     descriptors = b"".join(_STATUS_DESCRIPTOR.pack(*each) for each in ranges)
     return _STATUS_HEADER.pack(4 + len(descriptors)) + descriptors
 
 
 def decode_lba_status(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """(first block, blocks, status) of each descriptor that is there whole.
+    """The triples (first block, blocks, status) of the descriptors that are complete in ``data``.
 
-    Raises RemoteProtocolError without a header.
+    Raises RemoteProtocolError when the header is not complete.
     """
     if len(data) < LBA_STATUS_HEADER:
         raise RemoteProtocolError("SCSI", f"GET LBA STATUS answered with {len(data)} bytes")

@@ -1,4 +1,4 @@
-"""How a range of blocks is cut to what a LUN takes (SBC-4, Block Limits VPD page).
+"""Splitting ranges of blocks to the limits of a LUN (SBC-4, Block Limits VPD page).
 
 All arguments and results are logical blocks.
 """
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 
 def split_blocks(first: int, blocks: int, maximum: int) -> Iterator[tuple[int, int]]:
-    """(first block, blocks) of adjoining pieces of at most ``maximum`` (1 or more) blocks."""
+    """Split a range into adjoining pieces (first block, blocks) of at most ``maximum`` blocks (1 or
+    more)."""
     end = first + blocks
     while first < end:
         count = min(maximum, end - first)
@@ -18,9 +19,10 @@ def split_blocks(first: int, blocks: int, maximum: int) -> Iterator[tuple[int, i
 
 
 def align_inwards(first: int, blocks: int, granularity: int, alignment: int) -> tuple[int, int]:
-    """The whole granules inside the range: those that begin at ``alignment`` + n * granularity.
+    """The part of a range that consists of whole granules, as (first block, blocks).
 
-    A granularity of 0 or 1 changes nothing. Returns (first block, 0) where no granule fits.
+    Granules begin at ``alignment`` + n * ``granularity``. A granularity of 0 or 1 changes nothing.
+    Returns (first block, 0) where no granule fits.
     """
     if granularity <= 1:
         return first, blocks
@@ -33,10 +35,11 @@ def align_inwards(first: int, blocks: int, granularity: int, alignment: int) -> 
 def unmap_ranges(
     first: int, blocks: int, *, max_blocks: int, granularity: int, alignment: int
 ) -> Iterator[tuple[int, int]]:
-    """The range as UNMAP descriptors: whole granules, each of at most ``max_blocks``.
+    """The range as UNMAP descriptors (first block, blocks) of at most ``max_blocks`` blocks each.
 
-    Cuts fall between granules, too, so that no granule is lost between two descriptors; where
-    ``max_blocks`` is less than one granule that cannot be had, and the LUN may ignore them.
+    Only whole granules are included. Each descriptor has whole granules, too, as the LUN may ignore
+    parts of granules. Where ``max_blocks`` is less than a granule, that is impossible, and the LUN
+    may ignore the descriptors.
     """
     first, blocks = align_inwards(first, blocks, granularity, alignment)
     step = max_blocks

@@ -5,7 +5,7 @@
     flat       byte 0 bits 5-0 and byte 1: LUN 0 to 16383
     bytes 2-7  further levels: zero
 
-Other methods (logical unit, extended, well-known) and more levels name nothing here.
+Other methods (logical unit, extended, well-known) and more levels count as naming no LUN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 
 MAXIMUM = 0x3FFF
-NONE = -1  # the field names no LUN that could exist
+NONE = -1  # the field names no LUN that can exist
 
 _PERIPHERAL_LIMIT = 256
 _FLAT = 0x4000
@@ -48,7 +48,7 @@ def encode_report_luns(luns: Iterable[int]) -> bytes:
 
 
 def length_of_report(data: bytes | memoryview) -> int:
-    """How many bytes the whole answer has, of which ``data`` is the beginning; at least 8."""
+    """Bytes of the complete answer of which ``data`` is the beginning; at least 8."""
     if len(data) < _REPORT_HEADER.size:
         return _REPORT_HEADER.size
     (length,) = _REPORT_HEADER.unpack_from(data)
@@ -56,8 +56,8 @@ def length_of_report(data: bytes | memoryview) -> int:
 
 
 def decode_report_luns(data: bytes | memoryview) -> list[int]:
-    """The LUNs in REPORT LUNS parameter data, as far as it goes; those of other address methods
-    are left out. Raises RemoteProtocolError without a header."""
+    """The LUNs in REPORT LUNS parameter data, as far as ``data`` is complete. LUNs of other address
+    methods are left out. Raises RemoteProtocolError when the header is not complete."""
     if len(data) < _REPORT_HEADER.size:
         raise RemoteProtocolError("SCSI", f"REPORT LUNS answered with {len(data)} bytes")
     (length,) = _REPORT_HEADER.unpack_from(data)

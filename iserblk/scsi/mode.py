@@ -41,21 +41,21 @@ _TAS = 0x40
 
 
 class Modes(NamedTuple):
-    """What an initiator wants to know of a disk."""
+    """The mode parameters of a disk that an initiator uses."""
 
     write_protected: bool
     write_cache: bool  # WCE
     dpofua: bool  # FUA in READ and WRITE is understood
 
 
-# A LUN that says nothing: flushed always, FUA never used.
+# For a LUN without mode parameters: it may have a write cache, so flush it; and do not use FUA.
 UNKNOWN = Modes(False, True, False)
 
 
 def decode_sense6(data: bytes | memoryview) -> Modes:
-    """MODE SENSE(6) data. Raises RemoteProtocolError without a header.
+    """Decode MODE SENSE(6) data. Raises RemoteProtocolError when the header is not complete.
 
-    Without a caching page, or with one that is cut off before WCE, a write cache is assumed.
+    Without a caching page, or when the page ends before WCE, a write cache is assumed.
     """
     if len(data) < _HEADER6.size:
         raise RemoteProtocolError("SCSI", f"MODE SENSE(6) answered with {len(data)} bytes")
@@ -87,13 +87,13 @@ def caching_page(write_cache: bool) -> bytes:
 
 
 def control_page() -> bytes:
-    """One task set for all nexuses, commands may be reordered, fixed format sense data; tasks
-    that another nexus aborted end with TASK ABORTED (TAS)."""
+    """The control mode page: one task set for all I_T nexuses, commands may be reordered, fixed
+    format sense data, and TAS: tasks that another nexus aborted end with TASK ABORTED."""
     return bytes((CONTROL, 0x0A, 0x00, 0x10, 0x00, _TAS)) + bytes(6)
 
 
 def changeable(page: bytes) -> bytes:
-    """The page for PC_CHANGEABLE: there is no MODE SELECT, so nothing may be changed."""
+    """``page`` for PC_CHANGEABLE: as there is no MODE SELECT, no bit can be changed."""
     return page[:2] + bytes(len(page) - 2)
 
 

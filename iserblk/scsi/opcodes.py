@@ -1,4 +1,4 @@
-"""Operation codes and service actions (SPC-4, SBC-4), and what they are called."""
+"""Operation codes and service actions (SPC-4, SBC-4), and their names."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _SERVICE_ACTIONS = {
 
 
 def name(cdb: bytes | memoryview) -> str:
-    """What a command is called; any bytes."""
+    """The name of a command. Accepts any bytes."""
     if not cdb:
         return "an empty CDB"
     opcode = cdb[0]

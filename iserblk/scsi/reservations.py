@@ -16,8 +16,8 @@ TransportID of iSCSI
            0 B format (bits 7-6), protocol 5   2 H ADDITIONAL LENGTH   4 name, for format 1 with
            ",i,0x" and the ISID in hexadecimal behind it, then zeroes to a multiple of 4
 
-The ``decode_…`` functions take bytes from the network; entries that are not there whole are left
-out, as with an allocation length that was too short.
+The ``decode_…`` functions take bytes from the network. Entries that are not complete are left out:
+the allocation length may have been too short for them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PARAMETER_LENGTH = 24
 MAXIMUM_ALLOCATION = 0xFFFF
 MAXIMUM_KEY = 0xFFFFFFFFFFFFFFFF
 
-# The layouts serve the device server's parser as well.
+# The parser of the device server uses these layouts, too.
 IN_CDB = struct.Struct(">BB5xHx")
 OUT_CDB = struct.Struct(">BBB2xIx")
 _PARAMETERS = struct.Struct(">QQ4xB3x")
@@ -86,7 +86,7 @@ _WITH_ISID = 1
 _ISID_MARK = b",i,0x"
 _ISID_DIGITS = re.compile(rb"[0-9A-Fa-f]{12}")
 _LEAST_TRANSPORT = 20  # bytes behind the head of a TransportID
-# Where the mask of REPORT CAPABILITIES has each type.
+# The bit of each type in the mask of REPORT CAPABILITIES.
 _TYPE_BITS = {1: 0x0200, 3: 0x0800, 5: 0x2000, 6: 0x4000, 7: 0x8000, 8: 0x0001}
 
 _TYPE_WORDS = {
@@ -100,32 +100,37 @@ _TYPE_WORDS = {
 
 
 def type_words(kind: int) -> str:
-    """What a type is called; any value."""
+    """The name of a reservation type. Accepts any number."""
     return _TYPE_WORDS.get(kind) or f"reservation type {kind:#x}"
 
 
 class TransportId(NamedTuple):
-    """An iSCSI initiator port; ``isid`` b"": the initiator with all its ports, or not told."""
+    """An iSCSI initiator port. ``isid`` b"": the initiator with all its ports, or an unknown
+    port."""
 
     name: str
     isid: bytes
 
 
 class OutParameters(NamedTuple):
+    """The parameter list of PERSISTENT RESERVE OUT."""
+
     key: int  # RESERVATION KEY: under which the sender is registered
-    action_key: int = 0  # SERVICE ACTION RESERVATION KEY: the new one, or that of the victims
+    action_key: int = 0  # SERVICE ACTION RESERVATION KEY: the new key, or the key to preempt
     flags: int = 0  # SPEC_I_PT, ALL_TG_PT, APTPL
 
 
 class Reservation(NamedTuple):
+    """A reservation, as READ RESERVATION reports it."""
+
     key: int  # of the holder; 0 for the All Registrants types
     type: int
     scope: int = 0  # 0: the LUN
 
 
 class Capabilities(NamedTuple):
-    """``flags`` and ``more`` are bytes 2 and 3; ``types`` those that the LUN knows, or None where
-    it does not say."""
+    """The data of REPORT CAPABILITIES. ``flags`` and ``more`` are bytes 2 and 3. ``types``: the
+    reservation types that the LUN supports, None where it does not say."""
 
     flags: int
     more: int
@@ -133,13 +138,15 @@ class Capabilities(NamedTuple):
 
     @property
     def persists(self) -> bool:
-        """Registrations can be made to outlive a loss of power (PTPL_C)."""
+        """Whether registrations can survive a loss of power (PTPL_C)."""
         return bool(self.flags & 0x01)
 
 
 class FullStatus(NamedTuple):
-    """One registration. ``type`` means something with ``holder`` only; ``port`` is the relative
-    target port (0 where it holds on all); ``initiator`` None: not an iSCSI TransportID."""
+    """One registration, as READ FULL STATUS reports it.
+
+    ``type`` has a meaning only with ``holder``. ``port``: the relative target port, 0 where the
+    registration holds on all ports. ``initiator`` None: no iSCSI TransportID."""
 
     key: int
     holder: bool
@@ -157,7 +164,8 @@ def reserve_in(action: int, allocation: int = MAXIMUM_ALLOCATION) -> bytes:
 
 
 def reserve_out(action: int, kind: int = 0, length: int = PARAMETER_LENGTH) -> bytes:
-    """``kind``: a type; of the LUN as scope. ``length`` of the list that goes along."""
+    """``kind``: a reservation type; the scope is the LUN. ``length``: bytes of the parameter
+    list."""
     return OUT_CDB.pack(opcodes.PERSISTENT_RESERVE_OUT, action, kind, length)
 
 
@@ -165,14 +173,14 @@ def reserve_out(action: int, kind: int = 0, length: int = PARAMETER_LENGTH) -> b
 
 
 def encode_parameters(parameters: OutParameters) -> bytes:
-    """24 bytes. Raises LocalProtocolError for a key that has more than 64 bits."""
+    """The parameter list, 24 bytes. Raises LocalProtocolError for a key of more than 64 bits."""
     if not (0 <= parameters.key <= MAXIMUM_KEY and 0 <= parameters.action_key <= MAXIMUM_KEY):
         raise LocalProtocolError("a reservation key has 64 bits")
     return _PARAMETERS.pack(*parameters)
 
 
 def decode_parameters(data: Data) -> OutParameters:
-    """Raises RemoteProtocolError for less than 24 bytes."""
+    """Decode the parameter list. Raises RemoteProtocolError for less than 24 bytes."""
     if len(data) < PARAMETER_LENGTH:
         raise RemoteProtocolError("SCSI", f"PERSISTENT RESERVE OUT with {len(data)} bytes")
     return OutParameters(*_PARAMETERS.unpack_from(data))
@@ -192,10 +200,11 @@ def encode_transport_id(initiator: TransportId) -> bytes:
 
 
 def decode_transport_id(data: Data) -> TransportId | None:
-    """None: of another protocol. Raises RemoteProtocolError for one without a name.
+    """Decode a TransportID; None when it is of another protocol than iSCSI. Raises
+    RemoteProtocolError when it has no name.
 
-    Of format 1 without an ISID that can be read, the name alone: some versions of LIO end the
-    name with a zero in front of it.
+    In format 1 without a readable ISID, only the name is taken: some versions of LIO put a zero
+    byte between name and ISID.
     """
     if len(data) < _TRANSPORT.size:
         raise RemoteProtocolError("SCSI", f"a TransportID of {len(data)} bytes")
@@ -221,7 +230,7 @@ def decode_transport_id(data: Data) -> TransportId | None:
 
 
 def _body(data: Data, what: str) -> tuple[int, Data]:
-    """PRGENERATION, and what follows as far as it came."""
+    """PRGENERATION, and the bytes behind the header as far as they have come."""
     if len(data) < _HEADER.size:
         raise RemoteProtocolError("SCSI", f"{what} answered with {len(data)} bytes")
     generation, length = _HEADER.unpack_from(data)
@@ -234,8 +243,8 @@ def encode_keys(generation: int, keys: list[int]) -> bytes:
 
 
 def decode_keys(data: Data) -> tuple[int, list[int]]:
-    """PRGENERATION, and the key of each registration. Raises RemoteProtocolError without a
-    header."""
+    """PRGENERATION, and the key of each registration. Raises RemoteProtocolError when the header is
+    not complete."""
     generation, body = _body(data, "READ KEYS")
     whole = len(body) - len(body) % _KEY.size
     return generation, [key for (key,) in _KEY.iter_unpack(body[:whole])]
@@ -249,8 +258,8 @@ def encode_reservation(generation: int, reservation: Reservation | None) -> byte
 
 
 def decode_reservation(data: Data) -> tuple[int, Reservation | None]:
-    """PRGENERATION, and the reservation if there is one. Raises RemoteProtocolError for one that
-    is not there whole: it must not be taken for none."""
+    """PRGENERATION, and the reservation or None. Raises RemoteProtocolError for a reservation that
+    is not complete, because that must not count as none."""
     generation, body = _body(data, "READ RESERVATION")
     if not _HEADER.unpack_from(data)[1]:
         return generation, None
@@ -261,13 +270,13 @@ def decode_reservation(data: Data) -> tuple[int, Reservation | None]:
 
 
 def encode_capabilities(flags: int) -> bytes:
-    """All types; ``flags``: byte 2."""
+    """The data of REPORT CAPABILITIES, with all types. ``flags``: byte 2."""
     mask = sum(_TYPE_BITS.values())
     return _CAPABILITIES.pack(_CAPABILITIES.size, flags, _TMV, mask)
 
 
 def decode_capabilities(data: Data) -> Capabilities:
-    """Raises RemoteProtocolError for less than 8 bytes."""
+    """Decode the data of REPORT CAPABILITIES. Raises RemoteProtocolError for less than 8 bytes."""
     if len(data) < _CAPABILITIES.size:
         raise RemoteProtocolError("SCSI", f"REPORT CAPABILITIES answered with {len(data)} bytes")
     _, flags, more, mask = _CAPABILITIES.unpack_from(data)
@@ -276,7 +285,7 @@ def decode_capabilities(data: Data) -> Capabilities:
 
 
 def encode_full_status(generation: int, registrations: list[FullStatus]) -> bytes:
-    """Each with its ``initiator``."""
+    """The data of READ FULL STATUS. Without ``initiator`` a registration gets no TransportID."""
     body = b""
     for each in registrations:
         name = b"" if each.initiator is None else encode_transport_id(each.initiator)
@@ -287,8 +296,8 @@ def encode_full_status(generation: int, registrations: list[FullStatus]) -> byte
 
 
 def decode_full_status(data: Data) -> tuple[int, list[FullStatus]]:
-    """PRGENERATION, and the registrations. Raises RemoteProtocolError without a header, and for
-    an iSCSI TransportID without a name."""
+    """PRGENERATION, and the registrations. Raises RemoteProtocolError when the header is not
+    complete, and for an iSCSI TransportID without a name."""
     generation, body = _body(data, "READ FULL STATUS")
     found = []
     at = 0

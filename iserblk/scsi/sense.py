@@ -1,4 +1,4 @@
-"""Sense data (SPC-4, Sense data): what went wrong with a command.
+"""Sense data: why a command failed (SPC-4, Sense data).
 
 Fixed format (response code 70h current, 71h deferred), 18 bytes as sent here:
 
@@ -43,13 +43,14 @@ FIXED_DEFERRED = 0x71
 DESCRIPTOR = 0x72
 DESCRIPTOR_DEFERRED = 0x73
 
-# Additional sense codes that programs decide by: ASC << 8 | ASCQ.
+# Additional sense codes on which programs decide: ASC << 8 | ASCQ.
 BECOMING_READY = 0x0401
-# NOT READY for as long as something lasts that ends by itself (SPC-4, ASC 04h): becoming ready;
-# rebuild, recalculation, an operation, a long write, a self-test in progress; asymmetric access
-# state transition; a security session in progress; NOTIFY (ENABLE SPINUP) required, which the
-# transport sends; SA creation, space allocation, START STOP UNIT in progress; power not granted
-# yet; configuration in progress. Not format, sanitize and depopulation: they take hours, and data.
+# NOT READY for a reason that ends by itself (SPC-4, ASC 04h): becoming ready; rebuild,
+# recalculation, an operation, a long write, a self-test in progress; asymmetric access state
+# transition; a security session in progress; NOTIFY (ENABLE SPINUP) required, which the transport
+# sends; SA creation, space allocation, START STOP UNIT in progress; power not granted yet;
+# configuration in progress. Not format, sanitize and depopulation: these take hours, and destroy
+# data.
 READY_SOON = frozenset(
     0x0400 | ascq for ascq in (1, 5, 6, 7, 8, 9, 0x0A, 0x0E, 0x11, 0x13, 0x14, 0x1A, 0x1C, 0x1D)
 )
@@ -68,8 +69,8 @@ WRITE_PROTECTED = 0x2700
 SPACE_ALLOCATION_FAILED = 0x2707
 POWER_ON_OR_RESET = 0x2900
 LUN_RESET = 0x2903
-# Unit attentions after which what was cached is lost: power on, reset, or bus reset occurred; power
-# on occurred; SCSI bus reset occurred; device internal reset.
+# Unit attentions after which cached data is lost: power on, reset, or bus reset occurred; power on
+# occurred; SCSI bus reset occurred; device internal reset.
 POWER_LOST = (POWER_ON_OR_RESET, 0x2901, 0x2902, 0x2904)
 RESERVATIONS_PREEMPTED = 0x2A03
 RESERVATIONS_RELEASED = 0x2A04
@@ -90,7 +91,7 @@ _FIXED_INFORMATION_MAXIMUM = 0xFFFFFFFF
 
 
 class Sense(NamedTuple):
-    """Decoded sense data. ``information`` and ``field`` are None where it says nothing."""
+    """Decoded sense data. ``information`` and ``field`` are None where the data has none."""
 
     response: int  # FIXED, …; 0 when there were no bytes
     key: int
@@ -107,7 +108,8 @@ class Sense(NamedTuple):
 
     @property
     def is_deferred(self) -> bool:
-        """It belongs to an earlier command; this one was not executed."""
+        """Whether it belongs to an earlier command; the command that carried it was not
+        executed."""
         return self.response in (FIXED_DEFERRED, DESCRIPTOR_DEFERRED)
 
     @property
@@ -116,17 +118,17 @@ class Sense(NamedTuple):
 
     @property
     def is_ready_soon(self) -> bool:
-        """The LUN is not ready, and will be by itself."""
+        """Whether the LUN is not ready, but becomes ready by itself."""
         return self.key == NOT_READY and self.code in READY_SOON
 
     @property
     def is_invalid_field(self) -> bool:
-        """The LUN knows the command, but not what it was asked with it."""
+        """Whether the LUN knows the command, but refuses a field of its CDB or parameter list."""
         return self.key == ILLEGAL_REQUEST and self.asc in (0x24, 0x26)
 
     @property
     def is_not_there(self) -> bool:
-        """The LUN does not have what was asked for (a command, a page), and never will."""
+        """Whether the LUN does not have what was asked for (a command, a page)."""
         return self.key == ILLEGAL_REQUEST and self.code in (
             INVALID_OPERATION_CODE,
             INVALID_FIELD_IN_CDB,
@@ -134,7 +136,7 @@ class Sense(NamedTuple):
 
     def __str__(self) -> str:
         key = KEY_WORDS.get(self.key) or f"sense key {self.key:#x}"
-        # Where the qualifier is not known, its code's general meaning still helps.
+        # Where the ASCQ is not known, the general meaning of the ASC still helps.
         meaning = ASCQ_WORDS.get(self.code) or ASC_WORDS.get(self.asc)
         numbers = f"{self.key:x}/{self.asc:02x}/{self.ascq:02x}"
         text = f"{key}: {meaning} ({numbers})" if meaning else f"{key} ({numbers})"
@@ -144,7 +146,7 @@ class Sense(NamedTuple):
 
 
 def decode(data: bytes | memoryview) -> Sense:
-    """Sense data of any format and length; what is cut off counts as zero. Never raises."""
+    """Decode sense data of any format and length. Missing bytes count as zero. Never raises."""
     raw = bytes(data[:260])
     if not raw:
         return Sense(0, NO_SENSE, 0, 0)
@@ -165,12 +167,11 @@ def decode(data: bytes | memoryview) -> Sense:
 
 
 def tells_of_success(data: bytes) -> bool:
-    """The command that ended with CHECK CONDITION and these bytes was carried out: RECOVERED ERROR,
-    or NO SENSE. (SPC-4, Sense key and sense code definitions.)
+    """Whether a command that ended with CHECK CONDITION and these bytes was carried out: its sense
+    key is RECOVERED ERROR or NO SENSE (SPC-4, Sense key and sense code definitions).
 
-    Not where the sense key itself is cut off or missing, which says nothing; nor for a deferred
-    error, whose bearer was not executed; nor with FILEMARK, EOM or ILI, which say that less was
-    done than asked.
+    False where the sense key is missing; for a deferred error, as the command that carried it was
+    not executed; and with FILEMARK, EOM or ILI, which tell that less was done than asked.
     """
     if len(data) > 2 and data[0] & 0x7F == FIXED:
         return data[2] & 0xEF in (NO_SENSE, RECOVERED_ERROR)  # bit 4 is SDAT_OVFL
@@ -220,8 +221,8 @@ def encode_fixed(
 ) -> bytes:
     """18 bytes of fixed format sense data.
 
-    ``information`` that does not fit into 32 bits is left out, as SPC-4 has it. ``field``, ``bit``:
-    the byte, and the bit in it, that an ILLEGAL REQUEST is about.
+    ``information`` that does not fit into 32 bits is left out, as SPC-4 demands. ``field``,
+    ``bit``: the byte, and the bit in it, that an ILLEGAL REQUEST is about.
     """
     valid = information is not None and 0 <= information <= _FIXED_INFORMATION_MAXIMUM
     specific, pointer = _specific(field, bit, field_in_cdb)

@@ -1,5 +1,6 @@
-"""Sense keys and additional sense codes in words (SPC-4, annex of codes): those a disk's
-initiator meets, worded for the person who reads the message."""
+"""Texts for sense keys and additional sense codes (SPC-4, annex of codes).
+
+The codes are those that disks send. The texts are for the user who reads an error message."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ ASCQ_WORDS = {
     0x5D00: "failure prediction threshold exceeded",
 }
 
-# Where the qualifier is unknown.
+# ASC alone, where the ASCQ is unknown.
 ASC_WORDS = {
     0x04: "the LUN is not ready",
     0x08: "LUN communication failure",

@@ -24,5 +24,5 @@ _WORDS = {
 
 
 def words(status: int) -> str:
-    """What a status byte says; any value."""
+    """A status byte in words. Accepts any number."""
     return _WORDS.get(status) or f"status {status:#04x}"

@@ -1,1 +1,1 @@
-"""Bytes in and out of a TCP socket: lists of buffers, without waiting, for iSER and for TCP."""
+"""Non-blocking send and receive of lists of buffers on a TCP socket, for iWARP and for iSCSI."""

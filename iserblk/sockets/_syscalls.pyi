@@ -1,5 +1,5 @@
 class SyscallWire:
-    """See ``iserblk.sockets.wire.Wire``. The descriptor stays the caller's to close."""
+    """See ``iserblk.sockets.wire.Wire``. The caller keeps the descriptor and closes it."""
 
     end_of_record: bool
 

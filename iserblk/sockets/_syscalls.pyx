@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""``iserblk.sockets.wire.Wire`` on a bare descriptor, for calls that keep the GIL.
+"""``iserblk.sockets.wire.Wire`` on a descriptor, with system calls that keep the GIL for few bytes.
 
-Every buffer is taken through the buffer protocol and given back before return: no pointer outlives
-a call. The descriptor is non-blocking, and each call says so again, so that none can wait.
+Every buffer is taken through the buffer protocol and released before return: no pointer outlives a
+call. The descriptor is non-blocking, and each call also passes MSG_DONTWAIT, so none can wait.
 """
 
 from cpython.buffer cimport (
@@ -35,12 +35,12 @@ cdef extern from "string.h" nogil:
 
 cdef enum:
     MAX_BUFFERS = 1024  # IOV_MAX
-    # Bytes from which on copying takes longer than a switch of threads costs.
+    # From so many bytes on, copying takes longer than a switch of threads: the GIL is released.
     LARGE = 65536
 
 
 cdef class SyscallWire:
-    """Not thread-safe in one direction: the queue pair holds its lock for each."""
+    """Implements Wire. One thread at a time may send, and one may receive: the owner ensures it."""
 
     cdef int fd
     cdef public bint end_of_record
@@ -105,7 +105,7 @@ cdef class SyscallWire:
                 vectors[taken].iov_base = views[taken].buf
                 vectors[taken].iov_len = views[taken].len
                 taken += 1
-            # Much came last time: much more may be there.
+            # After a large receive the next may be large, too.
             if self.last_received >= LARGE:
                 with nogil:
                     received = c_recvmsg(self.fd, &message, MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""A connected TCP socket as the byte stream of Traditional iSCSI. Non-blocking; no trio."""
+"""The byte stream of Traditional iSCSI on a connected TCP socket. Non-blocking, without trio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iserblk.sockets.wire import NO_LINGER, wire
 
 
 class SocketStream:
-    """Implements the tcp datamover's ByteStream. Takes the socket over."""
+    """Implements ``datamover.tcp_stream.ByteStream``. Owns the socket from construction on."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -40,9 +40,9 @@ class SocketStream:
         return self._sock.fileno()
 
     def disconnect(self, discard: bool = False) -> None:
-        """No locks, no waiting: what is received next is the end of the stream."""
+        """See ByteStream. Takes no lock and does not wait."""
         if not self._closed:
-            with contextlib.suppress(OSError):  # it has ended by itself
+            with contextlib.suppress(OSError):  # the connection has ended already
                 if discard:
                     self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 self._sock.shutdown(socket.SHUT_RDWR)

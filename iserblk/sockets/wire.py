@@ -1,9 +1,10 @@
 """System calls on a non-blocking stream socket: send and receive lists of buffers.
 
-Two forms with one behaviour. ``socket``'s methods give up the GIL around each call; where other
-threads wait for it, that costs a switch there and back, which at 4 KiB per request is more than the
-call itself. ``_syscalls``, compiled by scripts/setup, keeps it for calls that move little. Without
-it everything works, more slowly (docs/benchmarking.md has the ratio).
+There are two implementations with the same behaviour. The methods of Python's ``socket`` release
+the GIL around each call. Where other threads wait for the GIL, that costs two switches of threads,
+which at 4 KiB per request take longer than the call itself. ``_syscalls``, compiled by
+scripts/setup, keeps the GIL for calls that move few bytes. Without it everything works, but more
+slowly (docs/benchmarking.md has the ratio).
 """
 
 from __future__ import annotations
@@ -13,31 +14,32 @@ import struct
 from typing import Protocol
 
 WOULD_BLOCK = -1
-# SO_LINGER: a close resets the connection, and what was not acknowledged is not sent again.
+# SO_LINGER: close resets the connection, and unacknowledged bytes are not sent again.
 NO_LINGER = struct.pack("ii", 1, 0)
 SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Wire(Protocol):
-    """One socket. Raises OSError as the system calls do, but for what means "not now".
+    """One socket. Raises OSError as the system calls do, except that EAGAIN and EINTR give
+    WOULD_BLOCK.
 
-    ``end_of_record``: TCP does not put a later send into the same segment."""
+    ``end_of_record``: TCP does not put bytes of a later send into the last segment of a send."""
 
     end_of_record: bool
 
     def send(self, buffers: list[bytes | memoryview], size: int) -> int:
-        """Send the ``buffers``, ``size`` bytes in all; returns how many of these left, or
-        WOULD_BLOCK. At most IOV_MAX (1024) buffers."""
+        """Send the ``buffers``, ``size`` bytes in all. Returns how many bytes left, or WOULD_BLOCK.
+        At most IOV_MAX (1024) buffers."""
         ...
 
     def receive(self, buffers: list[memoryview]) -> int:
-        """Fill one or two writable buffers in order; returns the bytes, 0 at the end of the
-        stream, or WOULD_BLOCK."""
+        """Fill one or two writable buffers in order. Returns the bytes received, 0 at the end of
+        the stream, or WOULD_BLOCK."""
         ...
 
 
 class SocketWire:
-    """Implements Wire with ``socket``'s own methods."""
+    """Implements Wire with the methods of ``socket``."""
 
     def __init__(self, sock: socket.socket, end_of_record: bool) -> None:
         self._sock = sock
@@ -62,7 +64,8 @@ class SocketWire:
 
 
 def wire(sock: socket.socket, end_of_record: bool) -> Wire:
-    """The quickest form that there is for ``sock``, which stays the caller's to close."""
+    """The faster implementation that is available, for ``sock``, which the caller keeps and
+    closes."""
     try:
         from iserblk.sockets._syscalls import SyscallWire  # noqa: PLC0415 (may be missing)
     except ImportError:

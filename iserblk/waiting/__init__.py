@@ -1,1 +1,1 @@
-"""Ways to wait: descriptors in trio, busy polling, and strands for many short waits."""
+"""Ways to wait: descriptors in trio, busy polling, and strands for many short requests."""

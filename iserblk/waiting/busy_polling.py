@@ -1,9 +1,9 @@
-"""Busy polling: one looks for the next command, or its answer, instead of going to sleep before it.
+"""Busy polling: a driver polls for the next command or answer, instead of sleeping until it comes.
 
-With one command in flight each side sleeps while the other works, which costs an idle processor and
-the way back out of it: in a virtual machine 25 µs and more, of a round trip of 80. While single
-messages follow each other closely one therefore stays awake for the next, up to a limit. With more
-in flight nobody waits for wake-ups, and the processor is needed.
+With one command in flight, each side sleeps while the other works. The processor then goes idle,
+and leaving the idle state takes 25 µs and more in a virtual machine, of a round trip of 80 µs. So
+while single messages follow each other closely, the driver stays awake for the next message, up to
+a limit. With more commands in flight no side waits for wake-ups, and the processor is needed.
 """
 
 from __future__ import annotations
@@ -15,40 +15,42 @@ import trio
 
 from iserblk.waiting.descriptors import Nap
 
-HITS = 8  # single messages after short gaps, from which on one stays awake
-FEW = 2  # commands in flight, up to which an initiator stays awake
-ENOUGH = 2 * HITS  # that many are counted: one exception, which halves them, changes nothing yet
+HITS = 8  # after so many messages that came singly and in time, stay awake
+FEW = 2  # commands in flight up to which an initiator stays awake
+ENOUGH = 2 * HITS  # hits counted at most; an exception halves the count: the first changes nothing
 
 
 class BusyPoll:
-    """Keeps one trio loop awake, where ``run`` runs. ``limit_us``: how long after a message; 0:
-    never. ``until``: monotonic time.
+    """Keeps the trio loop in which ``run`` runs awake, until the monotonic time ``until``.
 
-    It never does so where there is just one processor: the sender of the next message needs it.
+    With a single processor it never does, because the sender of the next message needs the
+    processor.
     """
 
     def __init__(self, limit_us: int) -> None:
+        """``limit_us``: how long to stay awake after a message, in microseconds; 0: never."""
         self.limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
         self.until = 0.0
         self._nap = Nap()
 
     def stay_awake(self, now: float) -> None:
-        """Until ``limit`` seconds from now."""
+        """Stay awake until ``limit`` seconds after ``now``."""
         self.until = now + self.limit
         self._nap.wake()
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt is for the user of the loop
+    @trio.lowlevel.enable_ki_protection  # KeyboardInterrupt is for the user of the loop
     async def run(self) -> None:
-        """Body of a task; runs until it is cancelled."""
+        """The body of a task; runs until it is cancelled."""
         while True:
             while monotonic() < self.until:
-                os.sched_yield()  # what waits for this processor goes first
-                await trio.lowlevel.checkpoint()  # its poll does not sleep while a task can run
+                os.sched_yield()  # threads that wait for this processor go first
+                await trio.lowlevel.checkpoint()  # trio polls without sleep while a task can run
             await self._nap.sleep()
 
 
 class Pace:
-    """How closely the messages of one connection follow each other."""
+    """Measures how closely the messages of one connection follow each other, and keeps the loop
+    awake when single messages do so closely."""
 
     __slots__ = ("_answered", "_hits", "_idle", "_poll")
 
@@ -59,7 +61,8 @@ class Pace:
         self._answered = 0
 
     def rest(self, answered: int) -> None:
-        """There is nothing to do; ``answered``: commands of the connection so far that were."""
+        """To be called before the driver waits. ``answered``: commands of the connection that were
+        answered so far."""
         if answered - self._answered > 1:
             self._hits //= 2
         self._answered = answered
@@ -68,7 +71,7 @@ class Pace:
             self._poll.stay_awake(self._idle)
 
     def work(self) -> float:
-        """Something has come. Returns the time."""
+        """To be called when a message has come. Returns the time (monotonic seconds)."""
         now = monotonic()
         if now - self._idle < self._poll.limit:
             self._hits = min(self._hits + 1, ENOUGH)

@@ -1,5 +1,5 @@
-"""What several need of trio: a task that sleeps until it is needed, waiting for a socket that is
-full, and signals around ``trio.run``."""
+"""Helpers on trio: a sleep that another task ends, waiting while a socket is full, and signals
+around ``trio.run``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 
 
 class Nap:
-    """Where one task sleeps until another one wakes it."""
+    """A place where a single task sleeps until another task wakes it."""
 
     __slots__ = ("_task",)
 
@@ -20,12 +20,12 @@ class Nap:
         self._task: trio.lowlevel.Task | None = None
 
     async def sleep(self) -> None:
-        """Until ``wake``. May be cancelled."""
+        """Sleep until ``wake``. May be cancelled."""
         self._task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._abort)
 
     def wake(self) -> None:
-        """Does nothing when nobody sleeps."""
+        """Wake the sleeping task. Does nothing when no task sleeps."""
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
             self._task = None
@@ -36,16 +36,18 @@ class Nap:
 
 
 class Endpoint(Protocol):
+    """An object with a socket, as WriteWatch needs it."""
+
     def fileno(self) -> int: ...
 
     def wants_write(self) -> bool: ...
 
 
 class WriteWatch:
-    """Sleeps until ``wake``; then calls ``progress`` as often as the socket takes more.
+    """A task that calls ``progress`` when a socket that was full takes more bytes.
 
-    Waiting to read and waiting to write are two tasks in trio, and sockets are seldom full: so
-    this one costs nothing until it is needed.
+    In trio, waiting to read and waiting to write need two tasks. Sockets are seldom full, so this
+    task sleeps until ``wake``, and costs nothing until then.
     """
 
     def __init__(self, endpoint: Endpoint, progress: Callable[[], None]) -> None:
@@ -53,9 +55,9 @@ class WriteWatch:
         self._progress = progress
         self._nap = Nap()
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt in ``progress`` would lose what it found
+    @trio.lowlevel.enable_ki_protection  # KeyboardInterrupt in ``progress`` would lose its results
     async def run(self) -> None:
-        """Body of a task; runs until it is cancelled, the endpoint is closed (its owner calls
+        """The body of the task. Runs until it is cancelled, the endpoint is closed (its owner calls
         ``trio.lowlevel.notify_closing``), or ``progress`` raises."""
         endpoint = self._endpoint
         while True:
@@ -69,16 +71,17 @@ class WriteWatch:
                 await self._nap.sleep()
 
     def wake(self) -> None:
-        """Look again whether the endpoint wants to write."""
+        """Check again whether the endpoint wants to write."""
         self._nap.wake()
 
 
 @contextmanager
 def signals_noted(*numbers: signal.Signals) -> Iterator[list[int]]:
-    """To be put around ``trio.run``, in the main thread: signals that come before
-    ``trio.open_signal_receiver`` takes them, or after it has given them back, are added to the list
-    and do nothing else. What their handlers raise would come out in the middle of trio, which then
-    calls itself broken."""
+    """While this context is open, signals are only added to the list that it gives.
+
+    To be put around ``trio.run``, in the main thread. It covers the times before
+    ``trio.open_signal_receiver`` takes the signals over, and after it has given them back. The
+    usual handlers would raise inside trio's own code, and trio would report an internal error."""
     noted: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _frame: noted.append(number))

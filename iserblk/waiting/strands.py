@@ -1,12 +1,12 @@
 """Strands: coroutines that are resumed by a plain call, many in one turn of trio's loop.
 
-Each time it waits, a strand costs about an eighth of what a trio task does. A front-end whose
-requests are many and short runs them as strands; what waits for anything but commands of the fast
-path goes ``elsewhere``, into a trio task.
+A wait costs a strand about an eighth of what it costs a trio task. A front-end with many short
+requests runs each as a strand. Code that waits for anything but commands of the fast path goes
+``elsewhere``: into a trio task.
 
-A strand may await only ``park`` and what is built on it: a function of trio's, which would take the
-task that happens to resume it for its own, ends the strand with an error. All of this belongs to
-the thread that runs trio.
+A strand may await only ``park`` and functions that are built on it. A function of trio would act on
+the task that happens to resume the strand; so awaiting one ends the strand with an error. Threads:
+only the thread that runs trio may use this module.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from iserblk.waiting.descriptors import Nap
 T = TypeVar("T")
 
 running: Strand | None = None
-"""The strand whose code this is."""
+"""The strand that is being resumed now; None outside of strands."""
 held = False
-"""Its setter calls ``run`` in a moment: wakened strands wait for that."""
+"""True while the code that set it is about to call ``run``: woken strands wait for that call."""
 
 _ready: deque[Strand] = deque()
 _enough = False
 
 
 class Strand:
-    """``abandon``: while it is parked, what must have been awaited with ``waiter`` before its
-    coroutine may be closed: the target may still use its buffer."""
+    """A coroutine, and the group that it belongs to.
+
+    ``abandon``: set while the strand is parked and the target may still use its buffer. Then
+    ``abandon(waiter)`` must be awaited before the coroutine is closed."""
 
     __slots__ = ("abandon", "coroutine", "group", "name", "waiter")
 
@@ -47,7 +49,7 @@ class Strand:
         self.waiter: Any = None
 
     def wake(self) -> None:
-        """It is parked, or will be before anything else runs: it goes on soon."""
+        """Resume the strand soon. It must be parked, or park before other code runs."""
         if self.group.closing:
             return
         _ready.append(self)
@@ -57,12 +59,12 @@ class Strand:
 
 @types.coroutine
 def park() -> Generator[None, None, None]:
-    """Wait for ``wake`` of the running strand."""
+    """Suspend the running strand until its ``wake`` is called."""
     yield
 
 
 async def pause() -> None:
-    """Let trio's tasks run, and then go on."""
+    """Let trio tasks run, then go on with the running strand."""
     global _enough  # noqa: PLW0603
     assert running is not None
     _enough = True
@@ -71,7 +73,7 @@ async def pause() -> None:
 
 
 async def elsewhere(function: Callable[..., Awaitable[T]], *arguments: object) -> T:
-    """Await it, in a trio task of its own if it is for a strand."""
+    """Await ``function(*arguments)``; inside a strand, in a separate trio task."""
     strand = running
     if strand is None:
         return await function(*arguments)
@@ -90,9 +92,10 @@ async def elsewhere(function: Callable[..., Awaitable[T]], *arguments: object) -
 
 
 def run() -> int:
-    """Resume the strands that were wakened, and those that are meanwhile; returns how many, or 0
-    when one of them pauses: then it is the turn of trio's tasks. Never raises: an error of a
-    strand's comes out of its group's context manager."""
+    """Resume all woken strands, also those that are woken during this call.
+
+    Returns how many were resumed; or 0 when a strand called ``pause``, as it is then the turn of
+    trio tasks. Never raises: the context manager of its group raises the error of a strand."""
     global running, _enough  # noqa: PLW0603
     _enough = False
     count = 0
@@ -127,7 +130,7 @@ def _misused(strand: Strand, trap: object) -> BaseException:
 
 
 class Strands:
-    """A group of them, with a part of trio's Nursery: see ``open_strands``."""
+    """A group of strands, with some methods of trio's Nursery. ``open_strands`` makes it."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
@@ -143,15 +146,17 @@ class Strands:
         *arguments: object,
         name: str = "strand",
     ) -> None:
+        """Start ``function(*arguments)`` as a strand. ``name``: for error texts."""
         strand = Strand(function(*arguments), self, name)
         self._alive.add(strand)
         strand.wake()
 
     def rouse(self) -> None:
-        """Have ``run`` called, and what ended looked at."""
+        """Wake the group's own task: it calls ``run``, and raises the error of a strand."""
         self._nap.wake()
 
     def ended(self, strand: Strand, error: BaseException | None) -> None:
+        """Note that a strand has returned (None) or raised ``error``."""
         self._alive.remove(strand)
         self._error = self._error or error
         if not self._alive:
@@ -160,8 +165,8 @@ class Strands:
             self.rouse()
 
     async def run(self) -> None:
-        """The body of the task that resumes strands which nobody else does. Raises the first error
-        of one."""
+        """The body of the group's own task. It resumes strands when no other code calls
+        ``strands.run``. Raises the first error of a strand."""
         while True:
             run()
             if self._error is not None:
@@ -172,14 +177,16 @@ class Strands:
                 await self._nap.sleep()
 
     async def finish(self) -> None:
-        """Returns when every strand that was started has ended."""
+        """Wait until every strand that was started has ended."""
         while self._alive:
             self._all_ended = trio.Event()
             await self._all_ended.wait()
 
     async def close(self) -> None:
-        """End those that are left where they are, each once nobody uses its buffers: what it holds
-        another one's commands may be waiting for."""
+        """Close the strands that have not ended, at the place where they are parked.
+
+        Each is closed as soon as its own buffers are no longer used, without waiting for the other
+        strands: their commands may wait for something that this strand holds."""
         self.closing = True
         for strand in [each for each in _ready if each.group is self]:
             _ready.remove(strand)
@@ -198,8 +205,9 @@ async def _end(strand: Strand) -> None:
 
 @asynccontextmanager
 async def open_strands() -> AsyncIterator[Strands]:
-    """As trio.open_nursery: leaves when all strands that were started have ended. When one of them
-    fails, or this task is cancelled, the others are closed where they are parked."""
+    """A group of strands, as trio.open_nursery is one of tasks: leaving the context waits until all
+    strands that were started have ended. When a strand fails, or the task of this context is
+    cancelled, the other strands are closed where they are parked."""
     async with trio.open_nursery() as nursery:
         group = Strands(nursery)
         nursery.start_soon(group.run)

@@ -1,7 +1,7 @@
-"""Why a segment is refused: the checks of RFC 5041 section 7.1 and RFC 5040 sections 5 and 7.
+"""The checks of an incoming segment (RFC 5041 section 7.1, RFC 5040 sections 5 and 7).
 
-Each function looks at one kind of segment and returns the ``Fault`` that it commits, first rule
-first, or None. A Fault is a text and the (layer, error type, error code) of the Terminate.
+Each function checks one kind of segment. It returns the ``Fault`` for the first rule that the
+segment breaks, or None. A Fault is a text and the (layer, error type, error code) of the Terminate.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BAD_CRC: Fault = ("the CRC of an FPDU is wrong", ddp.MPA_CRC)
 
 
 def protocol_error(fault: Fault) -> RemoteProtocolError:
-    """The exception of a fault; its layer is the Terminate's."""
+    """The exception for a fault. Its layer is that of the Terminate."""
     text, code = fault
     return RemoteProtocolError(_LAYERS[code[0]], text, code)
 
 
 def version_fault(control: int) -> Fault | None:
-    """DDP's version before RDMAP's. Reserved bits are not looked at."""
+    """Check the DDP version, then the RDMAP version. Reserved bits are ignored."""
     if control & ddp.VERSION_MASK != ddp.VERSION:
         code = ddp.TAGGED_VERSION if control & ddp.TAGGED else ddp.UNTAGGED_VERSION
         return f"DDP version {control >> 8 & 3}, not 1", code
@@ -37,13 +37,15 @@ def version_fault(control: int) -> Fault | None:
 
 
 def opcode_fault(control: int) -> Fault:
+    """The fault of an opcode that is not allowed in a segment of this kind."""
     kind = "tagged" if control & ddp.TAGGED else "untagged"
     opcode = control & rdmap.OPCODE_MASK
     return f"opcode {opcode} in a {kind} segment", rdmap.UNEXPECTED_OPCODE
 
 
 def write_fault(region: Region | None, stag: int, to: int, size: int) -> Fault | None:
-    """An RDMA Write segment of ``size`` > 0 bytes; ``region`` is the valid one of ``stag``."""
+    """Check an RDMA Write segment of ``size`` > 0 bytes. ``region``: the valid region of ``stag``,
+    None if there is none."""
     if region is None:
         return f"RDMA Write to STag 0x{stag:08x}, which is not valid", ddp.INVALID_STAG
     if not region.rights & seam.REMOTE_WRITE:
@@ -58,7 +60,7 @@ def write_fault(region: Region | None, stag: int, to: int, size: int) -> Fault |
 def read_request_fault(
     length: int, control: int, qn: int, msn: int, expected_msn: int, mo: int
 ) -> Fault | None:
-    """The framing of a Read Request: one segment of 28 bytes on queue 1, in sequence."""
+    """Check the framing of a Read Request: one segment of 28 bytes on queue 1, in sequence."""
     if qn != ddp.QN_READ_REQUEST:
         return f"a Read Request on queue {qn}", ddp.INVALID_QN
     if msn != expected_msn:
@@ -72,7 +74,7 @@ def read_request_fault(
 
 
 def source_fault(region: Region | None, stag: int, to: int, size: int) -> Fault | None:
-    """The source of a Read Request of ``size`` > 0 bytes."""
+    """Check the source of a Read Request of ``size`` > 0 bytes. ``region``: as for a Write."""
     if region is None:
         return f"Read Request from STag 0x{stag:08x}, which is not valid", rdmap.INVALID_STAG
     if not region.rights & seam.REMOTE_READ:
@@ -87,12 +89,12 @@ def source_fault(region: Region | None, stag: int, to: int, size: int) -> Fault 
 def response_fault(
     read: OutstandingRead | None, size: int, control: int, stag: int, to: int
 ) -> Fault | None:
-    """A Read Response segment: it must be the next piece of our oldest Read.
+    """Check a Read Response segment: it must be the next piece of our oldest Read.
 
     The STag and TO of an empty segment are not checked (RFC 5041 section 5.2).
     """
     if read is None:
-        return "a Read Response that nobody asked for", rdmap.UNEXPECTED_OPCODE
+        return "a Read Response, but no RDMA Read is outstanding", rdmap.UNEXPECTED_OPCODE
     if size and stag != read.stag:
         return f"Read Response to STag 0x{stag:08x}, not the Read's", ddp.INVALID_STAG
     end = read.placed + size
@@ -111,7 +113,8 @@ def send_fault(
     fields: tuple[int, int, int],
     expected: tuple[int, int],
 ) -> Fault | None:
-    """A segment of a Send. ``fields``: its QN, MSN, MO; ``expected``: MSN and MO."""
+    """Check a segment of a Send with ``size`` bytes of payload. ``receives``: receives that are
+    posted and unused. ``fields``: its QN, MSN and MO. ``expected``: the MSN and MO that are due."""
     qn, msn, mo = fields
     if size < 0:
         return TOO_SHORT

@@ -1,16 +1,16 @@
-"""Direct Data Placement over MPA: segment headers, and the FPDU that carries them.
+"""Direct Data Placement over MPA: the layouts of segment headers and of the FPDU around them.
 
     FPDU          ULPDU_Length 2 | ULPDU | pad 0..3 zero bytes | CRC32c 4      RFC 5044 section 4.1
     tagged        control 1 | RsvdULP 1 | STag 4 | TO 8                        RFC 5041 section 4.2
     untagged      control 1 | RsvdULP 5 | QN 4 | MSN 4 | MO 4                  RFC 5041 section 4.3
 
     control       0x80 Tagged | 0x40 Last | 0x3c reserved | 0x03 DV, version 1
-    RsvdULP       RDMAP's control byte (``rdmap``); untagged: then its Invalidate STag
+    RsvdULP       RDMAP's control byte (``rdmap``); in untagged segments the Invalidate STag follows
 
-ULPDU_Length counts what follows it, without pad and CRC; an FPDU is a multiple of 4 bytes. The CRC
-covers everything before it and goes out least significant byte first. Numbers are big-endian. The
-layouts here include ULPDU_Length, and take the two control bytes as one 16-bit ``control``, whose
-lower half is RDMAP's.
+ULPDU_Length counts the bytes behind it, without pad and CRC. An FPDU is a multiple of 4 bytes. The
+CRC covers everything before it, and its least significant byte is sent first. Other numbers are
+big-endian. The layouts here include ULPDU_Length. They take the control bytes of DDP and RDMAP as
+one 16-bit ``control``, whose lower half is RDMAP's.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class UntaggedHeader(NamedTuple):
 
 
 def fpdu_size(ulpdu_length: int) -> int:
-    """Bytes that an FPDU takes on a stream without markers."""
+    """Bytes of an FPDU on a stream without markers."""
     return ((ulpdu_length + LENGTH_SIZE + 3) & ~3) + CRC_SIZE
 
 
 def encode_fpdu(header: TaggedHeader | UntaggedHeader, payload: bytes, *, crc: bool) -> bytes:
-    """One FPDU; without ``crc`` the field is zero, as MPA leaves it open (RFC 5044 7.1.1).
+    """Build one FPDU. ``header.length`` is used as it is.
 
-    ``header.length`` is taken as given.
+    Without ``crc`` the CRC field is zero; MPA leaves its value open (RFC 5044 section 7.1.1).
     """
     body = header.pack() + payload
     body += bytes(-len(body) & 3)
@@ -104,10 +104,10 @@ def encode_fpdu(header: TaggedHeader | UntaggedHeader, payload: bytes, *, crc: b
 
 
 def mulpdu(emss: int, *, crc: bool, markers: bool) -> int:
-    """The largest ULPDU that we send, from the TCP segment size ``emss``.
+    """Bytes of the largest ULPDU (MULPDU) that we send at a TCP segment size of ``emss`` bytes.
 
-    RFC 5044 section 4.5, with and without markers; not below 128. Without CRC and markers nothing
-    ties an FPDU to a TCP segment, so it is as large as its length field allows.
+    By RFC 5044 section 4.5, with and without markers; never below 128. Without CRC and markers an
+    FPDU need not fit into a TCP segment, so it is as large as its length field allows.
     """
     if markers:
         return max(128, emss - (6 + 4 * -(-emss // 512) + emss % 4))

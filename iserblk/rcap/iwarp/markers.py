@@ -1,8 +1,11 @@
-"""MPA markers, for peers that ask for them: RFC 5044 sections 4.3 and 4.4.
+"""Insertion of MPA markers, for peers that ask for them (RFC 5044 sections 4.3 and 4.4).
 
-A marker is 0x0000 | FPDUPTR 2, at every 512th byte of the stream, the first before the first FPDU.
-FPDUPTR counts from the FPDU's ULPDU_Length to the marker; 0 for a marker between two FPDUs, which
-belongs to the second one. The CRC covers the markers of its FPDU, one right behind the pad too.
+    marker        0x0000 2 | FPDUPTR 2
+
+A marker stands at every 512th byte of the stream, the first before the first FPDU. FPDUPTR counts
+the bytes from the FPDU's ULPDU_Length to the marker. It is 0 for a marker between two FPDUs, which
+belongs to the second FPDU. The CRC covers the markers of its FPDU, also a marker right behind the
+pad.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ MARKER_SIZE = 4
 
 
 class MarkerFramer:
-    """Frames FPDUs with markers; copies, because markers cut the payload anyway.
+    """Builds FPDUs with markers. It copies the payload, because markers cut it up anyway.
 
     ``position``: bytes of the stream so far, markers included.
     """
@@ -31,9 +34,9 @@ class MarkerFramer:
         self.position = 0
 
     def frame(self, pieces: Iterable[bytes | memoryview]) -> bytes:
-        """The next FPDU of the stream, from its ULPDU_Length on, which ``pieces`` start with.
+        """Build the next FPDU of the stream. ``pieces`` begin with its ULPDU_Length.
 
-        Pad, markers and CRC are added. The FPDU must not exceed 65535 bytes with them.
+        Pad, markers and CRC are added. With them the FPDU must not exceed 65535 bytes.
         """
         body = b"".join(pieces)
         body += bytes(-len(body) & 3)
@@ -41,7 +44,7 @@ class MarkerFramer:
         out = bytearray()
         if position % INTERVAL == 0:
             out += MARKER.pack(0, 0)
-        start = position + len(out)  # of the ULPDU_Length in the stream
+        start = position + len(out)  # where the ULPDU_Length is in the stream
         done = 0
         while done < len(body):
             here = position + len(out)
@@ -49,7 +52,7 @@ class MarkerFramer:
             out += body[done : done + take]
             done += take
             here += take
-            if here % INTERVAL == 0:  # also right behind the pad: still this FPDU's
+            if here % INTERVAL == 0:  # right behind the pad, too: that belongs to this FPDU
                 out += MARKER.pack(0, here - start)
         out += ddp.CRC.pack(crc32c(out) if self._crc else 0)
         self.position = position + len(out)

@@ -1,18 +1,19 @@
-"""MPA start-up, both roles, without I/O: RFC 5044 section 7.1, RFC 6581 sections 6 to 9.
+"""MPA start-up, both roles, without I/O (RFC 5044 section 7.1, RFC 6581 sections 6 to 9).
 
     key 16 | M 0x80, C 0x40, R 0x20, S 0x10 | revision 1 | PD_Length 2 | private data
 
     S (revision 2): the private data starts with
         A 0x8000, B 0x4000, IRD 14 bits | C 0x8000, D 0x4000, ORD 14 bits
         A: peer-to-peer; B, C, D: a zero-length Send, RDMA Write, RDMA Read as RTR; 0x3fff: "no
-        negotiation"; the ULP's own private data follows.
+        negotiation"; the private data of the ULP follows.
 
-The initiator sends the Request at once and ends with ``MpaParameters``. The responder gets them
-from the Request already, looks at the private data, and answers with ``accept`` or ``reject``.
-Everything read here comes from the network: only RemoteProtocolError is raised for it. After an
-error there may still be something to send (a Reject, a Terminate): send it, then close.
+The initiator sends the Request at once, and has its ``MpaParameters`` when the Reply is complete.
+The responder has its parameters when the Request is complete; its caller looks at the private data
+and calls ``accept`` or ``reject``. All that is read here comes from the network; it causes no
+exception but RemoteProtocolError. After that error the initiator may have a Terminate to send: the
+caller sends ``data_to_send``, then closes the connection.
 
-Markers are never asked for. CRCs are used when either side asks (RFC 5044 section 7.1.1, C).
+We never ask for markers. CRCs are used when either side asks (RFC 5044 section 7.1.1, C).
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ RTR_READ = 4
 RTR_ALL = RTR_SEND | RTR_WRITE | RTR_READ
 
 DEFAULT_DEPTH = 64
-# What a peer that says nothing about its IRD is trusted to hold; RFC 5044 has no field for it.
+# The RDMA Reads that we send at a time when the peer declares no IRD; RFC 5044 has no field for it.
 UNDECLARED_ORD = 1
 
 
 @dataclass(slots=True)
 class MpaParameters:
-    """What start-up agreed on, from our side's view."""
+    """What MPA start-up agreed on, seen from this side."""
 
     revision: int
     enhanced: bool
@@ -66,11 +67,11 @@ class MpaParameters:
     markers: bool  # we must insert markers; we never receive any
     ird: int  # RDMA Reads that we accept at a time
     ord: int  # RDMA Reads that we may have outstanding
-    peer_ird: int | None  # as the peer declared them; None: it did not
+    peer_ird: int | None  # as the peer declared it; None: it did not
     peer_ord: int | None
-    rtr: int  # initiator: the one kind to send; responder: kinds that may come; 0: none
-    private_data: bytes  # the peer ULP's
-    leftover: bytes = field(default=b"", repr=False)  # came behind the frame: FPDUs already
+    rtr: int  # initiator: the kind to send; responder: kinds that may come; 0: none
+    private_data: bytes  # of the peer's ULP
+    leftover: bytes = field(default=b"", repr=False)  # bytes behind the frame: FPDUs already
 
 
 def looks_like_mpa(prefix: bytes) -> bool | None:
@@ -101,7 +102,7 @@ def _check_private_data(private_data: bytes, enhanced: bool) -> None:
 
 
 class _Frame:
-    """One start-up frame being received. ``feed`` returns True when it is complete."""
+    """A start-up frame that is being received. ``feed`` returns True when it is complete."""
 
     __slots__ = ("_data", "_key", "enhanced", "flags", "leftover", "peer_ird", "peer_ord",
                  "private_data", "revision", "word_ird", "word_ord")  # fmt: skip
@@ -122,7 +123,7 @@ class _Frame:
     def feed(self, data: bytes) -> bool:
         self._data += data
         buffer = self._data
-        # A wrong key shows in its first byte already: a peer of another protocol is told at once.
+        # A wrong key may show in its first byte: do not wait for more from another protocol.
         if not self._key.startswith(bytes(buffer[: len(self._key)])):
             raise RemoteProtocolError("MPA", self._wrong_key(bytes(buffer[:16])))
         if len(buffer) < HEADER_SIZE:
@@ -152,7 +153,7 @@ class _Frame:
         return True
 
     def rtr(self) -> int:
-        """The RTR kinds that the frame names; none without the peer-to-peer flag (6581 9.2)."""
+        """The RTR kinds that the frame names; none without the peer-to-peer flag (RFC 6581 9.2)."""
         if not self.word_ird & PEER_TO_PEER:
             return RTR_NONE
         kinds = RTR_SEND if self.word_ird & RTR_SEND_FLAG else 0
@@ -173,11 +174,12 @@ def _enhanced_words(ird: int, ord_: int, rtr: int) -> bytes:
 
 
 class MpaInitiator:
-    """The side that sends the MPA Request; the Request is ready from the start.
+    """The side that sends the MPA Request. ``data_to_send`` has the Request from the start.
 
-    ``rtr``: kinds of RTR frame offered, in peer-to-peer mode; RTR_NONE asks for client-server
-    mode. The default offers Write and Read, without which some RNICs refuse; siw takes it too.
-    ``revision`` 1 asks as RFC 5044 does, for responders that close on an enhanced Request.
+    ``rtr``: kinds of RTR frame to offer, in peer-to-peer mode; RTR_NONE asks for client-server
+    mode. The default offers Write and Read: some RNICs refuse a Request without these, and siw
+    accepts them too. ``revision`` 1 sends the Request of RFC 5044, for responders that close the
+    connection on an enhanced Request.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class MpaInitiator:
                 result, ddp.MPA_RTR, "the responder wants peer-to-peer mode, which we did not offer"
             )
         common = self._rtr & reply.rtr()
-        # A Write costs nothing at either end; a Read takes a place in the responder's IRD.
+        # A Write costs nothing at either end; a Read counts against the responder's IRD.
         for kind in (RTR_WRITE, RTR_SEND, RTR_READ):
             if common & kind:
                 result.rtr = kind
@@ -293,9 +295,9 @@ class MpaInitiator:
 class MpaResponder:
     """The side that waits for the MPA Request.
 
-    ``ird``, ``ord``: the most that we take and want; the Request's bound them. ``rtr``: kinds of
-    RTR frame that we take. Call ``receive_data`` until it returns the parameters, then ``accept``
-    or ``reject``, then send ``data_to_send``.
+    ``ird``, ``ord``: the most that we accept and want; the values in the Request may lower them.
+    ``rtr``: kinds of RTR frame that we accept. Call ``receive_data`` until it returns the
+    parameters, then ``accept`` or ``reject``, then send ``data_to_send``.
     """
 
     def __init__(
@@ -363,19 +365,19 @@ class MpaResponder:
         if not request.word_ird & PEER_TO_PEER:
             return
         common = request.rtr() & self._rtr
-        # Without a common kind we still name one of ours; the initiator then gives up (9.2).
+        # Without a common kind we name our own kinds; the initiator then gives up (9.2).
         self._reply_rtr = common or self._rtr
         result.rtr = self._reply_rtr
         if self._reply_rtr & RTR_READ:
-            # The RTR Read needs a place, even where the ULP wants none (RFC 6581 section 9.1).
+            # The RTR Read counts, even where the ULP wants no Reads (RFC 6581 section 9.1).
             result.ird = max(result.ird, 1)
 
     def accept(self, private_data: bytes = b"") -> None:
-        """Answer with a Reply that accepts; the QueuePair may be made once it has been sent."""
+        """Prepare a Reply that accepts. Make the QueuePair once ``data_to_send`` has been sent."""
         self._reply(0, private_data)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Answer with a Reply that rejects; close once it has been sent."""
+        """Prepare a Reply that rejects. Close once ``data_to_send`` has been sent."""
         self._reply(REJECT, private_data)
 
     def _reply(self, flags: int, private_data: bytes) -> None:

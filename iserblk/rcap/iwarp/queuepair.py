@@ -1,15 +1,16 @@
-"""A queue pair over software iWARP: the socket, the locks and the ends of a connection.
+"""A queue pair over software iWARP: the socket, the locks, and how a connection ends.
 
-The protocol is in ``receive`` and ``transmit``; here bytes go between them and a non-blocking TCP
-socket, after MPA start-up (``mpa``).
+The protocol is in ``receive`` and ``transmit``. This module moves bytes between them and a
+non-blocking TCP socket, after MPA start-up (``mpa``).
 
-Threads. One lock for each side; each is held for a few non-blocking calls at most. A thread that
-takes both takes the receive lock first. ``post`` never waits: it queues, and when another thread is
-sending already, that one takes the new requests along. ``retire`` and ``close`` wait for
-placement and sending that are under way, so that afterwards nobody touches the memory.
+Threads. The receive side and the send side have a lock each, held for a few non-blocking calls at
+most. A thread that takes both takes the receive lock first. A third lock guards the count of posted
+receives alone. ``post`` never waits: it queues the requests, and when another thread is sending
+already, that thread sends them too. ``retire`` and ``close`` wait for placement and sending that
+are under way, so that afterwards no thread touches the memory.
 
-Endings. A violation by the peer: a Terminate is sent behind what was begun, the sending side of
-the TCP connection is closed, ``progress`` raises. Nothing is ever retried here.
+Endings. When the peer breaks a rule, a Terminate is sent behind the frames that were begun, the
+sending side of the TCP connection is closed, and ``progress`` raises. Nothing is retried here.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ from iserblk.rcap.stags import StagTable
 from iserblk.sockets.wire import NO_LINGER, WOULD_BLOCK, wire
 
 DEFAULT_RECEIVE_SIZE = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
-MAX_EMSS = 65483  # loopback's; FPDUs with CRC never need more
+MAX_EMSS = 65483  # of loopback; FPDUs with CRC never need more
 # One call of ``progress`` reads this many times at most, and again only after a large read.
 READ_ROUNDS = 16
 LARGE_READ = 16 * 1024
 EMSS_PERIOD = 65536  # bytes sent after which TCP's segment size is looked up again
-DRAIN_BYTES = 1024 * 1024  # read and thrown away at close, so that TCP does not reset
+DRAIN_BYTES = 1024 * 1024  # read and discarded at close, so that TCP sends no reset
 
 
 class IwarpQueuePair:
     """``iserblk.rcap.seam.QueuePair`` over a connected TCP socket, after MPA start-up.
 
-    Owns ``sock`` from here on. ``initiator``: we sent the MPA Request; a responder's sends wait
-    until the first FPDU has come. ``emss`` overrides the TCP segment size that the kernel reports.
-    ``segments``: how many TCP segments an FPDU with CRC may fill; 0: one, until the peer says that
-    it takes more (``allow_ulpdu``).
-    Memory: 512 KiB of staging, touched as far as used, and one buffer of ``receive_size`` while a
-    message arrives in segments.
+    Owns ``sock`` from construction on. ``initiator``: we sent the MPA Request; a responder sends
+    nothing until the first FPDU has come. ``emss`` overrides the TCP segment size, in bytes, that
+    the kernel reports. ``segments``: how many TCP segments an FPDU with CRC may fill; 0: one, until
+    the peer declares that it takes more (``allow_ulpdu``).
+
+    Memory: 512 KiB of staging, of which only used pages cost memory, and one buffer of
+    ``receive_size`` bytes while a message arrives in several segments.
     """
 
     provider = "iwarp"
-    inline_size = 16384  # the copy costs 1 µs; a round trip saved, two thirds more 16 KiB writes
+    inline_size = 16384  # a copy of 1 µs saves a round trip: two thirds more 16 KiB writes
     can_receive_invalidate = True
 
     def __init__(
@@ -100,12 +102,12 @@ class IwarpQueuePair:
         # siw loses a CRC that is split between two TCP segments: mark where each send ends.
         self._wire = wire(sock, end_of_record=params.crc)
         self._leftover = params.leftover
-        self._kick = False  # requests were queued since the last look at the queue
+        self._kick = False  # requests were queued since the queue was last looked at
         self._blocked = False  # the kernel takes no more for now
         self._closed = False
         self._disconnected = False
         self._error: TransportError | None = None  # ``progress`` raises it
-        self._broken: TransportError | None = None  # sending failed; ``progress`` will see why
+        self._broken: TransportError | None = None  # sending failed; ``progress`` finds out why
         if initiator and params.rtr:
             self.post([_rtr_request(params.rtr)])
 
@@ -131,14 +133,14 @@ class IwarpQueuePair:
     def allow_ulpdu(self, size: int) -> None:
         if self.max_ulpdu and not self._params.markers:
             with self._tx_lock:
-                self._emss_fixed = True  # it means nothing any more
+                self._emss_fixed = True  # the segment size no longer matters
                 self._tx.allow(size)
                 self._wire.end_of_record = False
 
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
-        # In one piece, of which pages that no message has filled cost nothing.
+        # One mapping: pages that no message has filled cost nothing.
         step = SlotFrame.room(size)
         memory = memoryview(mmap(-1, max(count, 1) * step, MAP_PRIVATE | MAP_ANONYMOUS))
         places = range(0, count * step, step)
@@ -147,11 +149,11 @@ class IwarpQueuePair:
         ]
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
-        """The Base Offset is always 0. Raises ConnectionLost once the connection has ended."""
+        """See the seam. The Base Offset is always 0. Raises ConnectionLost after ``close``."""
         if self._closed:
             raise ConnectionLost("the connection is closed")
         stag = self._stags.advertise(buffer, rights)
-        if self._closed:  # meanwhile, by another thread
+        if self._closed:  # by another thread in the meantime
             self._stags.clear()
             raise ConnectionLost("the connection is closed")
         return stag, 0
@@ -160,12 +162,12 @@ class IwarpQueuePair:
         region = self._stags.owned(stag)
         valid = region.valid
         if valid:
-            # Nobody parses while we hold this: no placement is under way, and none can start.
+            # No thread parses while we hold this: no placement is under way, and none can start.
             with self._rx_lock:
                 valid = region.valid
                 region.valid = False
                 self._rx.divert(region)
-        # Invalid before this look, so that no Read Response from it can come up any more.
+        # The STag is invalid before this check, so no new Read Response can use the memory.
         if self._rx.reads_received != self._tx.reads_finished:
             with self._tx_lock:
                 self._tx.detach(region)
@@ -179,7 +181,7 @@ class IwarpQueuePair:
             self._rx.posted += count
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
-        """See the seam. RDMA Reads beyond the ORD wait, and all that was posted behind them."""
+        """See the seam. RDMA Reads beyond the ORD wait; so do all requests posted after them."""
         if self._closed or self._error is not None or self._broken is not None:
             raise ConnectionLost(f"the connection has ended: {self._reason()}")
         if not self.ord:
@@ -188,7 +190,8 @@ class IwarpQueuePair:
                     raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
         self._tx.requests.extend(requests)
         self._flush()
-        if self._closed or self._error is not None or self._broken is not None:  # meanwhile
+        # The connection may have ended in the meantime.
+        if self._closed or self._error is not None or self._broken is not None:
             self._tx.requests.clear()
             raise ConnectionLost(f"the connection has ended: {self._reason()}")
 
@@ -222,15 +225,18 @@ class IwarpQueuePair:
         return self._blocked
 
     def next_deadline(self) -> float | None:
-        """0.0, that is at once, while completions or an error wait to be picked up."""
+        """0.0, which means at once, while completions or an error wait to be picked up."""
         if self._tx.completions or self._rx.completions or self._leftover:
             return 0.0
         return None if self._error is None else 0.0
 
     def disconnect(self) -> None:
-        """No locks, no waiting: TCP is shut down, and ``progress`` finds the end. What an initiator
-        has sent, and the target has not taken, is thrown away at ``close``: TCP would go on trying
-        for minutes, and a write that came through after all could land behind a newer one."""
+        """See the seam. Takes no lock and does not wait: TCP is shut down, and ``progress`` finds
+        the end of the stream.
+
+        At an initiator, ``close`` then discards bytes that the target has not acknowledged. TCP
+        would go on sending them for minutes, and an old write could arrive after a newer write.
+        """
         self._disconnected = True
         if not self._closed:
             if self._initiator:
@@ -257,7 +263,7 @@ class IwarpQueuePair:
     # --- receiving ---
 
     def _receive(self) -> None:
-        """Read what is there, until something completed; errors go to ``_error``."""
+        """Read what has come, until something completes; errors go to ``_error``."""
         rx = self._rx
         with self._rx_lock:
             if self._closed or rx.completions:
@@ -291,7 +297,7 @@ class IwarpQueuePair:
         return "the peer closed the connection"
 
     def _take_leftover(self) -> None:
-        """FPDUs that came together with the MPA Reply."""
+        """Take in the FPDUs that came together with the MPA Reply."""
         while self._leftover:
             buffer = self._rx.get_buffers()[0]
             count = min(len(buffer), len(self._leftover))
@@ -304,7 +310,7 @@ class IwarpQueuePair:
     # --- sending ---
 
     def _flush(self) -> None:
-        """Send what can be sent. Another thread that is at it takes ours along."""
+        """Send what can be sent. When another thread is sending already, it sends our requests."""
         self._kick = True
         while self._kick and self._tx_lock.acquire(False):
             try:
@@ -316,7 +322,7 @@ class IwarpQueuePair:
                 self._tx_lock.release()
 
     def _push(self) -> None:
-        """Give batches to the kernel until it is full or nothing is left. Send lock held."""
+        """Give batches to the kernel until it takes no more or none is left. Send lock held."""
         tx, wire = self._tx, self._wire
         try:
             while tx.build():
@@ -330,14 +336,14 @@ class IwarpQueuePair:
                     self._follow_emss()
             self._blocked = False
         except OSError as error:
-            # What came before the end is still to be read; ``progress`` then sees the end itself.
+            # Bytes before the end are still to be read; ``progress`` then finds the end itself.
             self._blocked = False
             self._broken = ConnectionLost(f"the connection broke: {error.strerror}")
             tx.abort(b"")
             _shutdown(self._sock, socket.SHUT_RDWR)
 
     def _follow_emss(self) -> None:
-        """Ask TCP for its segment size, for the batches to come: it changes with the path."""
+        """Ask TCP for its segment size, which changes with the path, for the next batches."""
         self._since_emss = 0
         emss = _emss(self._sock)
         if emss != self._emss:
@@ -349,7 +355,7 @@ class IwarpQueuePair:
             return self._tx.reads_finished
 
     def _end(self) -> None:
-        """After an error: send the Terminate that belongs to it, and no more after that."""
+        """After an error: send the Terminate that belongs to it, and nothing after it."""
         with self._tx_lock:
             self._tx.opened = self._tx.opened or self._rx.opened
             self._tx.abort(self._rx.terminate)
@@ -370,7 +376,7 @@ def _prepare(sock: socket.socket) -> None:
 
 
 def _emss(sock: socket.socket) -> int:
-    """Bytes that TCP puts into one segment at present."""
+    """Bytes that TCP puts into one segment at present (the EMSS of RFC 5044)."""
     if not _is_tcp(sock):
         return MAX_EMSS
     return min(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG), MAX_EMSS)
@@ -381,7 +387,7 @@ def _names(sock: socket.socket) -> tuple[str, str]:
     for get in (sock.getsockname, sock.getpeername):
         try:
             name = get()
-        except OSError:  # the peer has gone already
+        except OSError:  # the connection has ended already
             name = ""
         if isinstance(name, tuple):
             host = f"[{name[0]}]" if ":" in name[0] else name[0]
@@ -398,20 +404,20 @@ def _rtr_request(kind: int) -> seam.WorkRequest:
         mpa.RTR_READ: seam.RDMA_READ,
     }
     request = seam.WorkRequest(opcodes[kind], RTR_TOKEN)
-    request.stag = 1  # nobody checks it, but some hardware dislikes 0
+    request.stag = 1  # no peer checks it, but some devices refuse 0
     return request
 
 
 def _shutdown(sock: socket.socket, how: int) -> None:
-    with suppress(OSError):  # the peer may have gone already
+    with suppress(OSError):  # the connection may have ended already
         sock.shutdown(how)
 
 
 def _close(sock: socket.socket) -> None:
-    """Close so that what the kernel has taken still leaves.
+    """Close the socket so that bytes that the kernel has taken are still sent.
 
-    TCP answers a close with bytes unread by a reset, and that overtakes a Terminate: so the bytes
-    that are there are read and thrown away, within bounds.
+    TCP sends a reset when a socket is closed with unread bytes, and the reset overtakes a
+    Terminate. So unread bytes are read and discarded first, DRAIN_BYTES at most.
     """
     _shutdown(sock, socket.SHUT_WR)
     waste = bytearray(64 * 1024)

@@ -1,4 +1,4 @@
-"""RDMA Protocol: opcodes, Read Request, Terminate. RFC 5040 section 4.
+"""RDMA Protocol: opcodes, and the layouts of Read Request and Terminate (RFC 5040 section 4).
 
 RDMAP control   0xc0 RV, version 1 (0x40) | 0x30 reserved | 0x0f opcode
 Read Request    Sink STag 4 | Sink TO 8 | Size 4 | Source STag 4 | Source TO 8         (4.4)
@@ -80,7 +80,7 @@ _LAYERS = {0: "RDMAP", 1: "DDP", 2: "MPA"}
 
 
 def terminate_words(layer: int, etype: int, code: int) -> str:
-    """A Terminate's meaning in words, for any three numbers."""
+    """The meaning of a Terminate in words. Accepts any three numbers."""
     name = _LAYERS.get(layer, f"layer {layer}")
     if layer in (0, 1) and etype == 0:
         return f"{name}: local catastrophic error"
@@ -114,11 +114,11 @@ class ReadRequest(NamedTuple):
 
 
 class Terminate(NamedTuple):
-    """A Terminate Message's payload.
+    """The payload of a Terminate Message.
 
-    ``swapped``: the control word came as siw sends it, nibbles and bits reversed. ``hdrct`` and
-    ``reserved`` are bytes 2 and 3 as on the wire; ``rest`` what follows (a copy of the headers
-    that the peer objected to, as HdrCt tells).
+    ``swapped``: the control word has the order that siw sends, nibbles and bits reversed. ``hdrct``
+    and ``reserved`` are bytes 2 and 3 as on the wire. ``rest`` is what follows: a copy of the
+    headers that the peer objected to, as HdrCt says.
     """
 
     layer: int
@@ -135,11 +135,11 @@ class Terminate(NamedTuple):
 
     @classmethod
     def unpack_untrusted(cls, data: bytes) -> Terminate:
-        """Read a Terminate payload, in either bit order; every content has a meaning.
+        """Read a Terminate payload in either bit order. Any control word is accepted.
 
-        The HdrCt bits tell the order; where none is set, the reading that is defined wins, RFC
-        5040's first. Raises RemoteProtocolError when the control word is not complete; a
-        Terminate is never answered by another.
+        The HdrCt bits show the order. Where none is set, the order that gives a defined error is
+        taken, that of RFC 5040 first. Raises RemoteProtocolError, without a Terminate to send, when
+        the control word is not complete: no Terminate answers a Terminate.
         """
         if len(data) < 4:
             raise RemoteProtocolError("RDMAP", f"a Terminate of {len(data)} bytes")
@@ -162,9 +162,10 @@ def terminate_for(
 ) -> bytes:
     """The payload of the Terminate that answers a bad incoming segment.
 
-    ``header``: DDP header of the segment (14 or 18 bytes; b"" when none is to blame), ``length``:
-    its ULPDU_Length, ``read_request``: the 28 bytes of a Read Request. Figure 10 of RFC 5040 says
-    which layers copy them: DDP and RDMAP the header, RDMAP protection errors the Read Request.
+    ``header``: the DDP header of the segment (14 or 18 bytes; b"" when no segment is to blame).
+    ``length``: its ULPDU_Length. ``read_request``: the 28 bytes of a Read Request. Which of these
+    are copied follows from figure 10 of RFC 5040: errors of DDP and RDMAP copy the header, RDMAP
+    protection errors also the Read Request.
     """
     layer, etype, number = code
     if not header or layer == 2 or etype == 0:

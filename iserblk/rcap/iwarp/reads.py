@@ -1,22 +1,22 @@
-"""RDMA Reads under way, in both directions: what the receive and the send side share.
+"""RDMA Reads under way, in both directions: the objects that receive side and send side share.
 
-Each deque has one side that appends and one that pops, so no lock is needed (deque operations are
-atomic): ``OutstandingRead``s are appended by the send side when the request is framed and popped by
-the receive side; ``ReadResponse``s the other way round.
+They lie in two deques. For each, one side appends and the other side pops; deque operations are
+atomic, so no lock is needed. The send side appends an ``OutstandingRead`` when it frames the
+request, and the receive side pops it. With ``ReadResponse`` it is the other way round.
 """
 
 from __future__ import annotations
 
 from iserblk.rcap.stags import NOTHING, Region
 
-# Token of an RDMA Read that is the RTR indication of RFC 6581: it completes for nobody.
+# Token of the request that is the RTR indication of RFC 6581: the caller sees no completion of it.
 RTR_TOKEN = object()
 
 
 class ReadResponse:
     """A Read Response that the peer asked for.
 
-    ``view``: the source, a piece of ``region``'s memory until ``detach``.
+    ``view``: the source, a piece of the memory of ``region`` until ``detach``.
     """
 
     __slots__ = ("region", "sink_stag", "sink_to", "size", "view")
@@ -31,13 +31,13 @@ class ReadResponse:
         self.region = region
 
     def detach(self) -> None:
-        """Answer from a copy, taken now: the owner of the memory wants it back."""
+        """Copy the source now and answer from the copy: the owner of the memory wants it back."""
         self.view = memoryview(bytes(self.view))
         self.region = None
 
 
 class OutstandingRead:
-    """An RDMA Read of ours whose response is awaited; ``placed`` bytes of it have come."""
+    """An RDMA Read of ours that has no complete response yet; ``placed`` bytes have come."""
 
     __slots__ = ("length", "placed", "sink", "stag", "token")
 

@@ -1,15 +1,15 @@
 """The receive side of an iWARP stream: bytes in, placement and completions out. No I/O, no locks.
 
-Bytes come in bulk into one staging buffer. Each complete FPDU is verified there, CRC before
-anything else (RFC 5044 section 6), and then placed: tagged payload with one copy into the
-advertised memory, a Send in one segment with none at all (its completion points into staging), a
-Send in several segments by assembly. Without CRC, the rest of a large tagged segment is received
-straight into its place. With CRC that would place bytes before they are verified, and it gains
-nothing, because the check pulls them through the cache anyway.
+Bytes are received in bulk into one staging buffer. Each complete FPDU is verified there, the CRC
+before anything else (RFC 5044 section 6), and then placed. Tagged payload is copied once, into the
+advertised memory. A Send in one segment is not copied: its completion points into staging. A Send
+in several segments is assembled in a buffer. Without CRC, the rest of a large tagged segment is
+received straight into its place. With CRC that would place bytes before they are verified; nor
+would it be faster, because the check pulls the bytes through the cache anyway.
 
-Everything read here comes from the network. A violation raises RemoteProtocolError; ``terminate``
-is then the payload of the Terminate Message that RFC 5040 section 7.1 wants sent, and the core is
-dead: nothing behind the bad segment is looked at.
+All bytes read here come from the network. A violation raises RemoteProtocolError. ``terminate`` is
+then the payload of the Terminate Message that RFC 5040 section 7.1 demands, and the core must not
+be used any more: nothing behind the bad segment is looked at.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from iserblk.rcap.iwarp.reads import RTR_TOKEN, OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region, StagTable
 
 STAGING_SIZE = 512 * 1024
-MIN_ROOM = 128 * 1024  # less room than this behind the bytes: they move to the front
-DIRECT_MIN = 16 * 1024  # a shorter rest is cheaper to copy than to receive by itself
+MIN_ROOM = 128 * 1024  # with less room behind the staged bytes, these move to the front
+DIRECT_MIN = 16 * 1024  # a shorter rest is cheaper to copy than to receive separately
 
 # Control words of the segments that make up nearly all traffic, compared as a whole.
 _WRITE_LAST = ddp.TAGGED | ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.WRITE
@@ -40,13 +40,13 @@ _UNTAGGED_ULPDU = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
 
 
 class ReceiveCore:
-    """Parses one stream. ``get_buffers`` says where the next bytes go, ``received`` takes them.
+    """Parses one stream. ``get_buffers`` says where the next bytes go; ``received`` parses them.
 
-    ``completions``: what was delivered; their ``data`` is readable until the next ``get_buffers``.
-    ``opened``: at least one FPDU was valid for MPA; a responder may send from then on (RFC 5044
-    section 7.1.2).
-    ``posted``: receives posted in total, set by the owner.
-    ``reads``, ``responses``: see ``reads``; ``reads_received`` counts the Read Requests.
+    ``completions``: messages and RDMA Reads that are complete; their ``data`` is readable until the
+    next ``get_buffers``. ``opened``: at least one FPDU was valid for MPA; from then on a responder
+    may send (RFC 5044 section 7.1.2). ``posted``: receives posted in total, set by the owner.
+    ``reads``, ``responses``: the deques of module ``reads``. ``reads_received``: Read Requests that
+    the peer has sent.
     """
 
     __slots__ = ("_assembly", "_consumed", "_crc", "_direct", "_direct_last", "_direct_read",
@@ -67,36 +67,36 @@ class ReceiveCore:
         rtr: int = mpa.RTR_NONE,
         staging_size: int = STAGING_SIZE,
     ) -> None:
-        """``settle``: returns how many of the Read Responses that were asked of us have left.
-        ``rtr``: the RTR kinds that may come (responder)."""
+        """``settle``: returns how many of the Read Responses that the peer asked for have left.
+        ``rtr``: at a responder, the RTR kinds that may come. Sizes are bytes."""
         self._stags = stags
         self._crc = crc
         self._ird = ird
         self._receive_size = receive_size
         self._settle = settle
-        # Pages that nothing has come into cost nothing: a peer that only connects gets one or two.
+        # Unused pages cost no memory: a peer that only connects uses one or two.
         self._staging = mmap(
             -1, max(staging_size, MIN_ROOM + ddp.MAX_FPDU), MAP_PRIVATE | MAP_ANONYMOUS
         )
         self._view = memoryview(self._staging)
-        self._head = 0  # staging[_head:_tail] has come and was not parsed
+        self._head = 0  # staging[_head:_tail] was received and is not parsed yet
         self._tail = 0
         self.completions: list[seam.Completion] = []
         self.opened = False
         self.terminate = b""
         self.posted = 0
-        self._consumed = 0  # receives
+        self._consumed = 0  # receives that messages have used
         self._send_msn = 1
         self._read_msn = 1
         self._rtr_send = bool(rtr & mpa.RTR_SEND)
-        # A Send of several segments: the next MO, and what all its segments must share.
+        # A Send of several segments: its buffer, the next MO, what all its segments must share.
         self._assembly: bytearray | None = None
         self._send_offset = 0
         self._segment_kind = (0, 0)  # opcode, Invalidate STag
         self.responses: deque[ReadResponse] = deque()
         self.reads: deque[OutstandingRead] = deque()
         self.reads_received = 0
-        # Direct placement: what is left of the payload, whose it is, the trailer behind it.
+        # Direct placement: the rest of the payload's place, its owner, bytes of the trailer.
         self._direct = NOTHING
         self._direct_region: Region | None = None
         self._direct_read: OutstandingRead | None = None
@@ -107,7 +107,8 @@ class ReceiveCore:
     # --- bytes in ---
 
     def get_buffers(self) -> list[memoryview]:
-        """Where the next bytes go, in order; not empty. Earlier completions' data dies here."""
+        """Where to receive the next bytes: one or two buffers, in order. The ``data`` of earlier
+        completions must not be read any more."""
         if self._head == self._tail:
             self._head = self._tail = 0
             if self._direct:
@@ -120,7 +121,7 @@ class ReceiveCore:
         return [self._view[self._tail :]]
 
     def received(self, count: int) -> None:
-        """``count`` bytes were put into the buffers. Raises RemoteProtocolError."""
+        """Parse the ``count`` bytes that were put into the buffers. Raises RemoteProtocolError."""
         if self._direct:
             direct = min(count, len(self._direct))
             self._direct = self._direct[direct:]
@@ -130,17 +131,17 @@ class ReceiveCore:
             self._parse()
 
     def partial(self) -> bool:
-        """An FPDU has begun to arrive and is not complete."""
+        """Whether an FPDU has begun to arrive and is not complete."""
         return self._tail != self._head or self._skip != 0
 
     def divert(self, region: Region) -> None:
-        """Placement that is under way into ``region`` goes to waste from here on."""
+        """Place no more bytes into ``region``: the rest of a segment under way is discarded."""
         if self._direct_region is region:
             self._direct = memoryview(bytearray(len(self._direct)))
             self._direct_region = None
 
     def drop(self) -> None:
-        """Forget all memory of the owner; the core takes no more bytes."""
+        """Let go of all memory of the owner. The core must not be given more bytes."""
         self._direct = NOTHING
         self._direct_region = None
         self._direct_read = None
@@ -156,7 +157,7 @@ class ReceiveCore:
         check = self._crc
         while tail - pos >= ddp.UNTAGGED_SIZE:
             length, control, stag, to = ddp.TAGGED_HEADER.unpack_from(staging, pos)
-            end = pos + ((length + 5) & ~3)  # of the CRC's range: ULPDU_Length, ULPDU, pad
+            end = pos + ((length + 5) & ~3)  # where the CRC is: behind ULPDU_Length, ULPDU, pad
             if length < _TAGGED_ULPDU:
                 raise self._violation(pos, checks.TOO_SHORT)
             if tail < end + ddp.CRC_SIZE:
@@ -192,7 +193,7 @@ class ReceiveCore:
             raise self._violation(pos, checks.TOO_SHORT)
 
     def _send(self, pos: int, length: int, control: int) -> None:
-        """A segment of a Send, with its Last flag: mostly the only one."""
+        """Take the last segment of a Send, which mostly is its only segment."""
         invalidate, qn, msn, mo = ddp.UNTAGGED_REST.unpack_from(self._staging, pos + 4)
         size = length - _UNTAGGED_ULPDU
         if (
@@ -213,7 +214,7 @@ class ReceiveCore:
         self._deliver(pos, control & rdmap.OPCODE_MASK, invalidate, data)
 
     def _segment(self, pos: int, length: int, control: int) -> None:
-        """Any other segment of a Send: one of several, an empty one, or one that is refused."""
+        """Take any other segment of a Send: of several, empty, or to be refused."""
         invalidate, qn, msn, mo = ddp.UNTAGGED_REST.unpack_from(self._staging, pos + 4)
         size = length - _UNTAGGED_ULPDU
         opcode = control & rdmap.OPCODE_MASK
@@ -239,7 +240,7 @@ class ReceiveCore:
         self._send_offset = 0
         self._send_msn = (msn + 1) & ddp.MASK32
         if rtr:
-            self._rtr_send = False  # the initiator's RTR: no message for the layer above
+            self._rtr_send = False  # the RTR of the initiator: no message for the layer above
             return
         self._consumed += 1
         self._deliver(pos, opcode, invalidate, data)
@@ -259,7 +260,7 @@ class ReceiveCore:
         )
 
     def _rare(self, pos: int, length: int, control: int, stag: int, to: int) -> None:
-        """Everything that is not the bulk of the traffic: versions first, then by opcode."""
+        """Take a segment of a rare kind: check the versions first, then go by the opcode."""
         fault = checks.version_fault(control)
         if fault is not None:
             raise self._violation(pos, fault)
@@ -307,7 +308,7 @@ class ReceiveCore:
     # --- RDMA Read, both ways ---
 
     def _read_request(self, pos: int, length: int, control: int) -> None:
-        """The peer reads from us: check everything now, hand the response to the send side."""
+        """The peer reads from us: check all of the request, then queue the response for sending."""
         staging = self._staging
         _, qn, msn, mo = ddp.UNTAGGED_REST.unpack_from(staging, pos + 4)
         fault = checks.read_request_fault(length, control, qn, msn, self._read_msn, mo)
@@ -319,7 +320,7 @@ class ReceiveCore:
             staging, pos + ddp.UNTAGGED_SIZE
         )
         source, region = NOTHING, None
-        if size:  # nothing is validated for a Read of nothing, RFC 5040 5.2.1
+        if size:  # a Read of zero bytes is not validated, RFC 5040 5.2.1
             region = self._stags.find(stag)
             fault = checks.source_fault(region, stag, to, size)
             if fault is None and sink_to + size - 1 > ddp.MAX_TO:
@@ -333,8 +334,8 @@ class ReceiveCore:
         self.reads_received += 1
 
     def _too_many_reads(self) -> bool:
-        # The owner's count is asked for only when the IRD seems to be used up: it has to look
-        # whether another thread has just sent a response.
+        # ``settle`` is called only when the IRD seems to be used up: it waits for a thread that
+        # may just have sent a response.
         return (
             self.reads_received >= self._ird and self.reads_received - self._settle() >= self._ird
         )
@@ -360,7 +361,7 @@ class ReceiveCore:
     # --- direct placement, without CRC ---
 
     def _begin_direct(self, pos: int, length: int, control: int, stag: int, to: int) -> None:
-        """Most of a large tagged segment is still to come: let it land where it belongs."""
+        """Most of a large tagged segment is still to come: receive it straight into its place."""
         fault = checks.version_fault(control)
         opcode = control & rdmap.OPCODE_MASK
         if fault is None and opcode not in (rdmap.WRITE, rdmap.READ_RESPONSE):
@@ -385,7 +386,7 @@ class ReceiveCore:
         self._head = self._tail
 
     def _finish_direct(self) -> bool:
-        """True when the segment is complete, with its trailer."""
+        """Finish a direct placement. True when the segment is complete, with its trailer."""
         if self._direct or self._tail - self._head < self._skip:
             return False
         self._head += self._skip
@@ -400,7 +401,7 @@ class ReceiveCore:
     # --- errors ---
 
     def _violation(self, pos: int, fault: checks.Fault) -> RemoteProtocolError:
-        """The error for the segment at ``pos``; its Terminate is made here, from its header."""
+        """The error for the segment at ``pos``. Sets ``terminate``, made from its header."""
         _, code = fault
         length, control = ddp.LENGTH.unpack_from(self._staging, pos)[0], self._staging[pos + 2]
         size = _TAGGED_ULPDU if control & 0x80 else _UNTAGGED_ULPDU

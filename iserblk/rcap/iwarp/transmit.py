@@ -1,24 +1,25 @@
 """The send side of an iWARP stream: work requests in, buffers to send out. No I/O, no locks.
 
-Frames are made in batches, each the list of buffers for one ``sendmsg``, and no further ahead; so
-a peer that asks for 64 Reads of 1 MiB costs 64 small objects, and payload is gathered from where
-it lies, never copied (but for peers that want markers). Where frames may be cut anywhere, a batch
-of which little is left is filled up: a send that carries only the end of a batch costs a system
-call and wakes the receiver, for less than the socket would have taken (1 MiB reads at MTU 1500:
-0.8 of what TCP alone reaches, filled up 0.92). Batches that are larger instead, and made at once,
-keep the peer waiting for their CRCs.
+Batches. Frames (FPDUs) are made in batches: a batch is the list of buffers for one ``sendmsg``.
+Nothing is framed ahead of the batch, so a peer that asks for 64 Reads of 1 MiB costs 64 small
+objects. Payload is gathered from where it lies. It is copied only for peers that want markers.
+Where TCP may cut frames anywhere, a batch is filled up when little of it is left: a send of only
+the end of a batch costs a system call and wakes the receiver, for less than the socket would have
+taken (1 MiB reads at MTU 1500: 0.8 of what TCP alone reaches, filled up 0.92). Larger batches, each
+made at once, would instead keep the peer waiting while their CRCs are computed.
 
-How large a frame is depends on the peer. Without CRC, and towards a peer that has said so, it is
-as large as its length field allows, wherever TCP cuts it up. Towards all others a frame with CRC
-fits into one TCP segment (EMSS), and lies in one (RFC 5044 sections 4.5 and 5.1): full frames are
-as long as a segment, so that TCP cuts a batch of them, one system call, where they end. Where it
-cuts elsewhere all the same, at the end of the peer's window, that is at a multiple of four bytes,
-as long as segments are such: frames are multiples of four as well, so no CRC is split, which siw
-cannot take, and none is cut off but from a pad. So a frame with a pad is a batch of its own.
+Frame size. Without CRC, and towards a peer that has declared it (``allow``), a frame may be as
+large as its length field or the declaration allows, and TCP may cut it anywhere. Towards all other
+peers a frame with CRC fits into one TCP segment (EMSS) and lies in one (RFC 5044 sections 4.5 and
+5.1). Full frames are exactly as long as a segment, so TCP cuts a batch of them, sent by one system
+call, where frames end. At the end of the peer's window TCP may still cut elsewhere: at a multiple
+of four bytes, as long as segments are multiples of four. Frames are multiples of four as well, so
+no CRC is split, which siw cannot take. Such a cut could still part a pad from its CRC; so a frame
+with a pad is a batch of its own.
 
-Order: work requests start in the order they were posted. An RDMA Read that would exceed the ORD
-waits, and so does all that was posted behind it. Read Responses are answered in their own order,
-between whole messages of ours, never waiting for them.
+Order. Work requests start in the order they were posted. An RDMA Read that would exceed the ORD
+waits, and so do all requests posted after it. Read Responses are sent in their own order, between
+whole messages of ours; they never wait for the requests that wait.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from iserblk.rcap.stags import NOTHING, Region
 # Bytes and buffers of one batch (IOV_MAX is 1024; a frame is up to four buffers).
 BATCH_BYTES = 1 << 20
 BATCH_BUFFERS = 1000
-BATCH_LOW = 1 << 19  # fewer bytes than these are left: fill it up
+BATCH_LOW = 1 << 19  # with fewer bytes left in a batch than these, it is filled up
 
 _PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
 _NO_CRC = tuple(pad + bytes(ddp.CRC_SIZE) for pad in _PADS)
@@ -50,17 +51,17 @@ Buffer = bytes | memoryview
 
 
 class SlotFrame:
-    """The memory around a HeaderSlot: DDP header, the slot, pad and CRC, in one piece.
+    """The memory around a HeaderSlot: DDP header, slot, pad and CRC, in one piece.
 
-    ``covered`` is what the CRC covers, ``whole`` what goes out, when the first ``size`` bytes of
-    the slot are the message; ``fit`` changes that. Then up to seven bytes of the slot behind the
-    message are overwritten, with pad and CRC.
+    The message is the first ``size`` bytes of the slot; ``fit`` changes ``size``. ``whole`` is the
+    frame to send, ``covered`` the part of it that the CRC covers. When the message is shorter than
+    the slot, pad and CRC overwrite up to seven bytes of the slot behind the message.
     """
 
     __slots__ = ("covered", "memory", "size", "whole")
 
     def __init__(self, size: int, memory: memoryview | None = None) -> None:
-        """``memory``: ``room(size)`` writable bytes, zero; None: memory of its own."""
+        """``memory``: ``room(size)`` writable bytes, all zero; None: allocate them."""
         room = self.room(size)
         self.memory = memoryview(bytearray(room)) if memory is None else memory
         self.size = size
@@ -77,7 +78,7 @@ class SlotFrame:
         return seam.HeaderSlot(self.memory[start : start + self.size], self, index)
 
     def fit(self, size: int) -> None:
-        """The message is the first ``size`` bytes of the slot; those behind become its pad."""
+        """Set the message to the first ``size`` bytes of the slot; the pad follows behind them."""
         end = ddp.UNTAGGED_SIZE + size
         covered = (end + 3) & ~3
         self.size = size
@@ -87,11 +88,11 @@ class SlotFrame:
 
 
 class SendCore:
-    """Frames what one stream sends. The owner calls it under one lock, ``requests.extend``
-    excepted.
+    """Frames all that one stream sends. The owner calls it under one lock, except for
+    ``requests.extend``.
 
-    ``batch``: the buffers to send next (what is left of them, ``batch_left`` bytes); ``build``
-    fills it when little is left, ``sent`` takes from it. ``completions``: signaled requests that
+    ``batch``: the buffers to send next, ``batch_left`` bytes of them unsent. ``build`` fills it
+    when little is left, ``sent`` removes what has left. ``completions``: signaled requests that
     have left. ``reads_finished``: Read Responses that have left.
     """
 
@@ -113,20 +114,20 @@ class SendCore:
         opened: bool,
         segments: int = 1,
     ) -> None:
-        """``opened`` False: send nothing until it is set (a responder before the first FPDU).
-        ``segments``: how many TCP segments a frame may fill, while the peer has not allowed more
-        (with CRC, and without markers; else it means nothing)."""
+        """``emss``: bytes of a TCP segment. ``opened`` False: send nothing until it is set (a
+        responder before the first FPDU). ``segments``: how many TCP segments a frame may fill until
+        the peer allows more; it counts only with CRC and without markers."""
         self._crc = crc
         self._framer = MarkerFramer(crc=crc) if markers else None
         self._segments = segments
-        self._peer_max = 0 if crc else ddp.MAX_ULPDU  # the peer takes such, however they are cut
+        self._peer_max = 0 if crc else ddp.MAX_ULPDU  # largest ULPDU that TCP may cut anywhere
         self._tagged_max = 0  # bytes of payload in one frame
         self._untagged_max = 0
         self._one_segment = 0  # bytes of payload in a frame that must have a pad
         self._batch_size = 0
         self._low = 1  # bytes of the batch, below which it is filled up
-        self._segment = 0  # bytes from one place where TCP cuts a batch to the next; 0: no matter
-        self._alone = False  # the batch is one frame, and takes no other
+        self._segment = 0  # TCP cuts a batch after each so many bytes; 0: cuts do not matter
+        self._alone = False  # the batch is a single frame, and takes no other
         self.set_emss(emss)
         self._ord = ord
         self._reads = reads
@@ -135,14 +136,15 @@ class SendCore:
         self.requests: deque[seam.WorkRequest] = deque()
         self._message: seam.WorkRequest | ReadResponse | None = None  # not all framed yet
         self._offset = 0  # bytes of it that are framed
-        self._turn = False  # the last message was ours: a Read Response goes first
+        self._turn = False  # the last message was a request of ours: a Read Response is next
         self._msn = 1
         self._read_msn = 1
         self._sink_key = 0
         self.batch: list[Buffer] = []
         self.batch_left = 0
-        # Where in the stream signaled requests end, and Read Responses. To the byte: with the last
-        # response the peer may ask for the next, and our count must not be behind then.
+        # Where in the stream signaled requests and Read Responses end, exact to the byte: when the
+        # last byte of a response arrives, the peer may send its next Read Request at once, and our
+        # count must not be behind then.
         self._position = 0  # bytes that have left
         self._leaving: deque[tuple[int, seam.Completion]] = deque()
         self._response_ends: deque[int] = deque()
@@ -162,12 +164,12 @@ class SendCore:
         else:
             limit = ddp.mulpdu(emss, crc=self._crc, markers=markers) + ddp.LENGTH_SIZE
             self._batch_size = emss
-        # Whole words, so that only the last frame of a message has a pad.
+        # Multiples of four bytes, so that only the last frame of a message has a pad.
         self._tagged_max = (limit - ddp.TAGGED_SIZE) & ~3
         self._untagged_max = (limit - ddp.UNTAGGED_SIZE) & ~3
         self._one_segment = self._tagged_max
         if not markers and not self._peer_max and limit + ddp.CRC_SIZE == emss:
-            # A full frame fills its segment to the byte: the next begins with the next.
+            # A full frame fills its segment exactly: the next frame begins with the next segment.
             self._segment = emss
             self._batch_size = BATCH_BYTES
             most = (ddp.LENGTH_SIZE + ddp.MAX_ULPDU + ddp.CRC_SIZE) // emss
@@ -182,7 +184,7 @@ class SendCore:
         return self._tagged_max + ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
 
     def allow(self, max_ulpdu: int) -> None:
-        """The peer takes ULPDUs of up to so many bytes, wherever TCP cuts them."""
+        """The peer takes ULPDUs of up to ``max_ulpdu`` bytes, wherever TCP cuts them."""
         if self._crc:
             self._peer_max = max_ulpdu
             self.set_emss(self._emss)
@@ -190,10 +192,10 @@ class SendCore:
     # --- the batch ---
 
     def build(self) -> bool:
-        """Fill ``batch`` up if little of it is left; False when there is nothing to send."""
+        """Fill ``batch`` if little of it is left. False when there is nothing to send."""
         if self.batch_left >= self._low:
             return True
-        if not self.opened:  # nothing more than a Terminate
+        if not self.opened:  # nothing may be framed, but a Terminate may be in the batch
             return bool(self.batch)
         done = True
         while done:
@@ -223,7 +225,8 @@ class SendCore:
         return bool(self.batch)
 
     def sent(self, count: int) -> None:
-        """``count`` bytes of the batch have left."""
+        """Remove the first ``count`` bytes of the batch, which have left, and note what they
+        complete."""
         left = self.batch_left - count
         self.batch_left = left
         self._position += count
@@ -245,12 +248,12 @@ class SendCore:
         self.batch = []
 
     def _completes(self, request: seam.WorkRequest) -> None:
-        """With the last byte that is framed."""
+        """Complete the request when the last byte framed so far has left."""
         completion = seam.Completion(request.opcode, request.token)
         self._leaving.append((self._position + self.batch_left, completion))
 
     def _next(self) -> seam.WorkRequest | ReadResponse | None:
-        """The next message to start. Read Responses and our own requests take turns."""
+        """Take the next message to start. Read Responses and our own requests take turns."""
         requests = self.requests
         ready = requests and (requests[0].opcode != seam.RDMA_READ or len(self._reads) < self._ord)
         if self._responses and (self._turn or not ready):
@@ -264,8 +267,8 @@ class SendCore:
     # --- messages: True when all of it is framed, False when the batch is full ---
 
     def _full(self, frame: int, odd: int = 0) -> bool:
-        """A frame of so many bytes does not fit behind those of the batch. ``odd``: it has a pad.
-        False: it is about to be emitted."""
+        """Whether a frame of ``frame`` bytes has no room in the batch. ``odd``: bytes modulo 4 of
+        its payload, not 0 if it has a pad. After False the caller must emit the frame."""
         batch = self.batch
         left = self.batch_left
         if self._segment:
@@ -278,7 +281,7 @@ class SendCore:
         return bool(batch) and (
             left + frame > self._batch_size
             or len(batch) > BATCH_BUFFERS - 4
-            or self._framer is not None  # markers move with the frame before: one at a time
+            or self._framer is not None  # one frame at a time: markers depend on all before
         )
 
     def _send(self, request: seam.WorkRequest) -> bool:
@@ -291,7 +294,7 @@ class SendCore:
             or frame is None
             or size > self._untagged_max
             or (size & 3 and size > self._one_segment)
-            or self._offset  # the rest of one that was larger than a frame, and is not any more
+            or self._offset  # the rest of a Send whose first frames are made already
             or self._framer
         ):
             if not self._send_gathered(request, frame):
@@ -316,7 +319,7 @@ class SendCore:
         return True
 
     def _send_gathered(self, request: seam.WorkRequest, frame: SlotFrame | None) -> bool:
-        """A Send of several pieces, or in several segments."""
+        """Frame a Send of several pieces, or in several segments."""
         header = request.header_length
         start = ddp.UNTAGGED_SIZE
         head = frame.memory[start : start + header] if frame is not None else NOTHING
@@ -347,7 +350,8 @@ class SendCore:
                 return True
 
     def _tagged(self, opcode: int, stag: int, to: int, data: memoryview) -> bool:
-        """RDMA Write or Read Response; an empty one takes one segment (RFC 5041 section 5.2)."""
+        """Frame an RDMA Write or Read Response; without data it takes one segment (RFC 5041
+        section 5.2)."""
         total = len(data)
         offset = self._offset
         most = self._tagged_max
@@ -366,7 +370,7 @@ class SendCore:
             end = offset + size
             if end == total:
                 control |= ddp.LAST
-            # The peer chose the TO: where it wraps, the peer shall find out.
+            # The peer chose the TO. Where it wraps, the peer finds the error.
             header = ddp.TAGGED_HEADER.pack(ulpdu, control, stag, (to + offset) & ddp.MAX_TO)
             if size:
                 self._emit([header, data if size == total else data[offset:end]], size)
@@ -377,9 +381,10 @@ class SendCore:
                 return True
 
     def _full_frames(self, control: int, stag: int, to: int, data: memoryview, offset: int) -> int:
-        """As many frames of full length as the batch takes, but for the last frame of the message,
-        in one pass: at 1,448 bytes a frame, what is done for each is what a MiB costs. Returns the
-        offset behind them. One fits."""
+        """Frame as much of the message as the batch takes in frames of full length, all but its
+        last frame. Returns the offset behind them. The caller has found that one frame fits.
+
+        In one loop, because at 1,448 bytes a frame the work per frame is what a MiB costs."""
         batch = self.batch
         size = self._tagged_max
         frame = size + ddp.TAGGED_SIZE + ddp.CRC_SIZE
@@ -426,7 +431,8 @@ class SendCore:
         return True
 
     def _emit(self, pieces: list[Buffer], size: int) -> None:
-        """One FPDU of these pieces, ``size`` bytes of them payload, with pad and CRC."""
+        """Add an FPDU to the batch: these pieces, pad and CRC. ``size``: bytes of payload in the
+        pieces."""
         if self._framer is not None:
             fpdu = self._framer.frame(pieces)
             self.batch.append(fpdu)
@@ -448,9 +454,9 @@ class SendCore:
     # --- endings ---
 
     def detach(self, region: Region) -> None:
-        """Let go of the memory of ``region``: what is still to be sent from it is copied.
+        """Let go of the memory of ``region``: bytes still to be sent from it are copied.
 
-        Bounded by the IRD: one copy per Read Response asked for, of the range asked for.
+        The IRD bounds the work: one copy for each Read Response under way, of its range.
         """
         for response in list(self._responses):
             if response.region is region:
@@ -461,9 +467,10 @@ class SendCore:
         self.batch = [bytes(piece) for piece in self.batch]
 
     def abort(self, terminate: bytes) -> None:
-        """Drop what has not been framed; end the stream with this Terminate (b"": without).
+        """Drop all that is not framed; end the stream with this Terminate (b"": without any).
 
-        Frames of the present batch stay, copied, so that the Terminate is found behind them.
+        With a Terminate, the frames of the present batch are copied and stay, so that the Terminate
+        follows behind them. Without, or before ``opened``, the batch is dropped, too.
         """
         self.drop()
         if not terminate or not self.opened:
@@ -478,7 +485,7 @@ class SendCore:
         self.opened = False
 
     def drop(self) -> None:
-        """Forget every request and response; nothing of the owner's is kept but in ``batch``."""
+        """Forget every request and response. Only ``batch`` still refers to the owner's memory."""
         self.requests.clear()
         self._responses.clear()
         self._message = None

@@ -1,6 +1,6 @@
-"""Queue pairs of real devices (InfiniBand, RoCE, iWARP adapters) through rdma_cm and pyverbs.
+"""Queue pairs of RDMA devices (InfiniBand, RoCE, iWARP adapters) through rdma_cm and pyverbs.
 
-This module imports nothing of pyverbs: whether it can be used is asked with ``available``.
+This module does not import pyverbs. ``available`` tells whether pyverbs and a device can be used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ VERBS_DEVICES = Path("/dev/infiniband")
 
 
 def available() -> str | None:
-    """None when RDMA devices can be used here, else one line that says why not. Cheap: nothing is
-    opened. Whether a device leads to some address is what ``connecting.RouteProbe`` finds out."""
+    """None when RDMA devices can be used on this host, else one line that says why not.
+
+    Cheap: opens nothing. ``connecting.RouteProbe`` finds out whether a device leads to an address.
+    """
     if importlib.util.find_spec("pyverbs") is None:
         return "pyverbs is not installed (Debian: apt-get install python3-pyverbs)"
     try:
@@ -32,5 +34,5 @@ def available() -> str | None:
         return f"no {VERBS_DEVICES}/uverbs*: run modprobe ib_uverbs"
     for path in users[:2]:
         if not os.access(path, os.R_OK | os.W_OK):
-            return f"no permission on {path}: be root, or let its group in (a udev rule)"
+            return f"no permission on {path}: run as root, or give a group access (a udev rule)"
     return None

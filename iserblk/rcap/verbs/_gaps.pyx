@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""What pyverbs 44 cannot do, for objects of pyverbs. Each function names the gap it fills.
+"""Functions that pyverbs 44 lacks, for its objects. Each function names the gap that it fills.
 
-Compiled against the distribution's own headers; the objects' layouts are declared below, and
-checked against the sizes of pyverbs' types when this module is imported: another pyverbs makes the
-import fail, and ``plain`` takes over. Pointers are taken from objects that the caller keeps; after
-``Engine.close`` none is used any more.
+Compiled against the headers of the distribution. The layouts of pyverbs' objects are declared
+below. When this module is imported, they are checked against the sizes of pyverbs' types: with
+another pyverbs the import fails, and ``engine.PlainEngine`` is used instead. Pointers are taken
+from objects that the caller keeps alive; after ``Engine.close`` the engine uses none of them.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -130,29 +130,32 @@ cdef enum:
 
 
 def channel_descriptor(CMEventChannel channel not None):
-    """Gap: CMEventChannel shows no descriptor."""
+    """The descriptor of an event channel. Gap: CMEventChannel shows none."""
     if channel.event_channel == NULL:
         raise ValueError("the channel is closed")
     return channel.event_channel.fd
 
 
 def completion_descriptor(CompChannel channel not None):
-    """Gap: CompChannel shows no descriptor (before pyverbs 57)."""
+    """The descriptor of a completion channel. Gap: CompChannel shows none (before pyverbs 57)."""
     if channel.cc == NULL:
         raise ValueError("the channel is closed")
     return channel.cc.fd
 
 
 def event_status(CMEvent event not None):
-    """Gap: CMEvent does not show its status: the reason of a reject, or a negative errno."""
+    """The status of an event: the reason of a reject, or a negative errno. Gap: CMEvent does not
+    show it."""
     if event.event == NULL:
         raise ValueError("the event was acknowledged")
     return event.event.status
 
 
 def bind(CMID identifier not None, bytes address not None):
-    """Gap: CMID.bind_addr makes objects of the address's device at once, and crashes where it has
-    none: a wildcard, or loopback. ``address``: a struct sockaddr. Returns whether it has one."""
+    """Bind to ``address``, a struct sockaddr. Returns whether the address belongs to a device.
+
+    Gap: CMID.bind_addr makes objects of the device at once, and crashes for an address without a
+    device: a wildcard, or loopback."""
     if identifier.id == NULL:
         raise ValueError("the identifier is closed")
     if rdma_bind_addr(identifier.id, <sockaddr *><char *>address):
@@ -161,15 +164,15 @@ def bind(CMID identifier not None, bytes address not None):
 
 
 def source_port(CMID identifier not None):
-    """Gap: CMID does not tell the port that it is bound to."""
+    """The port that an identifier is bound to. Gap: CMID does not tell it."""
     if identifier.id == NULL:
         raise ValueError("the identifier is closed")
     return ntohs(rdma_get_src_port(identifier.id))
 
 
 def migrate(CMID identifier not None, CMEventChannel channel not None):
-    """Gap: an accepted CMID stays on the event channel of its listener, whose events do not tell
-    which identifier they are about. Gives it one of its own."""
+    """Move an identifier to ``channel``. Gap: an accepted CMID stays on the event channel of its
+    listener, and events do not tell which identifier they are about."""
     if identifier.id == NULL or channel.event_channel == NULL:
         raise ValueError("closed")
     if rdma_migrate_id(identifier.id, channel.event_channel):
@@ -177,20 +180,21 @@ def migrate(CMID identifier not None, CMEventChannel channel not None):
 
 
 def check_region(MR region not None):
-    """Raises ValueError when this pyverbs keeps its regions in another way than is declared here:
-    sizes alone do not show that."""
+    """Check the layout of MR by its values, as sizes alone do not show all. Raises ValueError when
+    this pyverbs keeps its regions in another way than is declared here."""
     if region.mr == NULL or region.mr.lkey != (<object>region).lkey:
         raise ValueError("the regions of this pyverbs are laid out in another way")
 
 
 def check_window(MW window not None):
-    """As check_region."""
+    """Check the layout of MW, as ``check_region`` does that of MR."""
     if window.mw == NULL or window.mw.rkey != (<object>window).rkey:
         raise ValueError("the windows of this pyverbs are laid out in another way")
 
 
 def set_window_key(MW window not None, uint32_t key):
-    """Gap: MW.rkey cannot be set, and nobody else does after a type 2 bind: the next would fail."""
+    """Set the key of a window after a type 2 bind; without that the next bind would fail. Gap:
+    MW.rkey cannot be set, and pyverbs does not set it itself."""
     if window.mw == NULL:
         raise ValueError("the window is closed")
     window.mw.rkey = key
@@ -198,7 +202,7 @@ def set_window_key(MW window not None, uint32_t key):
 
 cdef class Engine:
     """Implements ``engine.Engine``. Gap: pyverbs makes several objects for each work request and
-    completion, and posts one at a time."""
+    completion, and posts one request at a time."""
 
     cdef QP _qp
     cdef CQ _cq
@@ -301,7 +305,7 @@ cdef class Engine:
             raise _error(result)
         for index in range(count):
             if self._sends[index].opcode == BIND_MW:
-                # The library read the old key when it was posted; the next bind starts from this.
+                # The library read the old key when the bind was posted; the next starts from this.
                 self._sends[index].bind_mw.mw.rkey = self._sends[index].bind_mw.rkey
 
     def receive(self, uint64_t number, uint64_t address, uint32_t length, uint32_t key):
@@ -376,7 +380,7 @@ cdef class Engine:
             raise _error(result)
 
     def close(self):
-        """To be called before the queue pair is closed."""
+        """Use no pointer any more. To be called before the queue pair is closed."""
         self._open = False
 
 

@@ -1,7 +1,7 @@
-"""pyverbs, loaded late, and the numbers of libibverbs and librdmacm that the data path uses.
+"""Access to pyverbs, loaded at first use; constants of libibverbs and librdmacm.
 
-The numbers are part of the libraries' binary interface and of the kernel's; pyverbs has them as
-attributes of enum classes, which are slower and unknown to type checkers.
+The constants are part of the binary interface of the libraries and of the kernel. pyverbs has them
+as attributes of enum classes, which are slower and unknown to type checkers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def pyverbs(name: str) -> Any:
 
 
 def _load(name: str) -> ModuleType:
-    # pyverbs configures the root logger when it is imported: that is the program's to do.
+    # pyverbs configures the root logger when it is imported, which only a program should do.
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -77,8 +77,8 @@ def _load(name: str) -> ModuleType:
 
 
 def gaps() -> Any | None:
-    """The compiled module that fills pyverbs' gaps; None where it is not there (``plain`` then
-    does what can be done)."""
+    """The compiled module ``_gaps``; None where it cannot be loaded: ``engine.PlainEngine`` then
+    does what pyverbs alone can do. Raises NotSupported without pyverbs."""
     if "_gaps" not in _modules:
         pyverbs("cmid")  # its types come first
         try:
@@ -91,6 +91,6 @@ def gaps() -> Any | None:
 
 
 def error_words(error: BaseException) -> str:
-    """What the system said in a pyverbs exception, without pyverbs' own words around it."""
+    """The system's error text in a pyverbs exception, without the words that pyverbs adds."""
     text = str(error)
     return text.rsplit("Errno: ", 1)[-1].partition(", ")[2] or text

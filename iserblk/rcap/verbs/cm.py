@@ -1,4 +1,4 @@
-"""rdma_cm's event channels, non-blocking."""
+"""Event channels of rdma_cm, without blocking: descriptors, events, numeric addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iserblk.rcap.verbs import api
 
 CM_LINK = "rdma_cm"
 COMPLETION_LINK = "[infinibandevent]"
-_making = Lock()  # held while descriptors are told apart by what is new
+_making = Lock()  # held while a new descriptor is found by comparing lists of descriptors
 
 
 class Event:
@@ -29,12 +29,12 @@ class Event:
         self.status: int = 0 if gaps is None else gaps.event_status(raw)
 
     def close(self) -> None:
-        """Acknowledge it: identifiers with open events cannot be destroyed."""
+        """Acknowledge the event: identifiers with open events cannot be destroyed."""
         self.raw.close()
 
 
 class Channel:
-    """One event channel. Raises NotSupported or PermissionDenied when there can be none."""
+    """One event channel. Raises NotSupported or PermissionDenied when it cannot be created."""
 
     def __init__(self) -> None:
         cmid = api.pyverbs("cmid")
@@ -49,12 +49,12 @@ class Channel:
             text = f"no rdma_cm event channel ({words})"
             if getattr(error, "error_code", 0) in (errno.EACCES, errno.EPERM):
                 raise PermissionDenied(
-                    f"{text}: be root, or let your group use /dev/infiniband/rdma_cm"
+                    f"{text}: run as root, or give your group access to /dev/infiniband/rdma_cm"
                 ) from None
             raise NotSupported(f"{text}: run modprobe rdma_ucm, or say rcap=iwarp") from None
 
     def take(self) -> Event | None:
-        """The next event, to be closed by the caller; None when there is none. Never blocks.
+        """The next event, which the caller closes; None when there is none. Never blocks.
 
         Raises ConnectFailed when the channel is broken.
         """
@@ -66,14 +66,14 @@ class Channel:
             raise ConnectFailed(f"rdma_cm: {api.error_words(error)}") from None
 
     def close(self) -> None:
-        """All identifiers on it are closed already."""
+        """Close the channel. The caller has closed all identifiers on it before."""
         if self.fd >= 0:
             self.fd = -1
             self.raw.close()
 
 
 def address_info(host: str, port: int) -> Any:
-    """librdmacm's form of a numeric address. Raises ConnectFailed."""
+    """A numeric address in the form of librdmacm. The caller closes it. Raises ConnectFailed."""
     try:
         return api.pyverbs("cmid").AddrInfo(
             dst=host, dst_service=str(port), port_space=api.PS_TCP, flags=api.RAI_NUMERICHOST
@@ -87,9 +87,10 @@ def address_info(host: str, port: int) -> Any:
 def with_descriptor(
     make: Callable[[], Any], find: Callable[[Any], int] | None, link: str
 ) -> tuple[Any, int]:
-    """What ``make`` makes, and its descriptor, made non-blocking.
+    """The object that ``make`` makes, and its descriptor, set to non-blocking.
 
-    ``find`` asks the object; without it, it is the new descriptor whose link ends in ``link``.
+    ``find`` gets the descriptor from the object. Without it, the descriptor is found in
+    /proc/self/fd: it is new, and its link ends in ``link``. Raises NotSupported if that fails.
     """
     if find is not None:
         made = make()
@@ -117,5 +118,5 @@ def _descriptors(link: str) -> set[int]:
             if os.readlink(f"/proc/self/fd/{name}").endswith(link):
                 found.add(int(name))
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
     return found

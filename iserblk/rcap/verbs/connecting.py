@@ -1,9 +1,9 @@
-"""Connecting by rdma_cm, without ever blocking: each ``progress`` does what can be done now.
+"""Connecting by rdma_cm, without blocking: each call of ``progress`` does what can be done now.
 
     resolve address → resolve route → connect ─┬─ InfiniBand, RoCE: response → ready → establish
                                                └─ iWARP: established
 
-The listening side is in ``listening``; it is to be had from here, too.
+The listening side is in ``listening``; this module exports it, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PrivateData = bytes | Callable[[bool], bytes]
 
 
 class _Resolver:
-    """What a connector and a probe have in common: an identifier, and its address resolved."""
+    """The part that a connector and a probe share: an identifier whose address is resolved."""
 
     def __init__(self, host: str, port: int) -> None:
         missing = available()
@@ -61,12 +61,12 @@ class _Resolver:
 
     @property
     def device(self) -> str | None:
-        """Its name, once the address is resolved."""
+        """The name of the device, once the address is resolved."""
         name = self.identifier.dev_name if self.identifier is not None else None
         return (name.decode() if isinstance(name, bytes) else name) or None
 
     def resolve_route(self, timeout: float) -> None:
-        """The next step, when the address is resolved. Raises ConnectFailed."""
+        """Start to resolve the route: the step after the address. Raises ConnectFailed."""
         try:
             self.identifier.resolve_route(int(timeout * 1000))
         except self._error as error:
@@ -86,8 +86,8 @@ class _Resolver:
 
 
 class RouteProbe:
-    """Asks whether an RDMA device leads to an address. Nothing is sent but ARP, and on InfiniBand
-    a question to the subnet manager."""
+    """Finds out whether an RDMA device leads to an address. It sends nothing but ARP requests, and
+    on InfiniBand a query to the subnet manager."""
 
     def __init__(self, host: str, port: int) -> None:
         self._answer: tuple[bool, str] | None = None
@@ -98,11 +98,12 @@ class RouteProbe:
             self._answer = False, str(error)
 
     def fileno(self) -> int:
-        """-1 when the answer is there without waiting."""
+        """The descriptor to wait for; -1 when ``progress`` has the answer without waiting."""
         return -1 if self._resolver is None else self._resolver.fileno()
 
     def progress(self, now: float) -> tuple[bool, str] | None:
-        """Whether, and the device's name or the reason; None: wait for the descriptor."""
+        """(True, name of the device) or (False, reason). None: call again when the descriptor is
+        readable."""
         resolver = self._resolver
         while self._answer is None and resolver is not None:
             event = resolver.channel.take()
@@ -112,7 +113,7 @@ class RouteProbe:
             event.close()
             if kind == statuses.ADDR_RESOLVED:
                 try:
-                    # For an address of this host any device says yes so far.
+                    # Up to here any device accepts an address of this host.
                     resolver.resolve_route(ROUTE_S)
                 except ConnectFailed as error:
                     self._answer = False, str(error)
@@ -129,7 +130,7 @@ class RouteProbe:
 
 
 class VerbsConnector:
-    """Connects to one numeric address. After an exception everything is closed."""
+    """Connects to a numeric address. After an exception everything is closed."""
 
     def __init__(
         self,
@@ -143,9 +144,10 @@ class VerbsConnector:
         mode: str = AUTO,
         timeout: float,
     ) -> None:
-        """``private_data`` may be a function of "the device has memory windows". ``receives`` of
-        ``receive_size`` bytes are posted before connecting. ``ird``: RDMA Reads that the peer may
-        have outstanding, at most; the device may allow less. ``timeout``: seconds in all.
+        """``private_data``: bytes, or a function that makes them from "memory windows are used".
+        ``receives`` of ``receive_size`` bytes are posted before connecting. ``ird``: RDMA Reads
+        that the peer may have outstanding, at most; the device may allow fewer. ``mode``: a value
+        of ``link.MODES``. ``timeout``: seconds in all.
 
         Raises ConnectFailed, NotSupported or PermissionDenied.
         """
@@ -167,16 +169,18 @@ class VerbsConnector:
         self.device: str | None = None
 
     def fileno(self) -> int:
-        """-1 after ``close``, or once ``progress`` gave the queue pair away."""
+        """The descriptor to wait for; -1 after ``close``, and once ``progress`` has returned the
+        queue pair."""
         if self._resolver is not None:
             return self._resolver.fileno()
         return -1 if self._qp is None else self._qp.fileno()
 
     def progress(self, now: float) -> VerbsQueuePair | None:
-        """The connected queue pair, or None: call again when the descriptor is readable, or now
-        and then, to keep the time.
+        """The connected queue pair, or None. The queue pair belongs to the caller then.
 
-        Raises ConnectFailed, ConnectTimeout, NotSupported; everything is closed then.
+        After None call again when the descriptor is readable; and from time to time while it is
+        not, for the timeout. ``now``: monotonic seconds. Raises ConnectFailed, ConnectTimeout or
+        NotSupported; then everything is closed.
         """
         if self._deadline is None:
             self._deadline = now + self._timeout
@@ -214,7 +218,7 @@ class VerbsConnector:
         return self._link.channel
 
     def _step(self, event: Event) -> bool:
-        """One event; True when connected."""
+        """Handle one event. True when the connection is established."""
         kind = event.kind
         if kind == statuses.ADDR_RESOLVED and self._resolver is not None:
             self.device = self._resolver.device
@@ -235,13 +239,13 @@ class VerbsConnector:
         return False
 
     def _connect(self) -> None:
-        """The device is known: make everything, and send the request."""
+        """The route is known: make the device's objects, and send the connection request."""
         resolver = self._resolver
         assert resolver is not None
         identifier = resolver.identifier
         budget = pool_budget(self._receives, self._receive_size)
         link = Link(identifier, resolver.channel, identifier.context, identifier.pd, self._mode)
-        self._resolver = None  # what it had is the link's
+        self._resolver = None  # the link owns its identifier and channel now
         self._link = link
         try:
             self._qp = VerbsQueuePair(
@@ -268,7 +272,7 @@ class VerbsConnector:
         return ConnectFailed(f"cannot connect to {self._portal}{device}: {reason}")
 
     def close(self) -> None:
-        """Give up. The queue pair that ``progress`` returned is not touched."""
+        """Give up. A queue pair that ``progress`` has returned is not touched."""
         if self._resolver is not None:
             self._resolver.close()
             self._resolver = None

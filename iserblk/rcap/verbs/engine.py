@@ -1,8 +1,9 @@
-"""Work requests and completions, in two forms with one behaviour.
+"""Engines post work requests to the device and poll completions. There are two implementations.
 
 ``_gaps.Engine``, compiled by scripts/setup, fills arrays of C structures and gives a batch to the
-device in one call; ``PlainEngine`` here does with pyverbs' own objects what pyverbs can: no memory
-windows, as nothing updates their keys, and several objects per request.
+device in one call. ``PlainEngine`` in this module uses only the objects of pyverbs: it makes
+several of them for each request, and has no memory windows, because pyverbs cannot update their
+keys.
 
 A completion is a tuple: (request number, status, bytes, flags, invalidated key, vendor error).
 """
@@ -18,7 +19,10 @@ Entry = tuple[int, int, int, int, int, int]
 
 
 class Engine(Protocol):
-    """One queue pair's work. OSError from ``post``, ``post_receives`` and ``poll`` is fatal."""
+    """The work requests and completions of one queue pair.
+
+    ``number`` is chosen by the caller and comes back in the completion. Lengths are bytes of
+    registered memory. An OSError is fatal: the queue pair cannot be used any more."""
 
     def send(
         self,
@@ -34,7 +38,7 @@ class Engine(Protocol):
         length2: int,
         key2: int,
     ) -> None:
-        """Prepare a Send or a transfer of up to two pieces; a length of 0 is no piece."""
+        """Prepare a Send, RDMA Write or RDMA Read of up to two pieces; length 0 means no piece."""
         ...
 
     def bind(
@@ -47,27 +51,31 @@ class Engine(Protocol):
         length: int,
         access: int,
     ) -> int:
-        """Prepare the binding of a window; returns the key that it will have."""
+        """Prepare the binding of a window; returns the key that the window will have."""
         ...
 
     def invalidate(self, number: int, flags: int, key: int) -> None:
-        """Prepare a local invalidation. Never of a key that is invalid already: rxe panics."""
+        """Prepare a local invalidation. The key must still be valid: otherwise rxe panics."""
         ...
 
     def post(self) -> None:
-        """Give what was prepared to the device."""
+        """Give the prepared requests to the device."""
         ...
 
     def receive(self, number: int, address: int, length: int, key: int) -> None:
         """Prepare a receive."""
         ...
 
-    def post_receives(self) -> None: ...
+    def post_receives(self) -> None:
+        """Give the prepared receives to the device."""
+        ...
 
-    def poll(self, limit: int) -> list[Entry]: ...
+    def poll(self, limit: int) -> list[Entry]:
+        """Take up to ``limit`` completions. Never blocks."""
+        ...
 
     def event(self) -> bool:
-        """Take a completion event from the channel if there is one. Never blocks."""
+        """Take a completion event from the channel; False when there is none. Never blocks."""
         ...
 
     def arm(self) -> None:
@@ -76,8 +84,8 @@ class Engine(Protocol):
 
 
 class PlainEngine:
-    """Implements Engine with pyverbs' objects. ``empty``: (address, key) of any registered memory:
-    pyverbs wants at least one piece in every request."""
+    """Implements Engine with the objects of pyverbs. ``empty``: (address, key) of any registered
+    memory, because pyverbs wants at least one piece in every request."""
 
     def __init__(self, qp: Any, cq: Any, channel: Any, empty: tuple[int, int]) -> None:
         self._qp = qp
@@ -112,10 +120,10 @@ class PlainEngine:
         request = self._wr.SendWR(
             wr_id=number, opcode=opcode, num_sge=len(pieces), sg=pieces, send_flags=flags
         )
-        for piece in pieces:  # copied: what is not closed is never freed
+        for piece in pieces:  # pyverbs has copied them, and frees only what is closed
             piece.close()
         if opcode == api.WR_SEND_WITH_INV:
-            request.imm_data = stag  # one union in C
+            request.imm_data = stag  # in C, a union with the key to invalidate
         elif opcode != api.WR_SEND:
             request.set_wr_rdma(stag, to)
         self._sends.append(request)

@@ -1,8 +1,8 @@
-"""The device's side of one connection: rdma_cm identifier, queue pair, completion queue.
+"""The device objects of one connection: rdma_cm identifier, queue pair, completion queue.
 
-Made on an identifier whose device is known; brought to life by ``prepare`` and, on InfiniBand and
-RoCE, ``ready``; taken down by ``close`` in the one order that works: windows, regions, queue pair,
-completion queue, its channel, identifier, event channel.
+A Link is made for an identifier whose device is known. On InfiniBand and RoCE, ``ready`` then takes
+the queue pair to the state in which it can send. ``close`` takes all down in the only order that
+works: windows, regions, queue pair, completion queue, its channel, identifier, event channel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from iserblk.rcap.verbs.pool import Memory, Registration
 log = logging.getLogger(__name__)
 
 SENDS = 1024  # work requests that may be under way
-RECEIVES = 1280  # receives that may be posted: 1024 for Data-Outs alone, at a target
-MAX_DEPTH = 255  # RDMA Reads: a byte on the wire
+RECEIVES = 1280  # receives that may be posted; at a target 1024 of these are for Data-Outs
+MAX_DEPTH = 255  # RDMA Reads outstanding: the field on the wire is one byte
 SYS = Path("/sys/class/infiniband")
 _layout_checked = False
 
@@ -35,15 +35,15 @@ MODES = (AUTO, REGION, WINDOW)
 
 
 class Device(NamedTuple):
-    """What a device can do, as far as it matters here."""
+    """The properties of a device that matter here."""
 
     name: str
     transport: str  # "InfiniBand", "RoCE" or "iWARP"
-    windows: str  # "" when it has type 2 memory windows that can be used, else why not
-    max_requests: int
-    max_entries: int
-    max_reads_in: int
-    max_reads_out: int
+    windows: str  # "" when its type 2 memory windows can be used, else the reason why not
+    max_requests: int  # work requests of a queue
+    max_entries: int  # of a completion queue
+    max_reads_in: int  # RDMA Reads of the peer outstanding at a queue pair
+    max_reads_out: int  # RDMA Reads of ours outstanding at a queue pair
 
     @property
     def iwarp(self) -> bool:
@@ -56,7 +56,8 @@ def name_of(context: Any) -> str:
 
 
 def device_of(context: Any, port: int) -> Device:
-    """Ask an open context. Raises ConnectFailed when the device does not answer."""
+    """The properties of the device of an open context. Raises ConnectFailed when the device does
+    not answer."""
     name = name_of(context)
     try:
         attributes = context.query_device()
@@ -84,23 +85,24 @@ def device_of(context: Any, port: int) -> Device:
 
 
 def resolve_mode(mode: str, device: Device) -> bool:
-    """Whether memory windows are used. Raises NotSupported when they are asked for in vain."""
+    """Whether to use memory windows. Raises NotSupported when ``mode`` asks for windows, and the
+    device has none that can be used."""
     if mode == WINDOW and device.windows:
-        raise NotSupported(f"memory windows: {device.windows}; leave the mode to be chosen")
+        raise NotSupported(f"memory windows: {device.windows}; use the mode auto")
     return mode != REGION and not device.windows
 
 
 class Link:
-    """Everything of the device that one connection has. Owns ``identifier`` and ``channel``."""
+    """All device objects of one connection. Owns ``identifier`` and ``channel``."""
 
     def __init__(
         self, identifier: Any, channel: Channel, context: Any, domain: Any, mode: str
     ) -> None:
-        """Raises ConnectFailed or NotSupported; then only what was handed in is left, still the
-        caller's."""
+        """Raises ConnectFailed or NotSupported; then all that was made is closed, and the arguments
+        still belong to the caller."""
         self.identifier = identifier
         self.channel = channel
-        self._context = context  # kept: pyverbs closes librdmacm's when it is forgotten
+        self._context = context  # kept: pyverbs closes librdmacm's context when it is freed
         self._domain = domain
         self.device = device_of(context, identifier.port_num or 1)
         self.windows = resolve_mode(mode, self.device)
@@ -109,7 +111,7 @@ class Link:
             RECEIVES, self.device.max_requests, self.device.max_entries - self.send_room
         )
         self._error: type[Exception] = api.pyverbs("pyverbs_error").PyverbsError
-        self._made: list[Any] = []  # in the order in which it is closed backwards
+        self._made: list[Any] = []  # closed in reverse order
         self._empty: tuple[Memory, Registration] | None = None
         self.engine: Engine
         self._mr_type = api.pyverbs("mr").MR
@@ -188,7 +190,7 @@ class Link:
 
     @property
     def number(self) -> int:
-        """Of the queue pair."""
+        """The number of the queue pair."""
         number: int = self._qp.qp_num
         return number
 
@@ -202,8 +204,9 @@ class Link:
         return attributes
 
     def ready(self, ird: int, ord: int) -> tuple[int, int]:
-        """InfiniBand and RoCE, when both sides know each other: up to sending. Returns the RDMA
-        Read depths (in, out), at most what was asked for. Raises ConnectFailed."""
+        """Take the queue pair to the state in which it can send, once the data of the peer is
+        known; for InfiniBand and RoCE. Returns the RDMA Read depths (in, out), which are at most
+        ``ird`` and ``ord``. Raises ConnectFailed."""
         try:
             self._to(api.QPS_INIT)  # again: now with rights and path
             attributes, mask = self.identifier.init_qp_attr(api.QPS_RTR)
@@ -217,7 +220,8 @@ class Link:
         return ird, ord
 
     def parameters(self, ird: int, ord: int, private_data: bytes) -> Any:
-        """ConnParam for connect and accept: patient about receives that come late."""
+        """ConnParam for connect and accept, with unlimited retries when the peer has no receive
+        posted yet."""
         parameters = api.pyverbs("cmid").ConnParam(
             resources=ird,
             depth=ord,
@@ -233,7 +237,7 @@ class Link:
         return parameters
 
     def register(self, address: int, length: int, access: int) -> Registration:
-        """Implements pool.Register."""
+        """Register memory. Implements ``pool.Register``; the caller closes the region."""
         try:
             region = self._mr_type(self._domain, length, access, address=address)
         except self._error as error:
@@ -244,6 +248,7 @@ class Link:
         return Registration(region, region.lkey, region.rkey)
 
     def make_window(self) -> Any:
+        """Make a type 2 memory window, which the caller closes. Raises OSError."""
         try:
             return self._mw_type(self._domain, api.MW_TYPE_2)
         except self._error as error:
@@ -251,27 +256,29 @@ class Link:
             raise OSError(number, f"no memory window: {api.error_words(error)}") from None
 
     def close_window(self, window: Any) -> None:
-        """Safe in every state of the window. Raises OSError."""
+        """Close a window; safe in every state of the window. Raises OSError."""
         try:
             window.close()
         except self._error as error:
             number = getattr(error, "error_code", None) or errno.EIO
-            raise OSError(number, f"a memory window stays: {api.error_words(error)}") from None
+            raise OSError(
+                number, f"a memory window cannot be closed: {api.error_words(error)}"
+            ) from None
 
     def stop(self) -> None:
-        """Nothing more is sent, received or placed."""
+        """Put the queue pair into its error state: nothing more is sent, received or placed."""
         with suppress(self._error):
             attributes = self._qp_module.QPAttr(qp_state=api.QPS_ERR)
             self._qp.modify(attributes, api.QP_STATE)
 
     def disconnect(self) -> None:
-        """Tell the peer. Returns at once."""
+        """Tell the peer that the connection ends. Returns at once."""
         with suppress(self._error):
             self.identifier.disconnect()
 
     def close(self, before: Callable[[], None] | None = None) -> None:
         """Take everything down. ``before`` is called when the queue pair has stopped and still
-        exists: to close windows and regions."""
+        exists; it closes windows and regions."""
         self.stop()
         try:
             if before is not None:

@@ -1,7 +1,7 @@
-"""Taking connections by rdma_cm, without ever blocking.
+"""Accepting connections by rdma_cm, without blocking.
 
-Each connection gets an event channel of its own as soon as it is asked for: events do not tell
-pyverbs which identifier they are about.
+Each connection gets its own event channel as soon as its request arrives, because pyverbs does not
+show which identifier an event is about.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BACKLOG = 64
 MAX_PENDING = 64  # accepted, and not yet established
 PENDING_S = 10.0
 
-# What an initiator sent in connection management → what it is answered. May raise an
-# IserblkError: then it is refused.
+# Takes the private data of a connection request and returns that of the reply. When it raises an
+# IserblkError, the connection is refused.
 Reply = Callable[[bytes], bytes]
 
 
@@ -55,7 +55,7 @@ class _Pending:
 
 
 class VerbsListener:
-    """Listens on one numeric address. Refused connections are logged, not raised."""
+    """Listens on a numeric address. Refused connections are logged and raise nothing."""
 
     def __init__(
         self,
@@ -68,8 +68,9 @@ class VerbsListener:
         reply: Reply,
         mode: str = REGION,
     ) -> None:
-        """``port`` 0 takes a free one. ``receives`` of ``receive_size`` bytes are posted for each
-        connection before it is accepted. ``mode``: as VerbsConnector; a target advertises nothing.
+        """``port`` 0 takes a free port. ``receives`` of ``receive_size`` bytes are posted for each
+        connection before it is accepted. ``ird`` and ``mode``: as for VerbsConnector; a target
+        advertises no memory.
 
         Raises Busy, BadArgument, NotSupported or PermissionDenied.
         """
@@ -107,7 +108,7 @@ class VerbsListener:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )[0]
-        assert self._gaps is not None  # __init__ has looked
+        assert self._gaps is not None  # __init__ has checked
         try:
             has_device = self._gaps.bind(self._identifier, _packed(family, address))
             if not has_device and not ipaddress.ip_address(address[0]).is_unspecified:
@@ -118,8 +119,8 @@ class VerbsListener:
             words_ = getattr(error, "strerror", None) or api.error_words(error)
             if number == errno.EADDRINUSE:
                 raise Busy(
-                    f"{self._name} is in use by rdma_cm: choose another port, or see who has it "
-                    "(rdma resource show cm_id)"
+                    f"{self._name} is in use by rdma_cm: choose another port, or see which process "
+                    "has it (rdma resource show cm_id)"
                 ) from None
             if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
                 raise BadArgument(
@@ -128,14 +129,15 @@ class VerbsListener:
             raise BadArgument(f"cannot listen on {self._name} by rdma_cm: {words_}") from None
 
     def fileno(self) -> int:
-        """-1 after ``close``."""
+        """The descriptor to wait for; -1 after ``close``."""
         return -1 if self._epoll.closed else self._epoll.fileno()
 
     def progress(self, now: float) -> list[VerbsQueuePair]:
-        """New connections, established. Call it when the descriptor is readable, and once a second
-        while it is not: peers that never finish are given up then.
+        """Returns new connections that are established; they belong to the caller.
 
-        Raises ConnectFailed when listening is over: the device is gone.
+        Call it when the descriptor is readable, and once a second while it is not: that drops peers
+        that do not finish within PENDING_S. ``now``: monotonic seconds. Raises ConnectFailed when
+        listening is over, because the device is gone.
         """
         if self._channel is None:
             raise ConnectFailed(f"{self._name}: the listener is closed")
@@ -153,7 +155,8 @@ class VerbsListener:
         """Answer one connection request. Closes the event."""
         private_data = event.private_data
         try:
-            # In the listener's place: what it does not have is the new identifier's own.
+            # An empty CMID in place of the listener: what it does not have is then made for the new
+            # identifier.
             identifier = self._cmid.CMID(creator=event.raw, listen_id=self._cmid.CMID())
         finally:
             event.close()
@@ -217,7 +220,7 @@ class VerbsListener:
         self._pending.pop(fd).qp.close()
 
     def close(self) -> None:
-        """Stop listening. Queue pairs that were handed out go on."""
+        """Stop listening. Queue pairs that ``progress`` has returned go on."""
         for fd in list(self._pending):
             self._give_up(fd, "no longer listening")
         if self._identifier is not None:
@@ -230,7 +233,7 @@ class VerbsListener:
 
 
 def _packed(family: int, address: tuple[Any, ...]) -> bytes:
-    """A struct sockaddr_in or sockaddr_in6."""
+    """The bytes of a struct sockaddr_in or sockaddr_in6."""
     host, port, *more = address
     number, packed = port.to_bytes(2, "big"), socket.inet_pton(family, host.partition("%")[0])
     if family == socket.AF_INET:

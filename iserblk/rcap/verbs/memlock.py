@@ -1,4 +1,7 @@
-"""RLIMIT_MEMLOCK, looked at before it hurts: registered memory is locked memory."""
+"""The limit on locked memory (RLIMIT_MEMLOCK): registered memory is locked memory.
+
+It is checked before memory is registered, so that the error names the limit and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ REMEDY = "raise it (ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit
 
 
 def lockable() -> int | None:
-    """Bytes that this process may still lock; None: without limit."""
+    """Bytes that this process may still lock; None: there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -23,7 +26,8 @@ def lockable() -> int | None:
 
 
 def shortage(needed: int, what: str) -> str | None:
-    """One line with the remedy when ``needed`` bytes cannot be locked, else None."""
+    """When ``needed`` bytes cannot be locked, one line with the reason and the remedy; else None.
+    ``what``: the thing that needs them, for the text."""
     left = lockable()
     if left is None or left >= needed:
         return None

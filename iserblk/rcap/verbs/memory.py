@@ -1,22 +1,22 @@
-"""What is open to the peer: chunks of registered memory, by STag.
+"""The memory that is open to the peer: chunks of registered memory, by STag.
 
-Two modes. **region**: the chunk's own R_Key is the STag; the peer could use it for as long as the
-connection lives, and what protects the memory is that a chunk holds nothing else until ``retire``.
+Two modes. **region**: the STag is the R_Key of the chunk. The peer could use it for as long as the
+connection lives; the memory is protected because the chunk holds nothing else until ``retire``.
 **window**: a type 2 memory window is bound to the chunk for each use, with a fresh key and the
-exact length; it dies by the peer's Send with Invalidate, or is invalidated here.
+exact length. It ends by the peer's Send with Invalidate, or is invalidated here.
 
-A window that the peer may be invalidating at this moment is never invalidated here as well: Linux
-rxe panics when both do. So a local invalidation is posted only towards a peer that has never used
-Send with Invalidate and has sent something since (the plain response, as a rule). In all other
-cases the window is destroyed, which is safe in every state, and another takes its place.
+Linux rxe panics when both sides invalidate the same window. So a local invalidation is posted only
+when the peer has never used Send with Invalidate, and has sent a message since the memory was
+advertised (as a rule the response, without an invalidation). In all other cases the window is
+destroyed, which is safe in every state, and the next use of the chunk makes a new window.
 
-Memory is copied: into the chunk when it is advertised (for the peer's writes, too: what it does not
-write comes back unchanged, not as the data of an earlier transfer), out of it by ``retire``, and at
-no other time.
+The caller's memory is copied into the chunk when it is advertised, and out of it by ``retire`` when
+the peer may write; at no other time. It is copied in for writes of the peer, too: bytes that the
+peer does not write then come back unchanged, not as the data of an earlier transfer.
 
-Windows are not zero-based: the Base Offset is the chunk's address. LIO uses whatever offset it is
-told, and a peer that says nothing about zero-based addresses may not want them; both work with
-this.
+Windows are not zero-based: the Base Offset is the address of the chunk. LIO uses any offset that it
+is told, and a peer that does not declare zero-based addresses may not support them; this works with
+both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _RIGHTS = (0, seam.REMOTE_READ, seam.REMOTE_WRITE, seam.REMOTE_READ | seam.REMOT
 
 
 def as_bytes(buffer: memoryview, rights: int) -> memoryview:
-    """Raises LocalProtocolError for memory that cannot be advertised with these rights."""
+    """``buffer`` as a view of plain bytes. Raises LocalProtocolError for memory that cannot be
+    advertised with these rights."""
     if not buffer.c_contiguous:
         raise LocalProtocolError("memory that is advertised must be contiguous")
     if rights & seam.REMOTE_WRITE and buffer.readonly:
@@ -41,20 +42,20 @@ def as_bytes(buffer: memoryview, rights: int) -> memoryview:
 
 
 def remote_access(rights: int) -> int:
-    """The device's flags for rights of the peer."""
+    """The access flags of the device for ``rights`` of the peer."""
     access = api.REMOTE_READ if rights & seam.REMOTE_READ else 0
     return access | (api.REMOTE_WRITE if rights & seam.REMOTE_WRITE else 0)
 
 
 class Shelf:
-    """The pools of one connection, one for each set of rights, and what is open.
+    """The pools of one connection, one for each set of rights, and the chunks open to the peer.
 
-    Threads: under the queue pair's lock.
+    Threads: the queue pair calls all methods under its lock.
     """
 
     def __init__(self, register: Register, budget: int, *, windows: bool, iwarp: bool) -> None:
-        """``budget``: bytes of each pool. ``iwarp``: the sink of an RDMA Read is named on the wire
-        and needs the right to be written by the peer."""
+        """``budget``: bytes of each pool. ``iwarp``: the STag of an RDMA Read's sink is sent to the
+        peer, so the sink needs the right REMOTE_WRITE."""
         self._pools: dict[int, Pool] = {}
         for rights in _RIGHTS:
             access = api.MW_BIND if windows and rights else remote_access(rights)
@@ -67,20 +68,21 @@ class Shelf:
         self.open: dict[int, Chunk] = {}
 
     def take(self, size: int, rights: int) -> Chunk:
-        """A chunk for ``size`` bytes. Raises Busy or NotSupported, as Pool.take."""
+        """Take a chunk for ``size`` bytes. Raises Busy or NotSupported, as ``Pool.take``."""
         chunk = self._pools[rights].take(size)
         chunk.rights = rights
         chunk.length = size
         return chunk
 
     def show(self, chunk: Chunk, stag: int) -> None:
-        """The peer may use it by this STag."""
+        """Note that the peer may use ``chunk`` by this STag from now on."""
         chunk.stag = stag
         chunk.valid = True
         self.open[stag] = chunk
 
     def owned(self, stag: int) -> Chunk:
-        """What was shown as ``stag``; it is no longer. Raises LocalProtocolError."""
+        """Remove and return the chunk that was shown as ``stag``. Raises LocalProtocolError when
+        there is none."""
         try:
             return self.open.pop(stag)
         except KeyError:
@@ -89,11 +91,11 @@ class Shelf:
             ) from None
 
     def give(self, chunk: Chunk) -> None:
-        """Nobody uses it any more."""
+        """Give ``chunk`` back to its pool. Neither this side nor the peer may use it any more."""
         self._pools[chunk.rights].give(chunk)
 
     def forget(self) -> None:
-        """Let go of all callers' memory; what is open can still be retired."""
+        """Let go of all memory of callers. STags that are open can still be retired."""
         for chunk in self.open.values():
             chunk.buffer = None
 
@@ -103,5 +105,5 @@ class Shelf:
 
     @property
     def registered(self) -> int:
-        """Bytes."""
+        """Bytes that all pools have registered."""
         return sum(pool.held for pool in self._pools.values())

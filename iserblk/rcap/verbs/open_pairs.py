@@ -1,7 +1,8 @@
-"""Queue pairs that are not closed yet; what is left of them when the program ends is closed then.
+"""The list of open queue pairs: those still open when the program ends are closed then.
 
-A queue pair that merely ceases to be is taken down in any order, and rxe waits for minutes with the
-end of one whose memory windows are still bound. So each is held here until it is closed.
+When Python frees a queue pair that was not closed, its objects are destroyed in any order; and rxe
+needs minutes to destroy a queue pair whose memory windows are still bound. So this module keeps a
+reference to each queue pair until it is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_open: dict[int, tuple[int, Closable]] = {}  # by identity: and the process that made it
+_open: dict[int, tuple[int, Closable]] = {}  # by id(): (ID of the process that made it, pair)
 
 
 def opened(thing: Closable) -> None:
@@ -31,8 +32,8 @@ def closed(thing: Closable) -> None:
 
 
 def _forked() -> None:
-    """In a child: what the parent made must not even cease to be here, as that would take the
-    parent's objects down through the descriptors that both have."""
+    """In a forked child: keep the parent's queue pairs from ever being freed. That would destroy
+    the parent's objects, through the descriptors that parent and child share."""
     for _, thing in _open.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -42,7 +43,8 @@ os.register_at_fork(after_in_child=_forked)
 
 @atexit.register
 def close_all() -> None:
-    """Not what a parent process made: that is its own to close."""
+    """Close the queue pairs that this process made. Those of a parent are for the parent to
+    close."""
     for process, thing in list(_open.values()):
         if process == os.getpid():
             try:

@@ -1,14 +1,15 @@
-"""Registered memory for transfers: chunks of a few sizes, made when needed and kept.
+"""Pools of registered memory for transfers: chunks of a few sizes, made when needed and kept.
 
-A device reaches memory only where it was registered, and registering costs more than copying 4 KiB
-does. So transfers go through chunks: each an mmap of its own with its own registration (bounds and
-rights are checked by the device, for each chunk), in sizes of a power of two. A pool has one set of
-rights; what the peer may read and what it may write are never the same memory.
+A device reaches only registered memory, and registering memory costs more than copying 4 KiB. So
+transfers go through chunks. Each is a separate mmap with its own registration, so the device checks
+bounds and rights for each chunk. Sizes are powers of two. A pool has one set of rights: memory that
+the peer may only read and memory that it may write are never the same.
 
-A pool holds at most ``budget`` bytes. When that is used up, chunks of other sizes that nobody uses
-give way; when none is left, ``take`` says Busy, and the caller tries again after a ``give``.
+A pool holds at most ``budget`` bytes. When these are used up, unused chunks are dropped, the
+largest first. When no unused chunk is left, ``take`` raises Busy, and the caller tries again after
+a ``give``.
 
-Threads: the queue pair calls under its lock.
+Threads: the queue pair calls all of it under its lock.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any
 from iserblk.errors import Busy, NotSupported
 
 SMALLEST = 4096
-SPARE_SIZES = 2  # a free chunk this many sizes larger is used before another is made
+SPARE_SIZES = 2  # a free chunk up to so many sizes larger is used before a new chunk is made
 
 
 class Memory:
-    """Anonymous memory at a fixed address. It is not handed on to forked children: they would copy
-    it, and the device goes on with one of the copies."""
+    """Anonymous memory at a fixed address. Forked children do not get it (MADV_DONTFORK): a fork
+    would give parent and child a copy each, and the device uses only one of the copies."""
 
     __slots__ = ("_anchor", "_map", "address", "size", "view")
 
@@ -43,10 +44,10 @@ class Memory:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Unmap. Slices of ``view`` that are still about keep it until they are gone."""
+        """Unmap the memory. Where slices of ``view`` still exist, it stays until they are freed."""
         self._anchor = None
         self.view.release()
-        with suppress(BufferError):  # then it goes with the last slice
+        with suppress(BufferError):  # then it is unmapped with the last slice
             self._map.close()
 
 
@@ -61,16 +62,16 @@ class Registration:
         self.rkey = rkey
 
 
-# Registers memory at (address, length, access); OSError when the system refuses.
+# Registers the memory at (address, length, access). Raises OSError when the system refuses.
 Register = Callable[[int, int, int], Registration]
 
 
 class Chunk:
-    """One piece of registered memory, and what is going on in it.
+    """One piece of registered memory, and the transfer that uses it.
 
-    ``stag``: by which the peer knows it, 0 when it does not. ``valid``: the peer may use it.
-    ``buffer``, ``length``, ``rights``: what was advertised through it. ``window``: its type 2
-    memory window, where the device has those; ``bound``: it was bound, or is about to be.
+    ``stag``: the STag by which the peer knows it, 0 when it has none. ``valid``: the peer may use
+    it. ``buffer``, ``length``, ``rights``: what was advertised through it. ``window``: its type 2
+    memory window, where these are used.
     """
 
     __slots__ = (
@@ -104,11 +105,11 @@ class Chunk:
         self.rights = 0
         self.stag = 0
         self.valid = False
-        self.received = 0  # messages received when it was advertised
+        self.received = 0  # messages received on the queue pair before it was advertised
 
 
 class Pool:
-    """Chunks with one set of rights."""
+    """The chunks with one set of rights."""
 
     def __init__(self, register: Register, access: int, budget: int) -> None:
         """``budget``: bytes that may be registered at a time."""
@@ -121,10 +122,10 @@ class Pool:
         self.lent = 0  # chunks taken and not given back
 
     def take(self, size: int) -> Chunk:
-        """A chunk of at least ``size`` bytes.
+        """Take a chunk of at least ``size`` bytes; it is the caller's until ``give``.
 
-        Raises Busy when there is none until another is given back, NotSupported when there never
-        will be one.
+        Raises Busy when there is none until another chunk is given back, NotSupported when there
+        can never be one. Then nothing is taken.
         """
         wanted = SMALLEST
         while wanted < size:
@@ -134,12 +135,12 @@ class Pool:
         return chunk
 
     def give(self, chunk: Chunk) -> None:
-        """Nobody uses it any more, the peer least of all."""
+        """Give a chunk back. Neither the caller nor the peer may use it any more."""
         self.lent -= 1
         self._free.setdefault(chunk.size, []).append(chunk)
 
     def close(self) -> None:
-        """Give all memory back, wherever it is used. The queue pair is in its error state."""
+        """Free all memory, chunks in use included. The queue pair must be in its error state."""
         for chunk in self.chunks:
             self._drop(chunk)
         self.chunks.clear()
@@ -179,8 +180,8 @@ class Pool:
         return chunk
 
     def _evict(self, wanted: int) -> None:
-        """Drop the largest chunk that is free. Raises Busy when none is, or NotSupported when
-        that is not because they are in use."""
+        """Drop the largest free chunk. Without a free chunk, raises Busy when chunks are in use,
+        else NotSupported."""
         for size in sorted(self._free, reverse=True):
             if self._free[size]:
                 chunk = self._free[size].pop()
@@ -206,10 +207,11 @@ class Pool:
 
 
 class Strip:
-    """Registered memory that is cut into pieces and never given back in parts: heads of messages,
-    receive buffers. Grows by one registration when it is used up."""
+    """Registered memory that is cut into pieces, for heads of messages and receive buffers.
 
-    PIECE = 64  # pieces begin at multiples of this: no two share a cache line
+    Single pieces are never given back. When it is used up, it grows by one registration."""
+
+    PIECE = 64  # pieces begin at multiples of this, so that no two share a cache line
 
     def __init__(self, register: Register, access: int, step: int) -> None:
         """``step``: bytes registered at a time, at least."""
@@ -220,8 +222,8 @@ class Strip:
         self._used = 0
 
     def cut(self, size: int, expected: int = 0) -> tuple[memoryview, int, int]:
-        """``size`` bytes: a view, the address, the local key. ``expected``: bytes that will be
-        cut in all, this one included."""
+        """Cut a piece of ``size`` bytes. Returns (view, address, local key). ``expected``: bytes
+        that the caller will cut in all, this piece included. Raises OSError."""
         room = -(-max(size, 1) // self.PIECE) * self.PIECE
         if not self._memory or self._used + room > self._memory[-1][0].size:
             length = max(self._step, room, expected)

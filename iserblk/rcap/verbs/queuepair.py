@@ -1,11 +1,11 @@
-"""A queue pair over a device: ``iserblk.rcap.seam.QueuePair`` on what ``link`` made.
+"""A queue pair of an RDMA device: ``iserblk.rcap.seam.QueuePair`` on the objects of a ``link``.
 
-Threads. One lock, held for a few non-blocking calls at most; copying between the caller's memory
-and the registered one is done outside it. ``disconnect`` takes none.
+Threads. One lock guards all state. It is held for non-blocking calls, and for the copies between
+the caller's memory and registered memory. ``disconnect`` does not take it.
 
-Endings. The first failure decides what ``progress`` raises once all that completed before it was
-handed out: a work completion with an error, an rdma_cm event, or ``disconnect`` here. The device
-tells a side that broke, but not by what: the peer's violation shows as flushed receives.
+Endings. The first failure decides what ``progress`` raises, once it has returned all that completed
+before: a work completion with an error, an rdma_cm event, or ``disconnect`` at this end. A device
+does not tell its own side which rule the peer broke: the violation shows only as flushed receives.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from iserblk.rcap.verbs.sending import Sender
 
 BATCH = 32  # completions that one ``progress`` takes at most
 POOL_BYTES = 128 << 20  # of each pool, at most; registered as needed
-LEAST_POOL_BYTES = 1 << 20  # without which no connection is worth while
+LEAST_POOL_BYTES = 1 << 20  # with less a connection is refused
 HEADER_STEP = 64 << 10
-DRAIN_S = 0.02  # ``close`` lets what was posted leave, for this long
+DRAIN_S = 0.02  # seconds that ``close`` waits for posted requests to leave
 
 
 def pool_budget(receives: int, receive_size: int) -> int:
     """Bytes that each pool of a new connection may have. Raises NotSupported when the limit on
-    locked memory is too small for any."""
+    locked memory is too small for a connection."""
     left = memlock.lockable()
     if left is None:
         return POOL_BYTES
@@ -54,17 +54,18 @@ def pool_budget(receives: int, receive_size: int) -> int:
 
 
 class VerbsQueuePair:
-    """Implements QueuePair. Owns ``link`` from here on."""
+    """Implements ``seam.QueuePair``. Owns ``link`` from construction on."""
 
     provider = "verbs"
     max_ulpdu = 0
     inline_size = 8192
 
     def __init__(self, link: Link, *, receive_size: int, receives: int, budget: int) -> None:
-        """Posts ``receives`` receives in advance: the first of ``post_receive`` count as these.
-        The queue pair need not be connected yet; ``connected`` says when it is.
+        """Posts ``receives`` receives in advance: the first ``receives`` of ``post_receive`` are
+        these. ``budget``: bytes of each pool. The queue pair need not be connected yet; call
+        ``connected`` when it is.
 
-        Raises OSError when memory cannot be registered.
+        Raises OSError when memory cannot be registered; then ``link`` is closed.
         """
         self._link = link
         self._engine = link.engine
@@ -85,10 +86,10 @@ class VerbsQueuePair:
         self._peer_invalidates = False
         self._completions: list[seam.Completion] = []
         self._more = False  # there may be completions that no event announces
-        self._armed = True  # ``link`` did
+        self._armed = True  # ``link`` has armed the completion queue
         self._error: TransportError | None = None
         self._refusing = False  # a message was refused; none behind it is delivered
-        self._hangup = ""  # why rdma_cm says that it is over
+        self._hangup = ""  # the reason that rdma_cm gave for the end of the connection
         self._disconnected = False
         self._closed = False
         self._peer = ""
@@ -106,7 +107,8 @@ class VerbsQueuePair:
         open_pairs.opened(self)
 
     def connected(self, ird: int, ord: int, private_data: bytes, peer: str) -> None:
-        """It is: with these RDMA Read depths, and this from the peer of that name."""
+        """Note that the connection is established. ``ird``, ``ord``: RDMA Read depths.
+        ``private_data``: what the peer sent. ``peer``: its address, for ``describe``."""
         self.ird = ird
         self.ord = ord
         self.peer_private_data = private_data
@@ -128,12 +130,13 @@ class VerbsQueuePair:
         }
 
     def allow_ulpdu(self, size: int) -> None:
-        """Nothing to do: the device makes its own segments."""
+        """Does nothing: the device makes its own segments."""
 
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
-        """Raises ConnectionLost once the connection has ended, or the memory cannot be had."""
+        """See the seam. Raises ConnectionLost once the connection has ended, and when the memory
+        cannot be registered."""
         slots = []
         with self._lock:
             self._check()
@@ -146,8 +149,8 @@ class VerbsQueuePair:
         return slots
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
-        """The Base Offset is an address. When the memory can never be had, that ends the
-        connection. Raises ConnectionLost after ``close``."""
+        """See the seam. The Base Offset is an address. When memory for the buffer can never be
+        registered, the connection ends. Raises ConnectionLost after ``close``."""
         buffer = as_bytes(buffer, rights)
         with self._lock:
             if self._closed:
@@ -174,8 +177,8 @@ class VerbsQueuePair:
             return stag, chunk.address
 
     def _bind(self, chunk: Chunk) -> int:
-        """Prepare the binding of a window; it reaches the device ahead of what is posted next.
-        Returns the key. Raises OSError."""
+        """Prepare the binding of a window. It reaches the device before the requests that are
+        posted next. Returns the key. Raises OSError."""
         try:
             if chunk.window is None:
                 chunk.window = self._link.make_window()
@@ -211,8 +214,8 @@ class VerbsQueuePair:
             return valid
 
     def _unbind(self, chunk: Chunk) -> None:
-        """The window is, for all we know, still valid: see ``memory``. Raises OSError."""
-        self._engine.post()  # the binding itself may still wait
+        """End a window that may still be valid, as ``memory`` describes. Raises OSError."""
+        self._engine.post()  # the binding itself may not be posted yet
         silent = self._inbox.received == chunk.received
         if self._peer_invalidates or silent or not self._sender.room():
             self._link.close_window(chunk.window)
@@ -232,7 +235,7 @@ class VerbsQueuePair:
                     self._fail(self._refused(error))
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
-        """See the seam. What the device has no room for waits here, in order."""
+        """See the seam. Requests that the device has no room for wait in order."""
         with self._lock:
             self._check()
             if not self.ord and any(request.opcode == seam.RDMA_READ for request in requests):
@@ -243,7 +246,7 @@ class VerbsQueuePair:
                 raise ConnectionLost(f"the connection has ended: {self._error}")
 
     def _start(self) -> None:
-        """Give the device what it has room for. Lock held."""
+        """Give the device the requests that it has room for. Lock held."""
         try:
             self._sender.start()
         except NotSupported as error:
@@ -268,7 +271,7 @@ class VerbsQueuePair:
             return completions
 
     def _collect(self) -> None:
-        """Take what has completed; see what rdma_cm has to say. Lock held."""
+        """Take completions and rdma_cm events. Lock held."""
         engine = self._engine
         self._inbox.recycle()
         try:
@@ -278,7 +281,7 @@ class VerbsQueuePair:
             if len(entries) < BATCH and not self._armed:
                 engine.arm()
                 self._armed = True
-                # What came between the two is announced by nothing.
+                # No event announces what completed between poll and arm.
                 entries += engine.poll(BATCH - len(entries))
         except OSError as error:
             self._fail(self._refused(error))
@@ -298,13 +301,13 @@ class VerbsQueuePair:
             self._start()
 
     def _take(self, entry: tuple[int, int, int, int, int, int]) -> None:
-        """One work completion. Lock held."""
+        """Handle one work completion. Lock held."""
         number, status, count, flags, key, vendor = entry
         if status:
             if self._error is None:
                 receive = bool(number & RECEIVE)
                 self._fail(self._verdict(status, receive, vendor))
-                # Linux siw goes on with what follows a bad invalidation.
+                # Linux siw goes on to deliver messages behind a bad invalidation.
                 self._refusing = receive and status != statuses.FLUSHED
             return
         if not number & RECEIVE:
@@ -317,7 +320,7 @@ class VerbsQueuePair:
             chunk = self._shelf.open.get(key)
             if chunk is not None:
                 chunk.valid = False
-            # One of the bits means something else on other devices.
+            # One of the two bits has another meaning on some devices.
             if chunk is not None or flags & api.WC_WITH_INV:
                 invalidated = key
                 self._peer_invalidates = True
@@ -325,9 +328,9 @@ class VerbsQueuePair:
         self._completions.append(seam.Completion(seam.RECEIVE, None, message, invalidated))
 
     def _verdict(self, code: int, receive: bool, vendor: int) -> TransportError:
-        """What a work completion with an error means for the connection."""
+        """The error of the connection that follows from a work completion with an error."""
         if code == statuses.FLUSHED:
-            # Something else broke the queue pair before: the peer's end, or its doing.
+            # The queue pair had failed before: the peer left, or broke a rule.
             self._listen()
             if self._error is not None:
                 return self._error
@@ -335,21 +338,21 @@ class VerbsQueuePair:
                 return ConnectionLost("the connection broke, or the peer closed it")
             return RemoteProtocolError(
                 "RDMA",
-                f"{self._device.name} ended the connection: the peer broke its rules, by access "
-                "to memory that is not open to it, most likely",
+                f"{self._device.name} ended the connection: the peer broke a rule of RDMA, most "
+                "likely by access to memory that is not open to it",
             )
         status = statuses.status(code)
         text = f"{status.words} ({self._device.name}: {status.name}, vendor error {vendor:#x})"
         if receive and (status.peer or code == statuses.OPERATION_FAILED):
-            # rxe says the latter of a message that is larger than its receive.
+            # rxe gives OPERATION_FAILED for a message that is larger than its receive.
             return RemoteProtocolError("RDMA", text)
         if status.peer:
             return ConnectionLost(f"the peer's device refused a request of ours: {text}")
         return ConnectionLost(text)
 
     def _listen(self) -> None:
-        """Take rdma_cm's events; one that ends the connection is final once nothing more is in
-        the completion queue. Lock held."""
+        """Take the events of rdma_cm. After an event that ends the connection, the error is set
+        once the completion queue is empty. Lock held."""
         try:
             while (event := self._link.channel.take()) is not None:
                 kind = event.kind
@@ -376,14 +379,15 @@ class VerbsQueuePair:
             raise ConnectionLost(f"the connection has ended: {self._error or 'it was closed'}")
 
     def _refused(self, error: OSError) -> ConnectionLost:
-        """The system refused something that the connection cannot go on without."""
+        """The error of a connection that cannot go on because the system refused something."""
         text = f"RDMA device {self._device.name}: {error.strerror or error}"
         if error.errno == errno.ENOMEM:
             text += f"; if that is the locked-memory limit: {memlock.REMEDY}"
         return ConnectionLost(text)
 
     def _fail(self, error: TransportError) -> None:
-        """The connection has ended: tell the peer, and the thread that waits here. Lock held."""
+        """End the connection: tell the peer, and wake the thread that waits for ``fileno``. Lock
+        held."""
         if self._error is None:
             self._error = error
             self._sender.requests.clear()
@@ -397,7 +401,7 @@ class VerbsQueuePair:
         return False
 
     def next_deadline(self) -> float | None:
-        """0.0, that is at once, while completions or an error wait to be picked up."""
+        """0.0, which means at once, while completions or an error wait to be picked up."""
         return 0.0 if self._more or self._completions or self._error is not None else None
 
     def disconnect(self) -> None:
@@ -410,7 +414,8 @@ class VerbsQueuePair:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """See the seam; gives what was posted 20 ms to leave, when the peer still acknowledges."""
+        """See the seam. While the connection is up, waits up to 20 ms for posted requests to
+        leave."""
         with self._lock:
             if self._closed:
                 return
@@ -423,7 +428,7 @@ class VerbsQueuePair:
             self._release()
 
     def _drain(self) -> None:
-        """Wait a moment until the peer has what was posted."""
+        """Wait until the peer has all posted requests, DRAIN_S at most."""
         try:
             number = self._sender.mark()
             end = monotonic() + DRAIN_S
@@ -435,10 +440,10 @@ class VerbsQueuePair:
                         self._sender.finished = entry[0]
                 sleep(DRAIN_S / 100)
         except OSError:
-            return  # then it has ended already
+            return  # the connection has ended already
 
     def _release(self) -> None:
-        """Give everything back."""
+        """Let go of all memory of callers, and close all device objects."""
         self._sender.drop()
         self._completions.clear()
         self._shelf.forget()

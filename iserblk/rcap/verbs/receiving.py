@@ -1,6 +1,7 @@
-"""Receive buffers: as many at the device as were asked for, while some are read from.
+"""The receive buffers of a queue pair.
 
-Threads: under the queue pair's lock.
+The device has as many as the caller has posted; spare buffers replace those whose messages the
+caller is still reading. Threads: the queue pair calls all of it under its lock.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from iserblk.rcap.verbs import api
 from iserblk.rcap.verbs.engine import Engine
 from iserblk.rcap.verbs.pool import Register, Strip
 
-RECEIVE = 1 << 62  # in the number of a work request: it is a receive
+RECEIVE = 1 << 62  # bit in the number of a work request: it is a receive
 PIECE_OVERHEAD = 64
 
 
 class Inbox:
-    """The receives of one queue pair."""
+    """The receives and received messages of one queue pair."""
 
     def __init__(
         self, engine: Engine, register: Register, *, size: int, room: int, spare: int
     ) -> None:
-        """``size``: bytes of each. ``room``: how many the device takes. ``spare``: how many are
-        read from at a time, at most, and have to be there besides."""
+        """``size``: bytes of each buffer. ``room``: receives that the device takes. ``spare``:
+        messages that the caller reads at a time, at most; so many buffers are added."""
         self._engine = engine
         self._size = size
         self._room = room
@@ -30,17 +31,18 @@ class Inbox:
         self._free: list[int] = []
         self._lent: list[int] = []
         self._at_device = 0
-        self._owed = 0  # asked for, but the device had no room
-        self._advance = 0  # posted before the caller asked
+        self._owed = 0  # receives that the caller posted, but the device had no room for
+        self._advance = 0  # receives that were posted before the caller posted them
         self.received = 0
 
     def begin(self, count: int) -> None:
-        """Post ``count`` in advance: the first that are asked for are these. Raises OSError."""
+        """Post ``count`` receives in advance: the first ``count`` of ``add`` are these. Raises
+        OSError."""
         self._give(count)
         self._advance = count
 
     def add(self, count: int) -> None:
-        """Post ``count`` more. Raises OSError."""
+        """Post ``count`` more receives. Raises OSError."""
         ahead = min(count, self._advance)
         self._advance -= ahead
         self._give(count - ahead)
@@ -64,18 +66,19 @@ class Inbox:
         self._at_device += now
 
     def recycle(self) -> None:
-        """What was taken before is no longer read."""
+        """Reuse the buffers of all messages taken so far: the caller no longer reads them."""
         if self._lent:
             self._free += self._lent
             self._lent.clear()
 
     def settle(self) -> None:
-        """Post what is owed, as far as there is room now. Raises OSError."""
+        """Post receives that the device had no room for, as far as it has now. Raises OSError."""
         if self._owed:
             self._give(0)
 
     def take(self, number: int, count: int) -> memoryview:
-        """The message that completed as ``number``; readable until ``recycle``."""
+        """The message of ``count`` bytes that completed as ``number``; readable until
+        ``recycle``."""
         index = number ^ RECEIVE
         self._lent.append(index)
         self._at_device -= 1

@@ -1,11 +1,12 @@
-"""The sending side of a queue pair: from work requests to the device's, and back to completions.
+"""The sending side of a queue pair: turns the seam's work requests into those of the device.
 
-The caller's data is copied to a chunk of registered memory when the device takes the request; what
-an RDMA Read brought is copied out of it when that completes. What the device, or the memory, has
-no room for waits in order.
+The caller's data is copied into a chunk of registered memory when the device takes the request.
+The data of an RDMA Read is copied out of its chunk when the Read completes. Requests for which the
+device or the pool has no room wait in order.
 
-Work requests are numbered as they are posted and complete in that order, so one that is signaled
-speaks for all before it. Threads: under the queue pair's lock.
+Work requests of the device are numbered as they are posted, and complete in that order. So the
+completion of a signaled request tells that all requests before it are complete, too.
+Threads: the queue pair calls all of it under its lock.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from iserblk.rcap.verbs.engine import Engine
 from iserblk.rcap.verbs.memory import Shelf
 from iserblk.rcap.verbs.pool import Chunk
 
-SIGNAL_EVERY = 64  # requests that nobody wants to hear of: the device's queue is freed by the next
-PIECE = 1 << 20  # bytes of one RDMA Write or Read of ours
+SIGNAL_EVERY = 64  # requests: at least each 64th is signaled, as that frees the device's queue
+PIECE = 1 << 20  # bytes of one RDMA Write or Read of the device, at most
 NOTHING = (0, 0, 0)
 
 _OPCODES = {
@@ -34,9 +35,10 @@ _OPCODES = {
 
 
 class Posted:
-    """A request at the device that a caller waits for, or that holds memory. ``number``: of its
-    work request. ``sink``: where the data of an RDMA Read goes. ``retired``: the chunk whose window
-    it invalidates."""
+    """A work request at the device that a caller waits for, or that uses a chunk.
+
+    ``number``: its number. ``sink``: the caller's buffer for the data of an RDMA Read.
+    ``retired``: the chunk whose window it invalidates."""
 
     __slots__ = ("chunk", "completion", "number", "retired", "sink")
 
@@ -49,10 +51,10 @@ class Posted:
 
 
 class Sender:
-    """What one queue pair sends."""
+    """The send queue of one queue pair. ``requests``: work requests that are not at the device."""
 
     def __init__(self, engine: Engine, shelf: Shelf, room: int) -> None:
-        """``room``: work requests that the device takes at a time."""
+        """``room``: work requests that the device can hold at a time."""
         self._engine = engine
         self._shelf = shelf
         self._capacity = room
@@ -60,16 +62,16 @@ class Sender:
         self._offset = 0  # into the data of the first request
         self._posted: deque[Posted] = deque()
         self._number = 0  # of the last work request posted
-        self._signaled = 0  # of the last that tells
-        self.finished = 0  # of the last known to be done
+        self._signaled = 0  # of the last that was signaled
+        self.finished = 0  # of the last known to be complete
         self.requests: deque[seam.WorkRequest] = deque()
 
     def room(self) -> bool:
         return self._number - self.finished < self._capacity
 
     def next(self, tell: bool) -> tuple[int, int]:
-        """Number and flags of the next work request. Some tell only so that the device's queue is
-        known to be free again."""
+        """Number and flags of the next work request. ``tell``: it must be signaled. Some others are
+        signaled, too, so that free places in the device's queue become known."""
         self._number += 1
         if tell or self._number - self._signaled >= self._signal_every:
             self._signaled = self._number
@@ -77,15 +79,15 @@ class Sender:
         return self._number, 0
 
     def start(self) -> None:
-        """Give the device what it has room for. Raises OSError, and NotSupported for a Send that
-        never will have any."""
+        """Post the requests that the device and the pool have room for. Raises OSError; and
+        NotSupported for data that the pool can never hold."""
         requests = self.requests
         while requests and self._prepare(requests[0]):
             requests.popleft()
         self._engine.post()
 
     def _prepare(self, request: seam.WorkRequest) -> bool:
-        """One request, or what is left of it. False when it has to wait."""
+        """Prepare a request, or the rest of it. False when it has to wait."""
         opcode, flags = _OPCODES[request.opcode]
         data = request.data
         size = 0 if data is None else len(data)
@@ -93,7 +95,7 @@ class Sender:
             address = key = 0
             head = request.header_length if request.header is not None else 0
             if request.header is not None and head:
-                address, key = request.header.frame  # type: ignore[misc]  # ours: a pair
+                address, key = request.header.frame  # type: ignore[misc]  # of alloc_headers
             return self._piece(request, opcode, flags, data, size, (address, head, key))
         while True:
             count = min(PIECE, size - self._offset)
@@ -114,7 +116,8 @@ class Sender:
         size: int,
         head: tuple[int, int, int],
     ) -> bool:
-        """One work request of the device, as ``_prepare``. ``data``: of this piece."""
+        """Prepare one work request of the device. ``data``: of this piece. False: as
+        ``_prepare``."""
         if not self.room():
             return False
         read = opcode == api.WR_RDMA_READ
@@ -143,13 +146,14 @@ class Sender:
         return True
 
     def _told_by_next(self) -> bool:
-        """The request behind the first goes out in any case, and tells when both are done."""
+        """Whether the request behind the first is signaled and needs no chunk: its completion then
+        tells that both are complete."""
         requests = self.requests
         return len(requests) > 1 and requests[1].signaled and requests[1].data is None
 
     def invalidate(self, chunk: Chunk) -> None:
-        """Invalidate the chunk's window; the chunk is free when that has completed. Raises
-        OSError."""
+        """Invalidate the window of ``chunk``, which goes back to its pool when that is complete.
+        Raises OSError."""
         number, flags = self.next(True)
         posted = Posted(number)
         posted.retired = chunk
@@ -158,7 +162,8 @@ class Sender:
         self._engine.post()
 
     def finish(self, number: int, completions: list[seam.Completion]) -> None:
-        """This work request is done, and all before it."""
+        """The work request ``number`` and all before it are complete: copy the data of RDMA Reads,
+        give chunks back, and append what callers wait for to ``completions``."""
         self.finished = number
         posted = self._posted
         while posted and posted[0].number <= number:
@@ -174,8 +179,8 @@ class Sender:
                 completions.append(done.completion)
 
     def mark(self) -> int:
-        """Post something that tells when all before it has reached the peer; returns its number, 0
-        when there is no room. Raises OSError."""
+        """Post an empty RDMA Write: it completes when all requests before it have reached the peer.
+        Returns its number; 0 when there is no room. Raises OSError."""
         if not self.room():
             return 0
         number, flags = self.next(True)
@@ -184,6 +189,6 @@ class Sender:
         return number
 
     def drop(self) -> None:
-        """Let go of all callers' memory."""
+        """Let go of all memory of callers."""
         self.requests.clear()
         self._posted.clear()

@@ -1,4 +1,4 @@
-"""What devices and rdma_cm say, in words, with the remedy where there is one.
+"""Texts for the statuses of devices and the events of rdma_cm, with the remedy where one exists.
 
 Sources: ibv_poll_cq(3), rdma_get_cm_event(3), InfiniBand Architecture volume 1 section 12.6.7.2
 (reject reasons).
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Status(NamedTuple):
-    """One work completion status. ``peer``: the peer broke a rule, or named ours as broken."""
+    """One work completion status. ``peer``: the peer broke a rule, or reported that we did."""
 
     name: str
     words: str
@@ -38,12 +38,14 @@ WC_STATUS = {
         True,
     ),
     10: Status(
-        "REM_ACCESS_ERR", "memory was accessed that is not, or no longer, open to the peer", True
+        "REM_ACCESS_ERR",
+        "an access to memory that is not, or no longer, open to the requester",
+        True,
     ),
     11: Status("REM_OP_ERR", "the peer's device could not execute an operation"),
     12: Status(
         "RETRY_EXC_ERR",
-        "the peer no longer acknowledges: is it, or the network on the way, down?",
+        "the peer no longer acknowledges: is the peer down, or the network on the way?",
     ),
     13: Status("RNR_RETRY_EXC_ERR", "the peer had no receive posted for a message"),
     14: Status("LOC_RDD_VIOL_ERR", "reliable datagram domain violation"),
@@ -58,6 +60,7 @@ WC_STATUS = {
 
 
 def status(code: int) -> Status:
+    """The Status of ``code``. Accepts any number."""
     return WC_STATUS.get(code) or Status(f"status {code}", "unknown work completion status")
 
 
@@ -81,7 +84,7 @@ TIMEWAIT_EXIT = 15
 
 CM_EVENT = {
     ADDR_RESOLVED: "address resolved",
-    ADDR_ERROR: "no RDMA device leads to the address, or nobody there answers ARP",
+    ADDR_ERROR: "no RDMA device leads to the address, or no host there answers ARP",
     ROUTE_RESOLVED: "route resolved",
     ROUTE_ERROR: "no route: is a subnet manager running?",
     CONNECT_REQUEST: "connection request",
@@ -95,10 +98,10 @@ CM_EVENT = {
     MULTICAST_JOIN: "multicast group joined",
     MULTICAST_ERROR: "multicast group could not be joined",
     ADDR_CHANGE: "the address moved to another device",
-    TIMEWAIT_EXIT: "the connection is history",
+    TIMEWAIT_EXIT: "the connection has ended",
 }
 
-# Reasons in an InfiniBand CM REJ message; rdma_cm hands them on as a positive status.
+# Reasons in an InfiniBand CM REJ message; rdma_cm reports them as a positive status.
 REJECT_REASON = {
     1: "no queue pair available there",
     2: "no end-to-end context available there",
@@ -107,7 +110,7 @@ REJECT_REASON = {
     5: "unsupported request",
     6: "invalid communication ID",
     7: "invalid communication instance",
-    8: "nobody listens on that port: is the portal there, and does it speak iSER?",
+    8: "no program listens on that port: is the portal up, and does it speak iSER?",
     9: "invalid transport service type",
     10: "stale connection: try again in a minute",
     11: "RDC does not exist",
@@ -117,7 +120,7 @@ REJECT_REASON = {
     15: "invalid primary traffic class",
     16: "invalid primary hop limit",
     17: "invalid primary packet rate",
-    24: "it redirects to another port",
+    24: "it redirects connections to another port",
     28: "refused by the target",
     30: "duplicate local communication ID",
 }
@@ -125,12 +128,13 @@ CONSUMER_REJECT = 28
 
 
 def event(kind: int) -> str:
+    """An rdma_cm event in words. Accepts any number."""
     return CM_EVENT.get(kind) or f"rdma_cm event {kind}"
 
 
 def failure(kind: int, code: int) -> str:
-    """An rdma_cm event that ends an attempt to connect, with its status (0: unknown): positive
-    ones are reject reasons, negative ones error numbers."""
+    """The text for an rdma_cm event that ends an attempt to connect. ``code``: its status, 0 when
+    unknown; a positive status is a reject reason, a negative one an error number."""
     words = event(kind)
     if kind == REJECTED and code > 0:
         return f"{words}: {REJECT_REASON.get(code) or f'reason {code}'}"
