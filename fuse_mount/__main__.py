@@ -15,13 +15,13 @@ from iserblk.credentials import hide_command_line
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """argparse would end with 2, which mount(8) has for problems of the system."""
+        """End with 1: argparse's own status 2 means a system problem to mount(8)."""
         self.exit(UsageError.exit_status, f"{self.prog}: {message}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0 after a clean unmount, 128 + a signal that came before the mount,
-    else that of mount(8)."""
+    """Mount, and serve until the unmount. Returns the exit status: 0 after a clean unmount, 128 +
+    the number of a signal that came before the mount, else the error status of mount(8)."""
     parser = _Parser(prog="fuse_mount", description="Mount the LUNs of iSER targets as files.")
     parser.add_argument("url", nargs="+", metavar="URL", help="iser://HOST/IQN[/LUN]")
     parser.add_argument("mountpoint", metavar="MOUNTPOINT")
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     except MountError as error:
         print(f"fuse_mount: {error}", file=sys.stderr)
         return error.exit_status
-    except KeyboardInterrupt:  # before the server listens to signals
+    except KeyboardInterrupt:  # before the server handles signals
         return 128 + signal.SIGINT
     return 0
 

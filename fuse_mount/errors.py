@@ -1,4 +1,4 @@
-"""What may go wrong with a mount, by the exit status that mount(8) has for it."""
+"""Exceptions of mounting, one for each exit status of mount(8) that we use."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from iserblk.errors import IserblkError
 
 
 class MountError(IserblkError):
-    """Root; ``str()`` is one line for the user."""
+    """Base class. ``str()`` is one line for the user. ``exit_status`` is that of mount(8)."""
 
 
 class UsageError(MountError):
-    """A wrong option, URL or mount point; nothing was tried."""
+    """A wrong option, URL or mount point. Nothing is mounted."""
 
     exit_status: ClassVar[int] = 1
 
 
 class SystemProblem(MountError):
-    """This machine lacks something: the text says what, and how to get it."""
+    """This machine lacks something. The text tells what, and how to get it."""
 
     exit_status: ClassVar[int] = 2
 
 
 class MountFailed(MountError):
-    """The target, the LUN or the kernel said no; or the last flush failed."""
+    """The target, the LUN or the kernel refused; or the last flush failed."""
 
     exit_status: ClassVar[int] = 32
 

@@ -1,8 +1,9 @@
-"""``mount.iserblk``: what mount(8) runs for ``mount -t iserblk URL MOUNTPOINT`` and fstab lines.
+"""``mount.iserblk``, which mount(8) runs for ``mount -t iserblk URL MOUNTPOINT`` and fstab lines.
 
     mount.iserblk URL MOUNTPOINT [-sfnv] [-N namespace] [-o options] [-t type]
 
-Returns when the files are usable; the server stays. Exit statuses are those of mount(8).
+It ends when the files are usable; the server stays in the background. Exit statuses are those of
+mount(8).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from iserblk.credentials import hide_command_line
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Mount in the background. Returns the exit status of mount(8)."""
     logging.basicConfig(level=logging.WARNING, format="mount.iserblk: %(message)s")
     try:
         _mount(arguments)
@@ -36,7 +37,7 @@ def _mount(arguments: Sequence[str]) -> None:
     except getopt.GetoptError as error:
         raise UsageError(f"{error}; write mount -t iserblk URL MOUNTPOINT [-o OPTIONS]") from None
     if len(words) != 2:
-        raise UsageError("one URL and one mount point: mount -t iserblk URL MOUNTPOINT")
+        raise UsageError("give one URL and one mount point: mount -t iserblk URL MOUNTPOINT")
     given = [value for name, value in options if name == "-o"]
     names = {name for name, _ in options}
     if "-N" in names:

@@ -1,8 +1,8 @@
-"""Mount, serve, unmount.
+"""Mounts the LUNs as files, serves them, and unmounts.
 
-The server holds a lock on the directory that it mounts over (the one underneath, opened before
-the mount) for as long as it lives. A second mount there is refused by it, and ``unmount`` waits
-for it: when the lock is free, everything has been flushed and the target was told goodbye.
+The server locks the directory under its mount point (opened before the mount), and holds the lock
+until it ends. The lock prevents a second mount there. ``unmount`` waits for it: when the lock is
+free, everything has been flushed, and the server has logged out of the target.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 _SUBTYPE = "iserblk"
 _FILE_SYSTEM = f"fuse.{_SUBTYPE}"  # as /proc/mounts has it
 
-# Requests that pyfuse3 answers at once. Idle workers cost nothing measurable (1 to 40 tried); with
-# as many as the usual depth none is started and ended per request.
+# Requests that pyfuse3 works on at a time. Idle workers cost nothing measurable (1 to 40 tried).
+# With as many workers as the usual queue depth, no worker is started and ended per request.
 _MIN_TASKS = 32
 _MAX_TASKS = 128
-# The kernel keeps at most 12 asynchronous requests under way unless told. fio 4k randread at depth
-# 32 on a fake disk: 25 K with 12, 36 K with 64.
+# The kernel's default is at most 12 asynchronous requests at a time. fio 4k randread at depth 32 on
+# a fake disk: 25 K IOPS with 12, 36 K with 64.
 _MAX_BACKGROUND = 64
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -56,17 +56,17 @@ def mount_foreground(
 ) -> None:
     """Serve the LUNs of ``urls`` under ``mountpoint`` until it is unmounted.
 
-    ``options`` are the values of -o, each a comma-separated list. ``ready`` is called once, in
-    the trio loop, when the files can be used. Returns after a clean unmount: ``fusermount3 -u``,
-    ``umount``, or SIGTERM, SIGINT or SIGHUP, which mean the same (requests under way are
-    finished, everything is flushed). A second signal does not wait for the target. Raises
-    MountError, or SystemExit with 128 + signal when one came before ``ready``; nothing is mounted
+    ``options``: the values of -o, each a comma-separated list. ``ready`` is called once, in the
+    trio loop, when the files can be used. Returns after a clean unmount by ``fusermount3 -u``,
+    ``umount``, SIGTERM, SIGINT or SIGHUP: requests under way are finished, and everything is
+    flushed. After a second signal the server no longer waits for the target. Raises MountError; or
+    SystemExit with 128 + the signal's number if a signal came before ``ready``. Nothing is mounted
     then.
     """
     settled = parse_options(options)
     mountpoint = whole_path(mountpoint)
     _check_system()
-    import trio  # noqa: PLC0415 - what may be missing was just looked for
+    import trio  # noqa: PLC0415 - after the check, as it may be missing
 
     from iserblk.waiting.descriptors import signals_noted  # noqa: PLC0415
 
@@ -82,10 +82,10 @@ def mount_foreground(
 
 
 def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str]) -> int:
-    """The same in a process of its own: returns its pid when the files can be used.
+    """Serve the LUNs in a new process; return its pid when the files can be used.
 
-    Call it before any thread is started: it forks. Raises MountError, as ``mount_foreground``
-    would; the process has ended then, as it has when a signal's exception comes out.
+    Call this before any thread is started, as it forks. Raises MountError as ``mount_foreground``
+    does, or the exception of a signal; the new process has ended then.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -96,7 +96,7 @@ def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str
     try:
         with os.fdopen(read_end, "rb") as pipe:
             said = pipe.read()
-    except BaseException:  # told to end while it was starting
+    except BaseException:  # a signal came while the server was starting
         os.kill(pid, signal.SIGTERM)
         os.waitpid(pid, 0)
         raise
@@ -104,7 +104,7 @@ def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str
         return pid
     _, status = os.waitpid(pid, 0)
     if not said:
-        raise MountFailed(f"{mountpoint}: the server ended unexpectedly (status {status:#x})")
+        raise MountFailed(f"{mountpoint}: the server ended unexpectedly (wait status {status:#x})")
     answer = json.loads(said)
     raise BY_STATUS[answer["status"]](answer["error"])
 
@@ -112,8 +112,9 @@ def mount_background(urls: Sequence[str], mountpoint: str, options: Sequence[str
 def unmount(mountpoint: str) -> None:
     """Unmount, and wait until the server has flushed, logged out and ended.
 
-    Flushes before, so that an error of that is seen here. Raises UsageError (nothing of ours is
-    mounted there), MountFailed (in use; flush failed; the server did not end in time).
+    Flushes first, so that an error of the flush is raised here. Raises UsageError (no LUNs are
+    mounted there) or MountFailed: still mounted if the flush failed or the files are in use;
+    unmounted if the server did not end in time.
     """
     mountpoint = whole_path(mountpoint)
     kind, _ = is_mounted(mountpoint)
@@ -122,7 +123,7 @@ def unmount(mountpoint: str) -> None:
     try:
         _fsync(mountpoint)
     except OSError as error:
-        if error.errno != errno.ENOTCONN:  # a dead server: unmounting is all that can be done
+        if error.errno != errno.ENOTCONN:  # ENOTCONN: the server is dead, so only unmount
             raise MountFailed(f"{mountpoint}: still mounted, flush failed: {error}") from None
     ended = subprocess.run(
         _unmount_command(mountpoint), stderr=subprocess.PIPE, text=True, check=False
@@ -136,21 +137,24 @@ def unmount(mountpoint: str) -> None:
     try:
         while not _try_lock(directory, fcntl.LOCK_SH):
             if time.monotonic() > deadline:
-                raise MountFailed(f"{mountpoint}: unmounted, but its server has not ended yet")
+                raise MountFailed(
+                    f"{mountpoint}: unmounted, but its server still runs: it may be waiting for the"
+                    " target; its log may say more"
+                )
             time.sleep(0.02)
     finally:
         os.close(directory)
 
 
 def whole_path(mountpoint: str) -> str:
-    """As a path from / on. Raises UsageError."""
+    """The absolute path of ``mountpoint``. Raises UsageError."""
     if not mountpoint:
         raise UsageError("the mount point is empty: name a directory")
     try:
         return os.path.abspath(mountpoint)
     except FileNotFoundError:
         raise UsageError(
-            f"{mountpoint}: the current directory is gone: give the whole path, from / on"
+            f"{mountpoint}: the current directory is gone: give the mount point as an absolute path"
         ) from None
 
 
@@ -164,9 +168,9 @@ async def _serve(
     ready: Callable[[], None],
     came: list[int],
 ) -> int:
-    """Returns the signal that came before ``ready``, or 0. ``came``: those that came before this
-    was called."""
-    # What needs packages that _check_system looked for.
+    """Mount and serve. Returns the number of a signal that came before ``ready``, or 0. ``came``:
+    signals that came before this call."""
+    # These need packages that _check_system has checked.
     import pyfuse3  # noqa: PLC0415
     import trio  # noqa: PLC0415
 
@@ -184,13 +188,13 @@ async def _serve(
             if not closed:
                 pyfuse3.terminate()
             await anext(signals)
-            log.error("%s: told twice to end: not waiting for the target", mountpoint)
+            log.error("%s: second signal to end: not waiting for the target", mountpoint)
         else:
             early = number
         nursery.cancel_scope.cancel()
 
     failed: Sequence[str] = ()
-    # From before the mount on: a signal that kills would leave a dead one behind.
+    # Before the mount: a signal that kills this process would leave a dead mount.
     with trio.open_signal_receiver(*_ENDING) as signals:
         if came:
             return came[0]
@@ -217,14 +221,14 @@ async def _serve(
 
 
 def _source(url: str) -> str:
-    """What the mount table names. As it was given where that tells nothing: mount(8) compares it
-    with the line of fstab, to see what is mounted already."""
+    """The source for the mount table: the URL as given, as mount(8) compares it with the line of
+    fstab to see what is mounted; but without user info and options if it has any."""
     parsed = parse_url(url)
     return parsed.redacted() if parsed.user or parsed.options else url
 
 
 def _mount(files: Any, mountpoint: str, url: str, options: MountOptions) -> None:
-    """Raises MountFailed with what libfuse and fusermount3 say about it on stderr."""
+    """Mount. Raises MountFailed with the last line that libfuse or fusermount3 wrote to stderr."""
     import pyfuse3  # noqa: PLC0415
 
     name = url.replace("\\", "\\\\").replace(",", "\\,")
@@ -246,11 +250,11 @@ def _mount(files: Any, mountpoint: str, url: str, options: MountOptions) -> None
 
 
 def _raise_background_limit(mountpoint: str) -> None:
-    """Let more requests be under way at once than the kernel's 12; works without.
+    """Raise the kernel's limit of 12 asynchronous requests. An error is only logged.
 
-    Only fusectl can say that. Where the machine has not mounted it (containers), it is mounted for
-    a moment at a directory of our own. The connection's directory is called after the mount's
-    minor device number. (To ask for that with stat(2) would be to wait for ourselves.)
+    The limit can be set only in fusectl. If the machine has not mounted that (containers), mount it
+    for a moment at a temporary directory. The minor device number of the mount is the name of the
+    connection's directory. (stat(2) would tell it, too, but this server would have to answer.)
     """
     _, number = is_mounted(mountpoint)
     name = f"{number}/max_background"
@@ -274,8 +278,8 @@ def _write_limit(path: str) -> None:
 
 
 def _system_call(name: str, *arguments: bytes | int | None) -> None:
-    """One of libc's functions that answer 0 or errno. (mount(8) would look at every mount,
-    ours among them, and wait for it.)"""
+    """Call a function of libc that returns 0, or sets errno. Raises OSError. (The program mount(8)
+    would look at every mount, and wait for ours.)"""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments):
         number = ctypes.get_errno()
@@ -294,35 +298,37 @@ def _check_system() -> None:
     if not os.path.exists("/dev/fuse"):
         raise SystemProblem("no /dev/fuse: run modprobe fuse (in a container: --device /dev/fuse)")
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
-        raise SystemProblem("fusermount3 is missing, which mounts for other users than root: "
+        raise SystemProblem("fusermount3 is missing, which other users than root need: "
                             "install the package fuse3")  # fmt: skip
 
 
 @contextlib.contextmanager
 def _locked(mountpoint: str) -> Iterator[None]:
-    """Check that the directory can be mounted over, and hold its lock."""
+    """Check that the directory can be a mount point, and hold its lock. Raises UsageError."""
     kind, _ = is_mounted(mountpoint)
     if kind == _FILE_SYSTEM:
-        raise UsageError(f"{mountpoint}: LUNs are mounted there already; iserblk umount it first")
+        raise UsageError(
+            f"{mountpoint}: LUNs are mounted there already; unmount them first (iserblk umount)"
+        )
     try:
         directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"{mountpoint}: {_NO_DIRECTORY.get(error.errno or 0, error)}") from None
     try:
         if os.listdir(directory):
-            raise UsageError(f"{mountpoint}: not empty, and would be hidden by the mount")
+            raise UsageError(f"{mountpoint}: the directory is not empty; name an empty directory")
         if not _try_lock(directory, fcntl.LOCK_EX):
-            raise UsageError(f"{mountpoint}: another mount is starting or ending there")
+            raise UsageError(f"{mountpoint}: another mount is starting or ending there; try later")
         yield
     finally:
         os.close(directory)
 
 
 _NO_DIRECTORY = {
-    errno.ENOENT: "no such directory: make it first",
-    errno.ENOTDIR: "not a directory",
-    errno.EACCES: "permission denied",
-    errno.ENOTCONN: "a mount whose server has died: fusermount3 -u it first",
+    errno.ENOENT: "no such directory: create it first",
+    errno.ENOTDIR: "not a directory: name a directory",
+    errno.EACCES: "permission denied: name a directory that this user can read",
+    errno.ENOTCONN: "there is a mount whose server has died: unmount it first (fusermount3 -u)",
 }
 
 
@@ -335,8 +341,8 @@ def _try_lock(directory: int, kind: int) -> bool:
 
 
 def is_mounted(mountpoint: str) -> tuple[str, int]:
-    """Type and minor device number of the topmost file system that is mounted exactly there, or
-    ("", 0). Asks proc(5) mountinfo, and so waits for no file system."""
+    """Type and minor device number of the topmost file system mounted exactly at ``mountpoint``, or
+    ("", 0). Reads /proc/self/mountinfo, and so waits for no file system."""
     found = ("", 0)
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -348,7 +354,7 @@ def is_mounted(mountpoint: str) -> tuple[str, int]:
 
 
 def _unescape(text: str) -> str:
-    """mountinfo writes blanks, newlines and backslashes as three octal digits."""
+    """Decode a path of mountinfo, where blanks, newlines and backslashes are octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), text)
 
 
@@ -356,7 +362,7 @@ def _unescape(text: str) -> str:
 
 
 def _fsync(mountpoint: str) -> None:
-    """fsync of the directory flushes every LUN."""
+    """Flush every LUN, by an fsync of the directory. Raises OSError."""
     directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
@@ -372,7 +378,8 @@ def _unmount_command(mountpoint: str) -> list[str]:
 
 
 def _for_mount(mountpoint: str, error: Exception) -> Exception:
-    """As mount(8) has it. A bug, also one beside other errors, comes out as it is."""
+    """Convert ``error`` to a MountError. A bug, alone or in a group with other errors, is returned
+    unchanged."""
     while isinstance(error, ExceptionGroup):
         known, unknown = error.split((IserblkError, OSError))
         if known is None or unknown is not None:
@@ -388,7 +395,7 @@ def _for_mount(mountpoint: str, error: Exception) -> Exception:
 
 
 def _child(urls: Sequence[str], mountpoint: str, options: Sequence[str], pipe: int) -> NoReturn:
-    """Body of the background process: never returns into its caller's code."""
+    """The body of the background process; never returns to its caller."""
 
     def ready() -> None:
         _detach()
@@ -403,17 +410,17 @@ def _child(urls: Sequence[str], mountpoint: str, options: Sequence[str], pipe: i
         _report(pipe, status, str(error))
     except (KeyboardInterrupt, SystemExit):
         status = MountFailed.exit_status
-        _report(pipe, status, f"{mountpoint}: told to end before it was mounted")
+        _report(pipe, status, f"{mountpoint}: ended by a signal before it was mounted")
     except BaseException:
         status = MountFailed.exit_status
         log.exception("%s: internal error", mountpoint)
-        _report(pipe, status, f"{mountpoint}: internal error, see the log")
+        _report(pipe, status, f"{mountpoint}: internal error; see the log")
     finally:
         os._exit(status)
 
 
 def _report(pipe: int, status: int, error: str) -> None:
-    """To the parent that still waits, or to the log."""
+    """Send the error to the parent if it still waits, else log it."""
     try:
         os.write(pipe, json.dumps({"status": status, "error": error}).encode())
     except OSError:  # closed by ready()
@@ -421,7 +428,7 @@ def _report(pipe: int, status: int, error: str) -> None:
 
 
 def _detach() -> None:
-    """Leave the terminal: own session, no standard streams, logs to syslog."""
+    """Leave the terminal: a session of its own, no standard streams, logs go to syslog."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,11 +1,11 @@
-"""The file system: a directory with one file per LUN.
+"""The FUSE file system: a directory with one file per LUN.
 
-Requests run as strands of pyfuse3's session loop, many at once; code between two awaits is atomic,
-and what they await is the disk's, nothing of trio's own (iserblk/waiting/strands.py). The only
+Many requests run at once, as strands of pyfuse3's session loop. Code between two awaits is atomic.
+Requests may await only the methods of disks, nothing of trio (iserblk/waiting/strands.py). The only
 exception that may leave a method is FUSEError: any other ends the whole mount.
 
-A file behaves as a block device does: its size is given, O_TRUNC and truncating change nothing,
-writing stops at the end with ENOSPC, reading there gives nothing.
+A file behaves like a block device. Its size is fixed: O_TRUNC and truncation change nothing. A
+write at the end fails with ENOSPC; a read there returns nothing.
 """
 
 from __future__ import annotations
@@ -43,22 +43,24 @@ log = logging.getLogger(__name__)
 # The largest request: libfuse 3 asks the kernel for 256 pages.
 MAX_REQUEST = 1 << 20
 
-# Names and the number of files never change; sizes may (a LUN grown at the target).
+# Seconds. Names and the number of files never change; sizes may, when a LUN grows at the target.
 _ENTRY_TIMEOUT = 3600.0
 _ATTR_TIMEOUT = 1.0
-# How often the target is asked for a size, at the most. (It reports a change only to a command: an
-# idle LUN would not grow here before it is read.)
+# Seconds, at least, between two requests to the target for a size. (A target reports a change only
+# in the answer to a command: without asking, an idle LUN would not grow here until it is read.)
 _ASK_S = 0.5
 
 _FIRST_LUN = pyfuse3.ROOT_INODE + 1
 
 
 class LunFiles(pyfuse3.Operations):
-    """Inodes: the directory is ROOT_INODE, file ``n`` is ROOT_INODE + 1 + n, for ever. A file
-    handle is the number of the file, so there is nothing to keep per open file.
+    """The operations of the file system. Inodes never change: the directory is ROOT_INODE, file
+    ``n`` is ROOT_INODE + 1 + n. A file handle is the number of the file, so no state is kept per
+    open file.
 
-    What is not overridden answers ENOSYS; the kernel then stops asking: for extended attributes
-    (once per write otherwise), and for flush at close(2), which need not reach the disk.
+    Operations that are not overridden answer ENOSYS, and the kernel never calls them again. This
+    saves a request for extended attributes per write, and the flush at close(2), which need not
+    reach the disk.
     """
 
     def __init__(self, disks: Mapping[str, AsyncDisk], options: MountOptions) -> None:
@@ -95,7 +97,8 @@ class LunFiles(pyfuse3.Operations):
         entry.st_nlink = 1
         entry.st_uid, entry.st_gid = options.uid, options.gid
         entry.st_size = disk.size
-        # A hint for cp and dd: requests that travel whole. st_blocks says that nothing is a hole.
+        # A hint for cp and dd: the largest request that is not split. By st_blocks, nothing is a
+        # hole.
         entry.st_blksize = min(MAX_REQUEST, disk.info.max_transfer)
         entry.st_blocks = disk.size // 512
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = self._modified_ns[number]
@@ -116,8 +119,8 @@ class LunFiles(pyfuse3.Operations):
         return self._file(self._names.index(name))
 
     async def _ask_size(self, number: int) -> None:
-        """Bring the size up to date, unless that was done a moment ago or another request is at
-        it; what is known already is good enough when the target does not answer."""
+        """Ask the target for the size, unless that was done a moment ago, or another request is
+        doing it. If the target does not answer, the known size stays."""
         now = time.monotonic()
         if now >= self._asked[number] + _ASK_S:
             self._asked[number] = float("inf")
@@ -141,8 +144,8 @@ class LunFiles(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Times may be set; a size at or below the LUN's changes nothing; owner and mode are the
-        mount's."""
+        """Set the modification time. A size up to that of the LUN is accepted and changes nothing;
+        a larger size fails with EFBIG. Owner and mode cannot be changed (EPERM)."""
         if fields.update_mode or fields.update_uid or fields.update_gid:
             raise FUSEError(errno.EPERM)
         if inode != pyfuse3.ROOT_INODE:
@@ -168,7 +171,7 @@ class LunFiles(pyfuse3.Operations):
         return
 
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """As full as a disk that has been partitioned: nothing is free."""
+        """The sizes of all LUNs together; nothing is free, as on a partitioned disk."""
         answer = StatvfsData()
         answer.f_bsize = answer.f_frsize = 4096
         answer.f_blocks = sum(disk.size for disk in self._disks) // 4096
@@ -176,7 +179,7 @@ class LunFiles(pyfuse3.Operations):
         answer.f_namemax = 255
         return answer
 
-    # Files are neither made nor removed nor renamed here.
+    # Files cannot be created, removed or renamed.
 
     async def create(self, *_: object) -> NoReturn:
         raise FUSEError(errno.EPERM)
@@ -219,10 +222,11 @@ class LunFiles(pyfuse3.Operations):
         return
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> memoryview:  # type: ignore[override]
-        """pyfuse3 takes any buffer, and hands it to the kernel before it awaits anything: so the
-        buffer is free for the next request when this returns, though the reply still reads it.
+        """Read into a reused buffer, which belongs to this object.
 
-        A fresh bytearray of 1 MiB costs 256 page faults, about as much as the whole protocol.
+        pyfuse3 accepts any buffer, and hands it to the kernel before it awaits anything. So another
+        request may reuse the buffer as soon as this returns, although the reply is sent from it. A
+        new bytearray of 1 MiB costs 256 page faults, about as much as the whole protocol.
         """
         disk = self._disks[fh]
         if off + size > disk.size:
@@ -263,17 +267,17 @@ class LunFiles(pyfuse3.Operations):
             _fail(error, "fsync")
 
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """Of the directory: all files that were written."""
+        """fsync of the directory: flush every LUN that was written."""
         for number, disk in enumerate(self._disks):
             if disk.dirty:
                 await self.fsync(FileHandleT(number), datasync)
 
     async def flush_all(self) -> Sequence[str]:
-        """Flush every LUN that was written since it was flushed; returns what failed, one line
-        each."""
+        """Flush every LUN that was written since its last flush. Returns the errors, one line for
+        each LUN that failed."""
         failed = []
         for name, disk in zip(self._names, self._disks, strict=True):
-            # (One without a write cache is sent nothing.)
+            # (For a LUN without a write cache, the disk sends no command.)
             if disk.dirty:
                 try:
                     await disk.flush()
@@ -287,7 +291,8 @@ def new_buffer() -> memoryview:
 
 
 def _fail(error: Exception, what: str) -> NoReturn:
-    """Turn an error of the disk into the user's errno; one of ours into EIO and a traceback."""
+    """Convert an error of the disk to FUSEError with its errno. A bug becomes EIO, and a traceback
+    in the log."""
     if isinstance(error, IserblkError):
         log.warning("%s: %s", what, error)
         raise FUSEError(error.errno) from None

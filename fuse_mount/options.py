@@ -1,4 +1,4 @@
-"""What stands after -o: words of mount(8), of FUSE, and options of iserblk, all in one list."""
+"""The options of -o: options of mount(8), of FUSE and of iserblk, all in one list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuse_mount.errors import UsageError
 from iserblk.errors import BadArgument, NotSupported
 from iserblk.options import OPTION_NAMES, Options
 
-# Words of fstab lines and of mount(8) that mean nothing here, or are the default.
+# Options of fstab lines and of mount(8) that are accepted, and have no effect here.
 _SWALLOWED = frozenset(
     {
         *("defaults", "_netdev", "nofail", "auto", "noauto", "user", "users", "nouser", "owner"),
@@ -28,12 +28,13 @@ FUSE_CONF = Path("/etc/fuse.conf")
 
 @dataclass(slots=True, frozen=True)
 class MountOptions:
-    """Settled options of one mount.
+    """The options of one mount.
 
-    ``direct_io``: every read and write of a user is one of the LUN, nothing is cached (default).
-    Without it the kernel caches pages; ``keep_cache`` keeps them from one open to the next, which
-    is right only while nobody else writes to the LUN. ``umask``: permissions that are taken away
-    from 0666 (files) and 0777 (the directory). ``disk``: options of iserblk.disk.
+    ``direct_io`` (default): the kernel caches nothing; every read and write of a process goes to
+    the LUN. Without it the kernel caches pages. ``keep_cache``: it keeps them from one open to the
+    next, which is right only while no other host writes to the LUN. ``uid``, ``gid``: the owner of
+    the files. ``umask``: permissions to take away from 0666 (files) and 0777 (the directory).
+    ``disk``: options of iserblk.disk.
     """
 
     read_only: bool = False
@@ -47,10 +48,11 @@ class MountOptions:
 
 
 def parse_options(lists: Iterable[str]) -> MountOptions:
-    """Parse the values of all -o: comma-separated words, a comma in a value as ``\\,``.
+    """Parse the values of all -o: comma-separated options; a comma in a value is ``\\,``.
 
-    A later word overrides an earlier one, as with mount(8). With allow_other the default umask is
-    077: a raw disk is nobody else's, unless said so. Raises UsageError naming the word.
+    A later option overrides an earlier one, as with mount(8). With allow_other the default umask is
+    077, so that other users get access to a raw disk only with an explicit umask. Raises
+    UsageError that names the option.
     """
     mount: dict[str, int | bool] = {}
     disk: dict[str, str] = {}
@@ -63,7 +65,10 @@ def parse_options(lists: Iterable[str]) -> MountOptions:
         elif equals and name in _FLAGS:
             raise UsageError(f"-o {word}: {name} takes no value")
         elif name.replace("_", "-") == "target-password":
-            raise UsageError(f"-o {name}: everybody would see it; it goes into chap-secret-file")
+            raise UsageError(
+                f"-o {name}: every user could see the secret; put it in a file, and give"
+                " chap-secret-file"
+            )
         elif equals:
             disk[name.replace("_", "-")] = value
         elif name in ("ro", "rw"):
@@ -103,12 +108,13 @@ def _number(name: str, text: str, base: int) -> int:
     limit = 0o777 if name == "umask" else 2**32 - 2
     if not 0 <= value <= limit:
         kind = "octal digits up to 777" if base == 8 else "a number"
-        raise UsageError(f"-o {name}={text}: must be {kind}")
+        raise UsageError(f"-o {name}={text}: the value must be {kind}")
     return value
 
 
 def _check_allow_other() -> None:
-    """fusermount3 asks the system's owner first, and its own refusal is easily overlooked."""
+    """Raises UsageError unless fusermount3 will permit allow_other. The error of fusermount3 itself
+    is easily overlooked."""
     if os.geteuid() == 0:
         return
     try:
@@ -116,4 +122,6 @@ def _check_allow_other() -> None:
     except OSError:
         lines = []
     if "user_allow_other" not in (line.strip() for line in lines):
-        raise UsageError("-o allow_other: needs the line user_allow_other in /etc/fuse.conf")
+        raise UsageError(
+            "-o allow_other: add the line user_allow_other to /etc/fuse.conf, or mount as root"
+        )

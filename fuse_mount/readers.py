@@ -1,10 +1,10 @@
-"""What pyfuse3's session loop needs of trio, with its tasks run as strands.
+"""A replacement for ``trio`` in pyfuse3's session loop, which runs its tasks as strands.
 
-pyfuse3 takes the name ``trio`` in its own namespace for the loop that it runs on (its asyncio
-support replaces it there), and needs little of it: a nursery for its tasks, and a lock around
-``lowlevel.wait_readable``, so that they read one after the other. With trio's own, each request
-costs several turns of the loop. Here the tasks are strands: a request costs none, as long as there
-are others.
+pyfuse3 finds its event loop under the name ``trio`` in its own namespace (its asyncio support
+replaces that name, too). It needs only a nursery for its tasks, and a lock around
+``lowlevel.wait_readable``, so that one task at a time reads. With the real trio, each request
+costs several turns of the loop. Here the tasks are strands (iserblk/waiting/strands.py): while
+more requests are waiting, a request costs no turn of the loop.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from iserblk.waiting import strands
 from iserblk.waiting.descriptors import Nap
 from iserblk.waiting.strands import Strand, Strands, open_strands, park, pause
 
-# Requests read without a turn of the loop in between: others want to run, too.
+# Requests read before the loop gets a turn, so that its other tasks run, too.
 _MOST_AT_ONCE = 64
 
 
 class _Done:
-    """An awaitable that costs no coroutine."""
+    """An awaitable that is done at once, and needs no coroutine."""
 
     def __await__(self) -> Iterator[None]:
         return iter(())
@@ -36,7 +36,8 @@ _DONE = _Done()
 
 
 class _NoLock:
-    """``Readers.wait_readable`` itself lets one task at a time wait for the kernel."""
+    """In place of ``trio.Lock``: it locks nothing, as ``Readers.wait_readable`` itself lets only
+    one task at a time wait for the kernel."""
 
     def __aenter__(self) -> _Done:
         return _DONE
@@ -48,9 +49,9 @@ class _NoLock:
 class Readers:
     """The strands that read requests from one descriptor.
 
-    A trio task waits in the kernel's poll when one of them has found nothing. While any is parked,
-    that task waits there, or another has been wakened and will look: so no request is overlooked,
-    nor the end.
+    When a strand finds no request, it parks, and a trio task waits for the descriptor. While any
+    strand is parked, that task waits, or another strand was woken and will look for a request. So
+    no request is missed, nor the end.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class Readers:
         self._watcher = Nap()
 
     def namespace(self) -> object:
-        """To stand for ``trio`` in pyfuse3."""
+        """The object to assign to ``pyfuse3.trio``."""
         return SimpleNamespace(
             Lock=_NoLock,
             ClosedResourceError=trio.ClosedResourceError,
@@ -86,14 +87,14 @@ class Readers:
             nursery.cancel_scope.cancel()
 
     def notify_closing(self, fd: int) -> None:
-        """As trio's: a task that waits, or will, gets ClosedResourceError."""
+        """As in trio: tasks that wait for ``fd``, now or later, get ClosedResourceError."""
         self._closed = True
         trio.lowlevel.notify_closing(fd)
         while self._parked:
             self._parked.popleft().wake()
 
     async def wait_readable(self, fd: int) -> None:
-        """Return when a request can be read; the caller does so before it awaits anything.
+        """Return when a request can be read. The caller must read it before it awaits anything.
 
         Raises ClosedResourceError after ``notify_closing``.
         """
@@ -110,7 +111,7 @@ class Readers:
                     await pause()
                     continue
                 if self._parked:
-                    self._parked.popleft().wake()  # it looks for the next one
+                    self._parked.popleft().wake()  # this strand looks for the next request
                 return
             if not self._watching:
                 self._watching = True

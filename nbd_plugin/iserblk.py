@@ -1,15 +1,17 @@
-"""iserblk as an nbdkit plugin: remote SCSI LUNs as NBD exports.
+"""An nbdkit plugin that serves remote SCSI LUNs as NBD exports.
 
     nbdkit python nbd_plugin/iserblk.py uri=iser://HOST/IQN/LUN [uri=… ] [io-timeout=30 …]
 
 nbdkit's Python plugin runs this file as ``__main__``, without ``__file__``, with the
-distribution's ``sys.path``; the callbacks below are those of nbdkit-python-plugin(3), API 2.
-What belongs to a process (sockets, threads, an event loop) starts in ``after_fork``.
+distribution's ``sys.path``. The callbacks below are those of nbdkit-python-plugin(3), API 2.
+Sockets, threads and the event loop would not survive nbdkit's fork, so they start in
+``after_fork``.
 
-Each LUN is one export, called as ``iserblk.disk`` calls it; the first URL's is the default one.
-Nothing is kept per NBD connection but a Handle: all connections share the LUN's session.
+Each LUN is one export, with the name that ``iserblk.disk`` gives it. The default export is the
+first LUN of the first URL. The only state of an NBD connection is a Handle: all connections share
+the LUN's session.
 
-A failed callback raises, after the errno for the client was set. nbdkit prints one line.
+A callback that fails sets the errno for the client, and raises. nbdkit prints one line.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ import nbdkit
 
 
 def _find_packages(plugin: str) -> None:
-    """Make ``import iserblk`` and what it needs work, wherever nbdkit was started.
+    """Extend ``sys.path`` so that iserblk and its packages can be imported, wherever nbdkit runs.
 
-    ``plugin`` is this file as typed. The checkout around it goes first; the packages of its .venv
-    go where an interpreter of that .venv would have them, before the distribution's. This file's
-    own directory stays off the path: its name would shadow the package.
+    ``plugin``: the path of this file, as given to nbdkit. The checkout of this file comes first.
+    The packages of its .venv come before those of the distribution, as in an interpreter of the
+    .venv. The directory of this file is not added: there iserblk.py would hide the package.
     """
     checkout = os.path.dirname(os.path.dirname(os.path.realpath(plugin)))
     if os.path.isfile(os.path.join(checkout, "iserblk", "__init__.py")):
@@ -61,7 +63,7 @@ try:
     from iserblk.options import Options
     from iserblk.url import parse_url
 except ImportError as missing:
-    # Python looks for its library beside the first python3 in PATH, and takes that of another.
+    # Python looks for its library beside the first python3 in PATH, which may be another Python.
     if sys.prefix == "/usr":
         _remedy = "run scripts/setup in the checkout of iserblk"
     else:
@@ -74,27 +76,27 @@ API_VERSION = 2
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# NBD knows these errors; nbdkit turns every other errno into EINVAL, which tells the client that
-# its request was malformed. A lost connection or a timeout is none of that: EIO.
+# The errors of NBD. nbdkit turns every other errno into EINVAL, which tells the client that its
+# request was malformed. For a lost connection or a timeout the client must get EIO instead.
 _NBD_ERRNOS = {errno.EPERM, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EINVAL}
 _NBD_ERRNOS |= {errno.ENOSPC, errno.EFBIG, errno.EOPNOTSUPP, errno.ESHUTDOWN}
 
-_PR_SET_PDEATHSIG = 1  # prctl(2): a signal for the child when its parent has ended
+_PR_SET_PDEATHSIG = 1  # prctl(2): the signal that the child gets when its parent ends
 _M_TRIM_THRESHOLD = -1  # mallopt(3)
 
 _log = logging.getLogger("iserblk.nbd")
 _urls: list[str] = []
 _options: dict[str, str] = {}
-_opened: list[ThreadDiskSet] = []  # one, from after_fork to cleanup
+_opened: list[ThreadDiskSet] = []  # one element, from after_fork to cleanup
 
 
 # --- errors and logs ---------------------------------------------------------------------------
 
 
 def _format_exception(kind: Any, error: Any, tb: Any) -> list[str]:
-    """What nbdkit prints of an exception: it calls traceback.format_exception for it.
+    """The text that nbdkit prints for an exception: it calls traceback.format_exception.
 
-    Expected errors are one line for the user; anything else is a bug and shows where.
+    An IserblkError is one line for the user. Any other exception is a bug, with its traceback.
     """
     if isinstance(error, IserblkError):
         return [str(error)]
@@ -106,17 +108,18 @@ traceback.format_exception = _format_exception  # type: ignore[assignment]
 
 
 def _failed(error: IserblkError) -> IserblkError:
-    """Set what the client is told; returns the exception to raise.
+    """Set the errno for the client. Returns the exception to raise.
 
-    A new one, to be raised outside of the handler: nbdkit 1.32 never frees the exceptions that it
-    is given, and ``error`` holds the frames of the whole data path.
+    It is a new exception; raise it outside of the handler. nbdkit 1.32 never frees the exceptions
+    that it gets, and ``error`` holds the frames of the whole data path.
     """
     nbdkit.set_error(error.errno if error.errno in _NBD_ERRNOS else errno.EIO)
     return IserblkError(str(error))
 
 
 def _reported(callback: Callable[P, T]) -> Callable[P, T]:
-    """Errors of a callback as nbdkit wants them; pread and pwrite save this call."""
+    """Decorator of callbacks: errors become those of ``_failed``. pread and pwrite have this code
+    inline, to save a call."""
 
     @functools.wraps(callback)
     def report(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -130,11 +133,11 @@ def _reported(callback: Callable[P, T]) -> Callable[P, T]:
 
 
 class _NbdkitLog(logging.Handler):
-    """Warnings where nbdkit puts its own messages, all else to ``nbdkit -v``."""
+    """Writes warnings where nbdkit writes its own messages; the rest only with ``nbdkit -v``."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Once daemonised, nbdkit's stderr is /dev/null (1, 3) and it logs to syslog.
+        # In the background, nbdkit's stderr is /dev/null (1, 3), and nbdkit logs to syslog.
         stderr = os.fstat(2)
         self._daemon = stat.S_ISCHR(stderr.st_mode) and stderr.st_rdev == os.makedev(1, 3)
 
@@ -145,7 +148,7 @@ class _NbdkitLog(logging.Handler):
         elif self._daemon:
             syslog.syslog(syslog.LOG_WARNING, f"iserblk: {text}")
         else:
-            with contextlib.suppress(OSError):  # the reader of our stderr may have gone
+            with contextlib.suppress(OSError):  # the reader of our stderr may have ended
                 print(f"nbdkit: iserblk: {text}", file=sys.stderr, flush=True)
 
 
@@ -161,7 +164,7 @@ def thread_model() -> int:
 
 
 def config(key: str, value: str) -> None:
-    """One ``key=value`` of nbdkit's command line."""
+    """Take one ``key=value`` of nbdkit's command line."""
     if key == "uri":
         parse_url(value)
         _urls.append(value)
@@ -170,23 +173,23 @@ def config(key: str, value: str) -> None:
     if name == "script":
         raise BadArgument("a second file was given; a URL is given as uri=URL")
     if name in _options:
-        raise BadArgument(f"{name}= was given twice")
+        raise BadArgument(f"{name}= was given twice; give it once")
     Options.from_pairs([(name, value)])
     _options[name] = value
 
 
 def config_complete() -> None:
     if not _urls:
-        raise BadArgument("no URL: give uri=iser://HOST/IQN/LUN")
-    settle(_urls, _options)  # secrets from a pipe are read once, before anything forks
+        raise BadArgument("there is no URL: give uri=iser://HOST/IQN/LUN")
+    settle(_urls, _options)  # reads secrets, perhaps from a pipe: once, before any fork
 
 
 def get_ready() -> None:
-    """Log in and out once, so that what is wrong is said while the user listens.
+    """Log in and out once, so that errors appear while the user still waits.
 
-    A daemonising nbdkit has told its caller "done" before after_fork runs, and its stderr is
-    gone. The trial runs in a child: threads and sockets of this process would not survive
-    nbdkit's own fork.
+    When nbdkit goes to the background, its caller returns, and stderr is closed, before after_fork
+    runs. The trial runs in a child: threads and sockets of this process would not survive nbdkit's
+    own fork.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -216,12 +219,15 @@ def get_ready() -> None:
     if said:
         raise IserblkError(said.decode())
     if status:
-        raise IserblkError(f"the first login ended unexpectedly (wait status {status:#x})")
+        raise IserblkError(
+            f"the process of the first login ended unexpectedly (wait status {status:#x})"
+        )
 
 
 def _give_memory_back() -> None:
-    """nbdkit has a buffer per thread of a connection: with it they go back to the system. glibc,
-    left alone, takes the size of the first that is freed for one that is better kept."""
+    """Make glibc return large buffers to the system when they are freed. nbdkit has a buffer for
+    each thread of a connection. By default, after the first such buffer is freed, glibc takes
+    buffers of that size from the heap, and keeps them there."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
@@ -236,11 +242,11 @@ def after_fork() -> None:
 
 
 def cleanup() -> None:
-    """nbdkit is ending. A client should have flushed; one that just went away may not have."""
+    """Flush and log out: nbdkit ends. A client that went away may not have flushed."""
     while _opened:
         with contextlib.closing(_opened.pop()) as disks:
             for name, disk in disks.disks.items():
-                # (One without a write cache is sent nothing.)
+                # (For a LUN without a write cache, the disk sends no command.)
                 if disk.dirty:
                     try:
                         disk.flush()
@@ -252,7 +258,7 @@ def cleanup() -> None:
 
 
 class Handle:
-    """One NBD connection to one LUN; the methods of its disk bound once, for the hot callbacks."""
+    """One NBD connection to one LUN. It keeps two bound methods of the disk, for speed."""
 
     __slots__ = ("disk", "read", "write")
 
@@ -290,7 +296,7 @@ def export_description(h: Handle) -> str:
 
 @_reported
 def get_size(h: Handle) -> int:
-    """Of this connection: NBD has no way to tell it of a change."""
+    """The size in bytes for this connection; NBD cannot tell the client of a later change."""
     try:
         return h.disk.refresh()
     except IserblkError as error:
@@ -299,8 +305,8 @@ def get_size(h: Handle) -> int:
 
 
 def block_size(h: Handle) -> tuple[int, int, int]:
-    """Any alignment works, whole blocks of the medium work best; 32 MiB is what NBD clients may
-    assume without asking."""
+    """Minimum, preferred and maximum request. Any alignment works; whole physical blocks are
+    fastest. NBD clients may assume 32 MiB without asking."""
     return 1, max(h.disk.info.physical_block_size, 4096), 32 << 20
 
 
@@ -313,8 +319,8 @@ def can_write(h: Handle) -> bool:
 
 
 def can_multi_conn(h: Handle) -> bool:
-    """All connections share the LUN's session and nothing is cached here: what one connection was
-    answered is seen by the others, and a flush on one covers the writes of all."""
+    """Always: all connections share the LUN's session, and nothing is cached here. So every
+    connection sees completed writes of the others, and a flush covers the writes of all."""
     return True
 
 
@@ -331,12 +337,12 @@ def can_trim(h: Handle) -> bool:
 
 
 def can_zero(h: Handle) -> bool:
-    """Where the LUN cannot, the disk writes zeroes."""
+    """Always: if the LUN cannot, the disk writes zeroes."""
     return True
 
 
 def can_fast_zero(h: Handle) -> bool:
-    """That is: a fast zero which would not be fast is refused at once."""
+    """Always: a request for a fast zero that would not be fast is refused at once."""
     return True
 
 
@@ -349,11 +355,11 @@ def can_cache(h: Handle) -> int:
 
 
 # --- requests ----------------------------------------------------------------------------------
-# nbdkit brackets every callback with PyGILState_Ensure and _Release, which build and destroy a
-# thread's whole Python state each time: with 32 threads most of what a request costs. There is no
-# documented way round that: a state is its thread's to give back, and nbdkit tells no plugin when a
-# thread ends. (CPython 3.13 aborts where another thread does it.)
-# ``buf`` is nbdkit's memory and dead after the return; BlockingDisk gives it back before that.
+# nbdkit calls PyGILState_Ensure and _Release around every callback. They create and destroy the
+# Python state of the thread each time; with 32 threads this is most of the cost of a request. No
+# documented way avoids it: only the thread itself may release its state, and nbdkit does not tell
+# plugins when a thread ends. (CPython 3.13 aborts if another thread releases it.)
+# ``buf`` is nbdkit's memory, invalid after the return; BlockingDisk does not use it longer.
 
 
 def pread(h: Handle, buf: memoryview, offset: int, flags: int) -> None:
@@ -402,5 +408,5 @@ def cache(h: Handle, count: int, offset: int, flags: int) -> None:
 
 @_reported
 def extents(h: Handle, count: int, offset: int, flags: int) -> list[Extent]:
-    """The seam's flags of an extent are NBD's, and so nbdkit's."""
+    """The extents of the range. Their flags are those of NBD already, as ``Extent`` has them."""
     return h.disk.extents(offset, count)

@@ -1,1 +1,1 @@
-"""Finding targets and the ways to them: SendTargets, iSNS, and which portal to try first."""
+"""Discovery: find targets and their portals (SendTargets, iSNS), and rank the portals."""

@@ -1,14 +1,14 @@
-"""iSNS, the name server of storage networks: its messages, and what a client asks (RFC 4171).
+"""Messages of iSNS, the name server of storage networks, and a client's requests (RFC 4171).
 
-A message is one or more PDUs of a 12-byte header and up to 64 KiB of payload:
+A message is one or more PDUs, each with a 12-byte header and up to 64 KiB of payload:
 
     0-1  version, 1          4-5  payload length           8-9    TRANSACTION ID
     2-3  FUNCTION ID         6-7  flags                    10-11  SEQUENCE ID, 0 in the first PDU
 
-A payload is attributes, of tag (4 bytes), length (4 bytes, a multiple of 4) and value: in requests
-the source (who asks), the message key, a delimiter (tag 0), and the operating attributes; in
-responses a status (4 bytes) comes first. Everything received is untrusted: RemoteProtocolError, and
-nothing else, is raised for it. No I/O here.
+A payload is a list of attributes: tag (4 bytes), length (4 bytes, a multiple of 4) and value. A
+request has the source (the initiator that asks), the message key, a delimiter (tag 0), and the
+operating attributes. A response has a status (4 bytes) before its attributes. Everything received
+is untrusted: only RemoteProtocolError is raised for it. No I/O here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ VERSION = 1
 HEADER = struct.Struct(">HHHHHH")
 MAXIMUM_PDU = 0xFFFC
 MAXIMUM_MESSAGE = 4 << 20  # bytes of payload, all PDUs together
-MAXIMUM_ATTRIBUTES = 65536  # of one message
-MAXIMUM_TARGETS = 4096  # whose portals are asked for
+MAXIMUM_ATTRIBUTES = 65536  # in one message
+MAXIMUM_TARGETS = 4096  # in one answer
 MAXIMUM_PORTALS = 256  # of one target
 _MAXIMUM_NAME = 223
 
-# Functions; a response has the bit set.
+# Functions; in a response, the bit RESPONSE is set as well.
 DEV_ATTR_REG = 0x0001
 DEV_ATTR_QRY = 0x0002
 DEV_DEREG = 0x0004
@@ -58,7 +58,7 @@ GROUP_TAG = 51
 PROTOCOL_ISCSI = 2
 NODE_TARGET = 1
 NODE_INITIATOR = 2
-_UDP = 0x10000  # in a portal's port
+_UDP = 0x10000  # a bit in a portal's port
 
 _STATUS = {
     1: "unknown error",
@@ -93,7 +93,7 @@ class Attribute(NamedTuple):
 
 
 class Message(NamedTuple):
-    """``payload``: of all its PDUs."""
+    """One message. ``payload``: that of all its PDUs."""
 
     function: int
     transaction: int
@@ -110,7 +110,7 @@ def text(tag: int, value: str) -> Attribute:
 
 
 def asked(tag: int) -> Attribute:
-    """An operating attribute of a query: its value is wanted."""
+    """An operating attribute of a query: it asks for the value of ``tag``."""
     return Attribute(tag, b"")
 
 
@@ -120,7 +120,7 @@ def encode_attributes(attributes: Iterable[Attribute]) -> bytes:
 
 def encode_request(function: int, transaction: int, attributes: Iterable[Attribute]) -> bytes:
     payload = encode_attributes(attributes)
-    assert len(payload) <= MAXIMUM_PDU  # ours are short
+    assert len(payload) <= MAXIMUM_PDU  # our requests are short
     flags = CLIENT | FIRST | LAST
     return HEADER.pack(VERSION, function, len(payload), flags, transaction, 0) + payload
 
@@ -138,7 +138,7 @@ def attributes_untrusted(payload: bytes) -> list[Attribute]:
         tag, length = struct.unpack_from(">II", payload, at)
         at += 8
         if length % 4 or at + length > len(payload):
-            raise _bad(f"attribute {tag} has {length} bytes, of {len(payload) - at}")
+            raise _bad(f"attribute {tag} of {length} bytes, but {len(payload) - at} bytes are left")
         if len(found) == MAXIMUM_ATTRIBUTES:
             raise _bad(f"more than {MAXIMUM_ATTRIBUTES} attributes")
         found.append(Attribute(tag, payload[at : at + length]))
@@ -147,7 +147,7 @@ def attributes_untrusted(payload: bytes) -> list[Attribute]:
 
 
 def response_untrusted(message: Message) -> tuple[int, list[Attribute]]:
-    """Status and attributes; of a response that is no success no attributes are looked at."""
+    """Status and attributes of a response; no attributes unless the status is 0 (success)."""
     if len(message.payload) < 4:
         raise _bad("a response without a status")
     (status,) = struct.unpack_from(">I", message.payload)
@@ -155,7 +155,7 @@ def response_untrusted(message: Message) -> tuple[int, list[Attribute]]:
 
 
 class MessageReader:
-    """Puts messages together from a stream of bytes, however it is cut."""
+    """Assembles messages from a stream of bytes, which may come in pieces of any length."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -163,7 +163,8 @@ class MessageReader:
         self._sequence = 0
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete now. Raises RemoteProtocolError: the end of it."""
+        """Add bytes. Returns the messages that are complete now. Raises RemoteProtocolError; the
+        reader is unusable then."""
         self._bytes += data
         return list(self._messages())
 
@@ -199,7 +200,7 @@ def text_untrusted(attribute: Attribute) -> str:
     try:
         value = attribute.value.rstrip(b"\0").decode()
     except UnicodeDecodeError:
-        raise _bad(f"attribute {attribute.tag} is no UTF-8") from None
+        raise _bad(f"attribute {attribute.tag} is not UTF-8") from None
     if not value or not value.isprintable() or len(value.encode()) > _MAXIMUM_NAME:
         raise _bad(f"attribute {attribute.tag} is no name")
     return value
@@ -207,7 +208,7 @@ def text_untrusted(attribute: Attribute) -> str:
 
 def number_untrusted(attribute: Attribute) -> int:
     if len(attribute.value) != 4:
-        raise _bad(f"attribute {attribute.tag} has {len(attribute.value)} bytes")
+        raise _bad(f"attribute {attribute.tag} has {len(attribute.value)} bytes instead of 4")
     return int.from_bytes(attribute.value, "big")
 
 
@@ -222,8 +223,8 @@ def address_untrusted(attribute: Attribute) -> str:
 
 
 def registration(initiator: str) -> list[Attribute]:
-    """Of an initiator as a node of an entity that the server names. Most servers answer queries of
-    registered nodes only."""
+    """Registers an initiator as a node of an entity, whose name the server chooses. Most servers
+    answer only queries of registered nodes."""
     return [
         text(ISCSI_NAME, initiator),
         Attribute(DELIMITER, b""),
@@ -235,7 +236,7 @@ def registration(initiator: str) -> list[Attribute]:
 
 
 def own_query(initiator: str) -> list[Attribute]:
-    """Whether we are registered already: then it is not ours to end that."""
+    """Asks whether the initiator is registered already; if so, we must not deregister it."""
     return [
         text(ISCSI_NAME, initiator),
         text(ISCSI_NAME, initiator),
@@ -245,7 +246,7 @@ def own_query(initiator: str) -> list[Attribute]:
 
 
 def names_untrusted(attributes: Iterable[Attribute]) -> list[str]:
-    """Of nodes: what is behind the delimiter."""
+    """The names of nodes in a response, after its delimiter."""
     return [text_untrusted(each) for each in _operating(attributes) if each.tag == ISCSI_NAME]
 
 
@@ -258,7 +259,7 @@ def deregistration(initiator: str, entity: str) -> list[Attribute]:
 
 
 def entity_untrusted(attributes: Iterable[Attribute]) -> str:
-    """The entity of a registration; "" where the response does not say."""
+    """The entity in the response to a registration; "": it has none."""
     for attribute in attributes:
         if attribute.tag == ENTITY_IDENTIFIER and attribute.value:
             return text_untrusted(attribute)
@@ -266,7 +267,7 @@ def entity_untrusted(attributes: Iterable[Attribute]) -> str:
 
 
 def target_query(initiator: str) -> list[Attribute]:
-    """Which targets there are."""
+    """Asks for the names of all targets."""
     return [
         text(ISCSI_NAME, initiator),
         number(ISCSI_NODE_TYPE, NODE_TARGET),
@@ -277,7 +278,7 @@ def target_query(initiator: str) -> list[Attribute]:
 
 
 def targets_untrusted(attributes: Iterable[Attribute]) -> list[str]:
-    """Names, each once, in the order of the answer."""
+    """Names of targets in a response, each once, in the order of the response."""
     names: dict[str, None] = {}
     name = ""
     for attribute in _operating(attributes):
@@ -293,7 +294,7 @@ def targets_untrusted(attributes: Iterable[Attribute]) -> list[str]:
 
 
 def portal_query(initiator: str, target: str) -> list[Attribute]:
-    """Where one target is: its portal groups."""
+    """Asks for the portals and portal groups of one target."""
     return [
         text(ISCSI_NAME, initiator),
         text(GROUP_ISCSI_NAME, target),
@@ -306,8 +307,8 @@ def portal_query(initiator: str, target: str) -> list[Attribute]:
 
 
 def portals_untrusted(attributes: Iterable[Attribute], target: str) -> list[Portal]:
-    """TCP portals of ``target``. One whose tag is missing or null may not be used: that is how iSNS
-    says that the target is not there."""
+    """TCP portals of ``target`` in a response. A portal whose tag is missing or null is left out:
+    so iSNS tells that the target cannot be reached through it."""
     found: dict[Portal, None] = {}
     name = host = ""
     port = 0
@@ -319,7 +320,7 @@ def portals_untrusted(attributes: Iterable[Attribute], target: str) -> list[Port
         elif attribute.tag == GROUP_PORT:
             port = number_untrusted(attribute)
         elif attribute.tag == GROUP_TAG:
-            # iSCSI names are compared without case.
+            # Case does not count in iSCSI names.
             same = name.lower() == target.lower()
             if same and host and 0 < port < _UDP and attribute.value:
                 found[Portal(host, port, number_untrusted(attribute) & 0xFFFF)] = None
@@ -330,7 +331,7 @@ def portals_untrusted(attributes: Iterable[Attribute], target: str) -> list[Port
 
 
 def _operating(attributes: Iterable[Attribute]) -> Iterator[Attribute]:
-    """What follows the delimiter; before it the server repeats the message key."""
+    """The attributes after the delimiter. Before it the server repeats the message key."""
     behind = False
     for attribute in attributes:
         if behind:

@@ -1,4 +1,4 @@
-"""Ask an iSNS server for targets and their portals. Runs in trio."""
+"""Asks an iSNS server for targets and their portals. Runs in trio."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from iserblk.url import Url, name_portal
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 30.0  # for all of it
+ANSWER_TIMEOUT_S = 30.0  # for all answers together
 FAREWELL_S = 2.0
-_REFUSALS = (6, 8)  # the source is unknown, or not authorized
+_REFUSALS = (6, 8)  # status: the source is unknown, or not authorized
 
 
 async def ask_isns(url: Url, options: Options) -> list[TargetRecord]:
-    """The targets that the server of ``url`` knows, or the one that ``url`` names. We are
-    registered as an initiator while we ask, unless we are already. Raises TransportError and its
-    kin, and PermissionDenied when the server does not answer us."""
+    """The targets that the server of ``url`` knows, or only the target that ``url`` names. We
+    register as an initiator while we ask, unless we are registered already. Raises TransportError
+    and its subclasses, RemoteProtocolError, PermissionDenied when the server refuses to answer us,
+    or another IserblkError."""
     name = name_portal(url.host, url.port)
     sock = await connect_tcp(await resolve(url.host, url.port), name, CONNECT_TIMEOUT_S)
     with sock:
@@ -74,14 +75,14 @@ async def _look(server: _Server, initiator: str, wanted: str) -> list[TargetReco
 
 
 async def _register(server: _Server, initiator: str) -> str:
-    """The entity to deregister at the end; "" for none. Another program of this machine may have
-    registered us before, which neither changes nor ends then."""
+    """Register as an initiator. Returns the entity to deregister at the end; "": none. If another
+    program of this machine has registered us before, that registration stays as it is."""
     status, attributes = await server.ask(isns.DEV_ATTR_QRY, isns.own_query(initiator))
     if not status and isns.names_untrusted(attributes):
         return ""
     status, attributes = await server.ask(isns.DEV_ATTR_REG, isns.registration(initiator))
     if status:
-        # Queries may work all the same, and say better why if they do not.
+        # Queries may still work; if not, their error tells the reason better.
         log.info("%s: registration: %s", server.name, isns.status_words(status))
         return ""
     return isns.entity_untrusted(attributes)
@@ -97,7 +98,7 @@ async def _targets(server: _Server, initiator: str) -> list[str]:
 
 
 class _Server:
-    """One connection; one question at a time."""
+    """One connection to an iSNS server; one request at a time."""
 
     def __init__(self, sock: trio.socket.SocketType, name: str) -> None:
         self.name = name
@@ -108,13 +109,13 @@ class _Server:
     def refused(self, status: int) -> IserblkError:
         words = f"{self.name}: the iSNS server refuses: {isns.status_words(status)}"
         if status in _REFUSALS:
-            return PermissionDenied(f"{words}; let it know this initiator's name")
+            return PermissionDenied(f"{words}; admit this initiator's name on the server")
         return IserblkError(words)
 
     async def ask(
         self, function: int, attributes: Sequence[isns.Attribute]
     ) -> tuple[int, list[isns.Attribute]]:
-        """Status and attributes of the response."""
+        """Send a request, and wait for its response. Returns its status and attributes."""
         self._transaction += 1
         request = isns.encode_request(function, self._transaction, attributes)
         try:
@@ -126,14 +127,14 @@ class _Server:
                         message.transaction == self._transaction
                     ):
                         return isns.response_untrusted(message)
-                    # Else it is something that the server says unasked.
+                    # Any other message is unsolicited, and ignored.
         except OSError as error:
             raise ConnectionLost(
-                f"{self.name}: connection lost ({error.strerror}): is this an iSNS server?"
+                f"{self.name}: connection lost ({error.strerror}); is this an iSNS server?"
             ) from None
 
     async def _receive(self) -> bytes:
         data = await self._sock.recv(65536)
         if not data:
-            raise ConnectionLost(f"{self.name} closed the connection: is this an iSNS server?")
+            raise ConnectionLost(f"{self.name} closed the connection; is this an iSNS server?")
         return data

@@ -1,6 +1,6 @@
-"""In which order to try the portals of one target: iSER first, then the own subnets, then as given.
+"""Ranks the portals of a target: iSER first, then those in subnets of this machine, then as given.
 
-Pure; ``local_networks`` reads what the kernel says of this machine's interfaces.
+Only ``local_networks`` does I/O: it reads this machine's subnets from /proc.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """One portal, and what is known of it. ``iser``: it takes iSER; None: not known.
-    ``near``: in a subnet of this machine, None where the portal is a name."""
+    """One portal, and what is known about it. ``iser``: whether it takes iSER; None: not known.
+    ``near``: whether it is in a subnet of this machine; None: the portal is a name."""
 
     portal: Portal
     iser: bool | None = None
@@ -35,13 +35,15 @@ class Candidate:
 
 
 def judge(portal: Portal, networks: Collection[Network], iser: bool | None = None) -> Candidate:
-    """``iser``: what was found out by asking; else the portal group's type says it, if anything."""
+    """Make a Candidate of a portal. ``iser``: whether a probe found that it takes iSER; None: not
+    probed, so the type of the portal (``portal.kind``) tells, if it is known."""
     if iser is None and portal.kind is not None:
         iser = portal.kind in _ISER_TYPES
     return Candidate(portal, iser, is_near(portal.host, networks))
 
 
 def is_near(host: str, networks: Collection[Network]) -> bool | None:
+    # None: ``host`` is a name, not an address.
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -50,18 +52,18 @@ def is_near(host: str, networks: Collection[Network]) -> bool | None:
 
 
 def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The best one first. Stable: what is alike stays in the order given."""
+    """Sort candidates, the best first. Equal candidates stay in the order given."""
     preference = {True: 0, None: 1, False: 2}
     return sorted(candidates, key=lambda each: (preference[each.iser], not each.near))
 
 
 def as_iser(candidate: Candidate, iser: bool) -> Candidate:
-    """The same, with what was found out by asking."""
+    """A copy of ``candidate`` with ``iser``, the result of a probe."""
     return replace(candidate, iser=iser)
 
 
 def local_networks(root: Path = Path("/")) -> list[Network]:
-    """The subnets that this machine's interfaces are in; those that cannot be read are left out."""
+    """The subnets of this machine's interfaces. Subnets that cannot be read are left out."""
     networks: list[Network] = [_LOOPBACK]
     networks += _ipv4(_lines(root / "proc/net/route")[1:])
     networks += _ipv6(_lines(root / "proc/net/if_inet6"))
@@ -76,8 +78,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _ipv4(rows: Sequence[str]) -> list[Network]:
-    """Routes without a gateway: interface, destination, gateway, flags, …, mask; hexadecimal
-    words in the machine's byte order."""
+    """The networks of routes without a gateway. Fields of a row: interface, destination, gateway,
+    flags, …, mask; hexadecimal words in the machine's byte order."""
     found: list[Network] = []
     for row in rows:
         fields = row.split()
@@ -95,7 +97,8 @@ def _ipv4(rows: Sequence[str]) -> list[Network]:
 
 
 def _ipv6(rows: Sequence[str]) -> list[Network]:
-    """Addresses: 32 hexadecimal digits, interface, prefix length, scope, flags, name."""
+    """The networks of addresses. Fields of a row: address (32 hexadecimal digits), interface,
+    prefix length, scope, flags, name."""
     found: list[Network] = []
     for row in rows:
         fields = row.split()

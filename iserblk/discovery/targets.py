@@ -1,4 +1,4 @@
-"""Targets and their portals, ranked: what ``iserblk discover`` shows. Runs in trio."""
+"""Finds targets and their portals, and ranks them, for ``iserblk discover``. Runs in trio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBES_AT_A_TIME = 16
 
 @dataclass(slots=True, frozen=True)
 class FoundTarget:
-    """``ways``: its portals, the best one first."""
+    """One target. ``ways``: its portals, the best first."""
 
     name: str
     ways: list[Candidate]
@@ -30,8 +30,9 @@ class FoundTarget:
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """``source``: who has answered, as a URL. ``scheme``: how it was asked, and so how a portal is
-    reached of which nothing better is known."""
+    """The result of a discovery. ``source``: URL of the portal or iSNS server that answered.
+    ``scheme``: iser or iscsi; the scheme for portals of which it is not known whether they take
+    iSER."""
 
     source: str
     scheme: str
@@ -47,10 +48,10 @@ class Found:
 
 
 async def find_targets(url: Url, options: Options, probe: bool) -> Found:
-    """Ask the portal, or the iSNS server, of ``url``. ``probe``: ask each portal that is
-    found whether it takes iSER. Raises what connecting raises."""
+    """Ask the portal, or the iSNS server, of ``url`` for targets. ``probe``: try whether each
+    portal found takes iSER. Raises the errors of connecting and login, and of ``ask_isns``."""
     if url.scheme == "isns":
-        # It does not say who takes iSER; `--probe` finds out.
+        # iSNS does not tell which portals take iSER; `--probe` finds out.
         source = f"isns://{name_portal(url.host, url.port)}"
         return await _found(source, "iscsi", await ask_isns(url, options), {}, options, probe)
     answer = await send_targets(url, options)
@@ -67,7 +68,8 @@ async def _found(
     options: Options,
     probe: bool,
 ) -> Found:
-    """``known``: portals that are known to take iSER, or not to."""
+    """Probe and rank the portals of ``records``. ``known``: whether a portal takes iSER, for those
+    where that is known already."""
     if probe:
         portals = {(each.host, each.port) for record in records for each in record.portals}
         known = {**known, **await _probe(sorted(portals - known.keys()), options)}
@@ -100,9 +102,9 @@ async def _probe(portals: list[tuple[str, int]], options: Options) -> dict[tuple
 
 
 async def takes_iser(portal: Portal, options: Options) -> bool:
-    """Whether a target there takes a connection for iSER, by the provider that ``options`` would
-    take. It is closed again at once."""
-    # The short wait for an MPA Reply: Traditional iSCSI never sends one.
+    """Whether ``portal`` accepts a connection for iSER, with the provider that ``options`` select.
+    The connection is closed at once. False also if the portal cannot be reached."""
+    # With fallback, the wait for an MPA Reply is short: a Traditional iSCSI target never sends it.
     options = replace(options, fallback="iscsi")
     try:
         with trio.fail_after(PROBE_TIMEOUT_S):

@@ -1,5 +1,6 @@
-"""What is there, what is missing, and what to do about it: small checks that return findings.
+"""Checks for ``iserblk doctor``: each returns findings: what works, what is missing, the remedy.
 
-``machine``, ``kernel``, ``rdma`` and ``programs`` look at this machine, ``portal`` at a target.
-Nothing here changes the system, needs root, or waits without a limit.
+``kernel``, ``rdma`` and ``programs`` check this machine, as ``machine`` shows it, and ``report``
+runs them all. ``portal`` checks a target's portal. No check changes the system, needs root, or
+waits without a limit.
 """

@@ -1,18 +1,19 @@
-"""One finding: what was looked at, how it is, and what to do about it."""
+"""A finding of the doctor: what was checked, the result, and the remedy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 OK = "ok"
-WARNING = "warning"  # something will not work; iSER itself does
+WARNING = "warning"  # something will not work, but iSER will
 ERROR = "error"  # iSER will not work
-SKIPPED = "skipped"  # not looked at, or not needed
+SKIPPED = "skipped"  # not checked, or not needed
 
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """``text`` and ``remedy`` are words for people; no remedy where nothing needs to be done."""
+    """The result of one check. ``name``: what was checked. ``status``: OK, WARNING, ERROR or
+    SKIPPED. ``text``, ``remedy``: for users; ``remedy`` is "" if there is nothing to do."""
 
     name: str
     status: str

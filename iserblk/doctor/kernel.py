@@ -1,4 +1,4 @@
-"""Modules of the running kernel."""
+"""Checks of the modules of the running kernel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from iserblk.doctor.machine import Machine
 
 @dataclass(slots=True, frozen=True)
 class Module:
-    """``purpose``: what does not work without it. ``wanted``: False where it is one choice of
-    several."""
+    """A kernel module. ``purpose``: what does not work without it. ``wanted`` False: it is one
+    choice of several, so its absence is no warning."""
 
     name: str
     purpose: str
@@ -43,7 +43,7 @@ def module_state(machine: Machine, name: str) -> str:
         return LOADED
     directory = f"/lib/modules/{machine.release}"
     builtin = machine.read(f"{directory}/modules.builtin")
-    # A part of the kernel itself is in /sys/module only where it has parameters.
+    # A module that is built in appears in /sys/module only if it has parameters.
     if machine.exists(f"/sys/module/{name}") or name in map(_name_of, builtin.splitlines()):
         return BUILT_IN
     files = machine.read(f"{directory}/modules.dep").splitlines()
@@ -57,7 +57,7 @@ def _name_of(path: str) -> str:
 
 
 def check_modules(machine: Machine, has_device: bool) -> list[Finding]:
-    """``has_device``: there is an RDMA device, so that its modules are needed."""
+    """Check all modules. ``has_device``: there is an RDMA device, so its modules are needed."""
     findings = [_check(machine, module, has_device) for module in (*RDMA, *SOFTWARE_DEVICES)]
     return [*findings, _check(machine, NBD, True), _check(machine, FUSE, True)]
 
@@ -70,15 +70,18 @@ def _check(machine: Machine, module: Module, needed: bool) -> Finding:
     status = WARNING if module.wanted and needed else SKIPPED
     if state == AVAILABLE:
         return Finding(
-            name, status, f"not loaded; for {module.purpose}", f"modprobe {module.name} (as root)"
+            name,
+            status,
+            f"not loaded; needed for {module.purpose}",
+            f"modprobe {module.name} (as root)",
         )
-    text = f"kernel {machine.release} has no such module here; for {module.purpose}"
+    text = f"kernel {machine.release} has no such module here; needed for {module.purpose}"
     if status == SKIPPED:
         return Finding(name, status, text)
     return Finding(
         name,
         status,
         text,
-        "boot the distribution's full kernel (linux-image-amd64, not -cloud), or, in a container,"
-        " load the module on the host",
+        "boot the distribution's full kernel (linux-image-amd64, not -cloud); in a container, load"
+        " the module on the host",
     )

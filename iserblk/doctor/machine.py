@@ -1,4 +1,4 @@
-"""The machine that is looked at: the running one, or a directory that looks like one (tests)."""
+"""The machine to check: this machine, or, for tests, a directory with the files of a machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _has_package(name: str) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class Machine:
-    """``root`` stands for /. ``memlock``: bytes that we may lock, -1: without limit."""
+    """Read access to the files of a machine. ``root``: its directory /. ``release``: of the kernel.
+    ``memlock``: bytes that this process may lock; -1: no limit. ``search``: PATH."""
 
     root: Path = Path("/")
     release: str = field(default_factory=_release)
@@ -40,7 +41,7 @@ class Machine:
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str:
-        """The text of a file; empty where there is none, or the kernel refuses to tell."""
+        """The text of a file, at most MAXIMUM_BYTES; "" if it is missing or cannot be read."""
         try:
             with self.path(name).open("rb") as file:
                 return file.read(MAXIMUM_BYTES).decode(errors="replace").strip()
@@ -51,18 +52,18 @@ class Machine:
         return os.path.exists(self.path(name))
 
     def may_use(self, name: str) -> bool:
-        """It may be opened for reading and writing."""
+        """Whether this process may open the file for reading and writing."""
         return os.access(self.path(name), os.R_OK | os.W_OK)
 
     def entries(self, name: str, pattern: str = "*") -> list[Path]:
-        """What is in a directory, in order; nothing where there is none."""
+        """The sorted entries of a directory; empty if there is no such directory."""
         return sorted(self.path(name).glob(pattern))
 
     def names(self, name: str, pattern: str = "*") -> list[str]:
         return [path.name for path in self.entries(name, pattern)]
 
     def program(self, name: str) -> str | None:
-        """Where a program is, also one that is for root."""
+        """The path of a program, also of programs for root; None: it is not installed."""
         for directory in (*self.search.split(":"), "/usr/bin", "/usr/sbin", "/bin", "/sbin"):
             path = f"{directory}/{name}"
             if directory.startswith("/") and os.access(self.path(path), os.X_OK):

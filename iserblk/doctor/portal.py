@@ -1,8 +1,8 @@
-"""What a portal answers: its name, TCP, MPA, rdma_cm, and a login. Runs in trio.
+"""Checks of a portal: its host name, TCP, MPA, rdma_cm, and a login. Runs in trio.
 
-Of Traditional iSCSI (an ``iscsi://`` URL) MPA and rdma_cm are no question.
+For Traditional iSCSI (an ``iscsi://`` URL) MPA and rdma_cm are not tried.
 
-Every question has a time limit, and nothing of a session is left behind.
+Every check has a time limit, and closes its connection and session.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.url import Url
 
-TCP = "tcp"  # the choice that is Traditional iSCSI
-MAXIMUM_ADDRESSES = 8  # that are looked at
+TCP = "tcp"  # as ``PortalReport.choice``: Traditional iSCSI
+MAXIMUM_ADDRESSES = 8  # that are checked
 _NOT_ISER = (
-    "is this the port of an iSER target? A Traditional iSCSI portal needs iSER switched on"
-    " (LIO: `enable_iser true` in targetcli), and an RDMA device"
+    "is this the port of an iSER target? Switch iSER on at the target (LIO: `enable_iser true` in"
+    " targetcli), which needs an RDMA device there"
 )
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Seconds for each question."""
+    """Time limits of the checks, in seconds."""
 
     resolve: float = 5.0
     tcp: float = 5.0
     mpa: float = 5.0
     route: float = 11.0
     verbs: float = 10.0
-    login: float = 30.0  # beyond the limits that connecting has itself
+    login: float = 30.0  # in addition to the limits that connecting has itself
     logout: float = 5.0
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What one question came to. ``error``: why it failed."""
+    """The result of one check. ``error``: why it failed; None: it did not."""
 
     name: str
     text: str = ""
@@ -65,14 +65,14 @@ class _Answer:
     skipped: bool = False
 
     def finding(self, failed: str) -> Finding:
-        """``failed``: how bad a failure is, now that the rest is known."""
+        """The Finding of this check. ``failed``: its status if the check failed."""
         status = SKIPPED if self.skipped else OK if self.error is None else failed
         return Finding(self.name, status, self.text, self.remedy)
 
 
 @dataclass(slots=True)
 class _Ways:
-    """How one address can be reached."""
+    """The ways that work to one address of the portal. ``answers``: of TCP, MPA, rdma_cm."""
 
     address: Address
     answers: list[_Answer] = field(default_factory=list)
@@ -84,8 +84,8 @@ class _Ways:
 
 @dataclass(slots=True, frozen=True)
 class PortalReport:
-    """``choice``: the provider that would be taken, or None; ``tcp``: Traditional iSCSI.
-    ``error``: None when that works towards the portal, else what stands in its way."""
+    """The result for a portal. ``choice``: the provider that other commands would use, "tcp" for
+    Traditional iSCSI; None: no way works. ``error``: None if the login worked, else the reason."""
 
     portal: str
     findings: list[Finding]
@@ -94,7 +94,8 @@ class PortalReport:
 
 
 async def check_portal(url: Url, options: Options, limits: Limits) -> PortalReport:
-    """Ask everything. ``url`` without a target name: a discovery session is tried."""
+    """Run all checks of the portal of ``url``. Without a target name in ``url``, the login is that
+    of a discovery session."""
     portal = name_portal(url.host, url.port)
     found = _Answer("host name")
     addresses = await _resolve(url, limits, found)
@@ -111,7 +112,7 @@ async def check_portal(url: Url, options: Options, limits: Limits) -> PortalRepo
     else:
         login.skipped = True
         what = "speaks iSER" if url.scheme == "iser" else "takes connections"
-        login.text = f"not tried: nobody there {what}"
+        login.text = f"not tried: no address of the portal {what}"
     error = choice.error or login.error
     failed = WARNING if error is None else ERROR
     answers = [answer for way in ways for answer in way.answers]
@@ -128,21 +129,21 @@ async def _resolve(url: Url, limits: Limits, answer: _Answer) -> list[Address]:
     except HostNotFound as error:
         answer.error = error
         answer.text = str(error)
-        answer.remedy = "correct the name, or write the address itself"
+        answer.remedy = "correct the host name, or give the IP address"
     except trio.TooSlowError:
         answer.text = f"no answer about {url.host} within {limits.resolve:g} s"
-        answer.remedy = "look at the name servers, or write the address itself"
+        answer.remedy = "check the name servers of this machine, or give the IP address"
         answer.error = ConnectTimeout(answer.text)
     else:
         hosts = [str(address.sockaddr[0]) for address in addresses]
         answer.text = f"{url.host} is {', '.join(hosts)}"
         if len(hosts) > MAXIMUM_ADDRESSES:
-            answer.text += f"; the first {MAXIMUM_ADDRESSES} are looked at"
+            answer.text += f"; only the first {MAXIMUM_ADDRESSES} are looked at"
     return addresses
 
 
 async def _ask(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
-    """All about one address."""
+    """Check one address: TCP, MPA, rdma_cm."""
     portal = name_portal(*way.address.sockaddr[:2])
     tcp, mpa, cm = (_Answer(f"{what} {portal}") for what in ("TCP", "MPA", "rdma_cm"))
     way.answers = [tcp, mpa, cm]
@@ -165,13 +166,13 @@ async def _ask(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
 
 
 async def _connect(way: _Ways, limits: Limits, portal: str) -> trio.socket.SocketType | None:
-    """A TCP connection; None when there is none to be had."""
+    """Open a TCP connection, which the caller closes. None: it failed."""
     tcp = way.answers[0]
     try:
         sock = await connect_tcp([way.address], portal, limits.tcp)
     except IserblkError as error:
         tcp.error, tcp.text = error, str(error)
-        tcp.remedy = "start the target, or correct the port; look at firewalls on both sides"
+        tcp.remedy = "start the target, or correct the port; check the firewalls on both sides"
         return None
     tcp.text = "takes connections"
     way.tcp = True
@@ -179,11 +180,11 @@ async def _connect(way: _Ways, limits: Limits, portal: str) -> trio.socket.Socke
 
 
 async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
-    """TCP, and MPA start-up behind it; the connection is closed again."""
+    """Check TCP, then MPA start-up on that connection, and close it."""
     mpa = way.answers[1]
     sock = await _connect(way, limits, portal)
     if sock is None:
-        mpa.skipped, mpa.text = True, "not asked: no TCP connection"
+        mpa.skipped, mpa.text = True, "not tried: there is no TCP connection"
         return
     with sock:
         initiator = MpaInitiator(
@@ -209,7 +210,8 @@ async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) ->
 
 
 async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str) -> None:
-    """Whether a device leads there, and something listens."""
+    """Check whether an RDMA device leads to the address, and the target accepts connections
+    there."""
     _, _, cm = way.answers
     missing = verbs.provider.available()
     if missing is not None:
@@ -240,13 +242,14 @@ async def _ask_rdma_cm(way: _Ways, options: Options, limits: Limits, portal: str
     qp.close()
     way.verbs = True
     cm.text = (
-        f"something listens; {words} gets there ({about.get('transport', 'RDMA')},"
+        f"takes connections through {words} ({about.get('transport', 'RDMA')},"
         f" STags are memory {about.get('mode', 'region')}s)"
     )
 
 
 def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
-    """What rcap takes; where it finds nothing, the failure that came closest to success."""
+    """The provider that ``rcap`` selects; if none works, the error of the check that came closest
+    to success (MPA, then rdma_cm, then TCP)."""
     answer = _Answer("choice")
     connects = any(way.tcp for way in ways)
     if url.scheme == "iscsi" and connects:
@@ -254,14 +257,14 @@ def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
         return answer
     for way in ways:
         if way.verbs:
-            answer.text = f"verbs: {way.device} leads there, and something listens"
+            answer.text = f"verbs: {way.device} leads there, and the target takes connections"
             return answer
     if any(way.iwarp for way in ways):
         reasons = [way.answers[2].text for way in ways if way.iwarp]
         answer.text = f"iwarp: {reasons[0]}"
         return answer
     if options.fallback == "iscsi" and connects:
-        answer.text = f"{TCP}: Traditional iSCSI, by fallback=iscsi: nobody there speaks iSER"
+        answer.text = f"{TCP}: Traditional iSCSI, by fallback=iscsi: the portal speaks no iSER"
         return answer
     errors = [
         each.error
@@ -277,7 +280,7 @@ def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
 
 
 async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answer: _Answer) -> None:
-    """As every command does it; and out again."""
+    """Check the login as other commands do it, then log out."""
     kind = f"to {url.iqn}" if url.iqn else "for discovery"
     who = initiator_name(options.initiator_name)
     try:
@@ -285,16 +288,16 @@ async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answe
             session = await connect(url, options)
     except trio.TooSlowError:
         answer.error = ConnectTimeout(f"{portal}: no login within {limits.login:g} s")
-        answer.remedy = "look at the target's log; does it answer others?"
+        answer.remedy = "look at the target's log; check whether it answers other initiators"
     except TargetNotFound as error:
         answer.error = error
-        answer.remedy = f"correct the target's name; {who} must be admitted to it, too"
+        answer.remedy = f"correct the target's name; the target must also admit {who}"
     except AuthenticationError as error:
         answer.error = error
-        answer.remedy = f"check USER@ and its secret, and what the target expects of {who}"
+        answer.remedy = f"check USER@ and its secret: they must be what the target has for {who}"
     except LoginError as error:
         answer.error = error
-        answer.remedy = f"let the target admit {who}, or give another initiator-name"
+        answer.remedy = f"make the target admit {who}, or give another initiator-name"
     except IserblkError as error:
         answer.error = error
         answer.remedy = "look at the target's log"

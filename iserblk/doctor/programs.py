@@ -1,4 +1,4 @@
-"""Programs, packages and device nodes that the front-ends use."""
+"""Checks of the programs, packages and device nodes that the front-ends use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def check_programs(machine: Machine) -> list[Finding]:
 
 def _nbdkit(machine: Machine) -> Finding:
     if machine.program("nbdkit") is None:
-        return Finding("nbdkit", WARNING, "missing; for iserblk nbd and attach", SETUP)
+        return Finding(
+            "nbdkit", WARNING, "nbdkit is missing; iserblk nbd and iserblk attach need it", SETUP
+        )
     plugins = [
         path
         for pattern in ("lib/*/nbdkit/plugins", "lib/nbdkit/plugins", "lib64/nbdkit/plugins")
@@ -33,15 +35,20 @@ def _nbdkit(machine: Machine) -> Finding:
         return Finding(
             "nbdkit",
             WARNING,
-            "it has no Python plugin; for iserblk nbd and attach",
+            "nbdkit has no Python plugin; iserblk nbd and iserblk attach need it",
             f"install nbdkit-plugin-python, or {SETUP}",
         )
-    return Finding("nbdkit", OK, "with its Python plugin")
+    return Finding("nbdkit", OK, "installed, with its Python plugin")
 
 
 def _nbd_client(machine: Machine) -> Finding:
     if machine.program("nbd-client") is None:
-        return Finding("nbd-client", WARNING, "missing; for iserblk attach", "install nbd-client")
+        return Finding(
+            "nbd-client",
+            WARNING,
+            "nbd-client is missing; iserblk attach needs it",
+            "install nbd-client, or run scripts/setup",
+        )
     return Finding("nbd-client", OK, "installed")
 
 
@@ -49,19 +56,28 @@ def _nbd_devices(machine: Machine) -> Finding:
     names = [name for name in machine.names("/sys/block", "nbd*") if name[3:].isdigit()]
     if not names:
         if module_state(machine, NBD.name) == ABSENT:
-            remedy = "NBD without /dev/nbdX needs no module: iserblk nbd serves qemu, nbdcopy, fio"
+            remedy = "use iserblk nbd: it needs no module, and serves qemu, nbdcopy and fio"
         else:
             remedy = "modprobe nbd (as root)"
-        return Finding("/dev/nbdX", WARNING, "no such devices; for iserblk attach", remedy)
+        return Finding(
+            "/dev/nbdX", WARNING, "there are no NBD devices; iserblk attach needs one", remedy
+        )
     free = [name for name in names if not machine.read(f"/sys/block/{name}/pid")]
     text = f"{len(names)} devices, {len(free)} of them free"
     if not free:
         return Finding(
-            "/dev/nbdX", WARNING, text, "iserblk detach one, or modprobe nbd nbds_max=64 (as root)"
+            "/dev/nbdX",
+            WARNING,
+            text,
+            "detach a device with iserblk detach; or detach all, then (as root) modprobe -r nbd,"
+            " modprobe nbd nbds_max=64",
         )
     if not machine.may_use(f"/dev/{free[0]}"):
         return Finding(
-            "/dev/nbdX", WARNING, f"{text}; we may not open them", "iserblk attach needs root"
+            "/dev/nbdX",
+            WARNING,
+            f"{text}; this user may not open them",
+            "iserblk attach needs root",
         )
     return Finding("/dev/nbdX", OK, text)
 
@@ -71,21 +87,29 @@ def _fuse(machine: Machine) -> Finding:
         return Finding(
             "FUSE",
             WARNING,
-            "/dev/fuse is missing; for iserblk mount",
-            "modprobe fuse (as root); in a container, pass /dev/fuse in",
+            "/dev/fuse is missing; iserblk mount needs it",
+            "modprobe fuse (as root); in a container, add the device /dev/fuse",
         )
     if not machine.may_use("/dev/fuse"):
         return Finding(
-            "FUSE", WARNING, "no permission to open /dev/fuse", "chmod 666 /dev/fuse (as root)"
+            "FUSE",
+            WARNING,
+            "this user may not open /dev/fuse; iserblk mount needs it",
+            "chmod 666 /dev/fuse (as root)",
         )
     if machine.program("fusermount3") is None:
-        return Finding("FUSE", WARNING, "fusermount3 is missing", f"install fuse3, or {SETUP}")
-    return Finding("FUSE", OK, "/dev/fuse and fusermount3")
+        return Finding(
+            "FUSE",
+            WARNING,
+            "fusermount3 is missing; iserblk mount needs it",
+            f"install fuse3, or {SETUP}",
+        )
+    return Finding("FUSE", OK, "/dev/fuse and fusermount3 can be used")
 
 
 def _pyfuse3(machine: Machine) -> Finding:
     if not machine.has_package("pyfuse3"):
-        return Finding("pyfuse3", WARNING, "missing; for iserblk mount", SETUP)
+        return Finding("pyfuse3", WARNING, "pyfuse3 is missing; iserblk mount needs it", SETUP)
     return Finding("pyfuse3", OK, "installed")
 
 
@@ -94,20 +118,20 @@ def _pyverbs(machine: Machine) -> Finding:
         return Finding(
             "pyverbs",
             WARNING,
-            "missing; for RDMA devices",
+            "pyverbs is missing; iSER over RDMA devices needs it",
             f"install python3-pyverbs, or {SETUP}",
         )
     return Finding("pyverbs", OK, "installed")
 
 
 def _drivers(machine: Machine) -> Finding:
-    """What libibverbs loads for each kind of device."""
+    """The userspace drivers that libibverbs loads, one for each kind of device."""
     names = [name.removesuffix(".driver") for name in machine.names("/etc/libibverbs.d")]
     if not names:
         return Finding(
             "RDMA drivers",
             WARNING,
-            "libibverbs has none; for RDMA devices",
-            "install ibverbs-providers",
+            "libibverbs has none; iSER over RDMA devices needs them",
+            "install ibverbs-providers, or run scripts/setup",
         )
     return Finding("RDMA drivers", OK, f"libibverbs knows {', '.join(names)}")

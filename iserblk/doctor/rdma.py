@@ -1,4 +1,4 @@
-"""RDMA devices as sysfs shows them, and what a process needs to use them."""
+"""Checks of the RDMA devices in sysfs, and of what a process needs to use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iserblk.doctor.machine import Machine
 CLASS = "/sys/class/infiniband"
 NODES = "/dev/infiniband"
 CM_NODE = f"{NODES}/rdma_cm"
-MEMLOCK_WANTED = 64 << 20  # with less, fewer transfers are under way at a time, or none
+MEMLOCK_WANTED = 64 << 20  # bytes; with less, fewer transfers at a time are possible, or none
 ROCE_OVERHEAD = 58  # bytes of a packet that are not data: GRH or IP, UDP, BTH, RETH, ICRC
 SOFT_ROCE = "rdma link add rxe0 type rxe netdev INTERFACE (as root) makes a software device"
 _NODE_TYPES = {"1": "InfiniBand", "4": "iWARP"}
@@ -28,7 +28,7 @@ def check_rdma(machine: Machine) -> list[Finding]:
             Finding(
                 "RDMA devices",
                 SKIPPED,
-                "none; software iWARP needs none",
+                "there are none; software iWARP works without them",
                 f"to try verbs: {SOFT_ROCE}",
             )
         ]
@@ -39,7 +39,7 @@ def check_rdma(machine: Machine) -> list[Finding]:
 
 
 def _nodes(machine: Machine, found: list[str]) -> Finding:
-    """The files in /dev/infiniband, and whether we may open them."""
+    """Check the device nodes in /dev/infiniband, and whether this process may open them."""
     verbs = [f"{NODES}/{name}" for name in machine.names(NODES, "uverbs*")]
     missing = [] if machine.exists(CM_NODE) else [CM_NODE]
     if len(verbs) < len(found):
@@ -48,16 +48,17 @@ def _nodes(machine: Machine, found: list[str]) -> Finding:
         return Finding(
             NODES,
             WARNING,
-            f"{' and '.join(missing)} missing: devices cannot be used",
-            "modprobe rdma_ucm ib_uverbs (as root); in a container, pass /dev/infiniband in",
+            f"{' and '.join(missing)} missing: RDMA devices cannot be used",
+            "modprobe -a rdma_ucm ib_uverbs (as root); in a container, add the devices in"
+            " /dev/infiniband",
         )
     closed = [node for node in (CM_NODE, *verbs) if not machine.may_use(node)]
     if closed:
         return Finding(
             NODES,
             WARNING,
-            f"no permission to open {', '.join(closed)}",
-            "as root: add a udev rule, or chmod 666 them (the distribution's default)",
+            f"this user has no permission to open {', '.join(closed)}",
+            "chmod 666 these files (as root; the distribution's default), or add a udev rule",
         )
     return Finding(NODES, OK, f"rdma_cm and {len(verbs)} device(s) can be opened")
 
@@ -65,14 +66,15 @@ def _nodes(machine: Machine, found: list[str]) -> Finding:
 def _memlock(machine: Machine) -> Finding:
     if machine.memlock < 0:
         return Finding("memlock", OK, "no limit on locked memory")
-    text = f"we may lock {machine.memlock >> 10} KiB of memory"
+    text = f"this process may lock {machine.memlock >> 10} KiB of memory"
     if machine.memlock >= MEMLOCK_WANTED:
         return Finding("memlock", OK, text)
     return Finding(
         "memlock",
         WARNING,
         f"{text}; an RDMA connection wants {MEMLOCK_WANTED >> 20} MiB or more",
-        "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, or limits.conf(5)",
+        "raise the limit: ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, or"
+        " limits.conf(5)",
     )
 
 
@@ -81,12 +83,12 @@ def _ports(machine: Machine, device: str) -> list[Finding]:
     kind = _NODE_TYPES.get(machine.read(f"{directory}/node_type").partition(":")[0], "")
     ports = machine.entries(f"{directory}/ports")
     if not ports:
-        return [Finding(f"device {device}", WARNING, "has no ports", "is its driver loaded?")]
+        return [Finding(f"device {device}", WARNING, "the device has no ports", "load its driver")]
     return [_port(machine, device, port, kind) for port in ports]
 
 
 def _port(machine: Machine, device: str, port: Path, kind: str) -> Finding:
-    """State, kind, addresses and MTU of one port."""
+    """Check one port: its state, kind, addresses and MTU."""
     directory = f"{CLASS}/{device}/ports/{port.name}"
     name = f"device {device} port {port.name}"
     state = machine.read(f"{directory}/state").partition(": ")[2] or "unknown"
@@ -102,7 +104,7 @@ def _port(machine: Machine, device: str, port: Path, kind: str) -> Finding:
     if state != "ACTIVE":
         up = f"ip link set {interfaces[0]} up (as root)" if interfaces else "check cable and switch"
         if not ethernet and kind == "InfiniBand":
-            up += "; is a subnet manager (opensm) running?"
+            up += "; make sure that a subnet manager (opensm) runs in the network"
         return Finding(name, WARNING, text, up)
     if ethernet and kind != "iWARP":
         if not gids:
@@ -114,7 +116,7 @@ def _port(machine: Machine, device: str, port: Path, kind: str) -> Finding:
                 name,
                 WARNING,
                 f"{text}; no RoCE v2 GID",
-                "enable RoCE v2 on the device: v1 reaches its own Ethernet segment only",
+                "enable RoCE v2 on the device: v1 reaches only its own Ethernet segment",
             )
     return Finding(name, OK, text)
 
@@ -137,7 +139,7 @@ def _gids(machine: Machine, directory: str) -> list[_Gid]:
             interface = machine.read(f"{directory}/gid_attrs/ndevs/{entry.name}")
             try:
                 found.append((int(entry.name), _Gid(text, kind, interface)))
-            except ValueError:  # no GID after all
+            except ValueError:  # this is not a GID
                 continue
     return [gid for _, gid in sorted(found, key=lambda pair: pair[0])]
 

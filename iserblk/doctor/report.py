@@ -1,4 +1,4 @@
-"""All checks of this machine, and what they come to."""
+"""Runs all checks of this machine, and tells which uses of iserblk will work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iserblk.initiator.connecting import verbs
 
 
 def check_machine(machine: Machine) -> list[Finding]:
-    """In the order in which to read them."""
+    """All findings about this machine, in the order in which to show them."""
     has_device = bool(devices(machine))
     return [
         *check_modules(machine, has_device),
@@ -22,14 +22,14 @@ def check_machine(machine: Machine) -> list[Finding]:
 
 
 def _verbs(has_device: bool) -> Finding:
-    """The provider's own word."""
+    """What the verbs provider itself says."""
     missing = verbs.provider.available()
     if missing is None:
         return Finding("verbs", OK, "RDMA devices can be used")
     return Finding("verbs", WARNING if has_device else SKIPPED, missing)
 
 
-# What works → the findings that must be good for it.
+# Use → the findings that must be OK for it.
 _NEEDS = {
     "iwarp": (),
     "verbs": ("verbs",),
@@ -40,6 +40,7 @@ _NEEDS = {
 
 
 def what_works(findings: list[Finding]) -> dict[str, bool]:
-    """iSER over software iWARP (always) and over RDMA devices; and the ways to use a LUN."""
+    """Which uses work: "iwarp" (always), "verbs" (iSER over RDMA devices), "nbd", "attach",
+    "mount"."""
     good = {finding.name for finding in findings if finding.status == OK}
     return {use: good.issuperset(needs) for use, needs in _NEEDS.items()}

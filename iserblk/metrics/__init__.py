@@ -1,6 +1,6 @@
-"""What is counted of each LUN, and how it gets out: as Prometheus text, over a socket.
+"""Metrics of each LUN: they are counted, then served as Prometheus text over a socket.
 
-``counting`` is in the data path, and knows nothing of the rest; ``reading`` are its numbers at one
-moment; ``exposition`` makes text of them, and the other way round; ``serving`` answers those who
-asks (trio), ``scraping`` asks.
+``counting`` is in the data path, and uses none of the other modules. ``reading`` has its numbers at
+one moment. ``exposition`` converts them to Prometheus text and back. ``serving`` is the server (in
+trio), ``scraping`` the client. ``address`` has the addresses of both.
 """

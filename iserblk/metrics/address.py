@@ -1,8 +1,8 @@
-"""Where metrics are served: ``metrics=PATH|HOST:PORT``; and where they are by default.
+"""Addresses at which metrics are served: ``metrics=PATH|HOST:PORT``, and the default.
 
-Front-ends that run for long (``attach``, ``mount``, ``nbd``) serve at a Unix socket in a directory
-of the user's own, named by the place where the LUNs can be seen: a device, a mount point, an NBD
-socket. Nobody else has that place, so nobody else needs that name.
+By default, front-ends that run for long (``attach``, ``mount``, ``nbd``) serve at a Unix socket in
+a directory of the user. The name of the socket is the place where the LUNs appear: a device, a
+mount point, an NBD socket. Only one process can use a place, so the names are unique.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ Address = Path | tuple[str, int]  # a Unix socket, or a loopback address and a p
 
 
 def parse_address(text: str, what: str) -> Address:
-    """Raises BadArgument. ``what``: what the user called it."""
+    """Parse ``PATH`` or ``HOST:PORT``. ``what``: the name of the option, for errors. Raises
+    BadArgument."""
     if text.startswith("/"):
         if len(os.fsencode(text)) > _LONGEST:
             raise BadArgument(
-                f"{what}: the path of a socket has {_LONGEST} bytes at most; give a shorter one"
+                f"{what}: the path of a Unix socket is too long (more than {_LONGEST} bytes); give"
+                " a shorter path"
             )
         if "\0" in text:
-            raise BadArgument(f"{what}: no file has such a name")
+            raise BadArgument(f"{what}: a path cannot contain a NUL character")
         return Path(text)
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 0xFFFF):
         raise BadArgument(
-            f"{what} {text[:60]!r}: give the whole path of a Unix socket, from / on, or a port of "
-            "the loopback interface (127.0.0.1:9100)"
+            f"{what} {text[:60]!r}: give the whole path of a Unix socket (from / on), or a port "
+            "of the loopback interface (127.0.0.1:9100)"
         )
     if host == "localhost":
         host = "127.0.0.1"
@@ -52,13 +54,14 @@ def parse_address(text: str, what: str) -> Address:
         loopback = False
     if not loopback:
         raise BadArgument(
-            f"{what} {text[:60]!r}: metrics are served on the loopback interface only, as nobody "
-            "is asked who they are; give 127.0.0.1:PORT, [::1]:PORT or a Unix socket"
+            f"{what} {text[:60]!r}: metrics are served on the loopback interface only, as clients "
+            "do not have to log in; give 127.0.0.1:PORT, [::1]:PORT or a Unix socket"
         )
     return host, int(port)
 
 
 def words(address: Address) -> str:
+    # The address as text, for messages.
     if isinstance(address, Path):
         return str(address)
     host, port = address
@@ -66,8 +69,8 @@ def words(address: Address) -> str:
 
 
 def answers(path: Path) -> bool:
-    """A process listens on the Unix socket ``path``. Raises OSError where that is no socket, or
-    cannot be known."""
+    """Whether a process listens on the Unix socket ``path``. Raises OSError if ``path`` is no
+    socket (FileExistsError), or it cannot be checked."""
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise FileExistsError(f"{path}: exists, and is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
@@ -77,13 +80,13 @@ def answers(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except BlockingIOError:
-            return True  # more ask than it has answered yet
+            return True  # its queue of connections is full
     return True
 
 
 def make_room(path: Path) -> None:
-    """Remove a socket that nobody listens on any more. Raises Busy where a process does,
-    BadArgument where something else is there, or nothing can be."""
+    """Remove the Unix socket ``path`` if no process listens on it any more. Raises Busy if a
+    process does; BadArgument if ``path`` is no socket, or the directory cannot be used."""
     try:
         if answers(path):
             raise Busy(f"metrics: {path}: a process serves there already; give another path")
@@ -91,7 +94,9 @@ def make_room(path: Path) -> None:
     except FileNotFoundError:
         return
     except FileExistsError:
-        raise BadArgument(f"metrics: {path}: exists, and is no socket; give another path") from None
+        raise BadArgument(
+            f"metrics: {path}: a file with this name exists and is no socket; give another path"
+        ) from None
     except OSError as error:
         words = error.strerror or str(error)
         raise BadArgument(f"metrics: {path}: {words}; give another path") from None
@@ -101,8 +106,8 @@ def make_room(path: Path) -> None:
 
 
 def directory() -> Path | None:
-    """Where nobody else can make files. Root's is there for as long as the machine runs, that of
-    users while they are logged in; None for users without one."""
+    """The directory for sockets, in which no other user can create files. For root it exists until
+    the machine stops, for other users while they are logged in. None: the user has none."""
     if os.geteuid() == 0:
         return _RUN
     run = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -110,7 +115,7 @@ def directory() -> Path | None:
 
 
 def socket_of(place: str, where: Path) -> Path:
-    """The socket for what serves ``place``, in ``where``."""
+    """The path of the socket for ``place``, in the directory ``where``."""
     name = os.fsencode(place)
     path = where / f"{quote(name, safe='[]:@+=')}{_SUFFIX}"
     if len(os.fsencode(path)) > _LONGEST or len(path.name) > 255:
@@ -119,13 +124,13 @@ def socket_of(place: str, where: Path) -> Path:
 
 
 def place_of(path: Path) -> str:
-    """As ``socket_of`` was told; where that would have been too long, a number of its own."""
+    """The place that was given to ``socket_of``; if its name was too long, a hash of it."""
     return os.fsdecode(unquote_to_bytes(path.name.removesuffix(_SUFFIX)))
 
 
 def default_option(place: str, where: Path | None = None) -> dict[str, str]:
-    """``metrics=`` for a front-end at ``place``; nothing where it cannot be served: that is no
-    reason not to work. ``where``: the directory, else the user's."""
+    """The option ``metrics=`` for a front-end at ``place``. Empty if metrics cannot be served: the
+    front-end then works without. ``where``: the directory; None: the user's."""
     where = where or directory()
     if where is None:
         return {}
@@ -141,6 +146,6 @@ def default_option(place: str, where: Path | None = None) -> dict[str, str]:
 
 
 def served(where: Path | None = None) -> list[Path]:
-    """The sockets in the directory, in the order of their names; nobody may answer there."""
+    """The sockets in the directory, sorted by name. Perhaps no process listens on them any more."""
     where = where or directory()
     return sorted(where.glob(f"*{_SUFFIX}")) if where is not None else []

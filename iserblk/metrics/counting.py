@@ -1,11 +1,11 @@
-"""Counters of one LUN that any thread may bump, without a lock and without losing a count.
+"""Counters of one LUN that any thread may increment, without a lock and without losing a count.
 
-``counter += 1`` is several steps of the interpreter, and another thread may come in between. So
-every thread has counters of its own, and they are added up when they are asked for. The counters of
-a thread that has ended go on with the next one: there are never more of them than threads at once.
+``counter += 1`` is several steps of the interpreter, and another thread may run in between. So
+every thread has counters of its own, and ``total`` adds them up. When a thread ends, the next new
+thread continues with its counters. So there are never more sets of counters than threads at once.
 
-Cost per request, wrapper of the disk included (``disk/metered.py``), Python 3.11 on the reference
-machine: 0.32 µs with threads, 0.35 µs with trio; half of it are the two looks at the clock.
+Cost per request, with the disk's wrapper (``disk/metered.py``), Python 3.11 on the reference
+machine: 0.32 µs with threads, 0.35 µs with trio; half of it is reading the clock twice.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections import deque
 OPERATIONS = ("read", "write", "flush", "trim", "zero")
 READ, WRITE, FLUSH, TRIM, ZERO = range(len(OPERATIONS))
 
-# A row: how many requests took n µs, at the index n.bit_length() (0: up to 1 µs; i: more than
-# 2^(i-1), up to 2^i µs), and behind these three sums.
+# A row: numbers of requests by duration (index 0: up to 1 µs; i: more than 2^(i-1), up to 2^i µs;
+# see ``index_of``), then three sums.
 HISTOGRAM = 64
-BYTES = HISTOGRAM  # of requests that went well
+BYTES = HISTOGRAM  # of successful requests
 ERRORS = HISTOGRAM + 1
 NANOSECONDS = HISTOGRAM + 2
 _ROW = HISTOGRAM + 3
@@ -28,12 +28,12 @@ Rows = list[list[int]]
 
 
 def index_of(nanoseconds: int) -> int:
-    """Where a request that took so long is counted. (The data path has this in line.)"""
+    """The index in a row for a request of this duration. (The data path has this code inline.)"""
     return ((nanoseconds - 1) // 1000).bit_length()
 
 
 class _Lease:
-    """Ends with its thread, and gives the counters back."""
+    """Gives the counters back to the pool when its thread ends."""
 
     __slots__ = ("_pool", "_rows")
 
@@ -49,7 +49,7 @@ class _OfThisThread(threading.local):
     """``rows``: this thread's counters, by operation."""
 
     def __init__(self, every: list[Rows], pool: deque[Rows]) -> None:
-        # Called in each thread, when it first looks.
+        # threading.local calls this in each thread, at its first access.
         try:
             rows = pool.pop()
         except IndexError:
@@ -60,9 +60,9 @@ class _OfThisThread(threading.local):
 
 
 class LunMetrics:
-    """The counters of one LUN. ``of_this_thread.rows[READ]`` is to be bumped at the indices above;
-    a thread must not keep it for another one. ``served_at``: the value of ``metrics=``;
-    "": nobody counts."""
+    """The counters of one LUN. A thread increments ``of_this_thread.rows[READ]`` (or [WRITE], …) at
+    the indices above, and must not pass these lists to another thread. ``served_at``: the value of
+    ``metrics=``; "": metrics are off, and nothing is counted."""
 
     def __init__(self) -> None:
         self.served_at = ""
@@ -72,7 +72,7 @@ class LunMetrics:
         self._retries = 0
 
     def retried(self) -> None:
-        """A command is sent again. Rare enough for a lock."""
+        """Count a command that is sent again. This is rare enough for a lock."""
         with self._lock:
             self._retries += 1
 
@@ -81,8 +81,8 @@ class LunMetrics:
         return self._retries
 
     def total(self) -> Rows:
-        """All threads' counters, added up, by operation. What is counted meanwhile may be in one
-        number and not yet in another."""
+        """The sums of all threads' counters, by operation. A request that ends meanwhile may be in
+        some of the numbers and not yet in others."""
         total = [[0] * _ROW for _ in OPERATIONS]
         for rows in list(self._every):
             for sums, row in zip(total, rows, strict=True):

@@ -1,6 +1,6 @@
-"""Readings as Prometheus text, and back. The names below are a contract (docs/cli.md).
+"""Converts readings to Prometheus text, and back. Users rely on the metric names (docs/cli.md).
 
-prometheus_client is loaded here, and nowhere else: the importer of this module pays for it.
+Only this module imports prometheus_client, which takes time: import this module late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.metrics.counting import OPERATIONS
 from iserblk.metrics.reading import BOUNDS_US, LunReading, OperationReading, ProcessReading
 
-# What ``generate_latest`` makes, whatever it could be asked for besides.
+# The format that ``generate_latest`` makes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LUN = ("target", "lun")
@@ -38,7 +38,7 @@ _PROCESS_INFO = "iserblk_process_info"
 
 @dataclass(slots=True, frozen=True)
 class _Number:
-    """A metric with one value per LUN: the reading's attribute ``field``."""
+    """A metric with one value per LUN. ``field``: the attribute of LunReading; ``words``: help."""
 
     field: str
     name: str
@@ -49,8 +49,10 @@ class _Number:
 _NUMBERS = (
     _Number("size", "iserblk_size_bytes", "Size of the LUN."),
     _Number("connected", "iserblk_connected", "1 while there is a connection to the target."),
-    _Number("in_flight", "iserblk_commands_in_flight", "SCSI commands sent, or waiting for that."),
-    _Number("unflushed", "iserblk_unflushed_bytes", "Acknowledged, and kept until a flush."),
+    _Number(
+        "in_flight", "iserblk_commands_in_flight", "SCSI commands sent, or waiting to be sent."
+    ),
+    _Number("unflushed", "iserblk_unflushed_bytes", "Bytes written and kept until a flush."),
     _Number("retries", "iserblk_command_retries", "SCSI commands sent again.", counter=True),
     _Number("reconnects", "iserblk_reconnects", "New connections of the session.", counter=True),
     _Number(
@@ -64,7 +66,7 @@ _NUMBERS = (
 
 
 class LunCollector(Collector):
-    """What ``look`` sees, as metrics. One for a scrape."""
+    """The metrics of the reading that ``look`` returns. Make a new one for each scrape."""
 
     def __init__(self, look: Callable[[], ProcessReading]) -> None:
         self._look = look
@@ -72,11 +74,11 @@ class LunCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         process = self._look()
         info = GaugeMetricFamily(
-            _PROCESS_INFO, "The process that serves this.", labels=("pid", "version")
+            _PROCESS_INFO, "The process that serves these metrics.", labels=("pid", "version")
         )
         info.add_metric((str(process.pid), process.version), 1)
         yield info
-        yield _information(_LUN_INFO, "What the LUN is called here.", ("disk", "url"), process.luns)
+        yield _information(_LUN_INFO, "The name and URL of the LUN.", ("disk", "url"), process.luns)
         yield _information(_PATH_INFO, "The path in use.", ("portal", "provider"), process.luns)
         for number in _NUMBERS:
             kind = CounterMetricFamily if number.counter else GaugeMetricFamily
@@ -106,7 +108,7 @@ def _operations(luns: Iterable[LunReading]) -> Iterator[Metric]:
     durations = HistogramMetricFamily(
         _DURATION, "Requests, by the time until they were answered.", labels=labels
     )
-    moved = CounterMetricFamily(_BYTES, "Bytes of requests that went well.", labels=labels)
+    moved = CounterMetricFamily(_BYTES, "Bytes of successful requests.", labels=labels)
     errors = CounterMetricFamily(_ERRORS, "Requests that ended with an error.", labels=labels)
     for lun in luns:
         for name, operation in lun.operations.items():
@@ -127,7 +129,7 @@ _INDEX = {float(bound): index for index, bound in enumerate(_LE)} | {float("inf"
 
 
 def expose(look: Callable[[], ProcessReading]) -> bytes:
-    """The whole text. Knows no registry, and nothing of other metrics in this process."""
+    """The complete text. It uses no registry, so other metrics of this process are not in it."""
     return generate_latest(LunCollector(look))
 
 
@@ -135,7 +137,7 @@ def expose(look: Callable[[], ProcessReading]) -> bytes:
 
 
 class _Parts:
-    """What the samples of one LUN say, as they come."""
+    """Collects the samples of one LUN, which come in any order."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -148,7 +150,7 @@ class _Parts:
         for name, rising in self.rising.items():
             buckets = [high - low for low, high in zip([0, *rising], rising, strict=False)]
             if min(buckets) < 0:
-                raise ValueError("a histogram that falls")
+                raise ValueError("the buckets of a histogram decrease")
             sums = self.sums[name]
             operations[name] = OperationReading(
                 tuple(buckets), int(sums["bytes"]), int(sums["errors"]), sums["seconds"]
@@ -167,7 +169,8 @@ _SUMS = {
 
 
 def parse_untrusted(text: str) -> ProcessReading:
-    """What ``expose`` made; what else there is, is left out. Raises RemoteProtocolError."""
+    """Parse the text of ``expose``; other metrics in it are ignored. Raises
+    RemoteProtocolError."""
     found: dict[tuple[str, int], _Parts] = {}
     pid, version = 0, ""
     try:
@@ -180,7 +183,7 @@ def parse_untrusted(text: str) -> ProcessReading:
                     _take(found.setdefault(key, _Parts()), sample)
         luns = tuple(parts.reading(*key) for key, parts in found.items())
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
-        raise RemoteProtocolError("Prometheus", f"text of no metrics: {error}") from None
+        raise RemoteProtocolError("Prometheus", f"the text is not valid metrics: {error}") from None
     if not version:
         raise RemoteProtocolError("Prometheus", "these are not the metrics of iserblk")
     return ProcessReading(pid, version, luns)

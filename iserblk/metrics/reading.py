@@ -1,4 +1,6 @@
-"""The numbers of a LUN at one moment; what scrapes hand over, and what is computed from them."""
+"""Readings: the numbers of LUNs at one moment, as a scrape returns them, and values computed from
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass, field
 
 from iserblk.metrics.counting import BYTES, ERRORS, HISTOGRAM, NANOSECONDS, OPERATIONS
 
-# What is told: requests of up to 8, 16, … µs, and 2^26 (67 s) the last. Below is noise.
+# The bounds of published buckets: 8, 16, … µs, up to 2^26 µs (67 s). Shorter times are noise.
 FIRST_BOUND = 3
 LAST_BOUND = 26
 BOUNDS_US = tuple(1 << power for power in range(FIRST_BOUND, LAST_BOUND + 1))
@@ -15,9 +17,10 @@ BOUNDS_US = tuple(1 << power for power in range(FIRST_BOUND, LAST_BOUND + 1))
 
 @dataclass(slots=True, frozen=True)
 class OperationReading:
-    """Since the LUN was opened. ``buckets``: how many requests took up to each of BOUNDS_US and
-    longer than the one before; the last: longer than all. ``seconds``: of all of them together.
-    ``bytes``: of those that went well, also of ranges that were trimmed or zeroed."""
+    """The numbers of one operation since the LUN was opened. ``buckets``: numbers of requests by
+    duration: up to each of BOUNDS_US, but longer than the bound before it; the last: longer than
+    all bounds. ``seconds``: the durations of all requests together. ``bytes``: of successful
+    requests, also of ranges that were trimmed or zeroed."""
 
     buckets: tuple[int, ...] = (0,) * (len(BOUNDS_US) + 1)
     bytes: int = 0
@@ -30,12 +33,12 @@ class OperationReading:
 
     @property
     def mean_us(self) -> float | None:
-        """None without requests."""
+        """The mean duration in µs; None without requests."""
         return self.seconds * 1e6 / self.requests if self.requests else None
 
     def percentile_us(self, percent: float) -> float | None:
-        """So many percent took that long at most; between the bounds of a bucket this is a guess.
-        None without requests; the last bound for what took longer than it."""
+        """The duration in µs within which ``percent`` of the requests ended. It is interpolated
+        between the bounds of a bucket. None without requests; the last bound if it was longer."""
         left = self.requests * percent / 100
         if not left:
             return None
@@ -48,12 +51,13 @@ class OperationReading:
         return float(low)
 
     def histogram(self) -> list[tuple[int | None, int]]:
-        """Upper bounds in µs (None: no bound), and how many requests took that long at most and
-        longer than the bound before."""
+        """Pairs of an upper bound in µs (None: no bound), and the number of requests that took at
+        most so long, but longer than the bound before."""
         return list(zip((*BOUNDS_US, None), self.buckets, strict=True))
 
     def since(self, before: OperationReading) -> OperationReading:
-        """What was added since ``before``; all of it where a counter has gone back."""
+        """The difference to an earlier reading. If a bucket has decreased, the process has
+        restarted, and the result is this reading."""
         buckets = tuple(b - a for a, b in zip(before.buckets, self.buckets, strict=True))
         if min(buckets) < 0:
             return self
@@ -66,7 +70,7 @@ class OperationReading:
 
 
 def of_row(row: Sequence[int]) -> OperationReading:
-    """From the row of ``LunMetrics.total``."""
+    """Make a reading from a row of ``LunMetrics.total``."""
     buckets = (
         sum(row[: FIRST_BOUND + 1]),
         *row[FIRST_BOUND + 1 : LAST_BOUND + 1],
@@ -76,6 +80,7 @@ def of_row(row: Sequence[int]) -> OperationReading:
 
 
 def together(parts: Sequence[OperationReading]) -> OperationReading:
+    # The sum of several readings.
     return OperationReading(
         tuple(map(sum, zip(*(part.buckets for part in parts), strict=True))),
         sum(part.bytes for part in parts),
@@ -86,12 +91,12 @@ def together(parts: Sequence[OperationReading]) -> OperationReading:
 
 @dataclass(slots=True, frozen=True)
 class LunReading:
-    """One LUN. Counters are since it was opened.
+    """The numbers of one LUN. Counters count from when it was opened.
 
-    ``url``: without user info and options. ``portal``, ``provider``: the path in use, or the last.
-    ``in_flight``: its commands at the target or waiting for their turn. ``aborted``, ``resets``,
-    ``reconnects``, ``replayed`` (commands sent again on a new connection) are of the session,
-    which several LUNs of a target share. ``unflushed``: bytes in the journal.
+    ``size``: bytes. ``url``: without user info and options. ``portal``, ``provider``: the path in
+    use, or used last. ``in_flight``: commands at the target, or waiting to be sent. ``aborted``,
+    ``resets``, ``reconnects`` and ``replayed`` (commands sent again on a new connection) are those
+    of the session, which LUNs of the same target share. ``unflushed``: bytes in the journal.
     """
 
     target: str
@@ -116,7 +121,7 @@ class LunReading:
 
 @dataclass(slots=True, frozen=True)
 class ProcessReading:
-    """Everything that one process serves at one address."""
+    """All that one process serves at one address."""
 
     pid: int
     version: str

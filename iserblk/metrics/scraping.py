@@ -1,4 +1,4 @@
-"""Asking a process for its metrics. The process that answers is not trusted."""
+"""Asks a process for its metrics. The process that answers is not trusted."""
 
 from __future__ import annotations
 
@@ -17,37 +17,40 @@ from iserblk.metrics.address import Address, words
 from iserblk.metrics.exposition import parse_untrusted
 from iserblk.metrics.reading import ProcessReading
 
-TIMEOUT_S = 10.0  # in all
+TIMEOUT_S = 10.0  # for the whole scrape
 ANSWER_BYTES = 64 << 20
 _REQUEST = b"GET /metrics HTTP/1.0\r\n\r\n"
 
 
 def scrape(address: Address) -> ProcessReading:
-    """Raises BadArgument (no such socket), ConnectFailed (nobody serves there), ConnectTimeout,
-    PermissionDenied, RemoteProtocolError (it answers something else)."""
+    """Read the metrics at ``address``; blocks. Raises BadArgument (no such socket), ConnectFailed
+    (no process serves there), ConnectTimeout, PermissionDenied, RemoteProtocolError (the answer is
+    no metrics of iserblk)."""
     name = words(address)
     try:
         answer = _ask(address)
     except FileNotFoundError:
         raise BadArgument(
-            f"{name}: no such socket; `iserblk stats` lists what runs, and metrics={name} makes "
-            "a command serve there"
+            f"{name}: no such socket; `iserblk stats` lists the processes that serve metrics, and "
+            f"the option metrics={name} makes a command serve there"
         ) from None
     except TimeoutError:
         raise ConnectTimeout(f"{name}: no answer within {TIMEOUT_S:g} s") from None
     except PermissionError:
         raise PermissionDenied(
-            f"{name}: the socket is another user's; run this as that user, or as root"
+            f"{name}: the socket belongs to another user; run this as that user, or as root"
         ) from None
     except OSError as error:
         raise ConnectFailed(
-            f"{name}: nobody serves metrics there ({error.strerror or error}); "
-            "`iserblk stats` lists what runs"
+            f"{name}: no process serves metrics there ({error.strerror or error}); "
+            "`iserblk stats` lists the processes that serve metrics"
         ) from None
     head, blank, body = answer.partition(b"\r\n\r\n")
     status = head.partition(b"\r\n")[0].split(b" ")
     if not blank or not status[0].startswith(b"HTTP/1.") or status[1:2] != [b"200"]:
-        raise RemoteProtocolError("HTTP", f"{name}: what answers there serves no metrics")
+        raise RemoteProtocolError(
+            "HTTP", f"{name}: the process that answers there serves no metrics"
+        )
     try:
         return parse_untrusted(body.decode(errors="replace"))
     except RemoteProtocolError as error:
@@ -64,7 +67,7 @@ def _ask(address: Address) -> bytes:
             parts.append(more)
             size += len(more)
             if size > ANSWER_BYTES:
-                raise RemoteProtocolError("HTTP", f"{words(address)}: an answer without an end")
+                raise RemoteProtocolError("HTTP", f"{words(address)}: the answer is too long")
             if (left := end - time.monotonic()) <= 0:
                 raise TimeoutError
             sock.settimeout(left)

@@ -1,7 +1,7 @@
-"""An answerer of HTTP/1.0 for one document: the metrics of some LUNs, to all who can connect.
+"""An HTTP/1.0 server for one document: the metrics of LUNs, for every client that can connect.
 
-What clients send is looked at just enough to see what they ask for: bounded in bytes, in time, and
-in how many at once.
+It reads only as much of a request as it needs to see what is asked for. Limits: the bytes of a
+request, the time for it and for the answer, and the number of clients at once.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 Look = Callable[[], ProcessReading]
 
 REQUEST_BYTES = 8192
-REQUEST_S = 5.0  # until the whole request is there
-ANSWER_S = 10.0  # until it has taken the answer
-CLIENTS = 8  # at once; the others wait in the kernel
+REQUEST_S = 5.0  # until the whole request has come
+ANSWER_S = 10.0  # until the client has taken the answer
+CLIENTS = 8  # at once; others wait in the kernel's queue
 _BACKLOG = 32
 _PLAIN = "text/plain; charset=utf-8"
 _OK = "200 OK"
 
 
 class Listener:
-    """A socket that listens. A Unix one is its owner's alone, and is removed by ``close``."""
+    """A listening socket. Only its owner may connect to a Unix socket; ``close`` removes it."""
 
     def __init__(self, address: Address) -> None:
-        """Raises Busy, PermissionDenied or BadArgument."""
+        """Bind and listen. Raises Busy, PermissionDenied or BadArgument; nothing stays open."""
         self.address = address
         self._made: tuple[int, int] | None = None
         if isinstance(address, Path):
@@ -62,10 +62,10 @@ class Listener:
         sock.bind(str(self.address))
         found = os.lstat(self.address)
         self._made = found.st_dev, found.st_ino
-        os.chmod(self.address, 0o600)  # nobody could connect so far: it does not listen
+        os.chmod(self.address, 0o600)  # no client could connect before: it does not listen yet
 
     def _remove(self) -> None:
-        """The file, if it is still the one that was made here."""
+        """Remove the Unix socket, if it is still the file that ``_bind`` made."""
         if isinstance(self.address, Path) and self._made is not None:
             try:
                 found = os.lstat(self.address)
@@ -75,7 +75,7 @@ class Listener:
                 log.debug("%s: %s", self.address, error)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the socket, and remove a Unix socket. Idempotent."""
         self._remove()
         self._made = None
         self.socket.close()
@@ -92,7 +92,8 @@ def _refusal(address: Address, error: OSError) -> IserblkError:
 
 
 async def serve(listener: Listener, look: Look) -> None:
-    """Answer until cancelled; then ``listener`` is closed."""
+    """Answer requests until cancelled; then close ``listener``. ``look`` is called in a thread,
+    once for each answer."""
     try:
         sock = trio.socket.from_stdlib_socket(listener.socket)
         free = trio.Semaphore(CLIENTS)
@@ -101,7 +102,7 @@ async def serve(listener: Listener, look: Look) -> None:
                 await free.acquire()
                 try:
                     client, _ = await sock.accept()
-                except OSError as error:  # the process has no descriptors left, most likely
+                except OSError as error:  # probably the process has no descriptors left
                     log.info("metrics: %s", error)
                     free.release()
                     await trio.sleep(1)
@@ -132,21 +133,23 @@ async def _attend(client: trio.socket.SocketType, look: Look, free: trio.Semapho
     except OSError as error:
         log.debug("metrics: a client left: %s", error)
     except Exception:
-        log.exception("metrics: no answer")  # a bug of ours: the LUNs go on without
+        log.exception("metrics: no answer")  # a bug of iserblk; the LUNs go on working
     finally:
         free.release()
 
 
 def _text(look: Look) -> tuple[str, bytes]:
-    """In a thread: with many LUNs it takes a while, and the loop may have requests to see to. What
-    makes the text is loaded with the first question, and start-up is spared it."""
+    """Content type and body of the answer. Runs in a thread: with many LUNs it takes long, and the
+    event loop may have requests of LUNs to process. The import is here, so that start-up does not
+    wait for it."""
     from iserblk.metrics.exposition import CONTENT_TYPE, expose  # noqa: PLC0415
 
     return CONTENT_TYPE, expose(look)
 
 
 async def _receive(client: trio.socket.SocketType) -> bytes | None:
-    """Head of a request, to the empty line. None when there is none within bounds."""
+    """Read the head of a request, up to the empty line. None: the client went away, or the head is
+    too long."""
     head = b""
     while len(head) < REQUEST_BYTES:
         more = await client.recv(REQUEST_BYTES - len(head))
@@ -159,8 +162,7 @@ async def _receive(client: trio.socket.SocketType) -> bytes | None:
 
 
 def judge_untrusted(head: bytes) -> tuple[str, bool]:
-    """The status for a request, and whether it wants more than the head of the answer. Raises
-    nothing."""
+    """The status for a request, and whether the answer needs a body. Never raises."""
     parts = head.partition(b"\n")[0].rstrip(b"\r").split(b" ")
     if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
         return "400 Bad Request", True

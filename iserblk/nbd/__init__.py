@@ -1,1 +1,1 @@
-"""LUNs as NBD devices and exports."""
+"""LUNs as block devices of the kernel, by NBD (Network Block Device)."""

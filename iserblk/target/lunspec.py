@@ -1,7 +1,9 @@
-"""``--lun FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]``.
+"""The option ``--lun`` of the target: parse it, and open the file that it names.
 
-Options are taken from the right, for as long as what is left is no existing file: so a file whose
-name has colons in it can be served as it is.
+    --lun FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
+
+The parser takes options from the right, until the rest is an existing file. So a file whose name
+has colons can be served, too.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _KEYS = ("block", "size", "serial", "wce", "volatile-cache")
 
 @dataclass(slots=True, frozen=True)
 class LunSpec:
-    """What ``--lun`` asks for. Sizes in bytes; None: as the file is, or not given."""
+    """The values of one ``--lun``. Sizes in bytes. ``size`` None: the file's own size;
+    ``serial`` and ``volatile_cache`` None: not given."""
 
     path: str
     read_only: bool = False
@@ -39,7 +42,7 @@ class LunSpec:
 
 
 def parse_lun_spec(text: str) -> LunSpec:
-    """Raises BadArgument that names the option and what it takes."""
+    """Parse the value of ``--lun``. Raises BadArgument that names the option and what it takes."""
     path, options = _split(text)
     spec = LunSpec(
         path=path,
@@ -51,14 +54,18 @@ def parse_lun_spec(text: str) -> LunSpec:
         volatile_cache=_size(options, "volatile-cache", text),
     )
     if spec.volatile_cache is not None and not spec.write_cache:
-        raise BadArgument(f"{text}: `wce=0` and `volatile-cache=` contradict each other")
+        raise BadArgument(
+            f"{text}: `wce=0` and `volatile-cache=` contradict each other; leave one out"
+        )
     if spec.volatile_cache is not None and spec.read_only:
-        raise BadArgument(f"{text}: `ro` and `volatile-cache=` contradict each other")
+        raise BadArgument(
+            f"{text}: `ro` and `volatile-cache=` contradict each other; leave one out"
+        )
     return spec
 
 
 def _split(text: str) -> tuple[str, dict[str, str]]:
-    """The path, and each option's value."""
+    """Returns the path, and the value of each option."""
     path = text
     options: dict[str, str] = {}
     while not os.path.exists(path):
@@ -76,13 +83,13 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
     if colon and "size" not in options and not os.path.exists(path) and os.path.exists(file):
         raise _unknown(text, option)
     if not path:
-        raise BadArgument(f"{text!r}: the file's name is missing; FILE[:option…]")
+        raise BadArgument(f"{text!r}: the file name is missing; write FILE[:option…]")
     return path, options
 
 
 def _unknown(text: str, option: str) -> BadArgument:
     known = ", ".join(f"{each}=" for each in _KEYS)
-    return BadArgument(f"{text}: unknown option `{option}`; there are ro, {known}")
+    return BadArgument(f"{text}: unknown option `{option}`; the options are ro, {known}")
 
 
 def _block(value: str | None, text: str) -> int:
@@ -91,7 +98,7 @@ def _block(value: str | None, text: str) -> int:
     for size in BLOCK_SIZES:
         if value == str(size):
             return size
-    raise BadArgument(f"{text}: `block={value}`; 512 or 4096")
+    raise BadArgument(f"{text}: `block={value}`: the block size is 512 or 4096 bytes")
 
 
 def _size(options: dict[str, str], key: str, text: str) -> int | None:
@@ -101,7 +108,9 @@ def _size(options: dict[str, str], key: str, text: str) -> int | None:
     match = _SIZE.fullmatch(value)
     size = int(match[1]) << _UNITS[match[2].upper()] if match else 0
     if not 0 < size <= MAXIMUM_SIZE:
-        raise BadArgument(f"{text}: `{key}={value}`; a number of bytes, or with K, M, G or T")
+        raise BadArgument(
+            f"{text}: `{key}={value}`: write a number of bytes, or a number with K, M, G or T"
+        )
     return size
 
 
@@ -110,7 +119,7 @@ def _serial(value: str | None, text: str) -> str | None:
         0 < len(value) <= MAXIMUM_SERIAL and value.isascii() and value.isprintable()
     ):
         raise BadArgument(
-            f"{text}: `serial={value}`; 1 to {MAXIMUM_SERIAL} printable ASCII characters"
+            f"{text}: `serial={value}`: write 1 to {MAXIMUM_SERIAL} printable ASCII characters"
         )
     return value
 
@@ -120,14 +129,14 @@ def _flag(value: str | None, text: str) -> bool:
         return True
     if value == "0":
         return False
-    raise BadArgument(f"{text}: `wce={value}`; 0 or 1")
+    raise BadArgument(f"{text}: `wce={value}`: write 0 or 1")
 
 
 def open_lun(spec: LunSpec, default_serial: str) -> LogicalUnit:
-    """Open the file, and make a unit of it.
+    """Open the file, and make a logical unit of it, which the caller closes.
 
-    ``default_serial``: for a spec without one; the same at every start, as LogicalUnit demands.
-    Raises BadArgument, PermissionDenied or Busy.
+    ``default_serial``: the serial number if the spec has none; LogicalUnit needs the same number
+    at every start. Raises BadArgument, PermissionDenied or Busy; nothing stays open then.
     """
     store: Store = open_file(spec.path, size=spec.size, read_only=spec.read_only, block=spec.block)
     if spec.volatile_cache is not None:

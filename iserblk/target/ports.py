@@ -1,9 +1,9 @@
 """The target's ports: portal groups, each a SCSI target port with an asymmetric access state.
 
-A portal group is what iSCSI makes a SCSI target port of (RFC 7143 section 4.4.1): its tag is the
-target port group of ALUA here, too, and a session with the same name in another group is another
-session. States are for trying out how initiators fail over: every LUN can be reached through every
-port all the same.
+In iSCSI a portal group is a SCSI target port (RFC 7143 section 4.4.1). Here its tag is also the
+number of its target port group (ALUA). Two sessions with the same name in two groups are two
+sessions. States are for testing how initiators fail over: every LUN is behind every port, in
+whatever state the port is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STATES = {
     "offline": alua.OFFLINE,
     "transitioning": alua.TRANSITIONING,
 }
-# What a command meets in the states in which most are refused: ASC << 8 | ASCQ.
+# Why a command is refused, in the states in which most commands are: ASC << 8 | ASCQ.
 REFUSALS = {
     alua.STANDBY: alua.IN_STANDBY,
     alua.UNAVAILABLE: alua.IS_UNAVAILABLE,
@@ -38,12 +38,13 @@ _SUPPORTED = (
     | alua.SUPPORTS_NON_OPTIMIZED
     | alua.SUPPORTS_OPTIMIZED
 )
-_CHANGED_BY_ITSELF = 2  # the STATUS CODE of a group whose state was changed
+_CHANGED_BY_ITSELF = 2  # STATUS CODE: the target changed the state (implicit ALUA)
 
 
 class TargetPort:
-    """One portal group. ``addresses``: its portals (``host:port``) that have an address of their
-    own. ``refusal``: what most commands end with, 0 where they are carried out."""
+    """One portal group. ``addresses``: its portals (``host:port``), without those that listen on
+    all addresses of the machine (0.0.0.0). ``refusal``: ASC << 8 | ASCQ with which most commands
+    end in the present state; 0: commands are carried out."""
 
     __slots__ = ("addresses", "ports", "refusal", "relative", "state", "status", "tag")
 
@@ -58,8 +59,8 @@ class TargetPort:
 
 
 class TargetPorts:
-    """All of them, by tag; in the order given. ``several``: there is something to choose from, so
-    that initiators are told of ALUA."""
+    """All portal groups of the target, by tag, in the order given. ``several``: there are more
+    than one, so the target tells initiators of ALUA."""
 
     def __init__(self, tags: Sequence[int] = (1,)) -> None:
         unique = list(dict.fromkeys(tags))
@@ -67,12 +68,12 @@ class TargetPorts:
         self.several = len(unique) > 1
 
     def set_states(self, states: Mapping[int, int]) -> bool:
-        """States by tag; whether any has changed. Raises BadArgument for a group that there is not;
-        nothing has changed then."""
+        """Set the states of groups, by tag. Returns whether any state has changed. Raises
+        BadArgument for a group that does not exist; nothing has changed then."""
         for tag in states:
             if tag not in self.by_tag:
                 known = ", ".join(map(str, self.by_tag))
-                raise BadArgument(f"there is no portal group {tag}; there are: {known}")
+                raise BadArgument(f"there is no portal group {tag}; the groups are: {known}")
         changed = False
         for tag, state in states.items():
             port = self.by_tag[tag]
@@ -84,26 +85,27 @@ class TargetPorts:
         return changed
 
     def report(self) -> bytes:
-        """The answer to REPORT TARGET PORT GROUPS."""
+        """The parameter data of REPORT TARGET PORT GROUPS."""
         return alua.encode_report(
             alua.PortGroup(port.tag, port.state, False, _SUPPORTED, port.status, (port.relative,))
             for port in self.by_tag.values()
         )
 
     def target_addresses(self, portal: str, here: TargetPort) -> list[str]:
-        """Every portal as TargetAddress has it; first that of the connection that asks, which may
-        have come to one without an address of its own (0.0.0.0)."""
+        """Every portal, as values of TargetAddress. The first is ``portal``, to which the asking
+        initiator connected: it may be missing in ``addresses`` (a listener on 0.0.0.0)."""
         found = [f"{portal},{here.tag}"]
         for port in self.by_tag.values():
             found += (f"{address},{port.tag}" for address in port.addresses)
         return list(dict.fromkeys(found))
 
 
-ONLY_PORT = TargetPorts().by_tag[1]  # where nothing is said of ports
+ONLY_PORT = TargetPorts().by_tag[1]  # the default: a single portal group, with tag 1
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """``HOST:PORT[,GROUP]``, as TargetAddress has it. Raises BadArgument."""
+    """Parse ``HOST:PORT[,GROUP]``, the form of TargetAddress. Returns ``HOST:PORT``, which is not
+    checked, and the group (default 1). Raises BadArgument."""
     place, comma, tag = text.partition(",")
     if not comma:
         return place, 1
@@ -113,18 +115,19 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def read_states(path: Path) -> dict[int, int]:
-    """``parse_states`` of a file. Raises BadArgument, also when it cannot be read."""
+    """Read a file and parse it with ``parse_states``. Raises BadArgument, also when the file cannot
+    be read."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        words = getattr(error, "strerror", None) or "it is no text"
+        words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         raise BadArgument(f"--access-states {path}: {words}") from None
     return parse_states(text)
 
 
 def parse_states(text: str) -> dict[int, int]:
-    """Lines ``GROUP STATE``; empty ones and those that begin with # are left out. Raises
-    BadArgument."""
+    """Parse lines of the form ``GROUP STATE``. Empty lines, and lines that begin with #, are
+    ignored. Returns the states by group. Raises BadArgument that names the line."""
     states: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -135,7 +138,7 @@ def parse_states(text: str) -> dict[int, int]:
         state = STATES.get(words[1])
         if state is None:
             raise BadArgument(
-                f"access states, line {number}: {words[1][:40]!r} is no state; say one of: "
+                f"access states, line {number}: {words[1][:40]!r} is no state; write one of: "
                 f"{', '.join(STATES)}"
             )
         states[int(words[0][:6])] = state

@@ -1,4 +1,4 @@
-"""The target's inner seam: between the iSCSI connection and the SCSI device server.
+"""The interface inside the target between the iSCSI connection and the SCSI device server.
 
 The connection (``iserblk.target.iscsi.connection``) moves data; the device server
 (``iserblk.target.scsi.device``) knows SCSI; the store (``iserblk.target.store.store``) holds bytes.
@@ -22,15 +22,15 @@ EndTasks = Callable[[int, Callable[[], None]], int]
 
 
 class ScsiTask:
-    """One command being executed. Made by ``DeviceServer.begin``, ended by ``run``.
+    """One command being executed. ``DeviceServer.begin`` makes it, ``run`` ends it.
 
     ``direction``: NO_DATA, DATA_IN or DATA_OUT. ``length``: bytes of the Data-In buffer that
-    ``run`` wants (an upper bound) or of Data-Out that it must be given (exact).
-    ``may_block``: ``run`` may wait for a disk (flush, punching, verifying…) and belongs in a
-    thread. ``cancelled``: set by any thread where nobody wants the outcome any more; ``run`` does
-    nothing then, or no more where it takes long, and ends with TASK ABORTED. After ``run``:
+    ``run`` needs (an upper bound), or of the Data-Out that the caller gives to it (exact).
+    ``may_block``: ``run`` may wait for a disk (flush, punch, verify…), so call it in a thread.
+    ``cancelled``: any thread sets it when the result is no longer wanted. ``run`` then does
+    nothing, or stops early if it takes long, and ends with TASK ABORTED. After ``run``:
     ``status`` (SAM), ``sense`` (SPC sense data, b"" if none), ``transferred`` (Data-In bytes that
-    were put into the buffer).
+    ``run`` put into the buffer).
     """
 
     __slots__ = ("cancelled", "cdb", "direction", "length", "may_block", "plan", "sense", "status",
@@ -42,30 +42,30 @@ class ScsiTask:
         self.length = 0
         self.may_block = False
         self.cancelled = False
-        self.plan: object = None  # the device server's own
+        self.plan: object = None  # for the device server only
         self.status = 0
         self.sense = GOOD
         self.transferred = 0
 
 
-ALL_PORTS = 0  # as a relative target port: a registration with ALL_TG_PT
+ALL_PORTS = 0  # in place of a relative target port: the registration has ALL_TG_PT
 
 
 class NexusName(NamedTuple):
-    """What stays the same when the initiator comes back through the same port."""
+    """The name of an I_T nexus. It is the same when the initiator reconnects to the same port."""
 
     initiator: TransportId
     port: int = 1  # relative target port identifier, or ALL_PORTS
 
 
 class Nexus:
-    """The I_T nexus of one session. ``name``: what stays the same when the initiator comes back,
-    the initiator name (in lower case: names are compared without it), the ISID, and the port.
+    """The I_T nexus of one session. ``name``: initiator name, ISID and port; the same after a
+    reconnect. The initiator name is in lower case, as case does not count in iSCSI names.
 
-    ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by another one.
-    Those that a thread is running cannot be: they complete, and for each ``ended`` is called then.
-    Returns how many those are. Called by the one thread that begins commands. ``port``: the
-    target port that the session came to.
+    ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by another
+    session. A task that a thread is running cannot be ended: it completes, and ``ended`` is called
+    then, once for each. Returns the number of those tasks. Only the thread that begins commands
+    calls it. ``port``: the target port to which the initiator connected.
     """
 
     __slots__ = ("end_tasks", "name", "port")
@@ -86,35 +86,37 @@ class DeviceServer(Protocol):
     """The LUNs of one SCSI target port (SAM): routes by LUN, executes commands."""
 
     def attach(self, nexus: Nexus) -> None:
-        """A session begins: power-on unit attention (29/00) is pending on every LUN for it."""
+        """Begin a session: unit attention 29/00 (power on) is pending for it on every LUN."""
         ...
 
     def detach(self, nexus: Nexus) -> None: ...
 
     def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
-        """Parse and check the command. Never raises for any bytes: a bad one comes back with
-        NO_DATA, ``status`` CHECK CONDITION and its sense; a pending unit attention likewise, and
-        RESERVATION CONFLICT, which has no sense.
-        ``lun`` is decoded (0..16383), or -1 for a LUN field that names none."""
+        """Parse and check the command. Never raises, whatever the bytes are. A command that is
+        refused has NO_DATA and its final ``status``: CHECK CONDITION with ``sense`` (also for a
+        pending unit attention), or RESERVATION CONFLICT, which has no sense.
+        ``lun``: decoded (0..16383), or -1 for a LUN field that names no LUN."""
         ...
 
     def fit(self, task: ScsiTask, length: int) -> None:
-        """The initiator sends ``length`` bytes of Data-Out, not ``task.length``: take what there
-        is of them (``task.length`` becomes less), or end the task with its sense."""
+        """Adapt the task to an initiator that sends ``length`` bytes of Data-Out, not
+        ``task.length``: take fewer bytes (``task.length`` becomes less), or end the task with its
+        sense."""
         ...
 
     def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
-        """Execute. ``buffer``: ``length`` bytes, to fill (DATA_IN) or filled (DATA_OUT). With
-        ``nowait`` returns False where it has to wait (the data is not in the page cache, other
-        tasks have to end): then it is to be called again without. True: ``status``, ``sense``
-        and ``transferred`` are final. Thread-safe, but for the first call of a task that has not
-        ``may_block``: that is made with ``nowait`` by the thread that begins commands. Errors of
-        the file become sense data (MEDIUM ERROR, SPACE ALLOCATION FAILED, …), never exceptions.
+        """Execute the command. ``buffer``: ``length`` bytes, to fill (DATA_IN) or filled
+        (DATA_OUT). True: ``status``, ``sense`` and ``transferred`` are final. False, only with
+        ``nowait``: the command has to wait (the data is not in the page cache, or other tasks have
+        to end first); call again without ``nowait``. Any thread may call it, with one exception:
+        the thread that begins commands makes the first call of a task without ``may_block``, with
+        ``nowait``. Errors of the file become sense data (MEDIUM ERROR, SPACE ALLOCATION FAILED,
+        …), never exceptions.
         """
         ...
 
     def has_lun(self, lun: int) -> bool: ...
 
     def reset_lun(self, lun: int) -> bool:
-        """LOGICAL UNIT RESET: unit attention 29/03 for every nexus. False: no such LUN."""
+        """LOGICAL UNIT RESET: unit attention 29/03 for every nexus. False: there is no such LUN."""
         ...

@@ -1,10 +1,10 @@
-"""The target's trio shell: one listening port, one task per connection.
+"""The target's trio shell: it listens on sockets, and runs one set of tasks per connection.
 
-iSER comes by TCP (software iWARP) and by rdma_cm, Traditional iSCSI by TCP.
+Initiators connect for iSER by TCP (software iWARP) or by rdma_cm, for Traditional iSCSI by TCP.
 
-Connections share nothing but the device server. A connection's own task is the only one that
-touches its TargetConnection; commands that may wait for a disk run in a thread and come back to
-that task's nursery.
+Connections share the device server and the budget for data buffers. Only the trio thread touches
+a TargetConnection. Commands that may wait for a disk run in a worker thread; their results come
+back to a task in the connection's nursery.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ LOGIN_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 1024
 MAX_LOGINS = MAX_CONNECTIONS // 2  # connections that have not logged in yet
 LAST_WORDS_S = 5.0
-DISK_THREADS = 16  # of one LUN
-PING_S = 30.0  # of silence, after which an initiator is asked; and for its answer
+DISK_THREADS = 16  # for each LUN
+PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
 RDMA_TICK_S = 1.0
 
 
@@ -81,23 +81,23 @@ class TargetServer:
         self.device = DeviceServer(luns, iqn, ports)
         self._connections: dict[TargetConnection, WriteWatch] = {}
         self._sessions: dict[_SessionName, TargetConnection] = {}
-        # Of each name, the connections that have ended but for tasks in threads.
+        # By session name: connections that have ended, except for tasks that threads still run.
         self._elders: dict[_SessionName, set[TargetConnection]] = {}
         # Connections that have not logged in yet, oldest first.
         self._logins: dict[object, trio.CancelScope] = {}
         self._next_tsih = 1
         self._tsihs: set[int] = set()  # in use by a connection
         self._budget = DataBudget()
-        # Of each LUN, so that one whose disk does not answer takes none from the others.
+        # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
         self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
     async def serve_tcp(self, sock: trio.socket.SocketType, port: TargetPort = ONLY_PORT) -> None:
-        """One TCP connection from accept to end; raises nothing but Cancelled."""
+        """Serve one TCP connection from accept to end. Closes ``sock``. Raises only Cancelled."""
         with sock:
             try:
                 peer, portal = name_of(sock.getpeername()), name_of(sock.getsockname())
             except OSError as error:
-                log.info("a peer went away at once: %s", error.strerror)
+                log.info("a peer closed its connection at once: %s", error.strerror)
                 return
             accepted = None
             with _contained(peer):
@@ -108,7 +108,7 @@ class TargetServer:
                     finally:
                         self._logins.pop(sock, None)
                 if accepted is None:
-                    log.info("%s: went away before it had said what it speaks", peer)
+                    log.info("%s: the peer went away before its protocol was known", peer)
                     return
         if isinstance(accepted, SocketStream):
             await self._serve_stream(accepted, portal, peer, port)
@@ -118,7 +118,7 @@ class TargetServer:
     async def _serve_stream(
         self, stream: SocketStream, portal: str, peer: str, port: TargetPort
     ) -> None:
-        """One connection of Traditional iSCSI, as serve_queue_pair."""
+        """Serve one connection of Traditional iSCSI until its end, as ``serve_queue_pair``."""
         with _contained(peer):
             try:
                 datamover = TcpTarget(stream, TCP_RECEIVE_DATA)
@@ -129,7 +129,8 @@ class TargetServer:
     async def serve_queue_pair(
         self, qp: QueuePair, portal: str, peer: str, port: TargetPort = ONLY_PORT
     ) -> None:
-        """One connection on any provider, until its end; raises nothing but Cancelled."""
+        """Serve one iSER connection of any provider until its end. Closes ``qp``. Raises only
+        Cancelled."""
         with _contained(peer):
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
@@ -194,7 +195,7 @@ class TargetServer:
                 connection.abandon()
                 nursery.cancel_scope.cancel()
         finally:
-            # Only now, with no task waiting for the descriptor and no thread in a buffer.
+            # Not earlier: now no task waits for the descriptor, and no thread uses a buffer.
             self._forget(connection)
             self._logins.pop(connection, None)
             self._tsihs.discard(tsih)
@@ -204,7 +205,7 @@ class TargetServer:
             raise error
 
     async def _pump(self, connection: TargetConnection, writes: WriteWatch) -> None:
-        """Progress until the session has ended."""
+        """Call ``progress`` whenever data comes, until the session has ended."""
         deadline = trio.current_time() + LOGIN_TIMEOUT_S
         fd = connection.fileno()
         pace = Pace(self._busy_poll)
@@ -224,7 +225,7 @@ class TargetServer:
                     connection.progress(pace.work())
                 if connection.wants_write():
                     writes.wake()
-        # The last answer (to a logout, or why a login failed) still has to leave.
+        # The last answer (to a logout, or to a login that failed) still has to leave.
         with trio.move_on_after(LAST_WORDS_S):
             while connection.wants_write():  # noqa: ASYNC110 (once a session, rarely at all)
                 await trio.sleep(0.01)
@@ -232,7 +233,7 @@ class TargetServer:
     async def _run_blocking(
         self, connection: TargetConnection, slot: TargetTask, writes: WriteWatch
     ) -> None:
-        with trio.CancelScope(shield=True):  # a write under way ends before its buffer goes
+        with trio.CancelScope(shield=True):  # the buffer is used until the write has ended
             await trio.to_thread.run_sync(
                 self.device.run, slot.task, slot.buffer, limiter=self._limiters[slot.lun]
             )
@@ -248,12 +249,12 @@ class TargetServer:
             writes.wake()
 
     def _login_begins(self, who: object, scope: trio.CancelScope) -> None:
-        """Where too many have begun, the oldest make room: peers that connect and say nothing
-        keep nobody out, who needs a moment for a login."""
+        """Note a login that has begun. If there are too many, cancel the oldest: peers that connect
+        and send nothing then keep no initiator out, as a login takes only a moment."""
         self._logins[who] = scope
         while len(self._logins) > MAX_LOGINS:
             oldest = next(iter(self._logins))
-            log.info("a login that has not ended is given up: %d others came since", MAX_LOGINS)
+            log.info("the oldest unfinished login is given up: %d newer logins wait", MAX_LOGINS)
             self._logins.pop(oldest).cancel()
 
     # -- sessions ---------------------------------------------------------------------------------
@@ -267,8 +268,9 @@ class TargetServer:
         return tsih
 
     def _logged_in(self, connection: TargetConnection) -> None:
-        """A login with the name of a living session reinstates it: the old one ends first, with
-        all its tasks (RFC 7143 section 6.3.5). Through another portal group it is another one."""
+        """Register the session of a login. If a session with the same name exists, the login
+        reinstates it: the old session ends first, with all its tasks (RFC 7143 section 6.3.5). The
+        portal group is part of the name."""
         login = connection.login
         self._logins.pop(connection, None)
         if login.discovery:
@@ -282,7 +284,7 @@ class TargetServer:
             if old.running:
                 self._elders.setdefault(name, set()).add(old)
         if name in self._elders:
-            # Perhaps of one before the last, which never began.
+            # Not only ``old``: a session before it may still have tasks in threads.
             connection.hold()
         self._sessions[name] = connection
 
@@ -293,8 +295,8 @@ class TargetServer:
                 del self._sessions[name]
 
     def _release_successor(self, old: TargetConnection) -> None:
-        """The last task of ``old`` has ended: the session that has its name by now may begin, if
-        no elder one still writes."""
+        """Let the session begin that has reinstated ``old``, whose last task has now ended; not
+        yet if another older session of that name still has tasks."""
         name = _name_of(old)
         elders = self._elders.get(name, set())
         if old not in elders:
@@ -315,20 +317,21 @@ class TargetServer:
             self._connections[connection].wake()
 
     def _reset(self, lun: int, by: TargetConnection, ended: Callable[[], None]) -> int:
-        """End the LUN's tasks of all other sessions, also of those that were reinstated and whose
-        last tasks still run. As ``Nexus.end_tasks``."""
+        """End the LUN's tasks of all sessions but ``by``, also of old sessions that were reinstated
+        and whose last tasks still run. Arguments and result as for ``Nexus.end_tasks``."""
         return self.device.end_tasks_of_others(lun, by.nexus, ended)
 
 
 def _name_of(connection: TargetConnection) -> _SessionName:
-    """Names are compared without their case (RFC 7143 section 4.2.7.1), as NexusName has it."""
+    """The name of the connection's session. The initiator name is in lower case, as in NexusName:
+    case does not count (RFC 7143 section 4.2.7.1)."""
     login = connection.login
     return _SessionName(login.initiator_name.lower(), login.isid, connection.port.tag)
 
 
 async def _watch(connection: TargetConnection, peer: str) -> None:
-    """End a session whose initiator has vanished without a word: of its host or network nothing
-    says so, and it would keep its memory, its registrations and its name for ever."""
+    """End a session whose initiator has vanished without closing the connection. Neither TCP nor
+    the network reports that, and the session would keep its memory and its name for ever."""
     asked = False
     while not connection.done:
         connection.silent = True
@@ -336,7 +339,7 @@ async def _watch(connection: TargetConnection, peer: str) -> None:
         if not connection.silent or connection.parameters is None:  # a login has its own limit
             asked = False
         elif asked:
-            log.warning("%s: ended, nothing comes any more, nor an answer to a ping", peer)
+            log.warning("%s: session ended: the initiator did not answer a ping", peer)
             connection.abandon()
         else:
             connection.ping()
@@ -344,8 +347,9 @@ async def _watch(connection: TargetConnection, peer: str) -> None:
 
 
 def _progress_quietly(connection: TargetConnection) -> None:
-    """Progress from the task that waits to write; the pump finds the end by itself."""
-    connection.silent = False  # it takes what is sent
+    """Call ``progress`` for the task that waits to write. An error ends the connection; ``_pump``
+    notices that by itself."""
+    connection.silent = False  # the initiator takes what the target sends
     try:
         connection.progress(monotonic())
     except IserblkError as error:
@@ -355,7 +359,7 @@ def _progress_quietly(connection: TargetConnection) -> None:
 
 @contextmanager
 def _contained(peer: str) -> Iterator[None]:
-    """What ends one connection ends no other."""
+    """Log the error that ends one connection, so that it ends no other."""
     try:
         yield
     except IserblkError as error:
@@ -363,7 +367,7 @@ def _contained(peer: str) -> Iterator[None]:
     except OSError as error:
         log.info("%s: connection ended: %s", peer, error.strerror or error)
     except Exception:
-        # A bug of ours: it is logged whole.
+        # A bug of the target: log the traceback.
         log.exception("%s: internal error, connection closed", peer)
 
 
@@ -377,11 +381,15 @@ async def serve(
     accounts: Accounts | None = None,
     states: Path | None = None,
 ) -> None:
-    """Serve until cancelled. ``listen``: each ``HOST:PORT[,GROUP]``. ``ready(url)`` is called once
-    connections are taken; the URL has the port that was bound, of the first place.
-    ``busy_poll_us``: see BusyPoll. ``rdma``: by rdma_cm, too. ``accounts``: who may log in; None:
-    everybody. ``states``: a file of ALUA states (``ports.parse_states``), read now and after each
-    SIGHUP. Raises BadArgument, NotSupported, PermissionDenied or Busy when it cannot listen."""
+    """Run one target until cancelled.
+
+    ``listen``: one or more ``HOST:PORT[,GROUP]``. ``ready(url)`` is called once, when the target
+    accepts connections; ``url`` has the first address, with the port that was bound.
+    ``busy_poll_us``: see BusyPoll. ``rdma``: also accept connections by rdma_cm. ``accounts``: the
+    users that may log in (CHAP); None: every initiator may. ``states``: a file of ALUA states
+    (``ports.parse_states``), read now and after each SIGHUP. Raises BadArgument, NotSupported,
+    PermissionDenied or Busy when the target cannot listen or cannot read ``states``; nothing stays
+    open then."""
     busy_poll = BusyPoll(busy_poll_us)
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     ports = TargetPorts([tag for _, tag in places])
@@ -389,7 +397,7 @@ async def serve(
     if states is not None:
         server.device.set_access_states(read_states(states))
     listeners: list[trio.SocketListener] = []
-    # Which port each listener belongs to.
+    # The target port of each listener.
     port_of: dict[trio.SocketListener, TargetPort] = {}
     rdma_listeners: list[RdmaListener] = []
     limiter = trio.Semaphore(MAX_CONNECTIONS)
@@ -399,7 +407,7 @@ async def serve(
             await limiter.acquire()
             try:
                 stream = await listener.accept()
-            except OSError as error:  # out of descriptors: some connection will give one back
+            except OSError as error:  # out of descriptors: a connection that ends frees some
                 log.error("cannot accept: %s", error.strerror)
                 limiter.release()
                 await trio.sleep(0.1)
@@ -410,7 +418,7 @@ async def serve(
         listener: RdmaListener, portal: str, port: TargetPort, nursery: trio.Nursery
     ) -> None:
         while True:
-            # Connections that are half made may have to be given up without an event.
+            # No event comes for a half-open connection that has to be given up.
             with trio.move_on_after(RDMA_TICK_S):
                 await trio.lowlevel.wait_readable(listener.fileno())
             try:
@@ -423,7 +431,9 @@ async def serve(
                 try:
                     limiter.acquire_nowait()
                 except trio.WouldBlock:
-                    log.warning("%s: refused, there are %d connections", peer, MAX_CONNECTIONS)
+                    log.warning(
+                        "%s: refused, there are %d connections already", peer, MAX_CONNECTIONS
+                    )
                     qp.close()
                     continue
                 nursery.start_soon(limited, server.serve_queue_pair, qp, portal, peer, port)
@@ -463,7 +473,7 @@ async def serve(
 async def _watch_states(
     path: Path, device: DeviceServer, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Read the file again after each SIGHUP; one that is wrong changes nothing."""
+    """Read the file of states again after each SIGHUP. A file with an error changes nothing."""
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
         async for _ in hangups:

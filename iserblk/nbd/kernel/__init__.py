@@ -2,17 +2,18 @@
 
     /dev/nbdX ── kernel ── unix socket ── nbdkit, nbd_plugin/iserblk.py ── the LUN
 
-One nbdkit per device. What belongs to a device stands in a directory of its own (``state``), so
-that another process can end the attachment, or clean up after one that was killed half way:
+There is one nbdkit per device. Each device has a directory with its state (module ``state``), so
+that another process can end the attachment, or clean up after an attach that was killed:
 
     /run/iserblk/nbd0.lock      held (flock) while an attach or detach of nbd0 is under way
-    /run/iserblk/nbd0/          mode 0700: what reaches the socket reads and writes the LUN
-        socket, nbdkit.pid      where nbdkit listens; who it is
-        client.pid              the nbd-client that connected: the kernel shows it in sysfs, too,
-                                and so it is known whether the device is still ours
+    /run/iserblk/nbd0/          mode 0700: a process that reaches the socket can use the LUN
+        socket, nbdkit.pid      where nbdkit listens; its process id
+        client.pid              process id of the nbd-client that connected the device. sysfs shows
+                                that id, too; if both are equal, the device is still ours
         state.json              what detach needs to know
 
 nbd-client hands the sockets to the kernel and ends. nbdkit ends when the kernel has closed them
-(its exitlast filter), even where nbd-client -d was used instead of us. nbdkit outlives the target:
-without its server the kernel could only fail, and some kernels hang.
+(its exitlast filter), also after a disconnect by nbd-client -d instead of iserblk detach. nbdkit
+keeps running while the target is lost: without nbdkit the kernel would fail all requests, and some
+kernels hang.
 """

@@ -1,4 +1,4 @@
-"""From a LUN to a device, and back out of everything when that fails."""
+"""Attach a LUN as /dev/nbdX; if a step fails, undo the steps before it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CLIENT_S = 15.0  # nbd-client takes milliseconds
 
 @dataclass(slots=True, frozen=True)
 class Lun:
-    """What is to become a device. ``urls``: its paths; ``url``: for people, without user info and
-    options; ``options`` hold for all of its URLs; ``size`` and ``block_size`` in bytes."""
+    """The LUN to attach. ``urls``: its paths; ``url``: for messages, without user info and options;
+    ``options``: for all of ``urls``; ``io_timeout``: seconds; ``size``, ``block_size``: bytes."""
 
     urls: Sequence[str]
     url: str
@@ -34,7 +34,8 @@ class Lun:
 
 
 def check_system(places: Places) -> None:
-    """Everything that can be known before a target is asked. Raises IserblkErrors."""
+    """Check what an attach needs on this machine, and load the nbd module if necessary. Raises
+    PermissionDenied, NotSupported or another IserblkError."""
     device.need_root()
     nbdkit_program()
     client.nbd_client()
@@ -42,12 +43,13 @@ def check_system(places: Places) -> None:
 
 
 def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) -> Device:
-    """Make ``lun`` a device: ``wanted``, or the first one that is free. Returns when it is usable.
+    """Attach ``lun`` to the device ``wanted``, or to the first free device. Returns the device when
+    it is usable.
 
-    ``wanted`` may be one whose nbdkit has died, if nobody uses it any more.
+    ``wanted`` may be a device whose nbdkit has died, if no process uses it any more.
 
-    Whatever exception comes out, a signal's included, nothing is left of the attempt. Raises Busy
-    when the device, or every one, is in use.
+    Raises Busy when ``wanted``, or every device, is in use; else IserblkError. After any exception,
+    also that of a signal, nothing is left of the attempt.
     """
     if wanted is not None:
         with locked(wanted) as home:
@@ -58,18 +60,18 @@ def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) ->
         return wanted
     for candidate in device.every(places):
         with contextlib.suppress(Busy), locked(candidate) as home:
-            if candidate.client:  # also when its nbdkit has died: a user knows it by its name
+            if candidate.client:  # also if its nbdkit has died: its user may still rely on it
                 continue
             _clear_dead(home)
             if _try(home, lun, connections):
                 return candidate
     count = len(device.every(places))
-    raise Busy(f"all {count} NBD devices are in use: detach one, or `modprobe -r nbd; modprobe nbd "
-               f"nbds_max={count * 2}` once none is")  # fmt: skip
+    raise Busy(f"all {count} NBD devices are in use: detach one; or detach all, then run "
+               f"`modprobe -r nbd; modprobe nbd nbds_max={count * 2}`")  # fmt: skip
 
 
 def _try(home: Home, lun: Lun, connections: int) -> bool:
-    """False when another program has taken the device meanwhile."""
+    """Connect the device. False: another program has taken it meanwhile."""
     try:
         _connect(home, lun, connections)
     except Exception:
@@ -97,8 +99,9 @@ def _or_nothing(home: Home) -> Iterator[None]:
 
 
 def _clear_dead(home: Home) -> None:
-    """Finish what a killed attach or detach left; and what a killed nbdkit left, unless
-    that device is in use still."""
+    """Clean up after an attach or detach that was killed; also after an nbdkit that was killed. Of
+    a device that still has its nbdkit, nothing is changed. Raises Busy when a process still uses
+    the device of a dead nbdkit."""
     if not home.exists():
         return
     server.let_clients_finish(home, _CLIENT_S)
@@ -115,7 +118,7 @@ def _clear_dead(home: Home) -> None:
 
 def _in_use(home: Home) -> str:
     if home.is_ours():
-        return (f"{home.device.path}: in use: {home.state().url} is attached there; take another "
-                "device, or `iserblk detach` it first")  # fmt: skip
+        return (f"{home.device.path}: in use: {home.state().url} is attached there; name another "
+                "device, or first detach this device with `iserblk detach`")  # fmt: skip
     return (f"{home.device.path}: in use by another program (process {home.device.client} "
-            "connected it); take another device")  # fmt: skip
+            "connected it); name another device")  # fmt: skip

@@ -1,4 +1,4 @@
-"""nbd-client: handing nbdkit's connections to the kernel, and taking them back."""
+"""Runs nbd-client, which connects a device of the kernel to nbdkit, and disconnects it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from iserblk.nbd.kernel.state import Home
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 30.0  # of one nbd-client; it takes milliseconds
+_TIMEOUT_S = 30.0  # for one run of nbd-client, which normally takes milliseconds
 _USABLE_S = 10.0  # until the kernel shows the size
 _SETTLE_S = 15
-_BLOCKS = (512, 1024, 2048, 4096)  # what the kernel's client can have as its blocks
+_BLOCKS = (512, 1024, 2048, 4096)  # block sizes that the kernel's client supports, in bytes
 
-# The shell writes down who is about to connect before it becomes that.
+# The shell writes its process id to a file, then becomes nbd-client, which keeps that id.
 _REMEMBER = 'echo $$ >"$1"; shift; exec "$@"'
 
 
@@ -28,19 +28,19 @@ def nbd_client() -> str:
 
 
 def kernel_timeout(io_timeout: float) -> int:
-    """Seconds after which the kernel gives a connection up.
+    """Seconds after which the kernel gives a connection to nbdkit up.
 
-    It is for an nbdkit that hangs: as long as that lives, it answers every command within
-    io-timeout and two steps of task management, and one request may be a few commands. The kernel
-    repeats what it gave up on another connection; had the first one not been dead, an old write
-    could land after a newer one. So much later than anything of ours.
+    This is for an nbdkit that hangs. A healthy nbdkit answers every command within io-timeout and
+    two steps of task management, and one request may be a few commands. The kernel repeats a
+    request that it gave up on another connection. If the first connection were not dead, an old
+    write could then land after a newer write. So this timeout is much longer than any of ours.
     """
     return int(2 * io_timeout) + 30
 
 
 def connect(home: Home, block_size: int, connections: int, io_timeout: float) -> None:
-    """Make the device of ``home`` a client of nbdkit. Raises IserblkError; nothing is connected
-    then, unless another process was faster (``home.is_ours``)."""
+    """Connect the device of ``home`` to nbdkit. ``block_size``: bytes. Raises IserblkError; the
+    device is then not connected, or another process has connected it (``home.is_ours``)."""
     words = [nbd_client(), "-unix", str(home.socket), str(home.device.path), "-name", ""]
     words += ["-block-size", str(min(block_size, _BLOCKS[-1]))]
     words += ["-connections", str(connections), "-timeout", str(kernel_timeout(io_timeout))]
@@ -48,16 +48,17 @@ def connect(home: Home, block_size: int, connections: int, io_timeout: float) ->
         done = _run(["/bin/sh", "-c", _REMEMBER, "sh", str(home.client_pid), *words])
     if done.returncode or not home.is_ours():
         raise IserblkError(f"{home.device.path}: nbd-client could not connect it: "
-                           f"{last_line(done.stderr)} (dmesg may say more)")  # fmt: skip
+                           f"{last_line(done.stderr)}; `dmesg` may say more")  # fmt: skip
 
 
 def wait_until_usable(device: Device, size: int) -> None:
-    """The kernel shows the size, and udev has made links and partitions. Raises IserblkError."""
+    """Wait until the kernel shows ``size`` bytes, and udev has made links and partitions. Raises
+    IserblkError if the size does not come; udev that is slow is no error."""
     deadline = time.monotonic() + _USABLE_S
     while device.size != size:
         if time.monotonic() > deadline:
-            raise IserblkError(f"{device.path}: connected, but shows {device.size} bytes "
-                               f"instead of {size}")  # fmt: skip
+            raise IserblkError(f"{device.path}: connected, but the kernel shows {device.size} bytes"
+                               f" instead of {size}; `dmesg` may say more")  # fmt: skip
         time.sleep(0.02)
     if Path("/run/udev/control").exists():
         settle = _run([program("udevadm", "udev"), "settle", f"--timeout={_SETTLE_S}"])
@@ -66,14 +67,14 @@ def wait_until_usable(device: Device, size: int) -> None:
 
 
 def disconnect(device: Device) -> None:
-    """What waits in the kernel fails from here on."""
+    """Disconnect the device: requests that wait in the kernel fail. An error is only logged."""
     done = _run([nbd_client(), "-d", str(device.path)])
     if done.returncode:
         log.warning("%s: nbd-client -d: %s", device.path, last_line(done.stderr))
 
 
 def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    """A program that says little and ends at once. Raises IserblkError when it does not."""
+    """Run a program that ends quickly. Raises IserblkError when it has not ended in time."""
     try:
         return subprocess.run(
             words,
@@ -85,4 +86,6 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
             timeout=_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        raise IserblkError(f"{' '.join(words[-3:])}: no end after {_TIMEOUT_S:g} s") from None
+        raise IserblkError(
+            f"{' '.join(words[-3:])}: still running after {_TIMEOUT_S:g} s"
+        ) from None

@@ -1,4 +1,4 @@
-"""The end of an attachment: nothing lost where that is possible, nothing left in any case."""
+"""Detach a device: flush if possible, disconnect, end nbdkit, and remove all state."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 20.0  # beyond io-timeout: two steps of task management, and a slow machine
+_PATIENCE_S = 20.0  # added to io-timeout, for two steps of task management and a slow machine
 _FREE_S = 15.0
 _CLIENT_S = 15.0
-_OPENERS_S = 3.0  # udev looks at a device for a moment whenever it was written
+_OPENERS_S = 3.0  # udev opens a device for a moment after each write to it
 _POLL_S = 0.1
 
 
 def detach(device: Device) -> None:
     """Flush, disconnect, and return when the device is free and nbdkit has ended.
 
-    When the target does not answer it takes as long as the requests that are cached need to fail,
-    io-timeout for each 64 of them, and about a minute more. Raises Busy while
-    the device is in use (nothing is changed then), BadArgument when nothing of ours is
-    attached, IserblkError when the flush failed: the device is free then, too, and what was
-    written since the flush before that may be lost.
+    If the target does not answer, this takes as long as the cached requests need to fail:
+    io-timeout for each 64 of them, and about a minute more. Raises Busy while the device is in use
+    (nothing has changed then); BadArgument when iserblk has attached nothing there; IserblkError
+    when the flush failed: the device is free then, too, and data written since the flush before
+    that may be lost.
     """
     with locked(device) as home:
         let_clients_finish(home, _CLIENT_S)
@@ -47,35 +47,38 @@ def detach(device: Device) -> None:
         _release(home)
         if failure:
             raise IserblkError(
-                f"{device.path}: detached, but the last flush failed ({failure}): what was "
-                f"written to {state.url} since the flush before that may be lost"
+                f"{device.path}: detached, but the last flush failed ({failure}): data written to "
+                f"{state.url} since the flush before that may be lost"
             )
 
 
 def clear(home: Home) -> None:
-    """Disconnect what we connected, end nbdkit, remove the directory. In any state, and without a
-    flush. Raises Busy when a process has the device open and keeps it; nbdkit is gone then."""
+    """Disconnect the device if we connected it, end nbdkit, and remove the directory, whatever the
+    state is. Does not flush. Raises Busy when a process keeps the device open; nbdkit has ended
+    then."""
     if home.is_ours():
         client.disconnect(home.device)
     _release(home)
 
 
 def _release(home: Home) -> None:
-    """The kernel was told to disconnect: see that it does, and that nbdkit ends."""
+    """Wait until the kernel has disconnected, then end nbdkit, and remove the directory. Raises
+    Busy as ``clear``."""
     device = home.device
     with Server(home) as nbdkit:
         if not _free(home, _FREE_S):
             nbdkit.kill()
             if not _free(home, _FREE_S):
-                raise Busy(f"{device.path}: disconnected, but {_names(device)} has it open still; "
+                raise Busy(f"{device.path}: disconnected, but {_names(device)} still has it open; "
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
         if not nbdkit.end(home.state().io_timeout + _PATIENCE_S):
-            log.warning("%s: nbdkit did not end, and was killed", device.path)
+            log.warning("%s: nbdkit did not end in time, and was killed", device.path)
     home.remove()
 
 
 def _free(home: Home, within_s: float) -> bool:
-    """The last one who has it open keeps the device as it is."""
+    """Wait until the device is no longer connected. False: not in time, as it stays connected while
+    a process has it open."""
     deadline = time.monotonic() + within_s
     while home.is_ours():
         if time.monotonic() > deadline:
@@ -85,13 +88,14 @@ def _free(home: Home, within_s: float) -> bool:
 
 
 def _no_attachment(home: Home) -> None:
-    """Clean up after a killed attach or detach; raises BadArgument when there is nothing to do."""
+    """Clean up after an attach or detach that was killed. Raises BadArgument when there is nothing
+    to clean up, or another program has connected the device."""
     if home.device.client:
         raise BadArgument(f"{home.device.path}: not attached by iserblk (process "
                           f"{home.device.client} connected it); "
                           f"`nbd-client -d {home.device.path}` disconnects it")  # fmt: skip
     if not home.exists():
-        raise BadArgument(f"{home.device.path}: nothing is attached")
+        raise BadArgument(f"{home.device.path}: nothing is attached to this device")
     log.warning("%s: cleaning up after an attach or detach that was killed", home.device.path)
     clear(home)
 
@@ -109,10 +113,10 @@ def _names(device: Device) -> str:
 
 
 def _flush(home: Home, claim: int, state: State) -> str:
-    """Write what the kernel has cached, and have the target flush. Returns why that failed, or "".
+    """Write what the kernel has cached, and let the target flush. Returns why that failed, or "".
 
-    As long as requests end, one way or the other, it is waited for; when none did for longer than
-    one may take, nbdkit is killed, and the kernel fails the rest.
+    Waits while requests go on ending, well or with errors. If none ends for longer than a request
+    may take, nbdkit is killed, and the kernel then fails the rest.
     """
     device = home.device
     failures: list[str] = []
@@ -132,7 +136,7 @@ def _flush(home: Home, claim: int, state: State) -> str:
         if device.completed() != progress:
             progress, deadline = device.completed(), time.monotonic() + patience
         elif time.monotonic() > deadline:
-            log.warning("%s: nothing was answered for %g s; killing nbdkit", device.path, patience)
+            log.warning("%s: no request ended for %g s; killing nbdkit", device.path, patience)
             with Server(home) as nbdkit:
                 nbdkit.kill()
             deadline = time.monotonic() + patience

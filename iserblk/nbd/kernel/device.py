@@ -1,4 +1,4 @@
-"""The kernel's side: which NBD devices there are, which are taken, and by whom."""
+"""The kernel's NBD devices: which exist, which are in use, and by which processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from iserblk.errors import BadArgument, Busy, IserblkError, NotSupported, PermissionDenied
 from iserblk.nbd.kernel.programs import program
 
-SECTOR = 512  # bytes; the unit of sysfs, whatever the device's blocks are
+SECTOR = 512  # bytes; the unit of sizes in sysfs, whatever the block size of the device
 _NAME = re.compile("nbd[0-9]+")
 _PARTITION = re.compile("nbd[0-9]+p[0-9]+")
 
 
 @dataclass(slots=True, frozen=True)
 class Places:
-    """Where the kernel shows itself, and where state is kept."""
+    """Directories: those where the kernel shows devices and processes, and that of our state."""
 
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
@@ -30,7 +30,7 @@ class Places:
 
 @dataclass(slots=True, frozen=True)
 class Device:
-    """One NBD device; ``name`` is nbd0, nbd1, …"""
+    """One NBD device of the kernel. ``name``: nbd0, nbd1, …"""
 
     name: str
     places: Places
@@ -47,31 +47,33 @@ class Device:
 
     @property
     def client(self) -> int:
-        """The process that connected the device (it may have ended since); 0: not connected."""
+        """Id of the process that connected the device, and may have ended; 0: not connected."""
         pid = self._read("pid")
         return int(pid) if pid.isdigit() else 0
 
     @property
     def size(self) -> int:
-        """Bytes; 0 while nothing is connected."""
+        """Size in bytes; 0 while the device is not connected."""
         return int(self._read("size") or 0) * SECTOR
 
     def _statistics(self) -> list[int]:
-        """Documentation/block/stat.rst of Linux, which counts the fields from 1."""
+        """The fields of sysfs ``stat``, numbered from 1 as in Documentation/block/stat.rst of
+        Linux. Missing fields are 0."""
         return [0] + [int(field) for field in self._read("stat").split()] + [0] * 17
 
     def completed(self) -> int:
-        """Requests that ended since the device exists, well or not."""
+        """Number of requests that have ended since the device exists, well or with an error."""
         statistics = self._statistics()
         return statistics[1] + statistics[5] + statistics[12] + statistics[16]
 
     def changed(self) -> int:
-        """Sectors that were to be written or discarded since the device exists, flushed or not."""
+        """Number of sectors in write and discard requests since the device exists, flushed or
+        not."""
         statistics = self._statistics()
         return statistics[7] + statistics[14]
 
     def mounts(self) -> list[str]:
-        """Where it, or a partition of it, is mounted in our mount namespace."""
+        """Mount points of the device and its partitions, in our mount namespace."""
         numbers = {self._read("dev")}
         for partition in (self.places.sys / "block" / self.name).glob(f"{self.name}p*/dev"):
             numbers.add(partition.read_text().strip())
@@ -79,14 +81,15 @@ class Device:
         mountinfo = (self.places.proc / "self/mountinfo").read_text(errors="surrogateescape")
         for line in mountinfo.splitlines():
             _, _, number, _, place, *_ = line.split(" ")
-            # File systems with many devices (btrfs) have a number of their own there.
+            # File systems with several devices (btrfs) show a number of their own.
             source = line.partition(" - ")[2].split(" ")[1]
             if number in numbers or self._owns(source):
                 found.append(place)
         return found
 
     def openers(self) -> list[str]:
-        """Other processes that hold it open, as ``name (pid)``; those that can be seen."""
+        """Other processes that have the device or a partition open, as ``name (pid)``. Processes
+        that the kernel hides from us are missing."""
         found = []
         for directory in self.places.proc.glob("[0-9]*"):
             if directory.name != str(os.getpid()) and any(map(self._owns, _links(directory))):
@@ -98,7 +101,7 @@ class Device:
         return found
 
     def _owns(self, path: str) -> bool:
-        """``path`` is the device, or a partition of it."""
+        """Whether ``path`` is the device, or a partition of it."""
         directory, _, name = path.rpartition("/")
         if directory != str(self.places.dev):
             return False
@@ -107,8 +110,9 @@ class Device:
         )
 
     def claim(self) -> int:
-        """Open it so that nobody can mount it (until closed). Raises Busy where a process has, in
-        whatever namespace; or uses it for swap, RAID, device mapper."""
+        """Open the device so that no process can mount it while it is open. Returns the descriptor,
+        which the caller closes. Raises Busy if it is mounted, in any namespace, or used for swap,
+        RAID or device mapper; else IserblkError."""
         try:
             return os.open(self.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
         except OSError as error:
@@ -118,11 +122,11 @@ class Device:
         if mounts:
             raise Busy(f"{self.path}: mounted on {', '.join(mounts)}: umount it first")
         raise Busy(f"{self.path}: in use (swap, RAID, device mapper, or mounted in another "
-                   f"namespace; `lsblk {self.path}` shows more): end that first")  # fmt: skip
+                   f"namespace): end that use first; `lsblk {self.path}` shows more")  # fmt: skip
 
 
 def _links(process: Path) -> list[str]:
-    """What its descriptors are open on."""
+    """The paths of the files that a process has open. ``process``: its directory in /proc."""
     found = []
     with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
         for descriptor in descriptors:
@@ -132,7 +136,8 @@ def _links(process: Path) -> list[str]:
 
 
 def find(path: str, places: Places) -> Device:
-    """The device at ``path`` (or nbd0 for short). Raises BadArgument when there is none."""
+    """The device at ``path``, /dev/nbd0 or nbd0. Raises BadArgument when there is no such
+    device."""
     real = os.path.realpath(places.dev / path)
     device = Device(os.path.basename(real), places)
     if os.path.dirname(real) != os.path.realpath(places.dev) or not _NAME.fullmatch(device.name):
@@ -146,21 +151,21 @@ def find(path: str, places: Places) -> Device:
 
 
 def every(places: Places) -> list[Device]:
-    """All NBD devices of this kernel, in the order of their numbers."""
+    """All NBD devices of this kernel, in numerical order."""
     names = [path.name for path in (places.sys / "block").glob("nbd*")]
     names = [name for name in names if _NAME.fullmatch(name)]
     return [Device(name, places) for name in sorted(names, key=lambda name: int(name[3:]))]
 
 
 def need_root() -> None:
-    """Raises PermissionDenied."""
+    """Raises PermissionDenied unless this process runs as root."""
     if os.geteuid():
         raise PermissionDenied("only root may connect and disconnect /dev/nbdX: use sudo; "
-                               "`iserblk mount` and `iserblk nbd` work without")  # fmt: skip
+                               "`iserblk mount` and `iserblk nbd` work without root")  # fmt: skip
 
 
 def need_module(places: Places) -> None:
-    """Load the kernel's nbd module where that is needed. Raises NotSupported."""
+    """Load the kernel's nbd module if there are no NBD devices. Raises NotSupported."""
     if every(places):
         return
     modprobe = program("modprobe", "kmod")
@@ -168,7 +173,7 @@ def need_module(places: Places) -> None:
         [modprobe, "nbd"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     if not every(places):
-        said = (done.stderr.strip().splitlines() or ["it has made no devices"])[-1]
+        said = (done.stderr.strip().splitlines() or ["modprobe made no devices"])[-1]
         raise NotSupported(
             f"no NBD devices: this kernel's nbd module cannot be loaded ({said}); boot a kernel "
             "that has it (Debian: linux-image-amd64), or use `iserblk mount` or `iserblk nbd`"

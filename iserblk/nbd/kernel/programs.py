@@ -1,4 +1,4 @@
-"""Programs of the distribution that an attachment needs."""
+"""Finding and running the programs of the distribution that an attachment needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ PLUGIN = Path(iserblk.__file__).resolve().parent.parent / "nbd_plugin" / "iserbl
 
 
 def search_path() -> str:
-    """PATH, and where the distribution keeps what is for root."""
+    """PATH, and the directories where the distribution has programs for root."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
 def program(name: str, package: str) -> str:
-    """Where the program is. Raises IserblkError that names the Debian package."""
+    """The path of a program. ``package``: the Debian package, for the error. Raises
+    IserblkError."""
     found = shutil.which(name, path=search_path())
     if found is None:
         raise IserblkError(f"{name} is missing: run scripts/setup, or install {package}")
@@ -35,13 +36,15 @@ def nbdkit_program() -> str:
 
 
 def nbdkit_environment() -> dict[str, str]:
-    """The Python inside nbdkit looks for its library beside the first python3 in PATH, and would
-    take that of a pyenv or conda: the distribution's is the one it was built with."""
+    """The environment for nbdkit, with /usr/bin first in PATH. The Python inside nbdkit looks for
+    its library beside the first python3 in PATH. It must find that of the distribution, with which
+    it was built, not that of a pyenv or conda."""
     return {**os.environ, "PATH": f"/usr/bin:{os.environ.get('PATH', os.defpath)}"}
 
 
 def last_line(said: str) -> str:
-    """What a program said in the end, for an error in one line: where it says "Error:", that."""
+    """The line of a program's stderr to quote in an error: the last with "Error: ", else the last
+    of all."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     marked = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
     return ["it did not say why", *lines, *marked][-1]
@@ -49,8 +52,8 @@ def last_line(said: str) -> str:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the end of the block. An exception of theirs between a fork and
-    the moment when we know of the child would leave that running, and us not knowing."""
+    """Delay SIGINT and SIGTERM until the end of the block. Their exception between a fork and the
+    moment when we know the child's id would leave a child that we do not know."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

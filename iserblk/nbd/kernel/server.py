@@ -1,4 +1,4 @@
-"""nbdkit: starting it in the background, and seeing it end."""
+"""Starts nbdkit in the background for a device, and ends it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from iserblk.nbd.kernel.programs import (
 )
 from iserblk.nbd.kernel.state import Home, read_pid
 
-# Of each of the connections; the kernel spreads requests over them by processor.
+# Threads of each connection. The kernel spreads requests over the connections by processor.
 _THREADS = 16
 _START_S = 60.0
 
 
 def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
-    """Returns when nbdkit takes connections at ``home.socket``. It logs to syslog.
+    """Start nbdkit; return when it accepts connections at ``home.socket``. It logs to syslog.
 
-    It ends with its last client; so the first must be the one that stays. Secrets get to it
-    through descriptors that it inherits. Metrics are served unless ``options`` say otherwise.
-    Raises IserblkError.
+    nbdkit ends when its last client disconnects, so do not connect for a test before the real
+    client. It gets secrets through descriptors that it inherits. It serves metrics unless
+    ``options`` say otherwise. Raises IserblkError; nbdkit may still be starting then.
     """
     metrics = default_option(str(home.device.path), home.device.places.run)
     with handed_on(urls, {**metrics, **options}) as handed:
@@ -43,14 +43,14 @@ def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
         words += [f"{name}={value}" for name, value in handed.options.items()]
         _run(words, handed.descriptors)
     deadline = time.monotonic() + _START_S
-    while not read_pid(home.nbdkit_pid):  # it logs in again, once it has gone to the background
+    while not read_pid(home.nbdkit_pid):  # in the background nbdkit logs in again, which takes time
         if time.monotonic() > deadline:
             raise IserblkError(f"nbdkit is not ready after {_START_S:g} s; syslog may say why")
         time.sleep(0.01)
 
 
 def _run(words: Sequence[str], descriptors: Sequence[int]) -> None:
-    """Until it has gone to the background."""
+    """Run nbdkit until it has gone to the background. Raises IserblkError."""
     process = None
     try:
         with signals_held():
@@ -68,7 +68,7 @@ def _run(words: Sequence[str], descriptors: Sequence[int]) -> None:
     except subprocess.TimeoutExpired:
         raise IserblkError(f"nbdkit is not ready after {_START_S:g} s") from None
     finally:
-        if process is not None:  # what of it has gone to the background is found by its socket
+        if process is not None:  # ``Server`` finds an nbdkit in the background by its socket
             process.kill()
             process.wait()
             assert process.stderr is not None
@@ -78,14 +78,15 @@ def _run(words: Sequence[str], descriptors: Sequence[int]) -> None:
 
 
 class Server:
-    """The nbdkit of a device, if it lives; a descriptor holds it, so no other process is meant.
+    """The nbdkit of a device, if it is running. pidfds refer to its processes, so a signal can hit
+    no other process.
 
-    While it starts these may be several processes. Use as a context manager.
+    While nbdkit starts, it may be several processes. Use this class as a context manager.
     """
 
     def __init__(self, home: Home) -> None:
         pid = read_pid(home.nbdkit_pid)
-        # Its pid file is written late in its start, and an attach may have been killed before.
+        # nbdkit writes its pid file late, and an attach may have been killed before that.
         self._processes = _Processes([pid] if pid else _everyone(home), home.socket, nbdkit=True)
         self.ended = self._processes.ended
 
@@ -96,8 +97,8 @@ class Server:
         self._processes.close()
 
     def end(self, within_s: float) -> bool:
-        """Ask it to flush, log out and end; kill it when it has not after ``within_s``. True when
-        it ended by itself."""
+        """Ask nbdkit to flush, log out and end; kill it if it has not ended after ``within_s``.
+        True: it ended by itself."""
         if self.ended():
             return True
         self._processes.send(signal.SIGTERM)
@@ -107,14 +108,14 @@ class Server:
         return False
 
     def kill(self) -> None:
-        """The kernel then fails what it has under way: nothing waits for it any more."""
+        """Kill nbdkit. The kernel then fails the requests that are under way."""
         self._processes.send(signal.SIGKILL)
         self.ended(10.0)
 
 
 def let_clients_finish(home: Home, within_s: float) -> None:
-    """An attach that was killed may have left its nbd-client at work: whether the device is
-    connected is known when that has ended."""
+    """Wait until the nbd-client of an attach that was killed has ended; kill it after ``within_s``.
+    Only then is it certain whether the device is connected."""
     clients = _Processes(_everyone(home), home.socket, nbdkit=False)
     try:
         if not clients.ended(within_s):
@@ -125,7 +126,8 @@ def let_clients_finish(home: Home, within_s: float) -> None:
 
 
 class _Processes:
-    """Those of ``pids`` that name ``socket`` on their command lines: nbdkit, or its clients."""
+    """Those processes of ``pids`` that have ``socket`` on their command line: nbdkit, or with
+    ``nbdkit=False`` its clients."""
 
     def __init__(self, pids: Iterable[int], socket: Path, *, nbdkit: bool) -> None:
         self._fds: list[int] = []
@@ -139,7 +141,7 @@ class _Processes:
                     os.close(fd)
 
     def ended(self, within_s: float = 0.0) -> bool:
-        """All of them. Waits up to ``within_s``."""
+        """Whether all processes have ended. Waits up to ``within_s`` for that."""
         deadline = time.monotonic() + within_s
         for fd in self._fds:
             poll = select.poll()

@@ -1,4 +1,4 @@
-"""What is kept about a device from attach to detach, and the lock around both."""
+"""The state of a device from attach to detach, on disk, and the lock for both commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from iserblk.nbd.kernel.device import Device
 
 @dataclass(slots=True, frozen=True)
 class State:
-    """``url``: without user info and options. ``io_timeout``: seconds. ``changed``: what
-    ``Device.changed`` was before."""
+    """What detach needs to know. ``url``: the LUN, without user info and options. ``io_timeout``:
+    seconds. ``changed``: ``Device.changed()`` before the attach."""
 
     url: str
     io_timeout: float
@@ -27,7 +27,7 @@ class State:
 
 
 class Home:
-    """The directory of one device."""
+    """The state directory of one device, and the paths of the files in it."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -42,7 +42,8 @@ class Home:
         return self.directory.is_dir()
 
     def make(self, state: State) -> None:
-        """Afresh: what a killed attach left is removed (its processes have been ended before)."""
+        """Create the directory with ``state``. What a killed attach left there is removed; the
+        caller has ended its processes before. Raises IserblkError."""
         self.remove()
         try:
             self.directory.mkdir(mode=0o700)
@@ -53,23 +54,23 @@ class Home:
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self.metrics.unlink()  # a killed nbdkit leaves it
+            self.metrics.unlink()  # an nbdkit that was killed leaves its socket
 
     def state(self) -> State:
-        """As it was made; something harmless where an attach was killed before that."""
+        """The state given to ``make``; harmless defaults if the file is missing or incomplete."""
         try:
             return State(**json.loads(self._state.read_text()))
         except (OSError, ValueError, TypeError):
             return State("an unknown LUN", 30.0, 0)
 
     def is_ours(self) -> bool:
-        """The device is connected, and nobody else did that."""
+        """Whether the device is connected, and iserblk connected it."""
         client = self.device.client
         return client != 0 and client == read_pid(self.client_pid)
 
 
 def read_pid(path: Path) -> int:
-    """0 when there is none (yet)."""
+    """The process id in a pid file; 0 if there is none (yet)."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -79,8 +80,8 @@ def read_pid(path: Path) -> int:
 
 @contextlib.contextmanager
 def locked(device: Device) -> Iterator[Home]:
-    """Raises Busy when an attach or detach of ``device`` is under way. The lock goes with the
-    process, however that ends."""
+    """Hold the lock of ``device`` during an attach or detach. The kernel frees it when the process
+    ends, however that happens. Raises Busy when another process holds it."""
     run = device.places.run
     try:
         run.mkdir(mode=0o755, exist_ok=True)
@@ -92,7 +93,7 @@ def locked(device: Device) -> Iterator[Home]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Busy(f"{device.path}: another attach or detach is under way; "
-                       "wait for it") from None  # fmt: skip
+                       "wait until it has ended") from None  # fmt: skip
         yield Home(device)
     finally:
         os.close(lock)

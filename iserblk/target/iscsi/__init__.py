@@ -1,8 +1,8 @@
 """The target's iSCSI side: connections, logins, and the commands of a session.
 
-listening, accepting   where connections come from, and what they turn out to be
-connection             one session: login, then commands; its window and its end
-slot                   one command of it
+listening, accepting   listen; tell from its first bytes what protocol a connection speaks
+connection             one session with one connection: login, then commands, until its end
+slot                   one command of a session, and the session's sequence numbers
 control                answers to PDUs that are no SCSI commands
-buffers                the memory that data goes through
+buffers                memory for the data of commands
 """

@@ -1,6 +1,6 @@
-"""From a TCP connection to a queue pair, or to a stream of Traditional iSCSI. Runs in trio.
+"""Make a new TCP connection a queue pair (iWARP), or a stream of Traditional iSCSI. Runs in trio.
 
-The first bytes tell them apart: an MPA Request, whose responder's side is here, or a Login Request.
+The first bytes tell which: an MPA Request, which is answered here, or a Login Request.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.stream import SocketStream
 
-# TargetRecvDataSegmentLength: over software iWARP a receive is but a number, until a message comes.
+# TargetRecvDataSegmentLength. Software iWARP needs no memory for a posted receive.
 IWARP_RECEIVE_DATA = 16384
-RECEIVE_DATA = 8192  # of a device, which has memory registered for each
+RECEIVE_DATA = 8192  # of an RDMA device, where each receive has registered memory
 TCP_RECEIVE_DATA = 262144  # MaxRecvDataSegmentLength of Traditional iSCSI
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
 IWARP_RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + IWARP_RECEIVE_DATA
@@ -32,7 +32,8 @@ _PEEK = 16  # bytes that tell an MPA Request from an iSCSI Login
 
 
 def reply_flags(request: ConnectionFlags) -> ConnectionFlags:
-    """What we say back: no zero-based addressing; Send with Invalidate where it is allowed."""
+    """The flags of the answer: no zero-based addressing; Send with Invalidate if the initiator
+    supports it."""
     flags = ZBVA_NOT_SUPPORTED
     if not request.send_invalidate:
         flags |= SEND_INVALIDATE_NOT_SUPPORTED
@@ -40,7 +41,8 @@ def reply_flags(request: ConnectionFlags) -> ConnectionFlags:
 
 
 async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream | None:
-    """Takes the socket over; None when the peer went away. Raises RemoteProtocolError, OSError."""
+    """Detect the protocol, and answer MPA start-up. Takes the socket over: it moves into the
+    result, else it is closed. None: the peer went away. Raises RemoteProtocolError, OSError."""
     with sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         iwarp = await is_iwarp(sock)
@@ -57,16 +59,17 @@ async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream 
 
 
 async def is_iwarp(sock: trio.socket.SocketType) -> bool | None:
-    """Look at the first bytes, and leave them there; None when the peer went away."""
+    """Whether the peer speaks iWARP, not iSCSI; its first bytes stay in the socket. None: the peer
+    went away. Raises RemoteProtocolError if it speaks neither."""
     prefix = b""
     while True:
         known = len(prefix)
         prefix = await sock.recv(_PEEK, socket.MSG_PEEK)
-        if len(prefix) == known:  # nothing behind what there was: the end
+        if len(prefix) == known:  # no more bytes: the peer has closed the connection
             return None
         verdict = looks_like_mpa(prefix)
         if known or verdict is None:
-            # Part of the key stays in the socket, which is readable only with more than that.
+            # The bytes stay in the socket. It must count as readable only when more have come.
             at_least = 1 if verdict is not None else len(prefix) + 1
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_least)
         if verdict is not None:
@@ -78,8 +81,8 @@ async def is_iwarp(sock: trio.socket.SocketType) -> bool | None:
 
 
 async def _start_mpa(sock: trio.socket.SocketType) -> MpaParameters | None:
-    """Answer the MPA Request; None when the peer went away."""
-    responder = MpaResponder(crc=False)  # CRCs if the initiator wants them: it is its data
+    """Answer the MPA Request. None: the peer went away."""
+    responder = MpaResponder(crc=False)  # CRCs only if the initiator asks for them
     while True:
         data = await sock.recv(4096)
         if not data:

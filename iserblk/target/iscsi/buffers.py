@@ -1,10 +1,10 @@
-"""Data buffers of a target connection: reused, and bounded together."""
+"""Data buffers of the target's connections: memory is reused, and all connections share a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_SMALLEST = 12  # 4 KiB: what a block layer asks for most
+_SMALLEST = 12  # 4 KiB (2^12): the most frequent size of requests
 _KEPT_BYTES = 16 << 20  # of free buffers
 
 
@@ -13,10 +13,11 @@ TOTAL = 1 << 30  # bytes of all connections together
 
 
 class DataBudget:
-    """What the buffers of all connections of a target may take together, so that peers which ask
-    for much and take nothing cannot use up the machine's memory. Not thread-safe.
+    """The limit on the data buffers of all connections of a target together. So peers that ask for
+    much data and do not receive it cannot use up the machine's memory. Not thread-safe.
 
-    ``used``: bytes handed out by the pools. ``waiting``: true while any connection waits.
+    ``used``: bytes that the pools have handed out. ``waiting``: callbacks of the connections that
+    wait for room.
     """
 
     def __init__(self, most: int = TOTAL) -> None:
@@ -29,14 +30,14 @@ class DataBudget:
         return self.used + length <= self._most
 
     def wait(self, wake: Callable[[], None]) -> None:
-        """``wake`` is called once, when there may be room."""
+        """Have ``wake`` called once, when there may be room."""
         self.waiting[wake] = None
 
     def forget(self, wake: Callable[[], None]) -> None:
         self.waiting.pop(wake, None)
 
     def wake(self) -> None:
-        """Buffers came back: call those who wait, in their order, while there is room."""
+        """Call the callbacks that wait, oldest first, while there is room."""
         if self._waking:
             return
         self._waking = True
@@ -54,8 +55,8 @@ class DataBudget:
 class BufferPool:
     """Hands out memoryviews of exact length over reused memory. Not thread-safe.
 
-    ``used``: bytes handed out and not given back. The contents are what the last user left: who
-    sends a buffer must have filled it.
+    ``used``: bytes handed out and not given back. A buffer still holds what its last user left:
+    fill it before you send it.
     """
 
     def __init__(self, budget: DataBudget) -> None:
@@ -65,7 +66,7 @@ class BufferPool:
         self.used = 0
 
     def take(self, length: int) -> memoryview:
-        """A writable memoryview of ``length`` bytes (at least 1)."""
+        """Hand out a writable memoryview of ``length`` bytes (at least 1)."""
         order = max(_SMALLEST, (length - 1).bit_length())
         size = 1 << order
         self.used += size
@@ -79,7 +80,7 @@ class BufferPool:
         return whole if length == size else whole[:length]
 
     def give(self, buffer: memoryview) -> None:
-        """Take back what ``take`` gave; nobody uses it any more."""
+        """Take back a buffer of ``take``, which the caller no longer uses."""
         whole = memoryview(buffer.obj)
         size = len(whole)
         self.used -= size
@@ -89,7 +90,7 @@ class BufferPool:
             self._free[size.bit_length() - 1].append(whole)
 
     def grow(self, buffer: memoryview | None, filled: int, length: int) -> memoryview:
-        """A buffer of ``length`` bytes in place of ``buffer``, whose first ``filled`` are kept."""
+        """Replace ``buffer`` by a buffer of ``length`` bytes; the first ``filled`` are copied."""
         larger = self.take(length)
         if buffer is not None:
             larger[:filled] = buffer[:filled]
@@ -97,7 +98,7 @@ class BufferPool:
         return larger
 
     def close(self) -> None:
-        """Nobody uses any of the buffers any more, given back or not."""
+        """Give all buffers back to the budget. No thread may use any of them any more."""
         self._budget.used -= self.used
         self.used = 0
         self._budget.wake()

@@ -1,8 +1,8 @@
 """The iSCSI layer of the target, for one session with one connection. No trio, no socket.
 
-Login, then commands: each SCSI Command becomes a ScsiTask of the device server; its data moves by
-``put_data`` and ``get_data``; its response carries StatSN, ExpCmdSN and MaxCmdSN
-(RFC 7143 sections 4.2, 11). What may wait for a disk is handed to ``offload``.
+Login comes first, then commands. Each SCSI Command becomes a ScsiTask of the device server. Its
+data moves by ``put_data`` and ``get_data``. Its response carries StatSN, ExpCmdSN and MaxCmdSN
+(RFC 7143 sections 4.2, 11). Tasks that may wait for a disk go to ``offload``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
 log = logging.getLogger(__name__)
 
 QUEUE_DEPTH = 128  # commands that an initiator may have outstanding
-UNEXPECTED = 32  # immediate PDUs beside them
+UNEXPECTED = 32  # immediate PDUs in addition to these
 LOGIN_SLOTS = 4
 CONTROL_SLOTS = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
 CONTROL_INLINE = 8192
@@ -51,13 +51,14 @@ DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
 
 class TargetConnection:
-    """Implements TargetUser. ``done``: logged out, or ended; the owner then closes it.
+    """One session of the target, with its one connection. Implements TargetUser.
 
-    ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread and then
+    ``done``: the session has ended, by a logout or otherwise; the owner then calls ``close``.
+    ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread, then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
-    ``on_reset(lun, self, ended)``: a LOGICAL UNIT RESET or CLEAR TASK SET was asked for; ends the
-    tasks of other sessions, as ``Nexus.end_tasks``. ``on_done``: set by the owner; called outside
-    of ``progress`` when the session has been logged out of.
+    ``on_reset(lun, self, ended)``: called for a LOGICAL UNIT RESET or CLEAR TASK SET; ends the
+    tasks of other sessions, with the result of ``Nexus.end_tasks``. ``on_done``: set by the owner;
+    called when the initiator has logged out, perhaps outside of ``progress``.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class TargetConnection:
         self._device = device
         self.login = login
         self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
-        self.on_output: Callable[[], None] = lambda: None  # by the owner: something may be unsent
+        self.on_output: Callable[[], None] = lambda: None  # by the owner: output may be waiting
         self.on_done: Callable[[], None] = lambda: None
         self._on_login = on_login
         self._on_reset = on_reset
@@ -86,7 +87,7 @@ class TargetConnection:
         self.nexus: Nexus  # since login
         self._attached = False
         self.running = 0  # tasks in threads
-        self.silent = False  # set by the owner, who clears it when something comes
+        self.silent = False  # the owner sets it, and clears it when the initiator is heard
         self._held = False
         self._leaving = False  # a Logout was received
         self._budget = budget or DataBudget()
@@ -105,12 +106,14 @@ class TargetConnection:
     # -- driven by the owner ----------------------------------------------------------------------
 
     def progress(self, now: float) -> None:
-        """Take in what has come and send what it leads to. Raises TransportError at the end."""
+        """Process what has arrived, and send the answers. Raises TransportError when the
+        connection has ended."""
         self._dm.progress(now)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is queued. What leaves gives buffers back, to what waits for them."""
+        """Send what is queued, and start deferred tasks with the buffers that this frees. Raises
+        TransportError when the connection has ended."""
         before = -1
         while len(self._deferred) != before:
             before = len(self._deferred)
@@ -121,36 +124,36 @@ class TargetConnection:
             self._budget.wake()
 
     def ping(self) -> None:
-        """Ask a silent initiator whether it is there (RFC 7143 section 11.19). A discovery session
-        is not asked: its initiator expects answers only."""
+        """Send a ping to a silent initiator (RFC 7143 section 11.19). Nothing is sent in a
+        discovery session, where the initiator expects only answers."""
         if self._attached:
             self._answers.ping()
             self._flush_quietly()
 
     def hold(self) -> None:
-        """Start no command until ``unhold``: tasks of the session that this one reinstates are
-        still writing, and an old write must not land after a new one."""
+        """Start no command until ``unhold``. Tasks of the session that this one reinstates still
+        write, and an old write must not land after a new one."""
         self._held = True
 
     def unhold(self) -> None:
-        """Raises TransportError as ``flush``."""
+        """End a ``hold``: start the deferred commands. Raises TransportError as ``flush``."""
         self._held = False
         self.flush()
 
     def abandon(self) -> None:
-        """The session is over, from now on: no command of it starts any more, and the peer is cut
-        off. ``close`` follows when nothing waits for the descriptor."""
+        """End the session now: no command starts any more, and the peer is disconnected. The owner
+        calls ``close`` later, when no task waits for the descriptor."""
         self.done = True
         for task in self._tasks.values():
             task.aborted = True
             task.task.cancelled = True
-        # Those in threads may have to be waited for by a PREEMPT AND ABORT.
+        # Tasks in threads stay: a PREEMPT AND ABORT may have to wait for them.
         self._tasks = {itt: each for itt, each in self._tasks.items() if each.state == RUNNING}
         self._deferred.clear()
         self._dm.disconnect()
 
     def close(self) -> None:
-        """Give everything back. No thread may be running a task of this connection."""
+        """Release all resources. No thread may be running a task of this connection."""
         self.done = True
         self._dm.connection_terminate()
         self._budget.forget(self._wake)
@@ -163,8 +166,8 @@ class TargetConnection:
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
         if self.done or self._leaving:
-            # It was received already when the session ended, perhaps because another one took its
-            # name: an old write must not land now.
+            # The PDU came before the session ended, perhaps because a new session took its name:
+            # an old write must not land now.
             return
         opcode = message[at] & bhs.OPCODE_MASK
         if self.parameters is None:
@@ -183,12 +186,12 @@ class TargetConnection:
         elif opcode == bhs.LOGOUT_REQUEST:
             request = pdu.LogoutRequest.unpack_from(message, at)
             if request.reason == LOGOUT_FOR_RECOVERY:
-                self._answers.logout(request)  # it is refused, and the session goes on
+                self._answers.logout(request)  # a refusal: the session goes on
             else:
                 self._log_out(request)
         elif opcode in (bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST):
-            # Neither belongs into full feature phase of iSER (RFC 7145 sections 7.3.9, 7.3.11), nor
-            # into Traditional iSCSI's at ErrorRecoveryLevel 0.
+            # Neither is allowed in full feature phase: not in iSER (RFC 7145 sections 7.3.9,
+            # 7.3.11), nor in Traditional iSCSI at ErrorRecoveryLevel 0.
             self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
         else:
             self._answers.reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
@@ -209,7 +212,7 @@ class TargetConnection:
             self._recycle(slot)
 
     def _recycle(self, slot: TargetTask) -> None:
-        """Everything of the task has left: its memory may be used again."""
+        """Free the slot and its buffer for reuse: all that the task sends has left."""
         if slot.buffer is not None:
             self._pool.give(slot.buffer)
             slot.buffer = None
@@ -240,7 +243,8 @@ class TargetConnection:
             self._enter_full_feature_phase()
 
     def _enter_full_feature_phase(self) -> None:
-        """Resources beyond the login buffers come into being only now."""
+        """Apply the result of the login, and allocate what the session needs beside the login
+        buffers."""
         login = self.login
         self._numbers.stat_sn = login.stat_sn
         self._numbers.exp_cmd_sn = login.exp_cmd_sn
@@ -248,7 +252,7 @@ class TargetConnection:
         self.parameters = login.parameters
         self._limit_data(login.parameters.initiator_recv_data_segment_length)
         if not login.discovery:
-            # Twice the depth: a slot is free again only when its response is known to have left.
+            # Twice the depth: a slot is free only when the datamover reports its response as sent.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
             self._dm.allocate_connection_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
             self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks, self.port)
@@ -262,12 +266,12 @@ class TargetConnection:
         self._on_login(self)
 
     def _limit_data(self, most: int) -> None:
-        """The initiator takes ``most`` bytes of data in one PDU."""
+        """Limit answers to ``most`` bytes of data in one PDU: the initiator takes no more."""
         self._data_limit = min(CONTROL_INLINE, most)
 
     def _declare(self, key: str, value: str) -> str | None:
-        """What a Text Request may declare in full feature phase; returns the answer, if there is
-        one. From then on no PDU is longer than the initiator says (RFC 7143 section 13.12)."""
+        """Take a key that a Text Request declares in full feature phase. Returns the answer, or
+        None. No later PDU is longer than the initiator declares (RFC 7143 section 13.12)."""
         if key not in _AT_ANY_TIME or self.parameters is None:
             return keys.NOT_UNDERSTOOD
         parameters = self.parameters
@@ -315,20 +319,20 @@ class TargetConnection:
                 slot.overflow = max(task.length - sends, 0)
                 self._device.fit(task, sends)
         if immediate:
-            # Copied: the receive buffer is good until the next progress only.
+            # A copy: the receive buffer is valid only until the next ``progress``.
             self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
         more = flags & (bhs.FLAG_WRITE | bhs.FLAG_FINAL) == bhs.FLAG_WRITE
         if more and not self.parameters.initial_r2t:  # type: ignore[union-attr]
-            slot.state = UNSOLICITED  # more of it is on its way
+            slot.state = UNSOLICITED  # more data is on its way
         else:
             self._begin(slot)
 
     def _data_out(self, message: memoryview, at: int) -> None:
-        """Unsolicited data that did not fit into its command (RFC 7143 section 11.7)."""
+        """Take unsolicited data that comes after its command (RFC 7143 section 11.7)."""
         data_out = pdu.DataOut.unpack_from(message, at)
         slot = self._tasks.get(data_out.itt)
         if data_out.ttt != bhs.NO_TAG or (slot is not None and slot.state != UNSOLICITED):
-            raise RemoteProtocolError("iSCSI", "a Data-Out that nobody asked for")
+            raise RemoteProtocolError("iSCSI", "a Data-Out that the target did not ask for")
         if slot is None:
             return  # of an aborted task
         slot.check_data_out(data_out)
@@ -348,9 +352,9 @@ class TargetConnection:
             )
         task = slot.task
         if task.direction != DATA_OUT or task.status:
-            return  # it fails whatever they are
+            return  # the data is not needed: the command takes none, or has failed
         if slot.buffer is None:
-            # Not yet as large as the task's, which has to wait for its turn.
+            # Only for the unsolicited data: the task has to wait for a buffer of its whole length.
             slot.buffer = self._pool.take(max(min(task.length, most), 1))
         data = data[: max(0, len(slot.buffer) - at)]  # EDTL may promise more than the CDB takes
         if data:
@@ -358,7 +362,7 @@ class TargetConnection:
             slot.filled = at + len(data)
 
     def _begin(self, slot: TargetTask) -> None:
-        """All that comes unasked has come."""
+        """Start the task, or defer it: all of its unsolicited data has arrived."""
         task = slot.task
         if task.status:
             self._respond(slot)
@@ -374,7 +378,7 @@ class TargetConnection:
             self._start(slot)
 
     def _resume(self) -> None:
-        """Buffers came back: go on with what waited for them, in order."""
+        """Start deferred tasks, in order, while there is room for their buffers."""
         while self._deferred and not self._held:
             slot = self._deferred[0]
             if not self._has_room(slot.task.length):
@@ -383,8 +387,8 @@ class TargetConnection:
             self._start(slot)
 
     def _has_room(self, length: int) -> bool:
-        """A task may have its buffer now; if not, ``_resume`` follows when that may have changed:
-        when buffers come back, of this connection or of others."""
+        """Whether a task may have its buffer now. If not, ``_resume`` tries again when buffers of
+        this connection, or of others, are given back."""
         used = self._pool.used
         if used + length <= GUARANTEED:
             return True
@@ -394,7 +398,8 @@ class TargetConnection:
         return not used or used + length <= DATA_BUDGET
 
     def _wake(self) -> None:
-        """Buffers of other connections came back. Called from their tasks."""
+        """Start deferred tasks: other connections have given buffers back. Tasks of those
+        connections call this."""
         if self.done:
             return
         try:
@@ -405,7 +410,7 @@ class TargetConnection:
         self.on_output()
 
     def _start(self, slot: TargetTask) -> None:
-        """Get the buffer and the data that the task needs, and run it."""
+        """Get the buffer and the data that the task needs, then run it."""
         task = slot.task
         if task.length and (slot.buffer is None or len(slot.buffer) < task.length):
             slot.buffer = self._pool.grow(slot.buffer, slot.filled, task.length)
@@ -415,13 +420,14 @@ class TargetConnection:
             self._execute(slot)
 
     def _fetch(self, slot: TargetTask) -> None:
-        """R2T: what immediate data did not bring. Running code advertises the first byte that it
-        did not send (RFC 7145 calls that TaggedBufferForSolicitedDataOnly=Yes)."""
+        """Fetch with R2Ts the data that did not come unsolicited. Existing initiators advertise the
+        first byte that they did not send; that is TaggedBufferForSolicitedDataOnly=Yes of RFC
+        7145."""
         assert slot.buffer is not None and self.parameters is not None
         at = slot.filled
         if slot.state != FETCHING:
             slot.state = FETCHING
-            # Traditional iSCSI has no tagged buffers: it counts from the first byte of all.
+            # Traditional iSCSI has no tagged buffers: offsets count from byte 0 of Data-Out.
             whole = (
                 not self.parameters.rdma_extensions
                 or self.parameters.tagged_buffer_for_solicited_data_only is False
@@ -436,7 +442,7 @@ class TargetConnection:
         if task.status:
             self._respond(slot)
         elif task.may_block or not self._device.run(task, slot.buffer, True):
-            # Disks are waited for elsewhere; the answer comes through ``finish``.
+            # A thread waits for the disk; the owner then calls ``finish``.
             slot.state = RUNNING
             self.running += 1
             self.offload(slot)
@@ -444,7 +450,7 @@ class TargetConnection:
             self._respond(slot)
 
     def finish(self, slot: TargetTask) -> None:
-        """The offloaded ``run`` has ended."""
+        """Answer an offloaded task: its ``run`` has ended."""
         self.running -= 1
         waiting, slot.on_ended = slot.on_ended, []
         for tell in waiting:
@@ -457,7 +463,7 @@ class TargetConnection:
             self._respond(slot)
 
     def _respond(self, slot: TargetTask) -> None:
-        """Data-In, if any, and the SCSI Response, in one post."""
+        """Send Data-In, if any, and the SCSI Response, in one post."""
         task = slot.task
         edtl = slot.edtl
         moved = task.transferred if task.direction == DATA_IN or task.status else task.length
@@ -493,10 +499,10 @@ class TargetConnection:
             self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
 
     def _abort(self, slots: list[TargetTask], request: pdu.TaskManagementRequest) -> None:
-        """End tasks without a response; the function is answered when the last has ended: none of
-        them touches the initiator's buffers, or the medium, after that. A function that ends
-        several waits for what they have asked for, over TCP, too: the initiator goes on answering
-        R2Ts (RFC 7143 section 4.2.3.3)."""
+        """End tasks without a response, then answer the task management function. The answer waits
+        until the last task has ended: after it, none touches the initiator's buffers or the medium.
+        A function other than ABORT TASK also waits for data that R2Ts have asked for, over TCP,
+        too: the initiator goes on answering R2Ts (RFC 7143 section 4.2.3.3)."""
         left = 1 + len(slots)
 
         def one_ended(flush: bool = False) -> None:
@@ -509,13 +515,13 @@ class TargetConnection:
 
         if request.function in _OF_ALL_SESSIONS:
             left += self._on_reset(luns.decode(request.lun), self, partial(one_ended, True))
-        # Of a whole set the initiator sends what it was asked for all the same (RFC 7143, 4.2.3.3).
+        # Except after ABORT TASK, the initiator still sends the data of R2Ts (RFC 7143, 4.2.3.3).
         self._end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
         one_ended()
 
     def _end_each(self, slots: list[TargetTask], ended: Callable[[], None], cancel: bool) -> None:
-        """Without a response; ``ended`` is called for each. ``cancel``: data that was asked for is
-        not waited for, where that can be."""
+        """End tasks without a response; ``ended`` is called for each. ``cancel``: do not wait for
+        data that was asked for, where the datamover can cancel that."""
         for slot in slots:
             slot.aborted = True
             slot.task.cancelled = True
@@ -528,8 +534,8 @@ class TargetConnection:
                 self._drop(slot)
 
     def _log_out(self, request: pdu.LogoutRequest) -> None:
-        """All pending commands end first (RFC 7143 section 11.14): the initiator may let another
-        session write as soon as it has the answer."""
+        """End all pending commands, then answer the logout (RFC 7143 section 11.14). When it has
+        the answer, the initiator may let another session write."""
         self._leaving = True
         slots = list(self._tasks.values())
         left = 1 + len(slots)
@@ -547,7 +553,7 @@ class TargetConnection:
         one_ended()
 
     def _drop(self, slot: TargetTask) -> None:
-        """An aborted task has come to its end."""
+        """Free the slot of an aborted task, and call its ``on_aborted``."""
         self._tasks.pop(slot.itt, None)
         self._numbers.ended(slot.immediate)
         callbacks, slot.on_aborted = slot.on_aborted, []
@@ -556,7 +562,7 @@ class TargetConnection:
             callback()
 
     def _end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
-        """Nexus.end_tasks: after a reset or a PREEMPT AND ABORT by another session."""
+        """Implements Nexus.end_tasks: after a reset or PREEMPT AND ABORT by another session."""
         tasks = [slot for slot in self._tasks.values() if slot.lun == lun]
         running = [slot for slot in tasks if slot.state == RUNNING]
         for slot in running:
@@ -573,7 +579,8 @@ class TargetConnection:
         return len(running)
 
     def _flush_quietly(self) -> None:
-        """From outside of ``progress``, which finds by itself that the connection has ended."""
+        """Send what is queued, outside of ``progress``. An error is only logged: the next
+        ``progress`` finds that the connection has ended."""
         try:
             self._dm.flush()
         except TransportError as error:
@@ -582,7 +589,7 @@ class TargetConnection:
 
     @property
     def answered(self) -> int:
-        """Responses so far, modulo 2^32."""
+        """The present StatSN: it grows by 1 with each response, modulo 2^32."""
         return self._numbers.stat_sn
 
     def describe(self) -> dict[str, object]:
@@ -592,8 +599,9 @@ class TargetConnection:
         return self._dm.fileno()
 
     def wants_write(self) -> bool:
-        """Call ``progress`` when the descriptor takes more. So it is, too, while commands wait for
-        buffers, and what has left all at once is yet to give some back: nothing else may come."""
+        """Whether to call ``progress`` when the descriptor takes more bytes. True also while
+        commands wait for buffers that output already sent has to give back, as perhaps no other
+        event comes."""
         if self._deferred and self._dm.next_deadline() is not None:
             return True
         return self._dm.wants_write()

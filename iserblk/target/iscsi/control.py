@@ -24,11 +24,11 @@ class _Stamp(TypedDict):
 
 
 class ControlAnswers:
-    """Fills and queues answers. Its slots come back through ``give_back`` when they have left.
+    """Fills and queues answers. ``give_back`` returns a slot when its answer has left.
 
-    The command window is open to control PDUs as well, so there can be as many answers as that
-    is wide, and as many again as unexpected PDUs are taken: memory for them is made when it is
-    first needed. A peer that asks for more without taking the answers is cut off."""
+    Control PDUs use the command window, too. So the number of answers is at most the width of the
+    window, plus the number of unexpected PDUs. Memory for them is allocated when it is first
+    needed. A peer that asks for more answers without receiving them is cut off."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ControlAnswers:
         self._text = TextResponder(declare)
 
     def enlarge(self, inline: int, most: int) -> None:
-        """Up to ``most`` slots more, with room for ``inline`` bytes of data each."""
+        """Allow ``most`` more slots, each with room for ``inline`` bytes of data."""
         self._inline = inline
         self._more = most
 
@@ -63,7 +63,9 @@ class ControlAnswers:
         if not self._free:
             self._make()
         if not self._free:
-            raise RemoteProtocolError("iSCSI", "flood of control PDUs: answers are not taken")
+            raise RemoteProtocolError(
+                "iSCSI", "too many control PDUs: the initiator does not take the answers"
+            )
         slot = self._free.pop()
         slot.state = ENDED
         slot.inline[: len(data)] = data
@@ -71,7 +73,7 @@ class ControlAnswers:
         return slot
 
     def _stamp(self, first: int) -> _Stamp:
-        """The numbers of an answer to the PDU with byte 0 ``first``."""
+        """The sequence numbers of an answer to the PDU whose byte 0 is ``first``."""
         numbers = self._numbers
         numbers.ended(first & bhs.IMMEDIATE)
         return {
@@ -81,16 +83,16 @@ class ControlAnswers:
         }
 
     def login(self, header: bytes, data: bytes) -> None:
-        """A Login Response, complete with its numbers."""
+        """Send a Login Response. ``header`` has its sequence numbers already."""
         slot = self._take(data)
         slot.bhs[:] = header
         self._dm.send_control(slot)
 
     def nop_in(self, message: memoryview, at: int, limit: int) -> None:
-        """Echo a ping: at most ``limit`` bytes of its data."""
+        """Answer a ping with at most ``limit`` bytes of its data."""
         request = pdu.NopOut.unpack_from(message, at)
         if request.itt == bhs.NO_TAG:
-            return  # the answer to a ping of ours, or news of ExpStatSN
+            return  # the answer to a ping of the target, or only a new ExpStatSN
         if not self._numbers.accept(request.opcode, request.cmd_sn):
             return
         data = bhs.data_segment_untrusted(message, at)[:limit]
@@ -104,8 +106,8 @@ class ControlAnswers:
         self._dm.send_control(slot)
 
     def ping(self) -> None:
-        """Ask for a sign of life. It takes no StatSN (11.19.4). Nothing is sent where answers wait
-        for the peer to take them: they ask as well."""
+        """Send a NOP-In that the initiator has to answer. It takes no StatSN (11.19.4). Nothing is
+        sent if no slot is free: the answers under way show as well whether the peer is alive."""
         if not self._free:
             return
         numbers = self._numbers
@@ -120,8 +122,8 @@ class ControlAnswers:
         self._dm.send_control(slot)
 
     def text(self, message: memoryview, at: int, targets: dict[str, list[str]], limit: int) -> None:
-        """SendTargets, in discovery sessions and in normal ones (appendix C); ``limit``: bytes of
-        one answer, of which a longer one gets several."""
+        """Answer a Text Request: SendTargets, in discovery and in normal sessions (appendix C).
+        ``limit``: bytes of one answer; a longer answer is split."""
         request = pdu.TextRequest.unpack_from(message, at)
         if not self._numbers.is_next(request.opcode, request.cmd_sn):
             return
@@ -142,8 +144,8 @@ class ControlAnswers:
         self._dm.send_control(slot)
 
     def logout(self, request: pdu.LogoutRequest) -> None:
-        """A wish to remove the connection for recovery is refused: there is that at
-        ErrorRecoveryLevel 2 only (RFC 7143 sections 11.14.1, 11.15.1)."""
+        """Answer a Logout. To remove the connection for recovery is refused: only
+        ErrorRecoveryLevel 2 has that (RFC 7143 sections 11.14.1, 11.15.1)."""
         recovery = request.reason == LOGOUT_FOR_RECOVERY
         slot = self._take()
         pdu.LogoutResponse(
@@ -163,7 +165,7 @@ class ControlAnswers:
     def reject(self, message: memoryview, at: int, reason: int) -> None:
         """Reject the PDU at ``at``: its header goes back as data (11.17)."""
         slot = self._take(message[at : at + bhs.BHS_LENGTH])
-        # What was rejected used up no CmdSN, whatever its I bit says.
+        # As if the I bit were set: a rejected PDU used up no CmdSN.
         pdu.Reject(
             reason=reason, data_length=bhs.BHS_LENGTH, **self._stamp(bhs.IMMEDIATE)
         ).pack_into(slot.bhs)

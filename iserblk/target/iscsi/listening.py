@@ -1,4 +1,4 @@
-"""Where a target takes connections: sockets that listen, and rdma_cm beside them."""
+"""Listening for the target: TCP sockets, and rdma_cm on the same addresses and ports."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from iserblk.rcap.seam import QueuePair
 from iserblk.target.iscsi.accepting import RECEIVE_SIZE, reply_flags
 from iserblk.target.iscsi.connection import LOGIN_SLOTS
 
-READ_DEPTH = 64  # RDMA Reads at a time, where the device can do as many
+READ_DEPTH = 64  # RDMA Reads at a time, if the device can do so many
 
 
 def name_of(address: object) -> str:
-    """A socket's address, as people write it."""
+    """The text form of a socket's address, ``host:port`` or ``[host]:port``."""
     assert isinstance(address, tuple)
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_any_address(address: object) -> bool:
-    """It stands for all addresses of the machine, and so for none that a client could be told."""
+    """Whether the address means all addresses of the machine. A client cannot connect to such an
+    address."""
     assert isinstance(address, tuple)
     return address[0] in ("0.0.0.0", "::")
 
 
 async def listen_tcp(listen: str) -> list[trio.SocketListener]:
-    """Raises BadArgument, PermissionDenied or Busy, in the words of ``--listen``."""
+    """Listen at ``HOST:PORT``; the caller closes the listeners. Raises BadArgument, Busy or
+    PermissionDenied, with texts that name ``--listen``."""
     host, separator, port_text = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
@@ -43,7 +45,7 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
     port = int(port_text)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host or None)
-    except (socket.gaierror, UnicodeError) as error:  # the latter: no host could have that name
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: not a valid host name
         words = getattr(error, "strerror", None) or error
         raise BadArgument(f"--listen {listen}: cannot resolve the host: {words}") from None
     except PermissionError:
@@ -57,7 +59,7 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
         text = os.strerror(cause.errno) if cause.errno else str(cause)
         raise BadArgument(f"--listen {listen}: cannot listen there: {text}") from None
     if port == 0:
-        # Several addresses would get several ports: one URL can name one only.
+        # Each address would get a port of its own, but the URL can name only one port.
         for extra in listeners[1:]:
             await extra.aclose()
         del listeners[1:]
@@ -65,12 +67,13 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
 
 
 class RdmaListener(Protocol):
-    """What listens by rdma_cm; neither blocks nor waits."""
+    """A listener of rdma_cm. No method blocks."""
 
     def fileno(self) -> int: ...
 
     def progress(self, now: float) -> Sequence[QueuePair]:
-        """Those that were established."""
+        """Process events. Returns the connections that are now established; the caller owns
+        them."""
         ...
 
     def close(self) -> None: ...
@@ -85,7 +88,7 @@ def _listener(
     ird: int,
     reply: Callable[[bytes], bytes],
 ) -> RdmaListener:
-    """Of real devices; loaded only where they are asked for."""
+    """Make a listener of the verbs provider, which is imported only when it is needed."""
     from iserblk.rcap.verbs.listening import VerbsListener  # noqa: PLC0415
 
     return VerbsListener(
@@ -98,11 +101,12 @@ available = verbs.available
 
 
 def listen_rdma(sockets: Sequence[trio.SocketListener]) -> list[RdmaListener]:
-    """Listen by rdma_cm on the addresses and ports of the sockets. Raises NotSupported,
-    PermissionDenied, Busy and their kin; then nothing of it is left open."""
+    """Listen by rdma_cm on the addresses and ports of the sockets; the caller closes the listeners.
+    Raises NotSupported, PermissionDenied, Busy or another IserblkError; no listener is left open
+    then."""
     missing = available()
     if missing is not None:
-        text = f"--rcap verbs: {missing}; or leave it out"
+        text = f"--rcap verbs: {missing}; or leave out --rcap verbs"
         if os.path.exists(verbs.CM_DEVICE) and not os.access(verbs.CM_DEVICE, os.R_OK | os.W_OK):
             raise PermissionDenied(text)
         raise NotSupported(text)
@@ -123,8 +127,8 @@ def listen_rdma(sockets: Sequence[trio.SocketListener]) -> list[RdmaListener]:
             except Busy:
                 raise Busy(
                     f"--rcap verbs: {name_of(address)} is in use by rdma_cm, or belongs to an"
-                    " iWARP device, which shares TCP's ports: its initiators reach the target"
-                    " without --rcap verbs"
+                    " iWARP device, which shares the ports of TCP; leave out --rcap verbs:"
+                    " initiators with iWARP devices do not need it"
                 ) from None
     except BaseException:
         for listener in listeners:

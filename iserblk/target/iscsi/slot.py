@@ -1,4 +1,4 @@
-"""A command at the target, and the sequence numbers of its session."""
+"""One command at the target, and the sequence numbers of its session."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from iserblk.target.seam import ScsiTask
 
 # What a task is doing.
 IDLE = 0
-DEFERRED = 1  # waits for buffer space, or for an elder session
+DEFERRED = 1  # waits for buffer space, or for the old session that its session reinstates
 FETCHING = 2  # get_data is under way
 RUNNING = 3  # in a thread
 ENDED = 4  # response queued
-UNSOLICITED = 5  # data that comes unasked is on its way
+UNSOLICITED = 5  # unsolicited data is on its way
 
 _MASK = 0xFFFFFFFF
 
@@ -46,18 +46,18 @@ class TargetTask(TargetSlot):
     )
 
     def __init__(self, index: int, control: bool = False) -> None:
-        """``control``: not for a command, but for the answer to another PDU."""
+        """``control``: the slot is for an answer to a PDU that is no SCSI command."""
         super().__init__(index)
         self.control = control
         self.itt = bhs.NO_TAG
         self.lun = 0
         self.edtl = 0
-        self.overflow = 0  # bytes that the command would have, and EDTL leaves no room for
-        self.immediate = 0  # the I bit of the command: it used up no CmdSN
+        self.overflow = 0  # bytes of Data-Out that the command asks for beyond EDTL
+        self.immediate = 0  # the I bit of the command; if set, it used up no CmdSN
         self.filled = 0  # bytes of Data-Out that are in the buffer
-        self.arrived = 0  # bytes of Data-Out that have come unasked
+        self.arrived = 0  # bytes of unsolicited Data-Out that have come
         self.data_sn = 0  # of the next unsolicited Data-Out
-        self.fetching = 0  # bytes that get_data is fetching behind them
+        self.fetching = 0  # bytes that get_data is fetching; they follow the ``filled`` bytes
         self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
         self.flags = 0
         self.task: ScsiTask
@@ -65,10 +65,10 @@ class TargetTask(TargetSlot):
         self.state = IDLE
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
-        self.on_ended: list[Callable[[], None]] = []  # when its thread is out of it
+        self.on_ended: list[Callable[[], None]] = []  # called when its thread has finished
 
     def check_data_out(self, data_out: pdu.DataOut) -> None:
-        """Raises RemoteProtocolError unless it is the next one of the unsolicited data."""
+        """Raises RemoteProtocolError unless ``data_out`` is the next of the unsolicited data."""
         if data_out.data_sn != self.data_sn or data_out.buffer_offset != self.arrived:
             raise RemoteProtocolError(
                 "iSCSI",
@@ -92,15 +92,15 @@ class Numbers:
         self.max_cmd_sn = 0
 
     def is_next(self, first: int, cmd_sn: int) -> bool:
-        """Whether ``accept`` would take it. Nothing changes: a PDU that is rejected does not count
-        as received, and its number comes again (7.3)."""
+        """Whether ``accept`` would accept this PDU; nothing changes. For PDUs that may be rejected:
+        a rejected PDU does not count as received, and its number comes again (7.3)."""
         return bool(first & bhs.IMMEDIATE) or (
             cmd_sn == self.exp_cmd_sn and not serial_lt(self.max_cmd_sn, cmd_sn)
         )
 
     def accept(self, first: int, cmd_sn: int) -> bool:
-        """Whether the PDU with byte 0 ``first`` is next. On one connection commands come in order:
-        any other number is a duplicate, or outside of the window, and ignored (4.2.2.1)."""
+        """Count the PDU whose byte 0 is ``first``; False: ignore it. On one connection commands
+        come in order, so any other number is a duplicate or outside of the window (4.2.2.1)."""
         if first & bhs.IMMEDIATE:
             return True
         if cmd_sn != self.exp_cmd_sn or serial_lt(self.max_cmd_sn, cmd_sn):
@@ -111,9 +111,9 @@ class Numbers:
         return True
 
     def give_up(self, ref_cmd_sn: int, cmd_sn: int) -> bool:
-        """An ABORT TASK with ``cmd_sn`` names a command of which nothing is known. Whether it is
-        one that never came: then it counts as received, or nothing behind it would ever be taken
-        (11.6.1 b)."""
+        """Handle an ABORT TASK (with ``cmd_sn``) of an unknown command, ``ref_cmd_sn``. True: the
+        command never came, and now counts as received; otherwise the target would accept no
+        command after it (11.6.1 b)."""
         if (
             serial_lt(ref_cmd_sn, self.exp_cmd_sn)
             or serial_lt(self.max_cmd_sn, ref_cmd_sn)
@@ -131,7 +131,8 @@ class Numbers:
             self.max_cmd_sn = (self.max_cmd_sn + 1) & _MASK
 
     def ended(self, immediate: int) -> None:
-        """A PDU that ``accept`` took has ended; one with the I bit moves no window."""
+        """Open the window by one: a PDU that ``accept`` took has ended. A PDU with the I bit
+        (``immediate``) does not move the window."""
         if not immediate:
             self.max_cmd_sn = (self.max_cmd_sn + 1) & _MASK
 
@@ -142,8 +143,8 @@ class Numbers:
 
 
 def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
-    """Fill in the SCSI Response of ``slot``, sense data included; it takes a StatSN. ``moved``:
-    bytes that the command took or has to give, EDTL or not."""
+    """Fill in the SCSI Response of ``slot``, with sense data; it takes a StatSN. ``moved``: bytes
+    that the command took or has to give, whatever EDTL is."""
     task = slot.task
     residual = slot.edtl - moved
     flags = bhs.FLAG_FINAL

@@ -1,9 +1,10 @@
-"""The device server: what a SCSI command does, behind ``iserblk.target.seam``.
+"""The device server, which executes SCSI commands. Its interface is ``iserblk.target.seam``.
 
-device                         routes by LUN, keeps unit attentions
+device                         routes commands by LUN, keeps unit attentions
 commands                       the table of commands
-primary, block, provisioning   SPC, SBC, and SBC's thin provisioning
-reservations                   who is registered, and what that forbids
-unit, task, ended              a logical unit, one command of it, and how one ends
-guard, unflushed               what COMPARE AND WRITE and flushes that fail need
+primary, block, provisioning   commands of SPC, of SBC, and of SBC's thin provisioning
+reservations                   persistent reservations of a LUN
+unit, task, ended              a logical unit, one command of it, and the ways a command fails
+guard                          makes COMPARE AND WRITE atomic
+unflushed                      reports a failed flush to every session that it concerns
 """

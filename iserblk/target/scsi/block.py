@@ -1,6 +1,7 @@
 """SBC commands that read, write, compare and flush blocks.
 
-``begin_…`` check one form of a CDB and say what the task will do; the other functions do it.
+A ``begin_…`` function checks one form of a CDB, and sets in the task what has to be done. The
+functions of the form (task, buffer, nowait) then do it, as ``DeviceTask.execute``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BYTCHK_FIELD = 0x06
 _VERIFY_STEP = 1 << 20  # bytes read at once
 
 
-# Where a CDB has its transfer length, by command group (opcode bits 7-5).
+# The byte of the CDB where the transfer length begins, by command group (opcode bits 7-5).
 _LENGTH_FIELD = {0: 4, 1: 7, 4: 10, 5: 6}
 
 
@@ -32,12 +33,12 @@ def out_of_range() -> CheckCondition:
 
 
 def too_long(task: DeviceTask) -> CheckCondition:
-    """More blocks than VPD page B0h allows."""
+    """The error for more blocks than VPD page B0h allows."""
     return invalid_field(_LENGTH_FIELD[task.cdb[0] >> 5])
 
 
 def check_range(unit: LogicalUnit, lba: int, blocks: int) -> None:
-    """The LBA itself must exist, even where no block is asked for."""
+    """Raises CheckCondition unless all blocks exist. The LBA must exist even if ``blocks`` is 0."""
     if lba + (blocks or 1) > unit.blocks:
         raise out_of_range()
 
@@ -76,7 +77,7 @@ def _read(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 
 def _read_from_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    """FUA: what is cached and newer reaches the medium first."""
+    """Execute a READ with FUA: flush first, so that newer data in the cache is on the medium."""
     task.unit.flush(task.nexus)
     return _read(task, buffer, nowait)
 
@@ -118,18 +119,19 @@ def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
     try:
         return unit.store.write(data, task.offset, True, nowait)
     except OSError as error:
-        if error.errno == errno.EIO:  # it may be about what others wrote, as a flush's
+        if error.errno == errno.EIO:  # as for a flush, other sessions' data may be lost
             unit.unflushed.failed(task.nexus, error)
         raise
 
 
-# What their Data-Out means depends on how long it is: the CDB and the initiator must agree.
+# For these the length of Data-Out must be that of the CDB: a part of it would mean something else.
 _EXACT = (opcodes.COMPARE_AND_WRITE, opcodes.WRITE_SAME_10, opcodes.WRITE_SAME_16)
 
 
 def fit(task: DeviceTask, length: int) -> None:
-    """``DeviceServer.fit``. A write whose initiator sends less than its CDB says writes that, in
-    whole blocks; the response tells what is missing (RFC 7143 section 11.4.5.1)."""
+    """Implements ``DeviceServer.fit``. A write for which the initiator sends less data than the CDB
+    says writes what comes, in whole blocks. The residual count of the response tells what is
+    missing (RFC 7143 section 11.4.5.1)."""
     if task.status:
         return
     if length < task.length and task.execute in (_write, _write_and_verify):
@@ -188,7 +190,7 @@ def begin_write16(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def _first_difference(one: memoryview, other: memoryview) -> int:
-    """Index of the first byte that differs; -1: none. Both have the same length."""
+    """Index of the first byte that differs; -1: all are equal. Both have the same length."""
     if one == other:
         return -1
     low, high = 0, len(one)  # one[:low] is equal, one[:high] is not
@@ -202,7 +204,7 @@ def _first_difference(one: memoryview, other: memoryview) -> int:
 
 
 def _miscompare(at: int) -> CheckCondition:
-    """INFORMATION: offset in the Data-Out buffer."""
+    """The error for data that differs. ``at``, offset in the Data-Out buffer, is in INFORMATION."""
     return CheckCondition(sense.MISCOMPARE, sense.MISCOMPARE_DURING_VERIFY, information=at)
 
 
@@ -243,7 +245,8 @@ def begin_verify16(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def _read_stored(task: DeviceTask, buffer: memoryview, offset: int) -> None:
-    """For a command that takes data, or moves none: an error is one of reading all the same."""
+    """Read blocks for a command that returns no data. An error is reported as a read error, not as
+    the write error that ``DeviceServer.run`` would make of it."""
     try:
         task.unit.store.read_into(buffer, offset, False)
     except OSError as error:
@@ -252,7 +255,7 @@ def _read_stored(task: DeviceTask, buffer: memoryview, offset: int) -> None:
 
 
 def _verify_medium(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    """Can it be read?"""
+    """Verify by reading: the blocks must be readable."""
     end = task.offset + task.extent
     scratch = memoryview(bytearray(min(_VERIFY_STEP, task.extent)))
     for offset in range(task.offset, end, _VERIFY_STEP):
@@ -277,7 +280,7 @@ def _begin_write_and_verify(
         raise invalid_field(1, 2)
     _begin_write(task, unit, 0, lba, blocks)
     if blocks:
-        # Verified is what has reached the medium.
+        # The data must be on the medium before it is verified.
         task.durable = task.may_block = True
         task.execute = _write_and_verify
 
@@ -298,7 +301,8 @@ def begin_write_and_verify16(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def _write_and_verify(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    """With BYTCHK compared with what was sent; a write by someone else meanwhile may differ."""
+    """Write, then verify; with BYTCHK, compare with Data-Out. A write of another task between the
+    two steps may cause a miscompare."""
     _write(task, buffer, False)
     task.extent = task.length
     if task.cdb[1] & BYTCHK:
@@ -355,7 +359,7 @@ def begin_flush(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def begin_synchronize_cache10(task: DeviceTask, unit: LogicalUnit) -> None:
-    """Of more than was asked for: the whole LUN."""
+    """Flushes the whole LUN, not only the range of the CDB."""
     _, _, lba, _, blocks, _ = RW10.unpack_from(task.cdb)
     check_range(unit, lba, blocks)
     begin_flush(task, unit)
@@ -368,7 +372,7 @@ def begin_synchronize_cache16(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def _begin_pre_fetch(task: DeviceTask, unit: LogicalUnit, lba: int, blocks: int) -> None:
-    """GOOD, never CONDITION MET: nobody promises that the page cache keeps it."""
+    """Ends with GOOD, never with CONDITION MET, as the page cache may drop the blocks at once."""
     check_range(unit, lba, blocks)
     task.unit = unit
     task.offset = lba * unit.block

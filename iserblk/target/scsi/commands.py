@@ -1,8 +1,7 @@
-"""The commands of the device server: one table, from which REPORT SUPPORTED OPERATION CODES
-answers, too.
+"""The table of the commands of the device server, and REPORT SUPPORTED OPERATION CODES.
 
 ``usage`` is the CDB usage data of SPC-4: the opcode (and service action), then a 1 for each bit
-that means something. A command that sets any other bit ends with INVALID FIELD IN CDB.
+that the device server evaluates. A command that sets any other bit ends with INVALID FIELD IN CDB.
 """
 
 from __future__ import annotations
@@ -38,12 +37,13 @@ _OUT_ACTIONS = (
 
 
 class Command(NamedTuple):
-    """``begin`` is None for those that the device server answers itself, LUN or not. ``access``:
-    what it does to a LUN that is reserved (``iserblk.target.scsi.reservations``)."""
+    """One command of the table. ``begin`` None: the device server answers it itself, whether the
+    LUN exists or not. ``access``: what the command needs of a LUN that another initiator has
+    reserved, FREE, READS, … of ``iserblk.target.scsi.reservations``."""
 
     usage: bytes
     length: int  # bytes of the CDB
-    forbidden: int  # its bits that must be 0, the CDB being one big-endian number
+    forbidden: int  # bits that must be 0; the CDB is taken as one big-endian number
     begin: Begin | None
     access: int
 
@@ -86,7 +86,7 @@ _LIST = (
         _command(f"5e {action:02x} 00 00 00 00 00 ff ff 00", primary.begin_reserve_in, FREE)
         for action in _IN_ACTIONS
     ),
-    # Scope and type mean nothing to some actions, which ignore them.
+    # Some of these actions ignore scope and type.
     *(
         _command(f"5f {action:02x} ff 00 00 ff ff ff ff 00", primary.begin_reserve_out, FREE)
         for action in _OUT_ACTIONS
@@ -120,7 +120,7 @@ _LIST = (
     _command("af 16 ff ff ff ff ff ff ff ff 3f 00", block.begin_verify12, READS),
 )
 
-# Opcode → command; opcode << 8 | service action → command, for the opcodes that have those.
+# Opcode → command; for opcodes with service actions: opcode << 8 | service action → command.
 COMMANDS = {
     each.usage[0] if each.action is None else each.usage[0] << 8 | each.action: each
     for each in _LIST
@@ -128,7 +128,7 @@ COMMANDS = {
 
 
 def find(cdb: bytes) -> Command | None:
-    """The command that a CDB is; None: an unknown one."""
+    """The command of a CDB; None: the command is unknown."""
     if not cdb:
         return None
     if cdb[0] in _WITH_ACTIONS and len(cdb) > 1:
@@ -137,7 +137,7 @@ def find(cdb: bytes) -> Command | None:
 
 
 def check_fields(command: Command, cdb: bytes) -> None:
-    """Raises CheckCondition for a CDB that is too short, or has a bit set that must not be."""
+    """Raises CheckCondition for a CDB that is too short, or that has a forbidden bit set."""
     length = command.length
     if len(cdb) < length:
         raise invalid_field(len(cdb))
@@ -155,13 +155,13 @@ _ALL_COMMANDS = 0
 _ONE_OPCODE = 1
 _ONE_ACTION = 2
 _EITHER = 3
-_CTDP = 0x80  # in the answer for one command
+_CTDP = 0x80  # in the answer about a single command
 _SUPPORTED = 3
 _NOT_SUPPORTED = 1
 _DESCRIPTOR = struct.Struct(">BxHxBH")
 _SERVACTV = 0x01
 _CTDP_ALL = 0x02
-# Command timeouts descriptor: its length, then no timeouts are told.
+# Command timeouts descriptor: its length, then zeroes: no timeouts are given.
 _TIMEOUTS = struct.pack(">H10x", 10)
 
 
@@ -193,7 +193,7 @@ def _one_command(option: int, opcode: int, action: int, timeouts: bytes) -> byte
     found = COMMANDS.get(opcode << 8 | action if has_actions else opcode)
     if (
         found is None
-        or (action > _ACTION_MASK and has_actions)  # that would be another opcode
+        or (action > _ACTION_MASK and has_actions)  # its high bits would change the opcode
         or (action and not has_actions and option == _EITHER)
     ):
         return bytes((0, _NOT_SUPPORTED, 0, 0))

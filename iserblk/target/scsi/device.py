@@ -1,8 +1,8 @@
 """The device server: implements ``iserblk.target.seam.DeviceServer`` over LogicalUnits.
 
-It routes by LUN, keeps unit attentions, and answers itself what must be answered whether there is
-a LUN or not: INQUIRY, REPORT LUNS and REQUEST SENSE, which no unit attention stops (SAM-5, Unit
-attention conditions; SPC-4). All else is in ``iserblk.target.scsi.commands``.
+It routes commands by LUN, and keeps unit attentions. INQUIRY, REPORT LUNS and REQUEST SENSE it
+answers itself: they need no LUN, and no unit attention stops them (SAM-5, Unit attention
+conditions; SPC-4). All other commands are in ``iserblk.target.scsi.commands``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from iserblk.target.store.store import is_full, is_read_only
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two looks at the sizes of the files; only while commands come
+LOOK_S = 1.0  # at least, between two checks of the files' sizes; a command starts the check
 _EMPTY = memoryview(b"")
-# Bytes of sense data, up to and with its additional sense code and qualifier.
+# Bytes of sense data up to the end of its additional sense code qualifier.
 _FIXED_CODE = 14
 _DESCRIPTOR_CODE = 4
-_SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 all, 1 the well-known ones only
+_SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 are all LUNs, 1 is only well-known LUNs
 _SELECT_WELL_KNOWN = 1
-# What a port in standby, or unavailable, carries out besides (SPC-4, target port group states).
+# Commands that a port carries out in any state, besides the three that need no LUN (SPC-4, target
+# port group states).
 _IN_ANY_STATE = frozenset(
     (
         opcodes.MODE_SENSE_6,
@@ -54,8 +55,8 @@ _IN_ANY_STATE = frozenset(
 
 
 class DeviceServer:
-    """The LUNs of one target. ``attach``, ``detach``, ``begin`` and ``reset_lun`` are called by
-    one thread; ``run`` by any."""
+    """The LUNs of one target. One thread calls all methods but ``run``, which any thread may
+    call (``iserblk.target.seam``)."""
 
     def __init__(
         self, luns: Mapping[int, LogicalUnit], iqn: str, ports: TargetPorts | None = None
@@ -71,8 +72,8 @@ class DeviceServer:
         self._report = lun_fields.encode_report_luns(luns)
         self._nexuses: set[Nexus] = set()
         self._next_look = 0.0  # monotonic
-        # (nexus, LUN) → ASC << 8 | ASCQ of each unit attention that is pending, oldest first; no
-        # code twice, so there are few.
+        # (nexus, LUN) → ASC << 8 | ASCQ of each pending unit attention, oldest first. No code is
+        # there twice, so the lists are short.
         self._attentions: dict[tuple[Nexus, int], list[int]] = {}
         for lun, unit in self._units.items():
             unit.reservations.tell = partial(self._tell, lun)
@@ -95,26 +96,26 @@ class DeviceServer:
         if lun not in self._units:
             return False
         for nexus in self._nexuses:
-            # Power on says all that a LUN reset could add.
+            # A pending POWER ON already implies a LUN reset.
             if sense.POWER_ON_OR_RESET not in self._attentions.get((nexus, lun), ()):
                 self._attend(nexus, lun, sense.LUN_RESET)
         return True
 
     def set_access_states(self, states: Mapping[int, int]) -> None:
-        """ALUA states by portal group; initiators are told by a unit attention. Raises BadArgument
-        for a group that there is not."""
+        """Set ALUA states, by the tag of the portal group. Initiators get a unit attention. Raises
+        BadArgument for a group that does not exist; nothing has changed then."""
         if self.ports.set_states(states):
             for nexus in self._nexuses:
                 for lun in self._units:
                     self._attend(nexus, lun, alua.STATE_CHANGED)
 
     def _look_at_files(self) -> None:
-        """A file that was made larger makes its LUN larger."""
+        """Let LUNs grow with their files; initiators get a unit attention."""
         for lun, unit in self._units.items():
             try:
                 grown = unit.grow()
             except OSError as error:
-                log.debug("LUN %d: cannot tell its size: %s", lun, error)
+                log.debug("LUN %d: cannot read the size of its file: %s", lun, error)
                 continue
             if grown:
                 log.info("LUN %d has %d blocks now", lun, unit.blocks)
@@ -128,7 +129,8 @@ class DeviceServer:
             pending.append(code)
 
     def _next_attention(self, nexus: Nexus, lun: int, told: bool = True) -> int:
-        """The oldest one, which is over when it is told; 0: there is none."""
+        """The oldest pending unit attention, ASC << 8 | ASCQ; 0: there is none. With ``told`` it is
+        no longer pending."""
         pending = self._attentions.get((nexus, lun))
         if not pending:
             return 0
@@ -147,7 +149,8 @@ class DeviceServer:
         ]
 
     def _tell(self, lun: int, name: NexusName, code: int) -> None:
-        """A unit attention for an I_T nexus; one that is not there meets POWER ON when it is."""
+        """Set a unit attention for an I_T nexus. Nothing to do if it has no session: when it
+        reconnects, it gets POWER ON."""
         for nexus in self._named(name):
             self._attend(nexus, lun, code)
 
@@ -155,12 +158,14 @@ class DeviceServer:
         return sum(nexus.end_tasks(lun, ended) for name in names for nexus in self._named(name))
 
     def end_tasks_of_others(self, lun: int, by: Nexus, ended: Callable[[], None]) -> int:
-        """Of every nexus but ``by``, as after a reset by that one. See ``Nexus.end_tasks``."""
+        """End the LUN's tasks of every nexus but ``by``, which has asked for a reset. Result as for
+        ``Nexus.end_tasks``."""
         others = [nexus for nexus in self._nexuses if nexus is not by]
         return sum(nexus.end_tasks(lun, ended) for nexus in others)
 
     def close(self) -> None:
-        """Close every unit: caches are written back. Raises the first OSError, when all are."""
+        """Close every unit, and write back its cache. Raises the first OSError, after all units
+        were closed."""
         failure: OSError | None = None
         for unit in self._units.values():
             try:
@@ -214,7 +219,7 @@ class DeviceServer:
     def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
         assert isinstance(task, DeviceTask)
         try:
-            if task.cancelled:  # while it waited for a thread
+            if task.cancelled:  # perhaps while it waited for a thread
                 raise TaskAborted
             return task.execute(task, _EMPTY if buffer is None else buffer, nowait)
         except Ended as end:
@@ -260,7 +265,7 @@ class DeviceServer:
         task.respond(answer, allocation)
 
     def _report_luns(self, task: DeviceTask, lun: int) -> None:
-        """Of every LUN that exists, and of LUN 0, which need not."""
+        """Answered at every LUN that exists, and at LUN 0 even if it does not exist."""
         if lun and lun not in self._units:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
         select = task.cdb[2]
@@ -270,8 +275,8 @@ class DeviceServer:
         task.respond(report, int.from_bytes(task.cdb[6:10], "big"))
 
     def _request_sense(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
-        """GOOD, with the sense as data. A pending unit attention is told thereby, and over; not
-        where the allocation length leaves no room for it."""
+        """Ends with GOOD, and returns the sense as data. A unit attention that is returned is no
+        longer pending, unless the allocation length cuts off its code."""
         descriptors, allocation = task.cdb[1] & DESC, task.cdb[4]
         if lun not in self._units:
             key, code = sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED
@@ -291,7 +296,7 @@ def _end(task: DeviceTask, sense_data: bytes, status: int = sam.CHECK_CONDITION)
 
 
 def _sense_of(error: OSError, direction: int) -> bytes:
-    """What the system's refusal means to an initiator."""
+    """The sense data for an OSError of the store; ``direction`` is that of the command."""
     if is_full(error):
         key, code = sense.DATA_PROTECT, sense.SPACE_ALLOCATION_FAILED
     elif is_read_only(error):

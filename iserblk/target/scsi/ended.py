@@ -1,4 +1,4 @@
-"""How a command ends when it is not carried out: exceptions inside the device server."""
+"""Exceptions that end a command with an error. They never leave the device server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from iserblk.scsi import status as sam
 
 
 class Ended(Exception):
-    """The command ends with ``status``, nothing done. Never leaves the device server."""
+    """The command ends with ``status`` and ``sense``, and returns no data."""
 
     status = sam.CHECK_CONDITION
     sense = b""
@@ -22,9 +22,10 @@ class TaskAborted(Ended):
 
 
 class CheckCondition(Ended):
-    """The command ends with CHECK CONDITION; ``sense`` says why.
+    """The command ends with CHECK CONDITION; ``sense`` tells the reason.
 
-    ``code``: ASC << 8 | ASCQ. ``field``, ``bit``: what is wrong in the CDB (or the parameters).
+    ``key``: sense key. ``code``: ASC << 8 | ASCQ. ``field``, ``bit``: the wrong byte and bit of the
+    CDB, or of the parameter list if ``field_in_cdb`` is False.
     """
 
     def __init__(
@@ -44,5 +45,5 @@ class CheckCondition(Ended):
 
 
 def invalid_field(field: int, bit: int | None = None) -> CheckCondition:
-    """Byte ``field`` of the CDB asks for what is not to be had."""
+    """The error for a CDB whose byte ``field`` asks for something that is not supported."""
     return CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB, field=field, bit=bit)

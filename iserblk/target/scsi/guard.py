@@ -1,7 +1,7 @@
-"""What keeps COMPARE AND WRITE atomic: writers of other tasks stay out of its blocks.
+"""Locks of block ranges that make COMPARE AND WRITE atomic: no other task writes its blocks.
 
-Writers do not exclude each other. Readers are not kept out: a READ that runs beside a COMPARE AND
-WRITE sees each block before or after it, as it would on any other cached device.
+Other writers do not exclude each other. Readers take no lock: a READ at the same time as a COMPARE
+AND WRITE sees each block as it was before or after, as on any other device with a cache.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RangeGuard:
         self._waiting = 0
 
     def enter(self, span: Span, nowait: bool) -> bool:
-        """A writer begins; ``leave`` ends it. False, only with ``nowait``: it would have to wait
-        for an exclusive one."""
+        """Begin a write to ``span``; end it with ``leave``. Waits for an exclusive writer. False,
+        only with ``nowait``: the caller would have to wait, and has not entered."""
         with self._lock:
             while self._exclusive and _overlaps(self._exclusive, span):
                 if nowait:
@@ -49,11 +49,11 @@ class RangeGuard:
 
     @contextmanager
     def exclusive(self, span: Span) -> Iterator[None]:
-        """Nobody else writes to the span inside the block. Waits for those who do."""
+        """Write to ``span`` alone inside the block. Waits until other writers of it have ended."""
         with self._lock:
             while _overlaps(self._exclusive, span):
                 self._wait()
-            # Announced before the writers are waited for: no new one overtakes us for ever.
+            # First announce, then wait for the writers: so no new writer can enter before us.
             self._exclusive.append(span)
             while _overlaps(self._writers, span):
                 self._wait()

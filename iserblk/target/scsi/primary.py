@@ -1,4 +1,6 @@
-"""SPC commands: MODE SENSE, those that do nothing here, and PERSISTENT RESERVE IN and OUT."""
+"""SPC commands: MODE SENSE, PERSISTENT RESERVE IN and OUT, target port groups, START STOP UNIT, and
+commands that do nothing on a file.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ from iserblk.target.seam import DATA_OUT
 
 log = logging.getLogger(__name__)
 
-# A write that takes longer than that hangs, and PREEMPT AND ABORT says that it cannot promise.
+# PREEMPT AND ABORT fails if a write of a preempted nexus takes longer: that write may still land.
 PREEMPT_TIMEOUT_S = 60.0
 
-_LLBAA = 0x10  # MODE SENSE(10): a long block descriptor is welcome
+_LLBAA = 0x10  # MODE SENSE(10): the initiator accepts a long block descriptor
 _START = 0x01
 _NO_FLUSH = 0x04
 _ALL_SUBPAGES = 0xFF
 
 
 def begin_nothing(task: DeviceTask, unit: LogicalUnit) -> None:
-    """TEST UNIT READY; PREVENT ALLOW MEDIUM REMOVAL, of a medium that cannot be removed."""
+    """TEST UNIT READY, and PREVENT ALLOW MEDIUM REMOVAL: the medium cannot be removed anyway."""
 
 
 def begin_report_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
@@ -35,7 +37,7 @@ def begin_report_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def begin_start_stop(task: DeviceTask, unit: LogicalUnit) -> None:
-    """A file has no motor, and other initiators may use it: a stop is a flush."""
+    """START STOP UNIT: a stop only flushes, as other initiators may use the file."""
     if not task.cdb[4] & (_START | _NO_FLUSH):
         begin_flush(task, unit)
 
@@ -102,7 +104,8 @@ def begin_reserve_out(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def _reserve_out(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    """May not block: what the LUN's reservations are is changed by one thread only."""
+    """Change the reservations. Must not block: only the thread that begins commands may change
+    them. The wait for tasks of preempted nexuses follows in a thread."""
     parameters = pr.decode_parameters(buffer)
     _, action, scope_type, _ = pr.OUT_CDB.unpack_from(task.cdb)
     victims = task.unit.reservations.change(task.nexus.name, action, scope_type, parameters)
@@ -115,7 +118,7 @@ def _reserve_out(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         return True
 
     def wait(_task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
-        """Nothing of the victims may reach the medium after GOOD."""
+        """Wait for tasks of preempted nexuses: none may write to the medium after GOOD."""
         if nowait:
             return False
         for _ in range(running):

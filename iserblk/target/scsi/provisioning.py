@@ -39,7 +39,7 @@ def _wrong_length() -> CheckCondition:
 
 
 def _unmap(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    """All ranges are checked before the first is touched."""
+    """Execute UNMAP. All ranges are checked before the first is changed."""
     unit = task.unit
     try:
         ranges = lba_data.decode_unmap_parameters(buffer)
@@ -107,7 +107,7 @@ def begin_write_same16(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def _write_same(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
-    """``buffer``: one block, or nothing, which stands for zeroes."""
+    """Execute WRITE SAME. ``buffer``: one block, or empty, which means zeroes."""
     unit = task.unit
     pattern = bytes(buffer[: task.length])
     if pattern.count(0) == len(pattern):
@@ -169,9 +169,10 @@ def _get_lba_status(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 
 def block_ranges(extents: list[Extent], block: int) -> list[tuple[int, int, int]]:
-    """Byte extents as (first block, blocks, provisioning status).
+    """Convert byte extents to (first block, blocks, provisioning status).
 
-    A block is deallocated only when all of it is; the last one only counts when it is whole.
+    A block is deallocated only when all of its bytes are. A block that is cut off at the end is
+    left out.
     """
     found: list[tuple[int, int, int]] = []
     position = extents[0][0] // block

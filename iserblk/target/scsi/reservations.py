@@ -1,8 +1,8 @@
-"""Persistent reservations of one LUN: who is registered, who holds what, and what that forbids.
+"""Persistent reservations of one LUN: registrations, the holder, and which commands conflict.
 
-No I/O and no clock. Registrations belong to I_T nexuses by name (initiator name, ISID, and target
-port, or all of those with ALL_TG_PT), so they outlive connections and LUN resets; they end with the
-process (PTPL_C is 0, APTPL is refused).
+No I/O and no clock. A registration belongs to the name of an I_T nexus (initiator name, ISID, and
+target port; all target ports with ALL_TG_PT). So it outlives connections and LUN resets. It ends
+with the process (PTPL_C is 0, APTPL is refused).
 Sources: SPC-4, Persistent reservations; the classes of commands also SBC-3, Reservations.
 """
 
@@ -18,13 +18,13 @@ from iserblk.target.scsi.ended import CheckCondition, ReservationConflict
 from iserblk.target.seam import ALL_PORTS, NexusName
 
 # What a command does to a LUN that another initiator has reserved.
-FREE = 0  # nothing: always allowed, or it has rules of its own
-READS = 1  # Write Exclusive types let it pass
-CHANGES = 2
+FREE = 0  # nothing: it is always allowed, or has rules of its own
+READS = 1  # reads: reservations of Write Exclusive types allow it
+CHANGES = 2  # writes, or changes the LUN otherwise
 STARTS = 3  # FREE where bit 0 of byte 4 is set, else CHANGES (START STOP UNIT)
 PREVENTS = 4  # FREE where bits 1-0 of byte 4 are 0, else CHANGES (PREVENT ALLOW MEDIUM REMOVAL)
 
-MAXIMUM_REGISTRATIONS = 256  # of one LUN: every initiator that reaches the port can make them
+MAXIMUM_REGISTRATIONS = 256  # for each LUN, as every initiator that can log in can add some
 
 ATP_C = 0x04
 _EXCLUSIVE = (pr.EXCLUSIVE_ACCESS, pr.EXCLUSIVE_ACCESS_REGISTRANTS, pr.EXCLUSIVE_ACCESS_ALL)
@@ -55,8 +55,9 @@ def _wrong_parameter(field: int, bit: int | None = None) -> CheckCondition:
 
 
 class Reservations:
-    """``type``: of the reservation, 0 when there is none. ``tell(nexus, code)``: a unit attention
-    for an I_T nexus; set by the device server. Used by one thread."""
+    """The reservation and the registrations of one LUN. ``type``: type of the reservation; 0: there
+    is none. ``tell(nexus, code)``: sets a unit attention for an I_T nexus; the device server
+    provides it. For one thread only."""
 
     def __init__(self) -> None:
         self.type = 0
@@ -68,7 +69,8 @@ class Reservations:
     # -- what is forbidden ------------------------------------------------------------------------
 
     def conflicts(self, nexus: NexusName, access: int, cdb: bytes) -> bool:
-        """Whether a command of that nexus ends with RESERVATION CONFLICT."""
+        """Whether a command of ``nexus`` ends with RESERVATION CONFLICT. ``access``: FREE, READS,
+        … of the command."""
         if access >= STARTS:
             bits = cdb[4]
             access = FREE if (bits & 1 if access == STARTS else not bits & 3) else CHANGES
@@ -84,7 +86,7 @@ class Reservations:
     # -- PERSISTENT RESERVE IN --------------------------------------------------------------------
 
     def answer(self, action: int) -> bytes:
-        """Parameter data of a service action, whole."""
+        """The complete parameter data of a service action of PERSISTENT RESERVE IN."""
         if action == pr.READ_KEYS:
             keys = [each.key for each in self._registered.values()]
             return pr.encode_keys(self.generation, keys)
@@ -106,7 +108,8 @@ class Reservations:
         return pr.encode_full_status(self.generation, status)
 
     def _name(self, nexus: NexusName) -> NexusName:
-        """Under which it is registered, if it is."""
+        """The name under which ``nexus`` is registered, or would be: that with ALL_PORTS if there
+        is such a registration, else its own."""
         everywhere = NexusName(nexus.initiator, ALL_PORTS)
         return everywhere if everywhere in self._registered else nexus
 
@@ -126,9 +129,10 @@ class Reservations:
     def change(
         self, nexus: NexusName, action: int, scope_type: int, parameters: OutParameters
     ) -> list[NexusName]:
-        """Carry out a service action for ``nexus``; ``scope_type`` is byte 2 of the CDB. Returns
-        whose tasks have to end: what PREEMPT AND ABORT preempted, the sender left out. Raises
-        CheckCondition or ReservationConflict, nothing changed."""
+        """Carry out a service action of PERSISTENT RESERVE OUT for ``nexus``; ``scope_type`` is
+        byte 2 of the CDB. Returns the nexuses whose tasks have to end: those that PREEMPT AND ABORT
+        has preempted, without the sender. Raises CheckCondition or ReservationConflict; nothing has
+        changed then."""
         nexus = self._name(nexus)
         mine = self._registered.get(nexus)
         if action in (pr.REGISTER, pr.REGISTER_AND_IGNORE):
@@ -164,11 +168,12 @@ class Reservations:
         elif known:
             self._unregister(nexus)
         else:
-            return  # nothing to take back
+            return  # there is no registration to remove
         self._next_generation()
 
     def _widen(self, nexus: NexusName) -> NexusName:
-        """From now on the initiator is registered through all ports; what it has remains."""
+        """Replace all registrations of the initiator by a single name for all ports. It keeps its
+        reservation. Returns that name; the caller adds the registration."""
         everywhere = NexusName(nexus.initiator, ALL_PORTS)
         for each in [each for each in self._registered if each.initiator == nexus.initiator]:
             del self._registered[each]
@@ -177,7 +182,8 @@ class Reservations:
         return everywhere
 
     def _unregister(self, nexus: NexusName) -> None:
-        """The reservation goes with its holder, or with the last of all registrants."""
+        """Remove a registration. The reservation ends with its holder's registration, or, of an All
+        Registrants type, with the last registration."""
         del self._registered[nexus]
         if self.type in _ALL_REGISTRANTS:
             if not self._registered:
@@ -197,7 +203,7 @@ class Reservations:
 
     def _release(self, nexus: NexusName, scope_type: int) -> None:
         if not self._holds(nexus):
-            return  # GOOD: what one does not hold is not there for one
+            return  # GOOD: a release by a nexus that holds no reservation changes nothing
         if scope_type != self.type:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_RELEASE)
         told = self.type in _FOR_REGISTERED
@@ -212,8 +218,10 @@ class Reservations:
         self._next_generation()
 
     def _preempt(self, nexus: NexusName, scope_type: int, key: int) -> list[NexusName]:
-        """By ``key``: the reservation that a nexus holds under that key (0: of all registrants)
-        becomes the sender's; the registrations under it are removed in any case."""
+        """Preempt by ``key``. If the holder's registration has that key (0: if all registrants hold
+        the reservation), the sender takes over the reservation and keeps its registration. All
+        other registrations with that key (0: all) are removed in any case. Returns the preempted
+        nexuses, without the sender."""
         everybody = self.type in _ALL_REGISTRANTS and not key
         if not key and not everybody:
             raise _wrong_parameter(8)
@@ -232,7 +240,7 @@ class Reservations:
         for victim in victims:
             del self._registered[victim]
         if not self._registered:
-            self._end_reservation()  # of all registrants, who are no more
+            self._end_reservation()  # an All Registrants type, and no registration is left
         self._next_generation()
         victims = [each for each in victims if each != nexus]
         for victim in victims:
@@ -259,7 +267,8 @@ class Reservations:
 
 
 def _checked_type(scope_type: int) -> int:
-    """Of the LUN as scope. Raises CheckCondition for another, and for an unknown type."""
+    """The type of a reservation. Raises CheckCondition if the scope is not the LUN (0), or the type
+    is unknown."""
     if scope_type not in pr.TYPES:
         raise CheckCondition(
             sense.ILLEGAL_REQUEST,

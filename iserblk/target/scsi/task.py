@@ -1,4 +1,4 @@
-"""A task inside the device server: what one command asks for, and how it is carried out."""
+"""The device server's form of a task: the parameters of one command, and how to execute it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Execute = Callable[["DeviceTask", memoryview, bool], bool]
 
 
 def check_wanted(task: DeviceTask) -> None:
-    """Between the steps of what takes long: raises TaskAborted where it was cancelled."""
+    """Raises TaskAborted if the task was cancelled. Long commands call it between their steps."""
     if task.cancelled:
         raise TaskAborted
 
@@ -28,9 +28,10 @@ def _copy_answer(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
 
 class DeviceTask(ScsiTask):
-    """``execute(task, buffer, nowait)`` is what ``DeviceServer.run`` calls; it returns as that
-    does, and may raise Ended or OSError. ``offset``: bytes, where the LUN is touched;
-    ``extent``: bytes of it, where that is not ``length``."""
+    """A ScsiTask with what the device server needs to execute it. ``DeviceServer.run`` calls
+    ``execute(task, buffer, nowait)`` and returns its result; ``execute`` may raise Ended or
+    OSError. ``offset``: first byte of the LUN that the command uses. ``extent``: the number of
+    those bytes, if it is not ``length``. ``durable``: write to stable storage before GOOD."""
 
     __slots__ = ("answer", "durable", "execute", "extent", "nexus", "offset", "unit")
 
@@ -43,7 +44,7 @@ class DeviceTask(ScsiTask):
     unit: LogicalUnit
 
     def __init__(self, cdb: bytes) -> None:
-        # The fields of ScsiTask, set here: a call to its constructor costs more than they do.
+        # The fields of ScsiTask are set here: a call to its constructor costs more than that.
         self.cdb = cdb
         self.direction = 0
         self.length = 0
@@ -57,7 +58,7 @@ class DeviceTask(ScsiTask):
         self.offset = 0
 
     def respond(self, answer: bytes, allocation: int) -> None:
-        """Data-In that is known already, cut to the allocation length."""
+        """Return ``answer`` as Data-In, cut to ``allocation`` bytes."""
         self.answer = answer[:allocation]
         if self.answer:
             self.direction = DATA_IN

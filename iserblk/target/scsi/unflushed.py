@@ -1,9 +1,9 @@
-"""Who has to hear of a flush that failed.
+"""Reports a failed flush to every I_T nexus whose writes may be lost.
 
-The system tells of data that it could not write back once, to whichever flush of the file comes
-next, whichever session wrote that data; the flush behind it succeeds. A target has one file for
-all of its sessions: so that no I_T nexus takes a flush for good that has lost its writes, each that
-has written meanwhile meets the error once, too.
+The kernel reports data that it could not write back only once: to the next flush of the file,
+whichever session wrote the data. The flush after that succeeds. All sessions of the target share
+one file. So each I_T nexus that has written since the last good flush gets the error once, too;
+otherwise its own flush would succeed although its writes are lost.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from threading import Lock
 
 from iserblk.target.seam import Nexus, NexusName
 
-MOST_NAMES = 4096  # nexuses that have written since a flush succeeded; later ones are not kept
+MOST_NAMES = 4096  # of nexuses that have written since the last good flush; more are not kept
 
 
 class Unflushed:
-    """Of one LUN. Thread-safe."""
+    """The nexuses of one LUN that have written since the last good flush. Thread-safe."""
 
     __slots__ = ("_errno", "_failures", "_last", "_lock", "_untold", "_writers")
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._writers: set[NexusName] = set()  # since the last flush that succeeded began
-        # Who is among them for certain; not the nexus itself, which would keep its connection.
+        self._writers: set[NexusName] = set()  # since the last good flush began
+        # A name that is certainly in ``_writers``. Not the Nexus, which would keep its connection.
         self._last: NexusName | None = None
         self._untold: set[NexusName] = set()
         self._failures = 0
         self._errno = errno.EIO
 
     def wrote(self, nexus: Nexus) -> None:
-        """To be called when something has been written that a flush has to follow, and before the
-        initiator hears of it."""
+        """Note a write of ``nexus`` that only a flush makes durable. Call this after the write, and
+        before the initiator gets the response."""
         if nexus.name is not self._last:
             with self._lock:
                 if len(self._writers) < MOST_NAMES:
@@ -41,10 +41,10 @@ class Unflushed:
                     self._last = nexus.name
 
     def flush(self, nexus: Nexus, flush: Callable[[], None]) -> None:
-        """Call ``flush`` for ``nexus``. Raises its OSError, or one like that which another flush
-        has met: now, or since ``nexus`` flushed last."""
+        """Call ``flush`` for ``nexus``. Raises its OSError; or an OSError with the errno of another
+        session's flush that has failed meanwhile, or since the last flush of ``nexus``."""
         with self._lock:
-            # Those who write from here on are kept anew; those before are covered by this flush.
+            # This flush covers the writes up to now. Later writers go into a new set.
             writers, self._writers = self._writers, set()
             self._last = None
             failures = self._failures
@@ -59,10 +59,13 @@ class Unflushed:
             if failures == self._failures and nexus.name not in self._untold:
                 return
             self._untold.discard(nexus.name)
-            raise OSError(self._errno, "another session's flush has failed meanwhile")
+            raise OSError(
+                self._errno, "a flush of another session has failed meanwhile; data may be lost"
+            )
 
     def failed(self, nexus: Nexus, error: OSError) -> None:
-        """``nexus`` is told that writing back has failed."""
+        """Note that writing back has failed: the caller tells ``nexus``, and the next flush of
+        every other writer raises."""
         with self._lock:
             self._failures += 1
             self._errno = error.errno or errno.EIO

@@ -20,7 +20,7 @@ PRODUCT = "FILE"
 REVISION = "0001"
 MAXIMUM_SERIAL = 64
 
-# What one command may ask for, in bytes. A task holds its data in memory, whole.
+# Limits of one command, in bytes. A task keeps all of its data in memory.
 MAX_TRANSFER = 16 << 20
 OPTIMAL_TRANSFER = 1 << 20
 MAX_UNMAP = 512 << 20
@@ -31,15 +31,16 @@ MAX_COMPARE_AND_WRITE_BLOCKS = 255
 
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
-_PAGE = 4096  # what files are allocated and cached in
+_PAGE = 4096  # bytes; files are allocated and cached in pages
 
 
 class LogicalUnit:
-    """One disk. ``store`` is the unit's own and is closed with it.
+    """One disk. The unit owns ``store``, and closes it.
 
-    ``write_cache`` False: every write is durable before its GOOD. ``serial``: printable ASCII, up
-    to 64 characters; all identifiers follow from it, so it must be the same after a restart and
-    different for every LUN that one initiator may see.
+    ``block``: bytes of a logical block. ``write_cache`` False: every write is durable before its
+    GOOD. ``serial``: 1 to 64 characters of printable ASCII. All identifiers are made from it, so it
+    must be the same after a restart, and different for every LUN that an initiator may see. Raises
+    BadArgument for a bad ``serial``; ``store`` stays open then.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LogicalUnit:
             or not serial.isprintable()
         ):
             raise BadArgument(
-                f"serial {serial!r}: 1 to {MAXIMUM_SERIAL} printable ASCII characters"
+                f"serial {serial!r}: it must be 1 to {MAXIMUM_SERIAL} printable ASCII characters"
             )
         self.store = store
         self.serial = serial
@@ -68,7 +69,7 @@ class LogicalUnit:
         self.guard = RangeGuard()
         self.unflushed = Unflushed()
         self.reservations = Reservations()
-        # End the tasks of these I_T nexuses here, as Nexus.end_tasks does; by the device server.
+        # Ends tasks of I_T nexuses, as Nexus.end_tasks does. The device server sets it.
         self.end_tasks: EndTasksOf = lambda _names, _ended: 0
         self.max_transfer_blocks = MAX_TRANSFER // block
         self.capacity = self._capacity()
@@ -88,7 +89,8 @@ class LogicalUnit:
         return Capacity(self.blocks, self.block, max(self.block, _PAGE), True, True)
 
     def grow(self) -> bool:
-        """Look at the file. True: it has grown, and the unit with it, by whole blocks."""
+        """Check the size of the file. True: it has grown, and the unit with it, by whole blocks.
+        Raises OSError."""
         blocks = self.store.measure() // self.block
         if blocks <= self.blocks:
             return False
@@ -98,22 +100,22 @@ class LogicalUnit:
 
     @property
     def must_sync(self) -> bool:
-        """There may be bytes that only a flush makes durable."""
+        """Whether there may be bytes that only a flush makes durable."""
         return self.write_cache and not self.read_only
 
     def flush(self, nexus: Nexus) -> None:
-        """For ``nexus``; raises OSError where anything that it wrote may be lost."""
+        """Flush for ``nexus``. Raises OSError if anything that it wrote may be lost."""
         self.unflushed.flush(nexus, self.store.flush)
 
     def settle(self, nexus: Nexus) -> None:
-        """After a change other than a write: durable at once where there is no write cache."""
+        """Finish a change other than a write: without a write cache, make it durable now."""
         if self.write_cache:
             self.unflushed.wrote(nexus)
         else:
             self.store.flush()
 
     def vpd_pages(self, iqn: str, port: TargetPort = ONLY_PORT) -> dict[int, bytes]:
-        """Page code → page, for a unit of target ``iqn``, read through ``port``."""
+        """The VPD pages by page code, as an initiator of target ``iqn`` reads them at ``port``."""
         identifiers = (
             Designator(
                 inquiry.ASSOCIATION_LUN,
@@ -148,5 +150,5 @@ class LogicalUnit:
         return {inquiry.SUPPORTED_PAGES: supported, **pages}
 
     def close(self) -> None:
-        """Write back what is cached, and close the file. No task may be running."""
+        """Write back the cache, and close the file. No task may be running. Raises OSError."""
         self.store.close()

@@ -1,1 +1,1 @@
-"""Where the bytes of a LUN live: a file or block device, and a volatile cache in front of one."""
+"""Stores, which hold the bytes of a LUN: a file or block device, and an optional volatile cache."""

@@ -1,4 +1,4 @@
-"""Opening the file behind a LUN: every reason why it cannot be one, in words."""
+"""Opens the file or block device of a LUN; errors say in words why it cannot be used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def open_file(
 ) -> FileStore:
     """Open a file or block device as a store of whole blocks, locked against other targets.
 
-    With ``size`` (bytes) a missing file is created, and a smaller one grown, sparsely.
-    Raises BadArgument, PermissionDenied or Busy, naming file and remedy; nothing stays open, and
-    no file that was created.
+    With ``size`` (bytes) a missing file is created, and a smaller file is enlarged; both sparsely.
+    The caller owns the store. Raises BadArgument, PermissionDenied or Busy that names the file and
+    the remedy; nothing stays open then, and a file that was created is removed.
     """
     if size is not None and (size < block or size % block):
         raise BadArgument(f"{path}: size {size} is not a positive multiple of {block}-byte blocks")
@@ -45,21 +45,22 @@ def open_file(
 
 
 def kind_of(path: str, size: int | None, read_only: bool) -> int | None:
-    """The file's mode; None when it is to be created."""
+    """The mode (st_mode) of the file; None: the file has to be created. Raises BadArgument or
+    PermissionDenied."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         if size is None:
             raise BadArgument(f"{path}: no such file; `:size=1G` creates it") from None
         if read_only:
-            raise BadArgument(f"{path}: no such file, and `:ro` creates none") from None
+            raise BadArgument(f"{path}: no such file; leave out `:ro` to create it") from None
         return None
     except OSError as error:
         raise _open_error(path, read_only, error) from None
     if stat.S_ISDIR(mode):
-        raise BadArgument(f"{path}: a directory; name a file in it")
+        raise BadArgument(f"{path}: this is a directory; name a file in it")
     if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
-        raise BadArgument(f"{path}: neither a regular file nor a block device")
+        raise BadArgument(f"{path}: neither a regular file nor a block device; name one of these")
     return mode
 
 
@@ -67,29 +68,32 @@ def _open_error(path: str, read_only: bool, error: OSError) -> IserblkError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         if not read_only and os.access(path, os.R_OK, effective_ids=True):
             return PermissionDenied(f"{path}: cannot be written; `:ro` serves it read-only")
-        return PermissionDenied(f"{path}: {error.strerror}; the target's user needs access to it")
+        return PermissionDenied(
+            f"{path}: {error.strerror}; give the user who runs the target access to it"
+        )
     if error.errno == errno.EBUSY:
         return Busy(f"{path}: in use, perhaps mounted; unmount it, or serve it with `:ro`")
     if error.errno == errno.ENOENT:
-        return BadArgument(f"{path}: its directory does not exist")
+        return BadArgument(f"{path}: the directory of the file does not exist; create it first")
     if error.errno == errno.EFBIG:
         return BadArgument(f"{path}: {error.strerror} for its file system; choose another size")
     return BadArgument(f"{path}: {error.strerror}")
 
 
 def _lock(fd: int, path: str, read_only: bool) -> None:
-    """Readers share a file; a writer has it alone."""
+    """Lock the file: shared with ``read_only``, else exclusive. Raises Busy."""
     mode = fcntl.LOCK_SH if read_only else fcntl.LOCK_EX
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Busy(
-            f"{path}: another target serves it, or another LUN; only `:ro` on both sides can share"
+            f"{path}: another target serves it, or another LUN of this target; name another file,"
+            " or serve it with `:ro` in both places"
         ) from None
 
 
 def _fit(fd: int, path: str, size: int | None, read_only: bool, block: int) -> int:
-    """The LUN's size in bytes, once the file has it."""
+    """Check or enlarge the file. Returns the size of the LUN in bytes. Raises BadArgument."""
     present = os.lseek(fd, 0, os.SEEK_END)
     if size is None:
         if present < block:
@@ -104,12 +108,14 @@ def _fit(fd: int, path: str, size: int | None, read_only: bool, block: int) -> i
         return present
     if present > size:
         raise BadArgument(
-            f"{path}: has {present} bytes, more than `:size={size}`; nothing is ever cut off"
+            f"{path}: has {present} bytes, more than `:size={size}`; files are never made smaller,"
+            " so leave out `:size=`"
         )
     if present < size:
         if read_only or not stat.S_ISREG(os.fstat(fd).st_mode):
             raise BadArgument(
-                f"{path}: has {present} bytes, less than `:size={size}`, and cannot grow"
+                f"{path}: has {present} bytes, less than `:size={size}`, and cannot grow; leave out"
+                " `:size=`"
             )
         os.ftruncate(fd, size)
     return size

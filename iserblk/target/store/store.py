@@ -1,7 +1,7 @@
-"""Stores: where the bytes of a LUN live. ``FileStore``: a file or a block device.
+"""The interface of stores, which hold the bytes of a LUN; and FileStore: a file or block device.
 
-Offsets and lengths are bytes within ``size``; the device server has checked them. Methods may be
-called from any thread at any time, and raise OSError when the system does.
+Offsets and lengths are bytes within ``size``; the device server has checked them. Any thread may
+call any method at any time. Methods raise OSError when a system call fails.
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ from typing import Protocol
 from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
 
 ZEROES = memoryview(bytes(1 << 20))
-_SECTOR = 4096  # bytes: the largest that devices have
+_SECTOR = 4096  # bytes: the largest sector size of devices
 
-# offset, length, whether data is there: ascending and adjoining.
+# Offset, length, whether it is data (else a hole). Lists of extents are ascending, without gaps.
 Extent = tuple[int, int, bool]
 
 
 class Store(Protocol):
-    size: int
+    size: int  # bytes of the LUN
 
     def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
-        """Fill ``buffer``; what the file no longer has is an error. False, only with ``nowait``:
-        it would wait for a disk; the buffer then holds anything."""
+        """Fill ``buffer``. Raises OSError if the file has become too small. False, only with
+        ``nowait``: the read would wait for a disk; the content of ``buffer`` is undefined then."""
         ...
 
     def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
-        """Write all of ``data``; with ``durable`` it is on stable storage at return. False, only
-        with ``nowait``: another task is in the way, nothing is done."""
+        """Write all of ``data``. With ``durable`` it is on stable storage at return. False, only
+        with ``nowait``: the write would wait for another task; nothing was written."""
         ...
 
     def flush(self) -> None:
-        """Everything that was written, punched or zeroed before is on stable storage."""
+        """Bring all that was written, punched or zeroed before to stable storage."""
         ...
 
     def punch(self, offset: int, length: int) -> None:
-        """Deallocate what can be; the range reads as zeroes."""
+        """Make the range read as zeroes; deallocate its space where possible."""
         ...
 
     def zero(self, offset: int, length: int) -> None:
-        """The range reads as zeroes; its space stays allocated where that can be had."""
+        """Make the range read as zeroes; keep its space allocated where possible."""
         ...
 
     def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
-        """What is allocated in the range, from ``offset`` on; ``limit`` entries or fewer, so it
-        may end early. It ends where a file that was made smaller does; a range behind that is an
-        error."""
+        """Which parts of the range are data and which are holes, from ``offset`` on. The result has
+        at most ``limit`` entries, so it may end early; it also ends where the file does, if that
+        was made smaller. Raises OSError if the range begins behind the end of the file."""
         ...
 
     def prefetch(self, offset: int, length: int) -> None:
-        """Begin to read the range ahead."""
+        """Start reading the range into the page cache."""
         ...
 
     def measure(self) -> int:
-        """Look at the file: where it has grown, ``size`` follows. Returns ``size``."""
+        """Raise ``size`` if the file has grown. Returns ``size``."""
         ...
 
     def close(self) -> None: ...
 
 
 def is_full(error: OSError) -> bool:
-    """The write failed for want of space behind the LUN."""
+    """Whether a write failed because the file system or the quota of the LUN's file is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -71,7 +71,7 @@ def is_read_only(error: OSError) -> bool:
 
 
 def _lives_in_memory(fd: int) -> bool:
-    """Whether the file is on tmpfs, whose reads wait for no disk but which refuses RWF_NOWAIT."""
+    """Whether the file is on tmpfs, which refuses RWF_NOWAIT, but whose reads wait for no disk."""
     device = os.fstat(fd).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -85,11 +85,11 @@ def _lives_in_memory(fd: int) -> bool:
 
 
 class FileStore:
-    """Implements Store over an open descriptor, which it owns. ``target.store.lunfile`` opens it,
-    and checks that the file can be a LUN."""
+    """Implements Store over an open descriptor, which it owns. ``iserblk.target.store.lunfile``
+    opens the file, and checks that it can be a LUN."""
 
     def __init__(self, fd: int, size: int) -> None:
-        """``size``: bytes of the LUN; the file may be a little larger, and must not be smaller."""
+        """``size``: bytes of the LUN; the file may be larger, but must not be smaller."""
         self.fd = fd
         self.size = size
         self._nowait_flag = 0 if _lives_in_memory(fd) else os.RWF_NOWAIT
@@ -111,7 +111,7 @@ class FileStore:
         return True
 
     def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
-        """After a short read: go on to the end, which is an error where the file has shrunk."""
+        """Continue after a short read. Raises OSError if the file has shrunk."""
         while done < len(buffer):
             count = os.preadv(self.fd, (buffer[done:],), offset + done)
             if not count:
@@ -119,7 +119,7 @@ class FileStore:
             done += count
 
     def _too_small(self, end: int) -> OSError:
-        """The file ends at byte ``end``, before its LUN does."""
+        """The error for a file that ends at byte ``end``, before its LUN does."""
         try:
             name = os.readlink(f"/proc/self/fd/{self.fd}")
         except OSError:
@@ -130,8 +130,8 @@ class FileStore:
         )
 
     def _check_end(self, end: int) -> None:
-        """Nothing is written behind the end of a file that has shrunk: it would grow by that, and
-        what was cut off read as zeroes from then on, with no error."""
+        """Raises OSError if the file has shrunk below ``end``. A write there would enlarge the file
+        again, and the lost bytes would then read as zeroes without an error."""
         present = os.lseek(self.fd, 0, os.SEEK_END)
         if present < end:
             raise self._too_small(present)
@@ -167,8 +167,9 @@ class FileStore:
         self.punch(offset, length)
 
     def _fallocate(self, mode: int, offset: int, length: int) -> bool:
-        """A device whose sectors are larger than the LUN's blocks refuses what is not made of whole
-        ones: there zeroes are written at both ends. Returns as ``fallocate``."""
+        """Call ``fallocate``. A device whose sectors are larger than the LUN's blocks refuses parts
+        of sectors: at both ends of the range zeroes are written instead. Result as
+        ``fallocate``."""
         try:
             return fallocate(self.fd, mode, offset, length)
         except OSError as error:
@@ -205,7 +206,7 @@ class FileStore:
                 if hole > offset:
                     found.append((offset, hole - offset, True))
                 offset = hole
-        # Looked at last: what was cut off meanwhile looks like a hole.
+        # Check the size last: a part that was cut off meanwhile looks like a hole.
         present = os.lseek(self.fd, 0, os.SEEK_END)
         if found and present < offset:
             found = [
@@ -218,7 +219,8 @@ class FileStore:
         return found
 
     def _seek(self, offset: int, whence: int, end: int) -> int:
-        """Where data or a hole begins, ``end`` at the latest. All is data on what cannot tell."""
+        """Where data or a hole begins, at most ``end``. A file system that cannot tell has only
+        data."""
         try:
             return min(os.lseek(self.fd, offset, whence), end)
         except OSError as error:

@@ -1,10 +1,11 @@
-"""A volatile write cache in front of a store: what a disk loses when its power fails.
+"""A volatile write cache in front of a store, to test what happens when a disk loses its power.
 
-What was written, punched or zeroed stays in memory until a flush, a durable write of the same
-bytes, or until the cache is full. A process that is killed loses it; that is its purpose.
+Data that was written, punched or zeroed stays in memory until a flush, until a durable write of
+the same bytes, or until the cache is full. If the process is killed, that data is lost, as it is
+in a disk whose power fails.
 
-The cache is a set of extents that never overlap. A new one cuts whatever it covers out of the
-older ones, so that the order in which they are written back does not matter.
+The cache is a set of extents that never overlap. A new extent cuts what it covers out of the older
+extents, so the order in which they are written back does not matter.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from iserblk.target.store.store import Extent, Store
 _DATA = 0
 _ZERO = 1
 _PUNCH = 2
-_OVERHEAD = 512  # bytes that one extent costs beside its data, so that small ones count as well
+_OVERHEAD = 512  # bytes of memory of an extent besides its data, so that small extents count, too
 
 
 class _Cached:
-    """Bytes ``start`` to ``stop``. ``data`` has their length for _DATA, and is empty otherwise.
-    ``age`` grows with time."""
+    """One extent, bytes ``start`` to ``stop``. ``kind``: _DATA, _ZERO or _PUNCH. ``data``: the
+    bytes for _DATA, else empty. ``age``: larger for newer extents."""
 
     __slots__ = ("age", "data", "kind", "start", "stop")
 
@@ -43,7 +44,8 @@ class _Cached:
 
 
 class VolatileStore:
-    """Implements Store over another one. ``capacity``: bytes of memory, bookkeeping included."""
+    """Implements Store over another store, which it owns. ``capacity``: bytes of memory for data
+    and bookkeeping."""
 
     def __init__(self, store: Store, capacity: int) -> None:
         self.size = store.size
@@ -58,7 +60,7 @@ class VolatileStore:
     # -- the set of extents (all under the mutex) --------------------------------------------------
 
     def _overlapping(self, start: int, stop: int) -> list[_Cached]:
-        """Ascending."""
+        """The cached extents that overlap the range, in ascending order."""
         starts = self._starts
         at = max(0, bisect_right(starts, start) - 1)
         found = []
@@ -80,7 +82,7 @@ class VolatileStore:
         self.used -= cached.cost
 
     def _cut(self, start: int, stop: int) -> None:
-        """Nothing of the range is in the cache any more."""
+        """Remove the range from the cache."""
         for cached in self._overlapping(start, stop):
             self._remove(cached)
             if cached.start < start:
@@ -91,15 +93,15 @@ class VolatileStore:
     def _put(self, start: int, stop: int, kind: int, data: bytearray) -> None:
         self._clock += 1
         cached = _Cached(start, stop, kind, data, self._clock)
-        # Before anything is cut: should writing back fail, nothing has changed, nor has memory.
+        # Make room before cutting: if writing back fails, the older extents are still complete.
         if self.used + cached.cost > self._capacity:
             self._make_room(cached.cost)
         self._cut(start, stop)
         self._add(cached)
 
     def _make_room(self, cost: int) -> None:
-        """Write back the oldest, an eighth of the capacity more than is needed at once: finding
-        them costs a pass over all."""
+        """Write back the oldest extents, until ``cost`` bytes and an eighth of the capacity are
+        free. The extra room is there because each call sorts all extents."""
         goal = self._capacity - self._capacity // 8 - cost
         for cached in sorted(self._cached.values(), key=lambda each: each.age):
             if self.used <= goal:
@@ -107,7 +109,7 @@ class VolatileStore:
             self._write_back(cached)
 
     def _write_back(self, cached: _Cached) -> None:
-        """It leaves the cache only when the store has it."""
+        """Write an extent to the store, then remove it from the cache."""
         length = cached.stop - cached.start
         if cached.kind == _DATA:
             self._store.write(memoryview(cached.data), cached.start, False, False)
@@ -143,7 +145,7 @@ class VolatileStore:
             return False
         try:
             if durable:
-                # First the store, then the cache: should it fail, the older bytes are still here.
+                # First the store, then the cache: if the store fails, the older bytes remain here.
                 self._store.write(data, offset, True, False)
                 self._cut(offset, offset + len(data))
             else:
@@ -194,7 +196,8 @@ class VolatileStore:
         return self.size
 
     def close(self) -> None:
-        """An orderly end: nothing is lost."""
+        """Flush, so that nothing is lost, and close the store. Raises OSError; the store is closed
+        then, too."""
         try:
             self.flush()
         finally:
@@ -202,7 +205,8 @@ class VolatileStore:
 
 
 def _overlay(base: list[Extent], above: list[tuple[int, int, bool]]) -> list[Extent]:
-    """``base`` with the (start, stop, data) spans of ``above`` on top; like neighbours merged."""
+    """``base`` with the (start, stop, is data) spans of ``above`` on top. Neighbours of the same
+    kind are merged."""
     pieces: list[tuple[int, int, bool]] = []
     spans = iter(above)
     span = next(spans, None)
