@@ -106,7 +106,7 @@ def test_file_that_is_none(file: Path, content: str) -> None:
 
 def test_no_file(tmp_path: Path) -> None:
     refused("No such file", "host@", chap_secret_file=str(tmp_path / "missing"))
-    refused("no regular file", "host@", chap_secret_file=str(tmp_path))
+    refused("not a regular file", "host@", chap_secret_file=str(tmp_path))
 
 
 def test_descriptor_of_a_file_is_read_again(file: Path) -> None:
@@ -162,7 +162,7 @@ def test_contradictions(file: Path) -> None:
     refused("no user and secret", auth="md5")
     refused("no user", chap_secret_file=path)
     refused("without a secret", "host@")
-    refused("without your own", target_password=THEIRS)
+    refused("without the initiator", target_password=THEIRS)
     refused("without its secret", f"host%{OWN}@", target_user="disk")
     refused("both secrets are the same", f"host%{OWN}@", target_password=OWN)
 
@@ -234,7 +234,7 @@ def test_account_twice(tmp_path: Path) -> None:
     ],
 )
 def test_handing_on(text: str, options: dict[str, str], file: Path) -> None:
-    """What comes out means the same, and shows nothing."""
+    """The URL and options handed on mean the same, and show no secret."""
     options = {name: value.replace("FILE", str(file)) for name, value in options.items()}
     first = parse_url(text)
     before = find_credentials(first, Options.from_pairs({**options, **first.options}.items()))
@@ -256,7 +256,7 @@ def test_handing_on(text: str, options: dict[str, str], file: Path) -> None:
 
 
 def test_handing_on_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user that would not go into a URL stays where it is."""
+    """A user name that does not fit into a URL stays where it is."""
     monkeypatch.setenv("LIBISCSI_CHAP_USERNAME", "a/b%c@d")
     monkeypatch.setenv("LIBISCSI_CHAP_PASSWORD", OWN)
     with handed_on([f"iser://h/{IQN}/0"], {}) as handed:
@@ -266,7 +266,7 @@ def test_handing_on_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_command_lines() -> None:
-    """Only URLs with a secret change, and those that are wrong stay for the error."""
+    """Only URLs with a secret change; a wrong URL stays as it is, for the error message."""
     words = ["python", "-m", "x", f"iser://host%{OWN}@h/{IQN}/0", f"iser://host@h/{IQN}/0"]
     words += [f"a:b@{OWN}", f"iser://h/{IQN}/0?target_password={THEIRS}", "nbd://h/", "-o"]
     hidden, descriptors = without_secrets(words)

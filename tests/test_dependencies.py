@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = {"iserblk", "fuse_mount", "tests", "benchlib", "lablib", "fake_disk"}
 # Debian's packages, which scripts/setup installs: no index of Python packages has them.
 DEBIAN = {"pyverbs", "nbd", "nbdkit"}
-# Where the package that one installs has another name than what one imports.
+# Where a package has another name than the module that is imported.
 IMPORTED_AS = {
     "prometheus-client": "prometheus_client",
     "pytest-trio": "pytest_trio",
@@ -58,7 +58,7 @@ def test_what_develops_needs_what_is_declared(place: str) -> None:
 
 
 def test_every_declared_dependency_is_imported() -> None:
-    """One that nothing needs is removed."""
+    """A dependency that no module needs is to be removed."""
     places = ("iserblk", "fuse_mount", "nbd_plugin")
     used = {
         name for place in places for path in (ROOT / place).rglob("*.py") for name in imported(path)

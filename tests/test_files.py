@@ -49,7 +49,7 @@ def test_what_cannot_have_holes_says_so_or_fails() -> None:
 
 
 def test_a_mode_that_is_not_known() -> None:
-    """Of a file system in memory, which has no way to collapse a range."""
+    """A file system in memory cannot collapse a range."""
     fd = os.memfd_create("file")
     try:
         os.ftruncate(fd, 8192)

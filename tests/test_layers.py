@@ -93,7 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         *("metrics", "disk", "discovery", "doctor", "nbd.kernel", "target"),
     },
 }
-# Beside the drivers, the shells and the command line, nobody waits.
+# Only the drivers, the shells and the command line wait.
 TRIO_ALLOWED = {
     "waiting",
     "cli",

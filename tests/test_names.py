@@ -47,7 +47,7 @@ def test_bad_initiator_name_in_the_file(machine: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"GenerateName=yes\n", b"\xff\xfe"])
 def test_initiator_name_of_the_machine(machine: Path, content: bytes | None) -> None:
-    """Stable, of this machine alone, and not its ID."""
+    """The name is stable, of this machine alone, and does not show the machine's ID."""
     if content is not None:
         (machine / "initiatorname.iscsi").write_bytes(content)
     names = set()

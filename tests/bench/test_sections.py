@@ -160,7 +160,7 @@ def test_report_shows_rows_reasons_and_verdicts() -> None:
     assert "0.80" in printed
     assert "nbd/*/memory: nbdkit: [plugin] is not there" in printed
     assert " met " in printed
-    assert "4k-randread-d32" not in printed  # goals of rows that nobody asked for
+    assert "4k-randread-d32" not in printed  # the goal of a row that was not run
     rows[0].failed = "it died"
     report.print_report(Console(file=text, width=200), rows, goals.judge(rows))
     assert f"nbd/*/{goals.OURS}: failed: it died" in text.getvalue()

@@ -1,4 +1,4 @@
-"""The command line as its users have it: a process of its own."""
+"""Runs the command line as users do: in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LIMIT_S = END_S * (10 if "LAB_SETUP" in os.environ else 2)
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours, with the checkout on the path of whatever directory the command runs in. Without an
-    activated .venv: nbdkit would take its Python from there."""
+    """The environment of this process, with the checkout in PYTHONPATH, and without an activated
+    .venv: nbdkit would take its Python from there. ``changes`` are further variables."""
     path = os.pathsep.join(
         part for part in os.environ["PATH"].split(os.pathsep) if part != str(ROOT / ".venv/bin")
     )
@@ -32,7 +32,7 @@ def environment(**changes: str) -> dict[str, str]:
 def iserblk(
     *arguments: object, cwd: Path | None = None, **changes: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end, with nothing on its stdin. ``changes`` are environment variables."""
+    """Run ``iserblk`` to its end, with an empty stdin. ``changes`` are environment variables."""
     words, env = [*map(str, arguments)], environment(**changes)
     if not STARTED:
         return forking.run("iserblk.cli", words, cwd=cwd, env=env, timeout=LIMIT_S)
@@ -49,7 +49,7 @@ def iserblk(
 
 
 def good(*arguments: object) -> str:
-    """Run to a good end; its stdout. Nothing may be on stderr."""
+    """Run ``iserblk``, which must succeed and print nothing on stderr; its stdout."""
     done = iserblk(*arguments)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
@@ -60,7 +60,7 @@ def good_json(*arguments: object) -> Any:
 
 
 def bad(status: int, *arguments: object) -> str:
-    """Run to a bad end: the line that is said about it, and nothing else."""
+    """Run ``iserblk``, which must end with ``status`` and only one line on stderr; that line."""
     done = iserblk(*arguments)
     assert done.returncode == status, done
     assert done.stdout == ""
@@ -71,7 +71,7 @@ def bad(status: int, *arguments: object) -> str:
 
 
 class Server:
-    """A command that stays. ``url``: behind ``ready``."""
+    """A command that serves until a signal. ``url``: what it printed behind ``ready``."""
 
     def __init__(self, arguments: tuple[object, ...], log: Path, changes: dict[str, str]) -> None:
         self.log = log
@@ -89,7 +89,8 @@ class Server:
         assert word == "ready", log.read_text()
 
     def end(self, number: int) -> int:
-        """Send a signal and wait; the exit status. It has printed nothing but the ready line."""
+        """Send a signal and wait; the exit status. The command must have printed only the ready
+        line."""
         self.process.send_signal(number)
         rest, _ = self.process.communicate(timeout=END_S)
         assert rest == ""

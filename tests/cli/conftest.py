@@ -17,7 +17,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(files: Path) -> Iterator[TargetProcess]:
-    """LUN 0 is there to be written; 1 is small, with blocks of 4096 bytes; 2 is read-only."""
+    """A target: tests write to LUN 0; LUN 1 is small, with blocks of 4096 bytes; 2 is read-only."""
     (files / "read-only").write_bytes(b"written once" * 4096)
     specs = ["big:size=64M", "small:size=4M:block=4096", "read-only:ro"]
     with running_target([str(files / spec) for spec in specs], files / "log") as process:

@@ -13,7 +13,7 @@ JSON_DOCUMENT = (ROOT / "docs/json.md").read_text()
 
 
 def documented(command: str) -> set[str]:
-    """Field names that docs/json.md gives for a command: what is code in the first column."""
+    """Field names that docs/json.md gives for a command: code in the first column of its table."""
     section = JSON_DOCUMENT.partition(f"\n## iserblk {command}\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     return {name for cell in cells for name in re.findall("`(.*?)`", cell)}

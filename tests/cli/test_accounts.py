@@ -44,7 +44,7 @@ def private(path: Path, text: str) -> Path:
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     folder = tmp_path_factory.mktemp("chap")
-    private(folder / "accounts", f"host:{OWN}\nother:somebody-elses\n")
+    private(folder / "accounts", f"host:{OWN}\nother:secret-of-other\n")
     private(folder / "target", f"{THEIRS}\n")
     private(folder / "own", f"{OWN}\n")
     private(folder / "both", f"{OWN}\n{THEIRS}\n")
@@ -66,7 +66,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> Iterator[None]:
-    """With command lines of their own: they are looked at."""
+    """Start commands instead of forking them: the tests look at their command lines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands, "STARTED", True)
         yield
@@ -79,7 +79,7 @@ def shows_nothing(*texts: str) -> None:
 
 
 def command_lines() -> str:
-    """Those of every process, as ps has them."""
+    """The command lines of all processes, as ps shows them."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -168,7 +168,7 @@ def test_the_target_is_another_one(setting: Setting) -> None:
 
 
 def test_a_target_that_authenticates_nobody(tmp_path: Path) -> None:
-    """Its login without CHAP is not good enough."""
+    """The initiator has a secret: it refuses a login without CHAP."""
     arguments = ["target", "--listen", "127.0.0.1:0", "--iqn", IQN]
     with serving(*arguments, "--lun", f"{tmp_path / 'a'}:size=1M", log=tmp_path / "log") as server:
         plain = f"{server.url}/0"
@@ -196,7 +196,7 @@ def test_wrong_files(setting: Setting, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["file", "credential", "environment", "url"])
 def test_nbd(setting: Setting, tmp_path: Path, way: str) -> None:
-    """nbdkit logs in by itself, twice, and nobody sees with what."""
+    """nbdkit logs in by itself, twice; no command line or log shows the secret."""
     need("nbdkit", "nbdinfo")
     words: list[object] = []
     changes: dict[str, str] = {}

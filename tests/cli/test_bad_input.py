@@ -1,8 +1,9 @@
-"""All that a user, a target or the system can get wrong, in every way into the project.
+"""Mistakes of a user, a target or the system, in every program that takes a URL.
 
-Each ends in one line that names the thing, with the exit status of its kind, and loses nothing.
-URLs and options in detail are in tests/test_url.py, what single commands refuse in test_commands.py
-and test_target.py, signals and closed streams in test_interrupted.py.
+Each ends in one line that names the thing, with the exit status of its kind, and loses no data.
+tests/test_url.py and tests/test_iserblk_options.py have URLs and options in detail,
+test_every_command.py and test_target.py what single commands refuse, test_interrupted.py signals
+and closed streams.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from tests.support.nbdkit import need, running_nbdkit
 from tests.support.target import END_S, IQN, ROOT, TargetProcess, running_target
 
 GIB = 1 << 30
-SIZE = 4 * GIB + 8192  # of LUN 0, sparse: offsets and lengths beyond 32 bits
+SIZE = 4 * GIB + 8192  # LUN 0, a sparse file: offsets and lengths beyond 32 bits
 
-# The target's own module, with disks that say they are tapes (SPC-4 table 148).
+# The target's command, with disks that say they are tapes (SPC-4 table 148).
 TAPES = """
 import runpy
 from iserblk.scsi import inquiry
@@ -65,13 +66,14 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rest(url: str, files: Path) -> Iterator[None]:
-    """After the test the target still serves, and the read-only file is as it was."""
+    """Check after each test that the target still serves, and that the read-only file has not
+    changed."""
     yield
     good("info", f"{url}/0")
     assert (files / "read-only").read_bytes() == b"written once" * 4096
 
 
-# --- every way in says the same ----------------------------------------------------------------
+# --- every program says the same ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -113,7 +115,7 @@ def test_a_lun_that_is_no_disk(way: str, place: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def running(words: list[str], log: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of any kind, and what stands behind its ``ready``."""
+    """Start a server of any kind; yields what it printed behind ``ready``."""
     with log.open("wb") as stderr:
         process = subprocess.Popen(
             words,
@@ -138,7 +140,7 @@ def running(words: list[str], log: Path) -> Iterator[tuple[subprocess.Popen[str]
 
 @contextmanager
 def answering(answer: bytes | None) -> Iterator[str]:
-    """A server that reads, sends ``answer`` and hangs up; None: hangs up at once. Yields a URL."""
+    """A server that reads, sends ``answer`` and closes; None: closes at once. Yields a URL."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -175,7 +177,7 @@ def test_a_port_that_speaks_something_else(answer: bytes | None, words: str) -> 
 
 
 def test_a_port_that_says_nothing() -> None:
-    """As a Traditional iSCSI portal does, which waits for the rest of a PDU."""
+    """A silent port: a Traditional iSCSI portal, say, which waits for the rest of a PDU."""
     impatient = (
         "from iserblk.cli.main import main; from iserblk.initiator.connecting import reach\n"
         "reach.CONNECT_TIMEOUT_S = 0.2; main()"
@@ -212,11 +214,11 @@ def test_a_missing_package(
     need("nbdkit")
     absent = f"raise ModuleNotFoundError('No module named {package}', name='{package}')"
     (tmp_path / f"{package}.py").write_text(absent)
-    if package == "crc32c":  # it stands in for what is compiled
+    if package == "crc32c":  # it stands for a compiled module
         hide = "import sys\nsys.modules['iserblk._crc'] = None\n"
         (tmp_path / "sitecustomize.py").write_text(hide)
     call = WAYS[way].call(f"{url}/0", place)
-    # nbdkit says something else where another Python, of a .venv say, comes before its own.
+    # nbdkit's message differs where another Python (a .venv, say) comes before its own.
     path = nbdkit_environment()["PATH"]
     line = one_line(ended(call, PYTHONPATH=f"{tmp_path}:{ROOT}", PATH=path), status)
     assert package in line
@@ -225,7 +227,7 @@ def test_a_missing_package(
 
 
 def hidden(directory: str, command: str) -> subprocess.CompletedProcess[str]:
-    """Run ``command`` where ``directory`` is empty: in a mount namespace of its own."""
+    """``command``, to run with an empty ``directory``, in a mount namespace of its own."""
     if os.geteuid():
         pytest.skip(f"a mount namespace without {directory} needs root")
     trial = subprocess.run(
@@ -280,7 +282,7 @@ def test_a_read_only_lun_through_nbd(url: str, tmp_path: Path, rest: None) -> No
         client = nbd.NBD()
         client.connect_uri(uri)
         assert client.is_read_only()
-        client.set_strict_mode(0)  # ask all the same
+        client.set_strict_mode(0)  # send the request anyway
         for request in (
             lambda: client.pwrite(b"x" * 512, 0),
             lambda: client.trim(4096, 0),

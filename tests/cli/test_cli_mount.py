@@ -25,7 +25,8 @@ def test_mount_in_the_foreground(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", ["", "?io-timeout=60"])
 def test_the_mount_table_names_the_url(url: str, tmp_path: Path, more: str) -> None:
-    """As it was given, for mount(8) to find the line of fstab mounted; but options are nobody's."""
+    """The mount table has the URL as it was given, without options: so mount(8) recognises the line
+    of fstab."""
     need_fuse()
     place = tmp_path / "place"
     place.mkdir()

@@ -1,4 +1,4 @@
-"""``iserblk discover`` as its users have it: what it prints, and how it ends."""
+"""``iserblk discover``: what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_json_is_as_documented(target: TargetProcess) -> None:
 
 
 def test_probing(target: TargetProcess, portal: Portal) -> None:
-    """Portals that are found over TCP are asked for iSER, and the one that takes it comes first."""
+    """Portals that are found over TCP are asked for iSER; a portal that accepts it comes first."""
     portal.answer = [
         encode(
             [
@@ -92,7 +92,8 @@ def test_probing(target: TargetProcess, portal: Portal) -> None:
 
 
 def test_a_portal_without_iser_is_asked_by_tcp(portal: Portal) -> None:
-    """Where only HOST:PORT was said; it is the address of a target that comes without one."""
+    """With HOST:PORT alone the portal is asked over TCP. Its address is used for a target that the
+    answer gives without one."""
     done = iserblk("discover", portal.name)
     assert done.returncode == 0
     assert done.stdout.splitlines()[1].split() == [f"iscsi://{portal.name}/{IQN}", "own", "subnet"]
@@ -108,7 +109,7 @@ def test_an_iser_url_means_iser() -> None:
 
 
 def test_long_answers(portal: Portal) -> None:
-    """Several Text Responses, cut anywhere; IPv6, tags and types."""
+    """Answers of several Text Responses, cut anywhere; IPv6 addresses, tags and types."""
     text = encode(
         pair
         for number in range(500)
@@ -174,7 +175,7 @@ def test_errors(target: TargetProcess) -> None:
 
 
 def test_chap(tmp_path: Path) -> None:
-    """Credentials as elsewhere."""
+    """Discovery takes credentials as other commands do."""
     accounts, secret = tmp_path / "accounts", tmp_path / "secret"
     for path, text in ((accounts, "me:0123456789abcdef\n"), (secret, "0123456789abcdef\n")):
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""``iserblk doctor`` as its users have it: what it prints, and how it ends."""
+"""``iserblk doctor``: what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserblk
 from tests.support.target import END_S, IQN, ROOT, TargetProcess, running_target
+from tests.support.until import until_blocking
 
 NOBODY = 65534
 JSON_DOCUMENT = (ROOT / "docs/json.md").read_text()
@@ -38,7 +39,7 @@ def documented(title: str) -> set[str]:
 
 
 def sick(status: int, *arguments: object) -> str:
-    """It printed its findings, complained of nothing, and ended so."""
+    """Run ``doctor``, which must end with ``status`` and nothing on stderr; its findings."""
     done = iserblk("doctor", *arguments)
     assert (done.returncode, done.stderr) == (status, ""), done
     return done.stdout
@@ -90,14 +91,11 @@ def test_traditional_iscsi_without_a_target() -> None:
 
 
 def test_it_leaves_no_session_behind(target: TargetProcess) -> None:
-    good("doctor", target.url)  # what is made once, is made
+    good("doctor", target.url)  # what the target makes once exists now
     before = target.census()
     for _ in range(3):
         good("doctor", target.url)
-    deadline = time.monotonic() + END_S
-    while (after := target.census()) != before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert after == before
+    until_blocking(lambda: target.census() == before)
 
 
 def test_no_such_target(target: TargetProcess) -> None:
@@ -134,7 +132,7 @@ def test_a_web_server() -> None:
         finally:
             server.shutdown()
             thread.join()
-    # It waits for the end of a line, or finds one in the request and complains.
+    # The server waits for the end of a line, or finds one in the request and complains.
     assert done.returncode in (4, 8)
     assert "is this the port of an iSER target?" in done.stdout
 
@@ -165,7 +163,7 @@ def test_no_such_host() -> None:
     assert "cannot resolve no.such.host.invalid" in text
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_as_somebody_else(target: TargetProcess, tmp_path: Path) -> None:
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Files as ends of a copy."""
+"""Files as source or destination of a copy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_what_is_no_disk_is_refused(
     opened: Callable[[Path], Awaitable[int]], tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with trio.fail_after(10):  # nobody is at the other end of it
+    with trio.fail_after(10):  # no process has the other end open
         for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
             with pytest.raises(BadArgument, match=f"{path}: "):
                 await opened(path)
@@ -55,7 +55,7 @@ async def test_a_source_must_exist_and_is_not_made(tmp_path: Path) -> None:
 async def test_the_system_says_no(
     number: int, kind: type[IserblkError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root is refused nothing, so the refusal is made."""
+    """A system call is refused. (The refusal is faked: root is refused nothing.)"""
 
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))

@@ -1,4 +1,4 @@
-"""Every command against a real target, and all that can be wrong in what a user says."""
+"""Every command against a real target, and mistakes in its arguments."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_nobody_listens() -> None:
 
 
 def test_something_else_listens() -> None:
-    """A server that says something at once, as SSH and SMTP servers do, and hangs up."""
+    """A server that speaks first, as SSH and SMTP servers do, and closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 

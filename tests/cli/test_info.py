@@ -93,5 +93,5 @@ def test_frames_between_our_ends_are_as_large_as_they_can_be(url: str) -> None:
 
     assert largest(f"{url}/0") == 65534
     assert largest(f"{url}/0?mpa-crc=no") == 65534
-    one_segment = largest(f"{url}/0", "--mpa-frames", "1")  # of the loopback device: it is large
+    one_segment = largest(f"{url}/0", "--mpa-frames", "1")  # the loopback device has a large MTU
     assert 1000 < one_segment < 65534

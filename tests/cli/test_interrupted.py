@@ -1,6 +1,6 @@
-"""Signals, streams that are full or closed, targets that die: nothing hangs, nothing is left.
+"""Signals, full or closed streams, and targets that die: nothing hangs, nothing is left.
 
-Where a command stays after its ready line, test_commands.py and test_target.py end it.
+test_nbd.py, test_cli_mount.py and test_target.py end commands that serve after a ready line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.cli.ways import WAYS, ended, one_line
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need, running_nbdkit
 from tests.support.target import END_S, IQN, ROOT, running_target
+from tests.support.until import until_blocking
 
 ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
@@ -50,8 +50,8 @@ def place(tmp_path: Path) -> Path:
 def test_a_signal_while_it_connects(
     way: str, number: signal.Signals, group: bool, place: Path
 ) -> None:
-    """It ends at once with all its processes, although the portal never answers. ``group``: as
-    Ctrl-C in a terminal does, to all of them."""
+    """The command ends at once with all its processes, although the portal never answers.
+    ``group``: the signal goes to all of them, as with Ctrl-C in a terminal."""
     need_fuse()
     with socket.create_server(("127.0.0.1", 0)) as server:
         portal = f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"
@@ -65,12 +65,12 @@ def test_a_signal_while_it_connects(
         )
         connection, _ = server.accept()
         with connection:
-            assert connection.recv(1) == b"M"  # of the MPA Request: its signals are set up
+            assert connection.recv(1) == b"M"  # the MPA Request: signal handlers are set by now
             if group:
                 os.killpg(process.pid, number)
             else:
                 process.send_signal(number)
-            # Until everybody who has stderr has gone.
+            # Until every process that has stderr open has ended.
             _, said = process.communicate(timeout=END_S)
     assert process.returncode == 128 + number
     assert len(said.strip().splitlines()) <= 1
@@ -90,7 +90,7 @@ def test_a_signal_while_it_connects(
     ids=["bench", "bench blocking", "copy"],
 )
 def test_a_signal_while_it_works(words: list[str], number: signal.Signals, tmp_path: Path) -> None:
-    """Commands in flight are taken back, the session is ended, and the target lives on."""
+    """SCSI commands in flight are aborted, the session is logged out, and the target serves on."""
     lun, source = tmp_path / "lun", tmp_path / "source"
     source.write_bytes(b"\x11" * (192 << 20))
     with running_target([f"{lun}:size=192M"], tmp_path / "log") as busy:
@@ -102,9 +102,8 @@ def test_a_signal_while_it_works(words: list[str], number: signal.Signals, tmp_p
             text=True,
             env=environment(),
         )
-        while not lun.stat().st_blocks:
-            assert process.poll() is None
-            time.sleep(0.005)
+        until_blocking(lambda: lun.stat().st_blocks or process.poll() is not None)
+        assert process.poll() is None
         process.send_signal(number)
         said, complaint = process.communicate(timeout=END_S)
         assert (process.returncode, said, complaint.strip()) == (128 + number, "", "")
@@ -127,14 +126,14 @@ def test_a_signal_while_nbdkit_logs_in(number: signal.Signals, tmp_path: Path) -
             connection.recv(1)
             process.send_signal(number)
             _, said = process.communicate(timeout=END_S)
-            while connection.recv(1000):  # until its child has gone, too
+            while connection.recv(1000):  # until its child process has ended, too
                 pass
     assert process.returncode
     assert len(said.splitlines()) <= 1
 
 
 def test_a_signal_among_the_imports(tmp_path: Path) -> None:
-    """The first package that is imported sends it: there is no traceback."""
+    """The first imported package sends the signal: there is no traceback."""
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     path = f"{tmp_path}:{ROOT}"
     done = subprocess.run(
@@ -164,13 +163,13 @@ def test_stdout_full_or_closed(words: str, stream: str, url: str, tmp_path: Path
 
 
 def test_stderr_closed(url: str) -> None:
-    """Nothing else gets its number: the complaint goes nowhere, and no socket is written into."""
+    """No file or socket gets the descriptor of the closed stderr: the message goes nowhere."""
     done = ended(["sh", "-c", f"{sys.executable} -m iserblk.cli info {url}/7 2>&-"])
     assert (done.returncode, done.stdout, done.stderr) == (21, "", "")
 
 
 def test_stderr_full(url: str) -> None:
-    """The exit status tells what nobody can read."""
+    """The message cannot be written; the exit status is the same."""
     done = ended(["sh", "-c", f"{sys.executable} -m iserblk.cli info {url}/7 2>/dev/full"])
     assert (done.returncode, done.stdout, done.stderr) == (21, "", "")
 
@@ -179,7 +178,7 @@ def test_stderr_full(url: str) -> None:
 
 
 def test_a_target_that_dies_under_nbd(tmp_path: Path) -> None:
-    """Its clients get an error, the server says why, and ends when it is told to."""
+    """NBD clients get an error, the server logs why, and ends on a signal."""
     nbd = pytest.importorskip("nbd", reason="libnbd's Python module: python3-libnbd")
     need("nbdkit")
     with (

@@ -17,7 +17,7 @@ from tests.cli.commands import COMMAND, bad, environment, good, iserblk
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """`iserblk info` raises what is put into the list."""
+    """`iserblk info` raises the exception that a test puts into the list."""
     raised: list[BaseException] = []
 
     @click.command("info")
@@ -25,7 +25,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
         raise raised[0]
 
     monkeypatch.setattr("iserblk.cli.info.command", command)
-    # main is for a process of its own: what it changes of this one is put back.
+    # main changes its process, which it expects to own: those changes are kept out of this one.
     monkeypatch.setattr(main.signal, "signal", lambda *_: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     return raised
@@ -103,7 +103,7 @@ def test_help_lists_every_command() -> None:
 
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_every_command_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started, not forked: each imports what it needs by itself."""
+    """Each command is started, not forked, so that it must import what its help needs."""
     monkeypatch.setattr(commands, "STARTED", True)
     assert good(name, "--help").startswith(f"Usage: iserblk {name} ")
 

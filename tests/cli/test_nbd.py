@@ -1,4 +1,4 @@
-"""``iserblk nbd``: sockets, how it ends, and what it refuses."""
+"""``iserblk nbd``: its sockets, its end, and what it refuses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nbd_on_tcp(url: str, tmp_path: Path) -> None:
 
 
 def test_nbd_works_behind_another_python(url: str, tmp_path: Path) -> None:
-    """nbdkit's Python must not take the library of whatever python3 is first in PATH."""
+    """nbdkit's Python must not take the library of the python3 that is first in PATH."""
     need("nbdkit", "nbdinfo")
     (tmp_path / "bin").mkdir()
     (tmp_path / "lib" / "python3.11" / "lib-dynload").mkdir(parents=True)
@@ -65,7 +65,7 @@ def test_nbd_works_behind_another_python(url: str, tmp_path: Path) -> None:
 
 
 def test_nbd_ends_when_it_is_killed(url: str, tmp_path: Path) -> None:
-    """No nbdkit stays behind, and its stale socket is in nobody's way."""
+    """No nbdkit stays behind, and the next ``iserblk nbd`` replaces the stale socket."""
     need("nbdkit", "nbdinfo")
     path = tmp_path / "s"
     with serving("nbd", url, "--socket", path, log=tmp_path / "log") as server:
@@ -110,5 +110,5 @@ def test_nbd_without_nbdkit(url: str, tmp_path: Path) -> None:
     [(errno.EROFS, 13), (errno.EPERM, 13), (errno.EACCES, 13), (errno.EADDRINUSE, 28)],
 )
 def test_a_place_that_nbd_may_not_listen_in_is_no_bad_argument(number: int, status: int) -> None:
-    """A read-only file system among them."""
+    """Directories that do not allow a socket, a read-only file system among them."""
     assert nbd.refusal(OSError(number, "")).exit_status == status

@@ -1,4 +1,4 @@
-"""``iserblk stats`` of disks in use: for people, for scripts, on a terminal."""
+"""``iserblk stats`` of disks in use: as text, as JSON, on a terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from iserblk.cli.stats_rows import Row, plain, time_words
-from iserblk.cli.stats_table import table
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.seam import BlockingDisk
 from iserblk.errors import IserblkError
-from iserblk.metrics.reading import LunReading, OperationReading
 from tests.cli.commands import COMMAND, bad, environment, good, good_json, iserblk, serving
 from tests.cli.runs import JSON_DOCUMENT, documented
 from tests.support.fuse import need_fuse
@@ -34,7 +31,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A short one: the names of sockets have 107 bytes, and quote the places that they are for."""
+    """A short path: names of sockets have at most 107 bytes, and contain the escaped path that they
+    serve."""
     with tempfile.TemporaryDirectory(prefix="iserblk.") as directory:
         yield Path(directory)
 
@@ -54,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def disk(target: TargetProcess, place: Path) -> Iterator[BlockingDisk]:
-    """In use by this process."""
+    """A disk that this process uses, with some operations counted."""
     with open_disks([target.url], {"metrics": str(place)}) as disks:
         disk = disks.disks["lun0"]
         buffer = memoryview(bytearray(4096))
@@ -77,7 +75,7 @@ def test_for_people(disk: BlockingDisk, place: Path) -> None:
     assert any(re.match(r"read 11 requests, 40.0 KiB, mean .*s, p99 .*s, 1 failed", each)
                for each in lines)  # fmt: skip
     assert any(re.match(r"all 24 requests, 92.0 KiB, mean", each) for each in lines)
-    assert lines.count("write none") == 1  # of LUN 1
+    assert lines.count("write none") == 1  # LUN 1, without writes
 
 
 def test_json_is_as_documented(disk: BlockingDisk, place: Path) -> None:
@@ -134,51 +132,12 @@ def test_on_a_terminal(disk: BlockingDisk, place: Path) -> None:
         assert word.encode() in shown
 
 
-def test_what_was_done_since_the_last_look() -> None:
-    def row(at: float, reads: int) -> Row:
-        buckets = [0] * len(OperationReading().buckets)
-        buckets[3] = reads  # up to 64 µs
-        lun = LunReading(
-            "iqn", 0, "lun\x1b0", "iser://host/iqn/0", MIB, "host:3260", "iwarp", connected=False
-        )
-        lun.operations["read"] = OperationReading(tuple(buckets), reads * MIB, 0, reads * 50e-6)
-        return Row("/dev/nbd0", "/run/socket", 7, "1", at, lun)
-
-    def cells(before: dict[tuple[object, ...], Row]) -> list[str]:
-        found = table([row(12.0, 300)], before)
-        return [str(next(iter(column.cells))) for column in found.columns]  # type: ignore
-
-    old = row(10.0, 100)
-    rest = ["0", "0", "0", "0 bytes", "host:3260 (iwarp), not connected"]
-    names = ["/dev/nbd0", "lun?0"]
-    assert cells({}) == [*names, "", "", "", "", *rest]
-    assert cells({old.key: old}) == [*names, "100", "100.0", "50 µs", "64 µs", *rest]
-
-
-@pytest.mark.parametrize(
-    ("microseconds", "words"),
-    [
-        (None, "-"),
-        (0.4, "0 µs"),
-        (999.0, "999 µs"),
-        (1234.0, "1.2 ms"),
-        (123_456.0, "123 ms"),
-        (67_108_864.0, "67.1 s"),
-    ],
-)
-def test_times(microseconds: float | None, words: str) -> None:
-    assert time_words(microseconds) == words
-
-
-def test_nothing_a_terminal_would_act_on() -> None:
-    assert plain("a\x1b[2Jb\nc\u202ed é") == "a?[2Jb?c?d é"
-
-
 # --- what is served by default -------------------------------------------------------------------
 
 
 def runtime(tmp_path: Path) -> dict[str, str]:
-    """Users other than root have their own directory, which need not be there in a test."""
+    """The environment that makes ``tmp_path`` the runtime directory. Users other than root have
+    their own, which may be missing in a test."""
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
@@ -272,10 +231,10 @@ def test_nobody_serves(tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-        assert "nobody serves metrics there" in bad(4, "stats", f"127.0.0.1:{port}")
+        assert "no process serves metrics there" in bad(4, "stats", f"127.0.0.1:{port}")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "left"))
-        assert "nobody serves metrics there" in bad(4, "stats", tmp_path / "left")
+        assert "no process serves metrics there" in bad(4, "stats", tmp_path / "left")
 
 
 def test_a_place_that_is_taken(disk: BlockingDisk, target: TargetProcess, place: Path) -> None:

@@ -1,4 +1,4 @@
-"""``iserblk target``: readiness, an orderly end, and all that can be wrong with its files."""
+"""``iserblk target``: readiness, an orderly end, and errors of its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def target(*luns: object, listen: str = "127.0.0.1:0", iqn: str = IQN) -> list[o
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_life(number: int, status: int, tmp_path: Path) -> None:
-    """Systemd hears of both ends of it, and what its cache holds is in the file."""
+    """systemd is told of the start and of the end; at the end the cache is written to the file."""
     (tmp_path / "ones").write_bytes(b"\x11" * MIB)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
@@ -43,7 +43,7 @@ def test_life(number: int, status: int, tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == ""
 
 
-# The command, in which each LUN's file ends by what the argument says.
+# The command, where closing a LUN sends a signal or finds a full disk, as the argument says.
 ENDING = """
 import errno, os, signal, sys
 from iserblk.cli.main import main
@@ -72,7 +72,8 @@ main(sys.argv[2:])
     ],
 )
 def test_every_lun_is_closed(what: str, status: int, said: str, tmp_path: Path) -> None:
-    """Whatever comes while their caches are written: more signals, or a full disk."""
+    """Every LUN is closed, also when more signals come or the disk is full while caches are
+    written."""
     words = ["-c", ENDING, what, *map(str, target("a:size=1M", "b:size=1M"))]
     server = subprocess.Popen(
         [sys.executable, *words],
@@ -110,7 +111,7 @@ def test_luns_are_numbered_in_order_and_keep_their_identity(tmp_path: Path) -> N
 
 
 def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
-    """File names are bytes; so is what the LUN's identity is made of."""
+    """A file name may be any bytes; the LUN's identity is made from them."""
     spec = tmp_path / os.fsdecode(b"disk-\xff:size=1M")
     with serving(*target(spec), log=tmp_path / "log") as server:
         (disk,) = good_json("info", server.url)["disks"]

@@ -32,7 +32,7 @@ def test_portal_groups_and_their_states(tmp_path: Path) -> None:
         done = iserblk("info", f"{second['url']}/0")
         assert (done.returncode, done.stdout) == (1, "")
         assert "this path is in the standby state" in done.stderr
-        # A file that is wrong changes nothing.
+        # A file with an error changes nothing.
         states.write_text("2 asleep\n")
         hang_up(server.process.pid, log, "access states are left as they are: .*'asleep'")
         assert iserblk("info", f"{second['url']}/0").returncode == 1
@@ -59,7 +59,7 @@ def test_wrong_words(tmp_path: Path) -> None:
     states = tmp_path / "states"
     states.write_text("5 standby\n")
     text = start("--listen", "127.0.0.1:0,4", "--access-states", states)
-    assert "there is no portal group 5; there are: 4" in text
+    assert "there is no portal group 5; the groups are: 4" in text
 
 
 def test_help_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Copying and comparing, over Ends in memory."""
+"""Copying and comparing between Ends in memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MIB = 1 << 20
 
 
 class MemoryEnd:
-    """Knows which of its bytes are holes; ``runs`` are (bytes, is a hole), one after the other.
+    """An End in memory with holes. ``runs``: (bytes, is a hole), one after the other.
 
-    ``answer`` extents come in one answer, so that the rest must be asked for.
+    One answer to ``extents`` has at most ``answer`` extents, so that the rest must be asked for.
     """
 
     def __init__(self, runs: list[tuple[bytes, int]], answer: int = 2) -> None:
@@ -73,7 +73,7 @@ class MemoryEnd:
 
 
 def other_of(source: MemoryEnd, tail: bytes = b"") -> MemoryEnd:
-    """A destination full of something else."""
+    """A destination with other content."""
     return MemoryEnd([(b"\xee" * source.size + tail, EXTENT_DATA)])
 
 
@@ -106,7 +106,7 @@ def test_requests_are_aligned() -> None:
 
 
 async def test_many_requests_are_in_flight() -> None:
-    """No read ends before all that may be in flight have begun."""
+    """Reads wait until as many have begun as may be in flight: fewer would never end."""
     source = MemoryEnd([(b"b" * (20 * MIB), EXTENT_DATA)])
     source.gate = trio.Event()
     with trio.fail_after(60):

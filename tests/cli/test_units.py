@@ -1,4 +1,4 @@
-"""systemd's units and mount(8)'s helper. Real devices and real mounts by mount(8): tests/lab."""
+"""systemd's units and mount(8)'s helper. tests/lab has real devices and real mounts by mount(8)."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def test_installed_and_removed(root: Path) -> None:
     places = [root / "etc/systemd/system" / name for name in UNITS] + [root / HELPER]
     assert all(path.is_file() for path in places)
     assert os.access(root / HELPER, os.X_OK)
-    assert install(root).returncode == 0  # over its own
+    assert install(root).returncode == 0  # over its own files
     assert install(root, "--remove").returncode == 0
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "sbin").mkdir()
-    (tmp_path / HELPER).write_text("of somebody else")
+    (tmp_path / HELPER).write_text("of another package")
     done = install(tmp_path)
     assert done.returncode == 1
     assert "is not from here" in done.stderr
     install(tmp_path, "--remove")
-    assert (tmp_path / HELPER).read_text() == "of somebody else"
+    assert (tmp_path / HELPER).read_text() == "of another package"
 
 
 def test_wrong_arguments() -> None:
@@ -97,7 +97,7 @@ def test_the_mount_unit(root: Path, target: TargetProcess, tmp_path: Path) -> No
         done = unit.run("ExecStop")
         assert (done.returncode, done.stderr) == (0, "")
         assert process.wait(END_S) == 0
-    # Nothing to do after that, nor after a refusal: what is mounted there is somebody else's.
+    # Nothing to do after that, nor after a refusal: another program's mount is there.
     assert unit.run("ExecStopPost", SERVICE_RESULT="exit-code").returncode == 0
     if os.geteuid():
         return  # umount --lazy is for root
@@ -136,7 +136,7 @@ def helper(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_mount_helper(target: TargetProcess, tmp_path: Path) -> None:
-    """With all that mount(8) passes for an fstab line."""
+    """The helper takes all arguments that mount(8) passes for an fstab line."""
     need_fuse()
     options = "ro,noexec,nosuid,nodev,_netdev,nofail,noauto,user,x-systemd.automount,io-timeout=20"
     done = helper(f"{target.url}/0", tmp_path, "-n", "-s", "-v", "-f", "-o", options)

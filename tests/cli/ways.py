@@ -1,4 +1,4 @@
-"""Every way into the project that takes a URL, to try the same things on each."""
+"""Every program of the project that takes a URL, to try the same things on each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FUSE = [sys.executable, "-m", "fuse_mount"]
 
 @dataclass(slots=True, frozen=True)
 class Way:
-    """``words``: the call, with {url}, and {at} for an empty directory. ``prefix``: how its line
-    on stderr begins. ``usage`` and ``other``: its exit statuses for wrong usage and all else,
-    where it has its own."""
+    """A program. ``words``: the call, with {url}, and {at} for an empty directory. ``prefix``: how
+    its line on stderr begins. ``usage`` and ``other``: its exit statuses for wrong usage and for
+    all other errors, where they differ from iserblk's."""
 
     words: tuple[str, ...]
     prefix: str = "iserblk: "
@@ -29,7 +29,7 @@ class Way:
         return [word.format(url=url, at=at) for word in self.words]
 
     def status(self, general: int) -> int:
-        """Its exit status for what is ``general`` elsewhere."""
+        """Its exit status for an error whose status in iserblk is ``general``."""
         own = self.usage if general in (7, 27) else self.other
         return general if own is None else own
 
@@ -56,7 +56,7 @@ WAYS = {
 
 
 def ended(words: list[str], **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run to the end. ``changes`` are environment variables."""
+    """Run the command to its end. ``changes`` are environment variables."""
     return subprocess.run(
         words,
         capture_output=True,
@@ -68,7 +68,7 @@ def ended(words: list[str], **changes: str) -> subprocess.CompletedProcess[str]:
 
 
 def one_line(done: subprocess.CompletedProcess[str], status: int) -> str:
-    """What it complained of, and that it did nothing else."""
+    """The line on stderr; checks the status, and that the command printed nothing else."""
     assert (done.returncode, done.stdout) == (status, ""), done
     (line,) = done.stderr.splitlines()
     return line

@@ -73,14 +73,14 @@ def test_read(ends: Ends, size: int) -> None:
     ends.until(lambda: bool(ends.down.sent))
     assert ends.down.sent == [answer] and answer.busy == 0
     ends.target.deallocate_task_resources(answer)
-    buffer.clear()  # BufferError while anybody has a view of it
-    # Put_Data is told of by nobody: neither end has a notice beside the PDUs.
+    buffer.clear()  # BufferError while a view of it is left
+    # No notice tells of Put_Data: each end has heard of the PDUs alone.
     assert len(ends.up.pdus) == 1 and not ends.down.filled
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_write(ends: Ends, size: int) -> None:
-    """What may go unasked does; the rest is asked for, burst by burst.
+    """Unsolicited data goes as far as was agreed; the target asks for the rest, burst by burst.
 
     proves: ISER-6.2-5, ISER-7.1-5, ISER-7.3.6-3, ISER-7.3.6-9, ISER-8.3.1-3, ISER-IB00-2-1
     """
@@ -105,7 +105,7 @@ def test_write(ends: Ends, size: int) -> None:
     ends.respond(0)
     ends.until(lambda: bool(ends.up.pdus))
     ends.initiator.deallocate_task_resources(ends.slots[0], ends.up.pdus[0][2])
-    source.clear()  # BufferError while anybody has a view of it
+    source.clear()  # BufferError while a view of it is left
 
 
 def test_parts_at_an_offset(ends: Ends) -> None:
@@ -119,7 +119,7 @@ def test_parts_at_an_offset(ends: Ends) -> None:
 
 
 def test_several_writes_at_once(ends: Ends) -> None:
-    """What each asks for finds its own sink."""
+    """Each Get_Data fills the sink of its own task."""
     sources = [bytearray(bytes((index + 1,)) * 200_000) for index in range(3)]
     for index, source in enumerate(sources):
         ends.command(index, WRITE, memoryview(source))
@@ -132,14 +132,14 @@ def test_several_writes_at_once(ends: Ends) -> None:
 
 
 def test_data_that_is_given_up(ends: Ends) -> None:
-    """The sink is free at once; or it cannot be given up, and is filled."""
+    """cancel_data frees the sink at once, or says that it cannot; then the sink is filled."""
     source, sink = bytearray(b"x" * 65536), bytearray(32768)
     answer = ends.commanded(0, WRITE, memoryview(source))
     ends.target.get_data(answer, memoryview(sink), 16384)
     if ends.target.cancel_data(answer):
         assert answer.busy == 0
         ends.target.deallocate_task_resources(answer)
-        sink.clear()  # BufferError while anybody has a view of it
+        sink.clear()  # BufferError while a view of it is left
         ends.commanded(1, READ, memoryview(bytearray(4)))
         assert not ends.down.filled
     else:
@@ -148,7 +148,7 @@ def test_data_that_is_given_up(ends: Ends) -> None:
 
 
 def test_additional_header_segments_arrive_intact(ends: Ends) -> None:
-    """In both directions, every PDU once, with its place in the message.
+    """Each end hears of every PDU once, with its place in the message.
 
     proves: ISER-3.2.1-1, ISER-7.2-2, ISER-7.3-2
     """
@@ -168,7 +168,7 @@ def test_additional_header_segments_arrive_intact(ends: Ends) -> None:
 
 
 def test_a_task_that_ends_without_a_response(ends: Ends) -> None:
-    """Its buffer is free, and late data for it ends the connection.
+    """The task's buffer is free, and late data for it ends the connection.
 
     proves: ISER-3.1.9-1, ISER-8.3.2-2, ISER-8.3.2-3
     """
@@ -177,7 +177,7 @@ def test_a_task_that_ends_without_a_response(ends: Ends) -> None:
         ends.commanded(index, READ, memoryview(buffer)) for index, buffer in enumerate(buffers)
     )
     ends.initiator.deallocate_task_resources(ends.slots[0], 0)
-    buffers[0].clear()  # BufferError while anybody has a view of it
+    buffers[0].clear()  # BufferError while a view of it is left
     ends.target.put_data(other, memoryview(b"in time!"), 0)
     ends.respond(1)
     ends.target.put_data(late, memoryview(b"too late"), 0)
@@ -209,7 +209,7 @@ def test_the_end_frees_everything(ends: Ends) -> None:
     for answer in (reads, writes):
         ends.target.deallocate_task_resources(answer)
     for buffer in (to_read, to_write, source, sink):
-        buffer.clear()  # BufferError while anybody has a view of it
+        buffer.clear()  # BufferError while a view of it is left
 
 
 def test_connections_do_not_mix(ends: Ends, request: pytest.FixtureRequest) -> None:
@@ -232,7 +232,7 @@ def test_connections_do_not_mix(ends: Ends, request: pytest.FixtureRequest) -> N
 
 @pytest.mark.parametrize("closer", [0, 1])
 def test_a_peer_that_vanishes(ends: Ends, closer: int) -> None:
-    """The connection is lost, for either side. proves: ISER-4.2-2, ISER-10.1.1-1,
+    """The end that stays sees a lost connection. proves: ISER-4.2-2, ISER-10.1.1-1,
     ISER-10.1.1.2-1, ISER-10.1.2.2-3"""
     sides = _sides(ends)
     sides[closer].connection_terminate()

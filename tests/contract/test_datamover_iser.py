@@ -104,7 +104,7 @@ def test_a_task_that_ended_advertises_nothing(ends: Ends) -> None:
 
 @pytest.mark.parametrize("at_target", [True, False])
 def test_an_rcap_error_is_told_to_both_layers_above(ends: Ends, at_target: bool) -> None:
-    """The side that finds it ends the connection; the other one hears of it, whether by a
+    """The end that finds the error closes the connection; the other end hears of it, by a
     Terminate or by the end alone.
 
     proves: ISER-4.1-10, ISER-4.2-2, ISER-10.1.2-1, ISER-10.1.2.1-2, ISER-10.1.2.2-1

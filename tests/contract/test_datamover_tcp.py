@@ -60,7 +60,7 @@ def test_missing_data_is_residual_whatever_the_target_says(
 
 
 class Liar:
-    """One end of ours with tasks 0 (a read) and 1 (a write) of 20,000 bytes; raw bytes to it."""
+    """Raw bytes to one end of ours, which has tasks 0 (a read) and 1 (a write) of 20,000 bytes."""
 
     def __init__(self, plain: Ends) -> None:
         left, right = socket.socketpair()

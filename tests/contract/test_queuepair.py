@@ -66,7 +66,7 @@ def test_send_arrives_whole(connect: Connect, size: int, header: int) -> None:
 
 @pytest.mark.parametrize("lengths", [[20, 20], [20, 40, 1, 39, 0, 20]])
 def test_part_of_a_slot_is_sent(connect: Connect, lengths: list[int]) -> None:
-    """What lies behind the message in its slot is not sent; it need not survive."""
+    """Bytes behind the message in its slot are not sent, and may be overwritten."""
     driver = connect()
     a, _ = driver.pairs
     request = send_request(a, b"", slot_size=40)
@@ -450,7 +450,7 @@ def test_memory_is_untouched_after_retire(connect: Connect) -> None:
 
 
 def test_data_of_a_read_survives_retire_at_its_source(connect: Connect, provider: Provider) -> None:
-    """What was asked for before the retire is answered from a copy, never from freed memory."""
+    """A Read that came before the retire is answered from a copy, never from freed memory."""
     provider.needs("seen reads")
     driver = connect()
     a, b = driver.pairs

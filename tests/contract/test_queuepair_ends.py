@@ -73,7 +73,7 @@ def test_close_lets_go_of_all_memory(connect: Connect) -> None:
     a.close()
     b.close()
     for memory in (source, sink, waiting, opened):
-        memory.clear()  # BufferError while anybody holds a view
+        memory.clear()  # BufferError while a view is held
         assert len(memory) == 0
 
 
@@ -165,7 +165,7 @@ def test_threads_post_while_another_drives(connect: Connect) -> None:
 
 
 def test_threads_advertise_and_retire_under_load(connect: Connect, provider: Provider) -> None:
-    """Each thread has memory written by the peer, retires it, and finds it its own again."""
+    """Each thread has the peer write to its memory, retires it, and finds what was written."""
     threads, each, size = 4, 40, 20_000
     driver = connect(receives=2 * threads * each)
     a, b = driver.pairs

@@ -58,7 +58,7 @@ def message(length_word: int, behind: int, first: int = 0x10) -> memoryview:
     ("word", "behind"), [(0, 0), (0, 3), (5, 5), (5, 8), (0x01000000, 4), (0x02000005, 13)]
 )
 def test_whole_messages(word: int, behind: int) -> None:
-    """With padding or without. proves: ISER-RC-12"""
+    """A data segment may end with its padding, or without. proves: ISER-RC-12"""
     check_message_untrusted(message(word, behind))
 
 

@@ -153,7 +153,7 @@ def test_divert_leaves_the_buffer_alone() -> None:
     taker.feed(wire[:152])
     taker.rx.divert()
     before = bytes(taker.placed[0])
-    taker.placed[0].clear()  # BufferError while anybody has a view of it
+    taker.placed[0].clear()  # BufferError while a view of it is left
     taker.placed[0] = bytearray(b"gone")
     taker.feed(wire[152:], [7])
     assert before == b"x" * 100 + bytes(900)
@@ -194,7 +194,7 @@ def test_any_bytes(data: bytes, header: bool, digest: bool, chunk: int) -> None:
 
 
 def test_login_goes_step_by_step() -> None:
-    """What follows the last login PDU is not looked at before the new rules are known."""
+    """Bytes behind the last login PDU are not decoded before the agreed digests are set."""
     taker = Taker(512, False, False)
     taker.rx = PduReceiver(taker.place, taker.deliver)
     first = on_the_wire([(3, 0, b"login")], False, False)
@@ -237,14 +237,14 @@ def test_disown_copies_what_has_to_leave(room: int) -> None:
     tx.flush()
     assert tx.blocked
     tx.disown(source)
-    source.clear()  # BufferError while anybody has a view of it
+    source.clear()  # BufferError while a view of it is left
     stream.room = 1000
     tx.resume()
     assert bytes(stream.out) == bhs_of(1, 7) + b"abcdefg\0"
 
 
 def test_flush_while_another_thread_sends() -> None:
-    """It leaves what was queued to that one, which sends it, too."""
+    """``flush`` sends nothing then: the thread that is sending takes the queued PDUs as well."""
     stream = Stream(room=0)
     sender = PduSender(stream)
     sender.queued.append(sender.frame(b"1" * 48, None))

@@ -1,4 +1,4 @@
-"""iSNS messages: attributes, PDUs cut anywhere, and whatever a server may send."""
+"""iSNS messages: attributes, PDUs cut anywhere, and any bytes that a server may send."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_responses() -> None:
 
 
 def test_targets() -> None:
-    """Behind the delimiter; initiators are none; each once."""
+    """Targets stand behind the delimiter; initiators are left out; each target is listed once."""
     answer = [isns.number(33, 1), END]
     for name, kind in ((TARGET, 1), (US, 2), (OTHER, 3), (TARGET, 1)):
         answer += [isns.text(32, name), isns.number(33, kind)]

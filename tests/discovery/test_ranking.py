@@ -55,7 +55,7 @@ def test_asking_counts_more_than_the_type() -> None:
 
 
 def test_local_networks(tmp_path: Path) -> None:
-    """As the kernel shows them; rows that make no sense are left out."""
+    """Networks come from the kernel's tables; rows that make no sense are left out."""
     net = tmp_path / "proc/net"
     net.mkdir(parents=True)
     (net / "route").write_text(

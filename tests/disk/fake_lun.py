@@ -59,7 +59,7 @@ class FakeLun:
 
 
 class FakeLuns(FakeSession):
-    """A session at whose far end LUN 0 is. ``asked``: (LUN, what), in order."""
+    """A session with LUN 0 behind it. ``asked``: (LUN, what), in order."""
 
     def __init__(self, lun: FakeLun | None = None) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class FakeLuns(FakeSession):
 
 
 def finish(operation: Operation[T]) -> tuple[T, list[float]]:
-    """To its end; what it returns, and how long it would have slept."""
+    """Run the operation to its end: (what it returns, seconds that it would have slept)."""
     pauses: list[float] = []
     while True:
         try:
@@ -114,7 +114,7 @@ def finish(operation: Operation[T]) -> tuple[T, list[float]]:
 
 
 def known(session: FakeLuns, lun: int = 0) -> DiskCore:
-    """The disk that is at the far end."""
+    """A DiskCore of the LUN behind ``session``, as identified after login."""
     steps = identify(session, lun, f"lun{lun}", f"iser://portal/iqn/{lun}", "iqn")  # type: ignore[arg-type]
     (info, geometry), _ = finish(steps)
     return DiskCore(session, luns.encode(lun), info, geometry)  # type: ignore[arg-type]

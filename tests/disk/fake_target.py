@@ -208,7 +208,7 @@ def run(
     target: FakeTarget,
     newest_first: bool = False,
 ) -> object:
-    """To its end; the commands in flight are executed in one order or the other."""
+    """Run the operation to its end; ``newest_first`` decides the order of execution."""
     try:
         while True:
             step = next(operation)

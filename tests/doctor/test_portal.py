@@ -66,7 +66,7 @@ async def target(rdma: bool = False) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def stranger(answer: bytes, close: bool) -> AsyncIterator[int]:
-    """The port of a server that says ``answer`` to whatever it hears first."""
+    """The port of a server that sends ``answer`` after the first bytes that it receives."""
 
     async def talk(stream: trio.SocketStream) -> None:
         with suppress(trio.BrokenResourceError):
@@ -127,8 +127,11 @@ async def test_a_device_leads_there(fabric: Fabric) -> None:
         report = await look(port, IQN, Limits())
         assert (report.error, report.choice) == (None, "verbs")
         cm = at(report, "rdma_cm").text
-        assert cm == "something listens; fake0 gets there (RoCE, STags are memory windows)"
-        assert at(report, "choice").text == "verbs: fake0 leads there, and something listens"
+        assert cm == "takes connections through fake0 (RoCE, STags are memory windows)"
+        assert (
+            at(report, "choice").text
+            == "verbs: fake0 leads there, and the target takes connections"
+        )
         assert ", over verbs, as " in at(report, "login").text
         report = await look(port, IQN, Limits(), rcap="iwarp")
         assert report.choice == "iwarp"
@@ -139,7 +142,7 @@ async def test_a_device_leads_there(fabric: Fabric) -> None:
 
 
 async def test_nobody_listens_by_rdma_cm(fabric: Fabric) -> None:
-    """A warning only: software iWARP gets there."""
+    """A warning only: software iWARP reaches the target."""
     fabric.missing = None
     async with target() as port:
         report = await look(port, IQN, Limits())
@@ -154,7 +157,7 @@ async def test_nobody_listens_by_rdma_cm(fabric: Fabric) -> None:
 
 
 async def test_only_rdma_gets_there(fabric: Fabric) -> None:
-    """TCP's port belongs to somebody else, or nobody: a warning only."""
+    """Another program has the TCP port, or none has: a warning only."""
     fabric.missing = None
     async with target(rdma=True) as port:
         (listener,) = fabric.listeners.values()
@@ -194,7 +197,7 @@ async def test_a_closed_port() -> None:
     assert "Connection refused" in at(report, "TCP").text
     assert "start the target" in at(report, "TCP").remedy
     assert at(report, "choice").text == "rcap=auto finds no way to the target"
-    assert at(report, "login").text == "not tried: nobody there speaks iSER"
+    assert at(report, "login").text == "not tried: no address of the portal speaks iSER"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ async def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_many_addresses_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten that say nothing take as long as one."""
+    """Ten silent addresses take as long as one."""
     async with stranger(b"", close=False) as port:
 
         async def resolve(host: str, _port: int) -> list[Address]:
@@ -285,7 +288,7 @@ async def test_many_addresses_are_asked_at_once(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("iqn", [IQN, ""], ids=["url", "portal"])
 async def test_traditional(iqn: str) -> None:
-    """MPA and rdma_cm are no question then."""
+    """MPA and rdma_cm are not tried then."""
     async with target() as port:
         report = await look(port, iqn, Limits(), scheme="iscsi")
     assert (report.error, report.choice) == (None, "tcp")
@@ -302,7 +305,7 @@ async def test_traditional_and_nobody_there() -> None:
     assert report.error is not None and report.error.exit_status == 4
     assert at(report, "TCP").status == ERROR
     assert at(report, "choice").text == "tcp finds no way to the target"
-    assert at(report, "login").text == "not tried: nobody there takes connections"
+    assert at(report, "login").text == "not tried: no address of the portal takes connections"
 
 
 async def test_traditional_and_something_else() -> None:
@@ -315,7 +318,7 @@ async def test_traditional_and_something_else() -> None:
 
 
 async def test_fallback() -> None:
-    """Nobody speaks iSER, and that is a warning only."""
+    """No portal speaks iSER: a warning only."""
     with portals(1, lambda: Portal(slam=True, digests=True)) as (portal,):
         report = await look(portal.port, IQN, Limits(), fallback="iscsi")
     assert (report.error, report.choice) == (None, "tcp")

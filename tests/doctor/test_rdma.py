@@ -90,7 +90,7 @@ def test_device_nodes(box: Box) -> None:
     missing = named(check_rdma(box.machine), "/dev/infiniband")
     assert missing.status == WARNING
     assert "rdma_cm and /dev/infiniband/uverbs* missing" in missing.text
-    assert "modprobe rdma_ucm" in missing.remedy
+    assert "modprobe -a rdma_ucm" in missing.remedy
     box.nodes()
     assert named(check_rdma(box.machine), "/dev/infiniband").status == OK
 

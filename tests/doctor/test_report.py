@@ -80,7 +80,7 @@ def test_what_stops_working(
 def test_the_word_of_the_provider(
     device: bool, status: str, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a problem only where there is a device."""
+    """A missing provider is a problem only where there is a device."""
     fabric = Fabric()
     fabric.missing = "no luck with verbs"
     monkeypatch.setattr(verbs, "provider", fabric)

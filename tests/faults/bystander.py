@@ -1,4 +1,4 @@
-"""A session that has nothing to do with it: it must go on, unharmed, whatever others do."""
+"""A session that is not attacked: it must go on unharmed, whatever other sessions do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURN_S = 0.002
 
 
 class Bystander:
-    """Writes and reads back, again and again; ``turns``: how often it has."""
+    """Writes and reads back again and again. ``turns``: how often it has."""
 
     def __init__(self, disk: AsyncDisk) -> None:
         self._disk = disk
@@ -37,7 +37,7 @@ class Bystander:
 
 @asynccontextmanager
 async def bystander(url: str) -> AsyncIterator[Bystander]:
-    """``url``: a LUN of its own. At the end it must have got on."""
+    """A Bystander at work on ``url``, a LUN of its own. Checks at the end that it made progress."""
     async with one_disk("async", url) as disk, trio.open_nursery() as nursery:
         made = Bystander(disk)
         await made.turn()
@@ -46,6 +46,6 @@ async def bystander(url: str) -> AsyncIterator[Bystander]:
         before = made.turns
         nursery.cancel_scope.cancel()
         assert before > 1
-    # After all that others did.
+    # The LUN still works after all that other sessions did.
     async with one_disk("async", url) as disk:
         await Bystander(disk).turn()

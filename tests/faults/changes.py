@@ -1,4 +1,4 @@
-"""Lies: PDUs and FPDUs of a session under way, with a field changed, and the CRC made right."""
+"""Changed PDUs and FPDUs of a session: one field is changed, and the CRC is made right again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.support.faults.behaviours import Corrupt
 from tests.support.faults.framing import Unit
 
 _BHS = 48
-_FPDU_HEADS = (2, 20 + 28 + 48)  # what lies behind ULPDU_Length: DDP, iSER header, BHS
+_FPDU_HEADS = (2, 20 + 28 + 48)  # bytes behind ULPDU_Length: DDP, iSER header, BHS
 _EDGES = (0, 1, 2, 0x7F, 0x80, 0xFF)
-# CRC, header digest or data digest would tell, so FPDUs are mended and PDUs go without digests.
+# A CRC or a digest would show the change: FPDUs get a new CRC, and PDUs must have no digest.
 
 
 def lie(transport: str, seed: int, chance: float) -> Corrupt:

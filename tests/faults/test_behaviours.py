@@ -1,4 +1,4 @@
-"""Each behaviour alone, on units: no sockets, no clock."""
+"""Each behaviour of a fault alone, on units: no sockets, no clock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_units_that_are_lost_doubled_or_late() -> None:
     assert through(Drop(nth=1)) == [b"alpha", b"gamma", b"delta", b"epsilon", FIN]
     assert through(Duplicate(nth=0)) == [b"alpha", *WORDS, FIN]
     assert through(Reorder(nth=1)) == [b"alpha", b"gamma", b"beta", b"delta", b"epsilon", FIN]
-    assert through(Reorder(nth=4)) == [*WORDS, FIN]  # no next one: but it is not lost
+    assert through(Reorder(nth=4)) == [*WORDS, FIN]  # the last unit is not lost
 
 
 def test_the_stream_is_cut_to_the_byte() -> None:

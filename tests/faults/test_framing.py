@@ -1,4 +1,4 @@
-"""Units are found whole, however the bytes come; rubbish passes as it is."""
+"""Framing finds whole units, in whatever pieces the bytes come; other bytes pass unchanged."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_pdus(seed: int, digests: str) -> None:
     answer = login_response(("HeaderDigest", digests), ("DataDigest", digests))
     assert [unit.data for unit in feed(down, answer, seed)] == [answer]
     first = command(7, data=b"x" * 513) + bytes(extra)
-    second = command(8, operation=0x28) + bytes(extra // 2)  # without data no data digest
+    second = command(8, operation=0x28) + bytes(extra // 2)  # no data digest without data
     found = feed(up, first + second, seed)
     assert [unit.data for unit in found] == [first, second]
     assert [unit.is_write_command for unit in found] == [True, False]

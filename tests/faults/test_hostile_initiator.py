@@ -1,4 +1,4 @@
-"""Initiators that lie, flood, or never get through their login; a real target, and a bystander."""
+"""Initiators that lie, flood or never end their login, a real target, and a bystander."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOST_PINGS = 50_000
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
-    """LUN 0 is the bystander's, LUN 1 the hostile one's."""
+    """A target: LUN 0 is for the bystander, LUN 1 for the hostile initiator."""
     place = tmp_path_factory.mktemp("lun")
     specs = [f"{place}/{name}:size=16M" for name in ("good", "bad")]
     patience = {"LOGIN_TIMEOUT_S": str(LOGIN_S)}
@@ -53,7 +53,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
 
 
 def beginnings() -> list[bytes]:
-    """What a login begins with, cut off at bad places."""
+    """Beginnings of a login, cut off at bad places."""
     header, data = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)])
     whole = header + data + bytes(-len(data) & 3)
     going_on = logins.request([("InitiatorName", "iqn.x:y"), ("TargetName", IQN)], 1, None)
@@ -64,7 +64,7 @@ def beginnings() -> list[bytes]:
 
 
 async def settled(target: TargetProcess, baseline: dict[str, int]) -> None:
-    """All that the target held for them is gone."""
+    """Wait until the target holds no more than at ``baseline``."""
     counted: dict[str, int] = {}
     with trio.move_on_after(PATIENCE_S):
         while True:
@@ -76,7 +76,7 @@ async def settled(target: TargetProcess, baseline: dict[str, int]) -> None:
 
 
 async def test_a_thousand_half_logins(target: TargetProcess) -> None:
-    """None gets further; the bystander gets on; each costs little memory; all are cut off."""
+    """The target cuts off every half login, and each costs little memory. The bystander goes on."""
     async with one_disk("async", f"{target.url}/0") as disk:  # warm
         await write(disk, bytes(MIB), 0)
     memory = target.memory
@@ -94,7 +94,7 @@ async def test_a_thousand_half_logins(target: TargetProcess) -> None:
             assert good.turns > turns
             grown = target.memory - memory
             print(f"{HALF_LOGINS} half logins: {grown / HALF_LOGINS / 1024:.0f} KiB each")
-            assert grown < 128 * MIB  # mostly those that have come through MPA start-up
+            assert grown < 128 * MIB  # mostly connections that have come through MPA start-up
             await settled(target, baseline)
 
 
@@ -113,7 +113,8 @@ def ping(number: int) -> bytes:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_flood_of_pings_that_reads_no_answer(target: TargetProcess, transport: str) -> None:
-    """It is cut off, or not read any more; memory stays bounded, the bystander gets on."""
+    """The target disconnects the sender, or reads no more of it. Memory stays bounded, and the
+    bystander goes on."""
     url = f"{target.url}/1".replace("iser:", f"{transport}:")
     baseline, memory = target.census(), target.memory
     async with bystander(f"{target.url}/0") as good:
@@ -173,8 +174,8 @@ async def _flood_sends(session: object, sent: list[int]) -> None:
 async def test_lies(
     target: TargetProcess, monkeypatch: pytest.MonkeyPatch, transport: str, seed: int
 ) -> None:
-    """A session whose PDUs are changed under way, at the target's door: lengths, tags, offsets,
-    sequence numbers. Whatever becomes of it, nothing of the bystander's is touched."""
+    """PDUs of a session are changed on their way to the target: lengths, tags, offsets, sequence
+    numbers. Whatever becomes of the session, the bystander's data is not touched."""
 
     def plan(number: int) -> tuple[Sequence[Behaviour], Sequence[Behaviour]]:
         return ([lie(transport, seed * 1000 + number, 0.1)] if number < 8 else []), []

@@ -1,7 +1,7 @@
-"""Targets that lie about what they send, over both transports, through both faces.
+"""Targets that lie: PDUs of a real target are changed on their way, over both transports and
+through both faces.
 
-What a bare peer can do to the session is in tests/initiator/session/test_session_hostile.py; here
-it is a real target, whose PDUs are changed on their way.
+tests/initiator/session/test_session_hostile.py has a bare peer as the target.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
 
 
 async def suffer(face: str, target: TargetProcess, transport: str, plan: Plan, seed: int) -> int:
-    """Work on LUN 1 through the proxy, and have a bystander on LUN 0; how many errors there were.
-    Errors are documented ones, and no buffer that was given to a write is changed."""
+    """Work on LUN 1 through the proxy, with a bystander on LUN 0; the number of errors. Checks that
+    errors are documented ones, and that no buffer of a write is changed."""
     errors = 0
     with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
         url = proxy.through(f"{target.url}/1").replace("iser:", f"{transport}:") + "?io-timeout=1"
@@ -83,15 +83,15 @@ async def test_lies(
 
 
 def _answer(unit: Unit) -> bool:
-    """A SCSI Response, or the Data-In that has the status in it."""
+    """Whether the unit is a SCSI Response, or a Data-In with status."""
     return unit.opcode == 0x21 or (unit.opcode == 0x25 and bool(unit.bhs[1] & 1))
 
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_answers_to_dead_tasks(target: TargetProcess, face: str, transport: str) -> None:
-    """Every answer comes twice: the second is for a task that has ended, or, worse, for the
-    command that has its slot now; it must not be taken for that one's."""
+    """Every answer comes twice. The task of the second answer has ended, and another command may
+    have its slot: the answer must not be taken for that command's."""
     doubled: list[Duplicate] = []
 
     def plan(number: int) -> tuple[Sequence[Behaviour], Sequence[Behaviour]]:
@@ -104,7 +104,8 @@ async def test_answers_to_dead_tasks(target: TargetProcess, face: str, transport
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_an_answer_that_never_comes(target: TargetProcess, transport: str) -> None:
-    """A sequence number is missing: the command ends at its deadline, or the session does."""
+    """An answer is dropped, its sequence number is missing: the command ends at its deadline, or
+    the session ends."""
 
     def plan(number: int) -> tuple[Sequence[Behaviour], Sequence[Behaviour]]:
         return [], ([Drop(_answer, nth=12)] if number == 0 else [])
@@ -122,7 +123,8 @@ async def test_an_answer_that_never_comes(target: TargetProcess, transport: str)
 async def test_a_target_that_never_ends_the_login(
     monkeypatch: pytest.MonkeyPatch, transport: str, says: bytes
 ) -> None:
-    """It takes the connection, says little or nothing, and waits: an error in words, in time."""
+    """The target takes the connection, sends little or nothing, and waits: the login ends in time,
+    with an error that says so."""
     monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.3)
     monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:

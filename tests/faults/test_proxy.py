@@ -1,9 +1,10 @@
-"""The proxy between two plain sockets, and between our own two ends."""
+"""The fault proxy between two plain sockets, and between our initiator and our target."""
 
 from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,7 @@ def paired() -> Iterator[Callable[..., Pair]]:
 
 
 def everything(sock: socket.socket) -> bytes:
-    """Up to the end of the stream."""
+    """All bytes up to the end of the stream."""
     whole = b""
     while data := sock.recv(65536):
         whole += data
@@ -94,10 +95,9 @@ def test_without_faults_nothing_changes(paired: Callable[..., Pair]) -> None:
         if at < len(sent):
             with contextlib.suppress(BlockingIOError):
                 at += client.send(sent[at : at + 65536])
-        try:
+        readable, _, _ = select.select([server], [client] if at < len(sent) else [], [], PATIENCE_S)
+        if readable:
             got += server.recv(1 << 20)
-        except BlockingIOError:
-            time.sleep(0.001)
     assert got == sent
     server.setblocking(True)
     server.sendall(b"back")
@@ -154,7 +154,7 @@ def test_refused_and_admitted_again(paired: Callable[..., Pair]) -> None:
     pair.join()
     pair.proxy.refuse()
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:  # a connection may have been in the queue
+    while time.monotonic() < deadline:  # a connection may still be in the queue
         try:
             socket.create_connection(("127.0.0.1", pair.proxy.port), 1).close()
         except ConnectionRefusedError:
@@ -202,7 +202,7 @@ def test_the_target_does_not_hear_of_a_client_that_was_abandoned(
     server.sendall(b"to nobody")
 
 
-# -- our own two ends ------------------------------------------------------------------------------
+# -- our initiator and our target ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ FAULTS: dict[str, Callable[[int], Behaviour]] = {
 async def test_a_fault_is_an_error_or_nothing_never_wrong_data(
     target: TargetProcess, transport: str, fault: str, up: bool
 ) -> None:
-    """With checksums on the wire. Whether the session outlives it is not the question here."""
+    """Checksums are on the wire: a fault is an error, or has no effect. The session may end."""
     crc = "?header_digest=crc32c&data_digest=crc32c" if transport == "iscsi" else ""
     for at in (3000, 40_000):
         made = FAULTS[fault](at)
@@ -279,5 +279,5 @@ async def test_a_fault_is_an_error_or_nothing_never_wrong_data(
 
 
 def test_the_log_of_the_target_names_no_bug(target: TargetProcess) -> None:
-    """Runs last in this module: whatever came, nothing but documented errors."""
+    """All tests of this module left only documented errors in the target's log. Runs last."""
     assert "Traceback" not in Path(target.log).read_text()

@@ -1,4 +1,4 @@
-"""The wrappers around queue pairs and streams, with our initiator above them and a real target."""
+"""Fault wrappers around queue pairs and streams, between our initiator and a real target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Wrap = Callable[[Any], Any]
 
 @pytest.fixture
 def wrapped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Wrap], None]:
-    """Connections of the transport get what ``wrap`` puts around them."""
+    """Wrap every new connection of the transport with ``wrap``."""
 
     real_ones = {name: getattr(iwarp, name) for name in SEAMS.values()}
 
@@ -104,7 +104,7 @@ async def test_the_connection_is_lost_at_any_call(
     transport: str,
     which: int,
 ) -> None:
-    """At the n-th call: an error as the seam documents it, or all is well; never wrong data."""
+    """The n-th call loses the connection: a documented error or success, never wrong data."""
     name = LOSES[transport][which]
     for count in (0, 3, 17, 60):
         script = Script({(name, count): ConnectionLost("cut by the test")})

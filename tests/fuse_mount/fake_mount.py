@@ -1,7 +1,7 @@
 """``python3 -m tests.fuse_mount.fake_mount``: fuse_mount over fake disks.
 
-It stays in the foreground, or, with --background, does as ``iserblk mount`` does; --unmount
-MOUNTPOINT ends that."""
+Stays in the foreground. With --background it returns as ``iserblk mount`` does; then --unmount
+MOUNTPOINT ends the mount."""
 
 from __future__ import annotations
 

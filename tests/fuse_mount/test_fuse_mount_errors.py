@@ -1,4 +1,4 @@
-"""What may go wrong with a mount, by mount(8)'s exit statuses."""
+"""Errors of a mount, by mount(8)'s exit statuses."""
 
 from __future__ import annotations
 

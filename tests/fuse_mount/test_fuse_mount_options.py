@@ -1,4 +1,4 @@
-"""What stands after -o."""
+"""The options after -o."""
 
 from __future__ import annotations
 

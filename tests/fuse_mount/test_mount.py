@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 from fuse_mount import mount
 from tests.support import forking
 from tests.support.forking import Forked
+from tests.support.until import until_blocking
 
 URL = "iser://127.0.0.1/iqn.2026-11.example:fake/0"
 MODULE = "tests.fuse_mount.fake_mount"
@@ -36,7 +36,7 @@ pytest.importorskip("pyfuse3", reason="pyfuse3 is missing: run scripts/setup")
 
 
 class Mounts:
-    """Starts mounts at ``place``, with what the fakes are told."""
+    """Starts mounts of fake disks at ``place``."""
 
     def __init__(self, directory: Path) -> None:
         self.place = directory / "a place"  # mountinfo escapes the blank
@@ -53,7 +53,7 @@ class Mounts:
         )
 
     def start(self, *options: str, luns: Any = ({},), **faults: str) -> Forked:
-        """In the foreground; returns when the files are usable."""
+        """Start a mount in the foreground; returns when the files are usable."""
         server = Forked(
             MODULE,
             [URL, str(self.place), *(part for each in options for part in ("-o", each))],
@@ -129,7 +129,8 @@ def test_a_request_of_1_mib_arrives_whole(mounts: Mounts) -> None:
 
 
 def test_a_shared_mapping_needs_the_page_cache(mounts: Mounts) -> None:
-    """README's limit, and what helps: with `-o auto_cache` msync(2) brings it to the disk."""
+    """A shared mapping fails without the page cache (README). With `-o auto_cache` msync(2) brings
+    its data to the disk."""
     data = os.urandom(8192)
     direct = mounts.start()
     with open(mounts.place / "lun0", "r+b", buffering=0) as file:
@@ -226,14 +227,11 @@ def test_signals_unmount_flush_and_log_out(mounts: Mounts, number: signal.Signal
 
 
 def test_a_signal_during_the_logout(mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it asks for is under way."""
+    """A signal during the logout changes nothing: the mount is ending already."""
     monkeypatch.setenv("FAKE_CLOSE_S", "1")
     server = mounts.start()
     subprocess.run(["fusermount3", "-u", mounts.place], check=True)
-    deadline = time.monotonic() + 60
-    while mounts.log()[-1] != "closing":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until_blocking(lambda: mounts.log()[-1] == "closing")
     server.terminate()
     assert ended(server) == (0, "")
     assert mounts.log()[-1] == "close"
@@ -280,7 +278,8 @@ def test_a_failed_last_flush_is_said(mounts: Mounts) -> None:
 
 
 def test_background_and_unmount(mounts: Mounts) -> None:
-    """It returns when the files are usable, holds none of our pipes, and is gone afterwards."""
+    """A background mount returns when the files are usable, and holds no pipe of its caller. Its
+    unmount returns after the logout."""
     begun = mounts.run("--background", URL, str(mounts.place), "ro")
     assert begun.returncode == 0, begun.stderr
     assert os.listdir(mounts.place) == ["lun0"]
@@ -288,7 +287,7 @@ def test_background_and_unmount(mounts: Mounts) -> None:
     assert os.readlink(f"/proc/{int(begun.stdout)}/fd/2") == "/dev/null"
     finished = mounts.run("--unmount", str(mounts.place))
     assert finished.returncode == 0, finished.stderr
-    # "close" was logged before unmount returned; the process itself goes a moment later.
+    # "close" was logged before unmount returned; the process ends a moment later.
     assert mounts.log()[-1] == "close"
     os.close(pidfd)
 

@@ -29,7 +29,7 @@ def files(options: MountOptions | None = None, **changes: Any) -> LunFiles:
     return LunFiles(disks, options or MountOptions())  # type: ignore[arg-type]
 
 
-NO_CONTEXT: Any = None  # of a request: who asks is of no account
+NO_CONTEXT: Any = None  # the request's context, which the operations do not use
 
 
 async def refused(number: int, call: Awaitable[object]) -> None:
@@ -96,14 +96,14 @@ async def test_the_end_is_that_of_a_block_device() -> None:
 
 
 async def test_reads_at_once_do_not_share_a_buffer() -> None:
-    """Each waits within read_into while the others hold their buffers."""
+    """Each read waits within read_into while other reads hold their buffers."""
     fs = files()
     for number in range(32):
         await fs.write(0, number * 4096, bytes([number]) * 4096)
     seen: list[bytes] = []
 
     async def read(number: int) -> None:
-        # As pyfuse3 does it: what came back is used before anything is awaited.
+        # As pyfuse3 does: the result is used before anything is awaited.
         seen.append(bytes(await fs.read(0, number * 4096, 4096)))
 
     async with trio.open_nursery() as nursery:
@@ -113,16 +113,24 @@ async def test_reads_at_once_do_not_share_a_buffer() -> None:
 
 
 async def test_a_cancelled_read_gives_its_buffer_back() -> None:
-    fs = files()
+    buffers: list[object] = []
+
+    class Recording(AsyncFake):
+        async def read_into(self, buffer: memoryview, offset: int) -> None:
+            buffers.append(buffer.obj)
+            await super().read_into(buffer, offset)
+
+    fs = LunFiles({"lun0": Recording(FakeDisk(lun_info(0)))}, MountOptions())  # type: ignore[dict-item]
     with trio.CancelScope() as scope:
         scope.cancel()
         await fs.read(0, 0, 4096)
     assert scope.cancelled_caught
-    assert len(fs._idle_buffers) == 1
+    await fs.read(0, 0, 4096)
+    assert len(buffers) == 2 and buffers[0] is buffers[1]
 
 
 class Setting:
-    """SetattrFields has no constructor for us."""
+    """A stand-in for SetattrFields, which Python code cannot make."""
 
     def __init__(self, *names: str) -> None:
         for name in ("mode", "uid", "gid", "size", "atime", "mtime", "ctime"):
@@ -164,7 +172,8 @@ async def test_names_do_not_change(name: str) -> None:
 async def test_errors_are_errnos_and_bugs_are_eio(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fs = files()
+    fakes = [FakeDisk(lun_info(each)) for each in range(2)]
+    fs = LunFiles({each.info.name: AsyncFake(each) for each in fakes}, MountOptions())  # type: ignore[misc]
     for error, number in (
         (CommandTimeout("late"), errno.EIO),
         (ScsiError("medium"), errno.EIO),
@@ -175,8 +184,8 @@ async def test_errors_are_errnos_and_bugs_are_eio(
             def fail(*_: object, error: Exception = error) -> None:
                 raise error
 
-            monkeypatch.setattr(fs._disks[0].fake, name, fail)  # type: ignore[attr-defined]
-        fs._disks[0].fake.dirty = True  # type: ignore[attr-defined]
+            monkeypatch.setattr(fakes[0], name, fail)
+        fakes[0].dirty = True
         await refused(number, fs.read(0, 0, 1))
         await refused(number, fs.write(0, 0, b"x"))
         await refused(number, fs.fsync(0, False))

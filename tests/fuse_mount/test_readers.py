@@ -1,4 +1,4 @@
-"""Reading requests, several in one turn of the loop, without overlooking one or the end."""
+"""Reading several requests in one turn of the loop, without missing a request or the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Turns(trio.abc.Instrument):
 
 
 class Session:
-    """Reads as pyfuse3's session loop does: wait, read one at once, handle it."""
+    """Reads as pyfuse3's session loop does: waits, reads one request, handles it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -163,7 +163,7 @@ async def test_all_workers_end_when_told(sockets: tuple[socket.socket, socket.so
                 await trio.testing.wait_all_tasks_blocked()
                 session.trio.lowlevel.notify_closing(ours.fileno())
                 await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(session.worker)  # one that comes later
+                nursery.start_soon(session.worker)  # a worker that starts later
     assert session.ended == WORKERS + 1
 
 
@@ -176,7 +176,7 @@ async def test_others_get_their_turn_while_requests_never_end(
     async def answer_at_once() -> None:
         while True:
             await session.trio.lowlevel.wait_readable(ours.fileno())
-            kernel.send(ours.recv(100))  # the next one is there before this one is done
+            kernel.send(ours.recv(100))  # the next request is there before this one is done
 
     with trio.fail_after(30):
         with trio.CancelScope() as scope:

@@ -1,7 +1,7 @@
 """Random and mutated byte sequences, by the million: a plain seeded mutator, far quicker than
 hypothesis, which drives the smaller and cleverer tests beside each decoder.
 
-Every case is made from (seed, number) alone, so one of them can be run again:
+Every case is made from (seed, number) alone, so a single case can be run again:
 
     ISERBLK_FUZZ=SEED:NUMBER scripts/test tests/fuzz -k ROW
 """

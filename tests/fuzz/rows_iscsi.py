@@ -177,7 +177,7 @@ def _login_initiator(credentials: Credentials | None) -> Callable[[Case], None]:
             if case.chance.random() < 0.3:
                 header = case.mutated(header)
             one.receive(header, data)
-            assert not (one.done and credentials)  # nobody has the secret
+            assert not (one.done and credentials)  # no sequence has the secret
             stage = case.chance.choice((stage, 1))
 
     return run

@@ -122,7 +122,7 @@ _ANSWERS: tuple[bytes, ...] = (
 
 
 def _session(case: Case) -> None:
-    """Answers to commands in flight, mutated; whatever happens, nobody waits for ever."""
+    """Answers to commands in flight, mutated; in any case each command ends."""
     made, dm = session()
     waiters = [CountingWaiter() for _ in range(3)]
     for waiter in waiters:
@@ -200,7 +200,7 @@ def _iser_target(case: Case) -> None:
     client = IserClient()
     try:
         _talk(client, case)
-    finally:  # each has a descriptor, which would be there until somebody collects garbage
+    finally:  # each has a descriptor, which would stay open until a garbage collection
         client.ours.close()
         client.target_pair.close()
 

@@ -23,7 +23,7 @@ FEW = 4000
 MILLION = 1_000_000
 PACKAGE = Path(__file__).resolve().parents[2] / "iserblk"
 
-# Decoders that no row reaches, and where whatever comes is thrown at them instead.
+# Decoders that no row reaches, and the tests that give them any bytes instead.
 ELSEWHERE = {
     "rcap/verbs/queuepair.py:VerbsQueuePair._verdict": "tests/rcap/verbs/test_ending.py",
     "datamover/iser_initiator.py:IserInitiator.deallocate_task_resources":
@@ -65,7 +65,7 @@ def test_a_million(name: str) -> None:
 
 
 def decoders(path: Path) -> list[str]:
-    """Functions that say so by their name, or raise RemoteProtocolError themselves."""
+    """Functions that end in ``_untrusted``, or raise RemoteProtocolError themselves."""
     found: list[str] = []
 
     def raises(node: ast.AST) -> bool:
@@ -91,7 +91,7 @@ def decoders(path: Path) -> list[str]:
 
 
 def reached() -> set[str]:
-    """What a short run of all rows calls."""
+    """The functions that a short run of all rows calls."""
     called: set[str] = set()
     root = f"{PACKAGE}/"
 

@@ -1,4 +1,4 @@
-"""A datamover that sends nothing: tests see what was queued, and answer by hand."""
+"""A datamover that sends nothing: tests see what was queued, and make the answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FakeDatamover:
         self.disconnected = False
         self.terminated = False
         self.full = False
-        self.busy = False  # somebody else sends
+        self.busy = False  # another thread is sending: ``flush`` leaves the queue to it
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         for slot in slots:
@@ -94,8 +94,8 @@ class CountingWaiter:
 
 
 class FakeDriver:
-    """Implements SessionDriver, as far as a test does not put something of its own in place.
-    ``blocks`` and ``changes``: how often the session said so. ``closed``: descriptors."""
+    """Implements SessionDriver; tests replace single methods. ``blocks`` and ``changes``: how often
+    the session called them. ``closed``: descriptors that the session closed."""
 
     def __init__(self, made: Session) -> None:
         self.reconnect: Callable[[], None] | None = None
@@ -118,7 +118,7 @@ class FakeDriver:
 
 
 def driver_of(made: Session) -> FakeDriver:
-    """The driver of a session of ``session``."""
+    """The FakeDriver of a session that ``session`` made."""
     driver = made.queue.driver
     assert isinstance(driver, FakeDriver)
     return driver

@@ -64,12 +64,13 @@ class Heard:
 
     @property
     def operation(self) -> int:
-        """Of the CDB."""
+        """The operation code of the CDB."""
         return self.bhs[bhs.CDB_OFFSET]
 
 
 class Peer:
-    """``heard`` grows with each ``poll``, oldest first. What is sent is the test's business."""
+    """The far end of a session. ``heard``: PDUs that came, oldest first; ``poll`` adds to it. The
+    test decides what is sent."""
 
     def __init__(self, pair: seam.QueuePair) -> None:
         self.pair = pair
@@ -108,11 +109,11 @@ class Peer:
                         act(heard)
 
     async def hears(self, count: int) -> None:
-        """Return when ``count`` PDUs have come; ``run`` runs."""
+        """Return when ``count`` PDUs have come. ``run`` must be running."""
         await until(lambda: len(self.heard) >= count)
 
     def _post(self, request: seam.WorkRequest) -> None:
-        with suppress(TransportError):  # whoever sends too much is cut off
+        with suppress(TransportError):  # an end that sends too much is disconnected
             self.pair.post([request])
 
     def send(self, message: bytes, invalidate: int = 0) -> None:
@@ -123,13 +124,13 @@ class Peer:
         self._post(request)
 
     def say(self, unit: pdu.Pdu, data: bytes = b"", invalidate: int = 0) -> None:
-        """A PDU, with the header that iSER wants."""
+        """Send a PDU, behind the header that iSER wants."""
         self.send(CONTROL + unit.pack() + data, invalidate)
 
     def respond(
         self, heard: Heard, *, sense: bytes = b"", invalidate: int = 0, **fields: int
     ) -> None:
-        """A SCSI Response: GOOD unless ``fields`` say something else."""
+        """Send a SCSI Response: GOOD unless ``fields`` say something else."""
         data = len(sense).to_bytes(2, "big") + sense if sense else b""
         self._stat_sn += 1
         values = {"flags": 0x80, "status": 0, "exp_cmd_sn": 1, "max_cmd_sn": 1 << 20, **fields}
@@ -140,7 +141,7 @@ class Peer:
         )
 
     def complete(self, heard: Heard, response: int = pdu.TMF_COMPLETE) -> None:
-        """The answer to a Task Management Request."""
+        """Answer a Task Management Request."""
         self._stat_sn += 1
         self.say(
             pdu.TaskManagementResponse(
@@ -153,7 +154,7 @@ class Peer:
         )
 
     def goodbye(self, heard: Heard) -> None:
-        """The answer to a Logout Request."""
+        """Answer a Logout Request."""
         self._stat_sn += 1
         self.say(
             pdu.LogoutResponse(
@@ -184,7 +185,7 @@ def linked(
     window: int = 1 << 16,
     immediate: bool = False,
 ) -> tuple[Session, Peer]:
-    """A session in full feature phase, whose driver is still to be made, and its far end."""
+    """A session in full feature phase, still without a driver, and its far end."""
     ours, theirs = PAIRS[pair]()
     datamover = IserInitiator(ours, INLINE)
     slots = [TaskSlot(index) for index in range(depth + CONTROL_SLOTS)]
@@ -213,8 +214,8 @@ def answering(peer: Peer, act: Callable[[Heard], None]) -> threading.Thread:
 
 
 def answering_slowly(peer: Peer) -> threading.Thread:
-    """As ``answering``: a millisecond after each command that it is done, and after a logout that
-    it may go."""
+    """A thread that plays the target, as ``answering``: answers each command and the Logout Request
+    after a millisecond."""
 
     def act(heard: Heard) -> None:
         time.sleep(0.001)

@@ -17,14 +17,15 @@ from iserblk.scsi.sense import (
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish
 from tests.disk.fake_target import LUN, FakeSession, FakeTarget, disk, run
 
-# "In progress" of something that ends by itself; and of what does not, or takes the data with it.
+# Additional sense codes of states that end by themselves, and of states that do not, or that
+# destroy the data.
 SOON = [0x01, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0E, 0x11, 0x13, 0x14, 0x1A, 0x1C, 0x1D]
 NOT_SOON = [0x00, 0x02, 0x03, 0x04, 0x0B, 0x0C, 0x12, 0x16, 0x1B, 0x1E, 0x20, 0x22, 0x24]
 PATIENCE = {f"04/{ascq:02x}": encode_fixed(NOT_READY, 0x04, ascq) for ascq in SOON}
 
 
 def ask(session: FakeLuns) -> list[float]:
-    """TEST UNIT READY, to its end; the pauses that were made."""
+    """Run TEST UNIT READY to its end; the pauses that it made, in seconds."""
     steps = command(session, LUN, cdb.test_unit_ready(), "lun0")  # type: ignore[arg-type]
     return finish(steps)[1]
 
@@ -76,7 +77,7 @@ def test_a_recovered_error_is_not_asked_again() -> None:
 
 @pytest.mark.parametrize("refusal", [status.BUSY, status.TASK_SET_FULL])
 def test_a_full_target_gets_less_at_once(refusal: int) -> None:
-    """Of 16 commands of one write the target refuses 12: no error, and it is told of each."""
+    """The target refuses 12 of 16 commands of one write: no error, and the session counts each."""
     session, target = FakeSession(), FakeTarget(64)
     core = disk(session, 64, max_transfer=512)
     write = core.write(memoryview(b"W" * 16 * 512), 0)
@@ -96,5 +97,5 @@ def test_the_fast_way_tells_of_it_too() -> None:
     slot = core.begin_read(memoryview(bytearray(512)), 0, waiter)
     assert slot is not None
     session.end(slot, status=status.TASK_SET_FULL)
-    assert core.ended(slot) > 0.0  # the slow way goes on with it
+    assert core.ended(slot) > 0.0  # a pause: the general path sends it again
     assert session.shrunk == 1

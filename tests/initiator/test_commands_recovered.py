@@ -94,7 +94,7 @@ def test_what_was_not_moved_is_still_an_error(bench: Bench) -> None:
 
 @pytest.mark.parametrize("sense", CARRIED_OUT, ids=["fixed", "descriptor", "no sense"])
 def test_a_question_is_answered(bench: Bench, sense: bytes) -> None:
-    """What is asked to identify a LUN, while nobody listens for its sense data."""
+    """A command that identifies a LUN succeeds as well, though no listener has that LUN."""
     answer = memoryview(bytearray(8))
     asked = command(
         bench.session, bytes((0, 9)) + bytes(6), cdb.read_capacity10(), "lun9", data_in=answer
@@ -105,11 +105,11 @@ def test_a_question_is_answered(bench: Bench, sense: bytes) -> None:
 @pytest.mark.parametrize(
     "sense",
     [
-        b"",  # nothing was said
+        b"",  # no sense data
         b"\x70\0",  # the sense key is cut off
         bytes((0x70, 0, 0x20)) + bytes(15),  # NO SENSE with ILI
-        bytes(18),  # of no format that is known
-        bytes((0x7F, 0, 0)) + bytes(15),  # of the vendor's own
+        bytes(18),  # no known format
+        bytes((0x7F, 0, 0)) + bytes(15),  # vendor specific format
     ],
     ids=["none", "cut", "ili", "zero", "vendor"],
 )

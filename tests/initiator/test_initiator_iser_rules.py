@@ -63,7 +63,7 @@ class Link:
         self.session = Session(self.datamover, self.slots, agreed, "portal:3260", 30.0)
         self.session.start(1, 1, 64, 100)
         self.theirs.post_receive(1000)
-        self._stat_sn = 99
+        self.stat_sn = 99
 
     def _left(self, message: Message) -> bool:
         self.sent.append(message)
@@ -111,15 +111,15 @@ class Link:
         self, itt: int, invalidate: int = 0, opcode: int | None = None, head: bytes = HEAD,
         **fields: int,
     ) -> None:  # fmt: skip
-        self._stat_sn += 1
+        self.stat_sn += 1
         if opcode is None:
             opcode = seam.SEND_SE_INVALIDATE if invalidate else seam.SEND_SE
-        unit = response(itt, self._stat_sn, 64, **fields)  # type: ignore[arg-type]
+        unit = response(itt, self.stat_sn, 64, **fields)  # type: ignore[arg-type]
         self.post(opcode, head + unit, invalidate)
         self.session.progress(1.0)
 
     def is_open(self, stag: int) -> bool:
-        """The target may use it; closing a connection takes the memory away."""
+        """Whether the target may use the STag. Closing a connection takes the memory away."""
         region = self.datamover.qp.stags.find(stag)  # type: ignore[attr-defined]
         return region is not None and region.length > 0
 
@@ -189,8 +189,8 @@ def test_a_write(link: Link) -> None:
 @pytest.mark.parametrize("limit", ["first_burst_length", "target_recv_data_segment_length"])
 @pytest.mark.parametrize("size", [512, 1024, 1536])
 def test_immediate_data(size: int, limit: str) -> None:
-    """Data that may travel with its command does, and then nothing is advertised; no PDU is
-    longer than the target takes.
+    """Immediate data travels with its command, and then nothing is advertised. No PDU is longer
+    than the target takes.
 
     proves: ISER-2.4.1-2, ISER-6.2-3, ISER-6.4-3, ISER-7.3.1-3, ISER-7.3.1-6, ISER-9.5.1-2
     """
@@ -227,7 +227,7 @@ def test_only_the_target_moves_data(link: Link) -> None:
 
 
 def test_control_pdus_are_sends(link: Link) -> None:
-    """Each in a Send with Solicited Event, without STags.
+    """Each control PDU is a Send with Solicited Event, without STags.
 
     proves: ISER-5.2.1-1, ISER-5.2.1-2, ISER-7.3.3-1, ISER-7.3.10-1, ISER-7.3.13-2
     """
@@ -256,7 +256,8 @@ def test_control_pdus_are_sends(link: Link) -> None:
 
 @pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])
 def test_any_kind_of_response_is_taken(link: Link, opcode: int) -> None:
-    """With a solicited event or without, and whatever its iSER header has beside the opcode.
+    """A response may come with a solicited event or without, and with any bits in its iSER header
+    beside the opcode.
 
     proves: ISER-7145-1.5.2-6, ISER-9.2-2, ISER-9.2-3, ISER-9.2-9, ISER-7145-9.2-1
     proves: ISER-7145-9.2-2
@@ -270,7 +271,7 @@ def test_any_kind_of_response_is_taken(link: Link, opcode: int) -> None:
 
 
 class _Looker(CountingWaiter):
-    """Looks at ``link`` when it is told of the end."""
+    """A waiter that looks at ``link`` when the task ends."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -288,7 +289,7 @@ class _Looker(CountingWaiter):
 def test_stags_are_closed_before_anybody_hears_of_the_end(
     link: Link, remote: bool, status: int
 ) -> None:
-    """Invalidated by the response, or by us where it did not; whatever the status.
+    """The response invalidates the STag, or else the initiator does, whatever the status.
 
     proves: ISER-3.1.9-2, ISER-7.3.2-12, ISER-7.3.2-13, ISER-7.3.2-14, ISER-7145-1.5.1-1
     proves: ISER-7145-1.5.1-3, ISER-7145-1.5.1-4, ISER-7145-7.3.2-1, ISER-7145-11-2
@@ -308,7 +309,7 @@ def test_stags_are_closed_before_anybody_hears_of_the_end(
 
 
 def test_each_task_has_stags_of_its_own(link: Link) -> None:
-    """A response closes those of its Initiator Task Tag alone, in whatever order they come.
+    """A response closes the STags of its Initiator Task Tag alone, in any order of responses.
 
     proves: ISER-7.3.1-8, ISER-7.3.1-13
     """
@@ -334,7 +335,7 @@ def test_a_response_that_invalidates_the_wrong_stag(link: Link) -> None:
 
 
 def test_a_connection_that_ends_takes_its_stags_along(link: Link) -> None:
-    """Those who wait hear of it when nothing is open any more, and the buffers are theirs.
+    """Waiters are told when no STag is open any more; the buffers are the callers' again.
 
     proves: ISER-5.2.3.1-4, ISER-5.2.3.2-3
     """
@@ -348,7 +349,7 @@ def test_a_connection_that_ends_takes_its_stags_along(link: Link) -> None:
     assert isinstance(link.session.error, ConnectionLost)
     assert [waiter.open for waiter in waiters] == [[False], [False]]
     for buffer in buffers:
-        buffer.clear()  # BufferError while anybody has a view of it
+        buffer.clear()  # BufferError while a view of it exists
 
 
 # -- what a target must not send -----------------------------------------------------------------
@@ -356,7 +357,7 @@ def test_a_connection_that_ends_takes_its_stags_along(link: Link) -> None:
 
 @pytest.mark.parametrize("opcode", [bhs.DATA_IN, bhs.R2T, bhs.LOGIN_RESPONSE, bhs.SNACK_REQUEST])
 def test_pdus_that_do_not_exist_here(link: Link, opcode: int) -> None:
-    """Data-type PDUs, and login in full feature phase. proves: ISER-7.1-1, ISER-7.3.9-3"""
+    """Data-type PDUs and login PDUs in full feature phase. proves: ISER-7.1-1, ISER-7.3.9-3"""
     slot = link.read(bytearray(512))
     link.post(seam.SEND_SE, HEAD + bytes((opcode, 0x80)) + bytes(46))
     link.session.progress(1.0)
@@ -388,7 +389,7 @@ def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
     """proves: ISER-3.3-11, ISER-7.3.11-1"""
     slots = [link.read(bytearray(512)) for _ in range(3)]
     link.respond(slots[0].itt)
-    link._stat_sn += 5
+    link.stat_sn += 5
     link.respond(slots[1].itt)
     link.session.last_heard = slots[2].deadline - 2
     Ladder(link.session).tick(slots[2].deadline - 1)
@@ -401,8 +402,8 @@ def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
 async def _log_in(ours: MemoryQueuePair, client: IserClient, options: Options) -> Session:
     async def far_end() -> None:
         while True:
+            await trio.lowlevel.wait_readable(client.target_pair.fileno())
             client.connection.progress(0.0)
-            await trio.sleep(0.001)
 
     url = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
     async with trio.open_nursery() as nursery:
@@ -414,8 +415,8 @@ async def _log_in(ours: MemoryQueuePair, client: IserClient, options: Options) -
 
 
 async def test_login() -> None:
-    """In Sends, behind headers of 28 bytes; with no Hello; and with every receive posted before
-    the target may use it.
+    """Login PDUs are Sends behind headers of 28 bytes; there is no Hello; every receive is posted
+    before the target may use it.
 
     proves: ISER-5.1.1-1, ISER-8.1-1, ISER-8.1.1.1-1, ISER-8.1.1.3-2, ISER-9.1-1
     proves: ISER-7145-5.1.3-1, ISER-7145-5.1.3-4, ISER-7145-6.10-3, ISER-7145-9.1-1
@@ -424,7 +425,7 @@ async def test_login() -> None:
     """
     client = IserClient()
     ours = client.ours
-    ours.posted = 0  # it is a real initiator's now
+    ours.posted = 0  # the login under test posts its own receives
     left: list[tuple[Message, int]] = []
 
     def watch(message: Message) -> bool:
@@ -442,7 +443,7 @@ async def test_login() -> None:
     assert session.parameters.max_outstanding_unexpected_pdus
     for message in client.sent:
         assert message.data[:1] == b"\x10" and len(message.data) >= MINIMUM_LENGTH
-    # The first PDU of full feature phase is a command, not a Hello; what was taken comes back.
+    # The first PDU of full feature phase is a command, not a Hello; used receives are posted again.
     slot = session.queue.take_now()
     assert slot is not None
     slot.cdb[:] = bytes(16)

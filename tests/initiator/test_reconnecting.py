@@ -1,9 +1,9 @@
-"""Who gives a session its connection back: when he tries, what he tells, and when he gives up."""
+"""The reconnector of a session: when it tries, what it reports, and when it gives up."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ REFUSED = ConnectFailed("connection refused")
 
 
 class Driver(fake.FakeDriver):
-    """Takes what it is offered, at the ``patience``-th time."""
+    """A driver whose session adopts an offered connection at the ``patience``-th ``kick``."""
 
     def __init__(self, session: Session, patience: int = 1) -> None:
         super().__init__(session)
@@ -45,8 +45,8 @@ class Driver(fake.FakeDriver):
 
 
 class Bench:
-    """``outcomes``: of each attempt to connect, the last one for ever; None: a fresh session.
-    ``attempts``: when each was, on trio's clock."""
+    """A session with its reconnector. ``outcomes``: of the attempts to connect, the last for all
+    further ones; None: a fresh session. ``attempts``: when each was, on trio's clock."""
 
     def __init__(self, *outcomes: Exception | None) -> None:
         self.session, self.dm = fake.session()
@@ -56,9 +56,17 @@ class Bench:
         self.fresh: list[fake.FakeDatamover] = []
         self.looked = 0
         self.look: Callable[[Session], None] | None = None
+        self.connect: Callable[[], Awaitable[Session]] = self._attempt
+        self.resume: Callable[[Session], Operation[None]] = self._check
         self.reconnector = Reconnector(self.driver, self._connect, self._resume)
 
     async def _connect(self) -> Session:
+        return await self.connect()
+
+    def _resume(self, fresh: Session) -> Operation[None]:
+        return self.resume(fresh)
+
+    async def _attempt(self) -> Session:
         self.attempts.append(trio.current_time())
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if outcome is not None:
@@ -67,7 +75,7 @@ class Bench:
         self.fresh.append(dm)
         return fresh
 
-    def _resume(self, fresh: Session) -> Operation[None]:
+    def _check(self, fresh: Session) -> Operation[None]:
         self.looked += 1
         if self.look is not None:
             self.look(fresh)
@@ -92,7 +100,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def never_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake's descriptor is none."""
+    """The fake datamover has no descriptor to wait for; pauses are not random."""
 
     async def never(_fd: int) -> None:
         await trio.sleep_forever()
@@ -120,7 +128,7 @@ async def test_first_attempt_is_at_once(autojump_clock: MockClock) -> None:
 async def test_pauses_double_up_to_a_bound(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reason is told once, and again when it is another one."""
+    """The reason is logged once, and again when it changes."""
     refusal = LoginError("login refused: the service is unavailable", 0x0301)
     bench = Bench(*[REFUSED] * 6, *[refusal] * 6, REFUSED, None)
     async with bench.running():
@@ -179,7 +187,7 @@ async def test_target_that_asked_for_time(
 async def test_connection_that_does_not_last(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A target that drops us whatever we send is not logged in to as fast as can be."""
+    """A target that drops each connection soon after the login is tried after growing pauses."""
     monkeypatch.setattr(module, "monotonic", trio.current_time)
     bench = Bench(None)
     async with bench.running():
@@ -215,7 +223,7 @@ async def test_other_lun_is_the_end(autojump_clock: MockClock) -> None:
 
 
 async def test_lun_that_is_not_ready_is_tried_again(autojump_clock: MockClock) -> None:
-    """And a bug of ours does not leave anybody waiting for what never comes."""
+    """A lost connection, an OSError and an unexpected exception each lead to another attempt."""
     bench = Bench(None)
     problems: list[Exception] = [ConnectionLost("cut in between"), KeyError("bug"), OSError("full")]
 
@@ -246,7 +254,7 @@ async def test_connection_lost_again_before_it_is_used(autojump_clock: MockClock
 
 
 async def test_leader_that_takes_its_time(autojump_clock: MockClock) -> None:
-    """What is offered is not offered twice."""
+    """A connection that the driver adopts late is offered once."""
     bench = Bench(None)
     bench.driver.patience = 5
     async with bench.running():
@@ -267,7 +275,7 @@ async def test_stopped_while_it_connects(autojump_clock: MockClock) -> None:
             cancelled.set()
         raise AssertionError
 
-    bench.reconnector._connect = connect
+    bench.connect = connect
     with trio.fail_after(5):
         async with bench.running():
             bench.lose()
@@ -276,7 +284,8 @@ async def test_stopped_while_it_connects(autojump_clock: MockClock) -> None:
 
 
 async def test_stopped_while_it_looks(autojump_clock: MockClock) -> None:
-    """The operation ends with an error of the fresh session's, its driver lives until then."""
+    """``stop`` ends the fresh session; its driver lives until the operation has ended with that
+    error."""
     bench = Bench(None)
 
     def resume(fresh: Session) -> Operation[None]:
@@ -285,7 +294,7 @@ async def test_stopped_while_it_looks(autojump_clock: MockClock) -> None:
         while waiter.pending:
             yield waiter
 
-    bench.reconnector._resume = resume
+    bench.resume = resume
     with trio.fail_after(5):
         async with bench.running():
             bench.lose()
@@ -304,7 +313,7 @@ async def test_stopped_in_a_pause(autojump_clock: MockClock) -> None:
 
 
 async def test_outer_cancelling_waits_for_stop(autojump_clock: MockClock) -> None:
-    """Operations that are cancelled may still need the connection."""
+    """The reconnector runs until ``stop``: cancelled operations may still need the connection."""
     bench = Bench(REFUSED, REFUSED, None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bench.reconnector.run)
@@ -320,14 +329,16 @@ def test_loss_is_told_from_another_thread() -> None:
 
     async def main() -> None:
         bench = Bench(None)
+        call = bench.driver.reconnect
         async with bench.running():
             await trio.to_thread.run_sync(bench.lose)
             with trio.fail_after(20):
                 await bench.driver.regained.wait()
-            bench_done.append(bench)
+            bench_done.append((bench, call))
 
     trio.run(main)
-    (bench,) = bench_done
-    bench.driver.reconnect = bench.reconnector._call
-    bench.lose()  # trio's loop has ended: nobody can be told
+    ((bench, call),) = bench_done
+    assert call is not None
+    bench.driver.reconnect = call
+    bench.lose()  # trio's loop has ended: the call has no effect
     assert bench.session.suspended is not None

@@ -1,4 +1,4 @@
-"""libiscsi's iscsi-test-cu: how it is run, what it says, and what is known of its cases."""
+"""libiscsi's iscsi-test-cu: runs it, reads its report, and lists cases that fail or skip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from tests.support.interop import package
 
 PROGRAM = "iscsi-test-cu"
-LIMIT_S = 100  # of one run
+LIMIT_S = 100  # one run of the program
 _RESULTS = "CUnitAutomated-Results.xml"
 _SKIPPED = re.compile(r"\[SKIPPED\]\s*(.*)")
 
@@ -22,7 +22,7 @@ _SKIPPED = re.compile(r"\[SKIPPED\]\s*(.*)")
 
 _OPTIONAL = "an optional command that the target does not have"
 
-# A regular expression for GROUP.CASE → why it may say that it skips something.
+# A regular expression for GROUP.CASE → why the case may skip something.
 SKIPS = {
     r"ExtendedCopy\.|ReceiveCopyResults\.": f"EXTENDED COPY: {_OPTIONAL}",
     r"OrWrite\.": f"ORWRITE: {_OPTIONAL}",
@@ -34,7 +34,7 @@ SKIPS = {
     r"StartStopUnit\.NoLoej|StartStopUnit\.Simple": "for removable media; a LUN is none",
     r"Sanitize\.": f"SANITIZE: {_OPTIONAL}",
 }
-# On the LUN with 4096-byte blocks, beside those.
+# More of them, for the LUN with 4096-byte blocks.
 SKIPS_4096 = {
     r"(CompareAndWrite|WriteSame1[06])\.(InvalidDataOutSize|UnmapUnaligned)": (
         "for physical blocks of several logical ones; passes on the LUN with 512-byte blocks"
@@ -43,8 +43,8 @@ SKIPS_4096 = {
 
 
 class Defect(NamedTuple):
-    """A case that cannot pass: the lines at which it fails, and why. ``versions``: the libiscsi
-    that it is known of. Without lines it never ends, and is not run."""
+    """A case that cannot pass: the lines at which it fails, and why. ``versions``: of libiscsi,
+    known to have the defect. A case without lines never ends, and is not run."""
 
     lines: frozenset[int]
     block_sizes: tuple[int, ...]
@@ -99,13 +99,13 @@ FAILS = {
 
 
 def why_skipped(name: str, block_size: int) -> str | None:
-    """``name``: GROUP.CASE."""
+    """Why the case ``name`` (GROUP.CASE) may skip something; None: it must not."""
     known = SKIPS | (SKIPS_4096 if block_size == 4096 else {})
     return next((why for pattern, why in known.items() if re.match(pattern, name)), None)
 
 
 def defect(name: str, block_size: int) -> Defect | None:
-    """Of GROUP.CASE in the version that is installed."""
+    """The defect of GROUP.CASE in the installed version; None: it must pass."""
     known = FAILS.get(name)
     if known is None or block_size not in known.block_sizes:
         return None
@@ -116,8 +116,8 @@ def defect(name: str, block_size: int) -> Defect | None:
 
 
 class Outcome(NamedTuple):
-    """``failures``: case → (line, condition), only of cases that failed. ``skipped``: what the
-    program said of that; it does not say in which case."""
+    """What a run reported. ``failures``: failed case → (line, condition). ``skipped``: messages
+    about skips; the program does not name their case."""
 
     failures: dict[str, list[tuple[int, str]]]
     skipped: Counter[str]
@@ -125,7 +125,7 @@ class Outcome(NamedTuple):
 
 @cache
 def version() -> str:
-    """That of libiscsi-bin; "" where it is not installed."""
+    """The version of libiscsi-bin; "" where it is not installed."""
     return package("libiscsi-bin").partition(" ")[2]
 
 
@@ -144,8 +144,8 @@ def groups() -> dict[str, list[str]]:
 
 
 def run(place: Path, group: str, cases: list[str], *urls: str) -> Outcome:
-    """Runs a whole group, or one case of it, in the directory ``place``, which the program writes
-    to. Raises AssertionError where its report is not of exactly these cases."""
+    """Run a whole group or one case of it in the directory ``place``, to which the program writes.
+    Raises AssertionError where the report does not name exactly these cases."""
     name = f"ALL.{group}" if len(cases) > 1 else f"ALL.{group}.{cases[0]}"
     command = [PROGRAM, "--dataloss", "--fail", "--xml", "--test", name, *urls]
     report = place / _RESULTS

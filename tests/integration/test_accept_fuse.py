@@ -19,7 +19,7 @@ from tests.support.nbdkit import need, run
 
 MIB = 1 << 20
 
-# mkfs, fsck that changes nothing, and the size that the largest minimum asks for (XFS: 300 MiB).
+# mkfs, fsck without changes, and a size that every file system accepts (XFS: at least 300 MiB).
 FILE_SYSTEMS = {
     "ext4": (["mkfs.ext4", "-q", "-F"], ["e2fsck", "-f", "-n"]),
     "xfs": (["mkfs.xfs", "-q", "-f"], ["xfs_repair", "-n", "-f"]),
@@ -42,7 +42,7 @@ def test_fio_verifies_what_it_wrote(
 
 
 def test_512_mib_through_the_page_cache(start_target: StartTarget, tmp_path: Path) -> None:
-    """cp in and out; what fsync has said is in the target's file."""
+    """cp in and out through the page cache; after fsync the data is in the target's file."""
     need_fuse()
     source, copy = tmp_path / "source", tmp_path / "copy"
     with source.open("wb") as file:
@@ -120,7 +120,7 @@ def test_a_file_system_on_a_lun(
 def test_a_killed_target_is_an_error_for_the_reader(
     start_target: StartTarget, tmp_path: Path
 ) -> None:
-    """Reads and fsync fail; the mount ends in order all the same, and says what may be lost."""
+    """Reads and fsync fail. The mount still ends in order, and says that data may be lost."""
     need_fuse()
     running = start_target("lun:size=16M")
     mountpoint = tmp_path / "luns"

@@ -1,4 +1,4 @@
-"""Through NBD: nbdkit with our plugin, and the clients that people use."""
+"""Through NBD: nbdkit with our plugin, and the usual NBD clients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_512_mib_of_random_data_in_and_out(export: Start, tmp_path: Path, crc: s
     run("cmp", source, copy)
     run("cmp", source, tmp_path / "lun")  # the flush has brought it to the target's file
     assert "identical" in run("qemu-img", "compare", "-f", "raw", "-F", "raw", source, uri)
-    # And it is no compare that always agrees.
+    # The comparison does find a difference.
     connect(uri).pwrite(b"\0", 300 * MIB + 17)
     found = subprocess.run(
         ["qemu-img", "compare", "-f", "raw", "-F", "raw", source, uri],
@@ -148,7 +148,7 @@ def test_maps_agree_with_what_was_written_trimmed_and_zeroed(export: Start, tmp_
         (256 * MIB - 4096, 256 * MIB, True),
     ]
     assert nbdinfo_map(uri) == qemu_map(uri) == after
-    # The content says the same, to a reader that knows of no map.
+    # A copy that ignores the map has the same content.
     model = tmp_path / "model"
     with model.open("wb") as file:
         file.truncate(256 * MIB)

@@ -1,7 +1,7 @@
 """Power failure: the target, with a volatile cache, is killed in mid-write.
 
-The client hears of it, what was flushed is there afterwards, and what was not flushed is lost:
-only that shows that the first part could have failed.
+The client gets errors, flushed data is there afterwards, and data that was not flushed is lost. The
+loss shows that the check of flushed data can fail.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def test_an_orderly_end_loses_nothing(start_target: StartTarget, face: str
 async def test_without_a_write_cache_every_write_is_durable(
     start_target: StartTarget, face: str
 ) -> None:
-    """WCE=0 is seen by the initiator, and a killed target has it all (its host has not failed)."""
+    """The initiator sees WCE=0, and a killed target has every write (its host has not failed)."""
     running = start_target("lun:size=8M:wce=0")
     async with one_disk(face, f"{running.url}/0") as disk:
         assert not disk.info.write_cache

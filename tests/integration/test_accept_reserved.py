@@ -1,5 +1,5 @@
-"""reserve=exclusive as users have it: a mount or an NBD server keeps others off, also over an
-outage and after a crash, and lets them in when it has ended."""
+"""reserve=exclusive as users have it: a mount or an NBD server keeps other initiators off, also
+over an outage and after a crash, and lets them in when it has ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA = os.urandom(MIB)
 
 @contextmanager
 def through(front_end: str, url: str, place: Path) -> Iterator[list[str]]:
-    """Serves the LUN; yields where qemu-img finds it."""
+    """Serve the LUN; yields its name for qemu-img."""
     if front_end == "fuse":
         with running_mount([url], place / "luns") as mounted:
             yield ["raw", str(mounted / "lun0")]
@@ -65,7 +65,7 @@ def test_others_are_kept_off(
 
 
 def test_a_mount_that_was_killed(start_target: StartTarget, tmp_path: Path) -> None:
-    """The same machine takes over what it had; nobody else does."""
+    """After a crash the same machine takes over its reservation; another one cannot."""
     need_fuse()
     url = start_target(LUN).url + "/0"
     place = tmp_path / "luns"

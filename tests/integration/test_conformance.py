@@ -64,13 +64,13 @@ def with_chap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 def urls(target: TargetProcess, group: str, block: int) -> list[str]:
-    """Those that a group needs: MultipathIO two paths, ReadOnly a LUN that is."""
+    """The URLs that a group needs: two paths for MultipathIO, a read-only LUN for ReadOnly."""
     lun = READ_ONLY if group == "ReadOnly" else list(SIZES).index(block)
     url = target.url.replace("iser://", "iscsi://") + f"/{lun}"
     return [url, url] if group == "MultipathIO" else [url]
 
 
-@pytest.mark.timeout(400)  # some run each of their cases again, and a machine may be busy
+@pytest.mark.timeout(400)  # some groups run each case again, and the machine may be busy
 @pytest.mark.parametrize("block", LUNS)
 @pytest.mark.parametrize("group", GROUPS or ["none"])
 def test_group(
@@ -84,7 +84,7 @@ def test_group(
     cases, where = GROUPS[group], urls(target, group, block)
     if group == "iSCSICHAP":
         where = [request.getfixturevalue("with_chap")[list(SIZES).index(block)]]
-    # What the program skips on every path, before and after any case: of what it asks itself.
+    # What the program skips on every path, before and after any case, in its own inquiries.
     preamble = run(tmp_path, "TestUnitReady", ["Simple"], *where).skipped
     left_out: dict[str, list[str]] = {}
     for case in cases:
@@ -100,8 +100,8 @@ def test_group(
         if whole.skipped - preamble:
             skipping[cases[0]] = whole.skipped
     else:
-        # Which case said it? One that ends its session makes those behind it skip, too; alone they
-        # do not.
+        # Run each case alone to see which one skips: a case that ends its session makes the cases
+        # behind it skip, too.
         for case in some:
             alone = run(tmp_path, group, [case], *where)
             failed |= alone.failures
@@ -152,6 +152,6 @@ def test_known_defects_are_of_cases_there_are(name: str) -> None:
 def test_a_defect_of_small_blocks_is_none_of_large_ones(
     target: TargetProcess, tmp_path: Path
 ) -> None:
-    """The case that the LUN with 512-byte blocks cannot pass; without --long, too."""
+    """The case that fails with 512-byte blocks passes with 4096-byte ones. Runs without --long."""
     where = urls(target, "GetLBAStatus", 4096)
     assert not run(tmp_path, "GetLBAStatus", ["UnmapSingle"], *where).failures

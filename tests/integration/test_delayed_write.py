@@ -1,7 +1,8 @@
-"""A write that was delayed in the network arrives after its session has been replaced: whatever
-part of it comes late (the command, or the data that the target asked for), nothing of it is
-written. What ends the old session's tasks is session reinstatement (RFC 7143 section 6.3.5): a
-login with another ISID does not, and shows that the write would have gone through.
+"""A write that was delayed in the network arrives after its session has been replaced: nothing of
+it is written, whatever part of it comes late (the command, or the data that the target asked for).
+
+Session reinstatement (RFC 7143 section 6.3.5) ends the tasks of the old session. A login with
+another ISID does not: it shows that the late write would be carried out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ KIB = 1024
 PATIENCE_S = 30.0
 SETTLE_S = 0.3
 PARTS: dict[str, tuple[Callable[[Unit], bool], int]] = {
-    "command": (lambda unit: unit.is_write_command, 8 * KIB),  # its data goes along
+    "command": (lambda unit: unit.is_write_command, 8 * KIB),  # with immediate data
     "command, data asked for": (lambda unit: unit.is_write_command, 256 * KIB),
     "data": (lambda unit: unit.is_write_data, 256 * KIB),
 }
@@ -42,7 +43,7 @@ PARTS: dict[str, tuple[Callable[[Unit], bool], int]] = {
 
 @asynccontextmanager
 async def disk(url: str) -> AsyncIterator[aio.TrioDisk]:
-    """LUN 0 by a session of its own, which knows of no recovery."""
+    """LUN 0 through a session of its own, without recovery."""
     session = await connect(parse_url(url), Options())
     driver = TrioDriver(session)
     async with trio.open_nursery() as nursery:
@@ -56,7 +57,7 @@ async def disk(url: str) -> AsyncIterator[aio.TrioDisk]:
 
 @pytest.fixture(params=[True, False], ids=["same session", "another session"])
 def reinstates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Whether each login takes the place of the session before it."""
+    """Whether each login has the ISID of the session before it, and so replaces it."""
     numbers = itertools.count(1)
 
     def isid(size: int) -> bytes:
@@ -86,7 +87,7 @@ async def test_a_delayed_write(
                     with suppress(IserblkError):
                         await write(first, old, 0)
 
-                await read(first, 0, 512)  # takes the unit attention that a new session gets
+                await read(first, 0, 512)  # takes the unit attention of the new session
                 nursery.start_soon(write_old)
                 await until(lambda: hold.holding)
                 assert proxy.abandon() == 1  # the initiator loses its connection, the target not
@@ -100,7 +101,7 @@ async def test_a_delayed_write(
                 nursery.cancel_scope.cancel()
     if reinstates:
         assert found == new
-    elif part != "command, data asked for":  # nobody is there to be asked for it
+    elif part != "command, data asked for":  # no initiator is there to send the data
         assert found != new
 
 
@@ -110,8 +111,8 @@ async def test_a_delayed_write(
 async def test_recovery_is_not_overtaken(
     start_target: StartTarget, face: str, transport: str, part: str
 ) -> None:
-    """The whole of it: the connection is lost while a write is under way, the disk gets another
-    one and sends the write again, something newer is written there; then the old one arrives."""
+    """The connection is lost during a write, the disk connects again and sends the write again, a
+    newer write follows; then the old write arrives. The newer data stays."""
     when, size = PARTS[part]
     old, new = b"o" * size, b"n" * size
     hold = Hold(lambda unit: ready and when(unit))

@@ -35,7 +35,7 @@ def portals(paths: tuple[dict[str, object], ...]) -> list[object]:
 @face
 @pytest.mark.parametrize("scheme", ["iser", "iscsi"])
 async def test_the_given_portal_dies(tmp_path: Path, face: str, scheme: str) -> None:
-    """What was found takes over. (Its proxy is a portal that the target does not know of.)"""
+    """A discovered portal takes over. (The given one is a proxy that the target does not know.)"""
     with ported_target(tmp_path) as ported:
         url = ported.urls(scheme)[0]
         async with one_disk(face, url, DISCOVER) as disk:
@@ -54,7 +54,7 @@ async def test_the_given_portal_dies(tmp_path: Path, face: str, scheme: str) -> 
 
 
 async def test_nobody_is_found_but_the_one_that_was_given(start_target: StartTarget) -> None:
-    """By whatever name."""
+    """The target names only the portal that was given: the disk has one portal, by any name."""
     target = start_target("lun:size=1M")
     for host in ("127.0.0.1", "localhost"):
         url = target.url.replace("127.0.0.1", host)
@@ -63,7 +63,7 @@ async def test_nobody_is_found_but_the_one_that_was_given(start_target: StartTar
 
 
 async def test_the_first_one_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The next one that was given is asked; a digest that iSER does not have is no hindrance."""
+    """Discovery asks the next given portal. A digest option, unknown to iSER, does not stop it."""
     with ported_target(tmp_path) as ported:
         urls = ported.urls("iscsi")
         dead = urls[0].replace(urls[0].split(":")[2].split("/")[0], "1", 1)
@@ -79,7 +79,7 @@ async def test_the_first_one_is_down(tmp_path: Path, caplog: pytest.LogCaptureFi
 async def test_one_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In another network, most likely: it would be tried, and waited for, at each outage."""
+    """A discovered portal that does not answer is left out: it would cost a wait at each outage."""
 
     async def more(url: Url, options: Options, probe: bool) -> Found:
         found = await find_targets(url, options, probe)

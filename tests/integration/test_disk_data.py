@@ -28,7 +28,7 @@ block = pytest.mark.parametrize("block", BLOCKS)
 def target(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TargetProcess]:
-    """LUN 0: blocks of 512 bytes; LUN 1: of 4096. Every test leaves them as it likes."""
+    """A target: LUN 0 has blocks of 512 bytes, LUN 1 of 4096. Tests leave any content behind."""
     place = tmp_path_factory.mktemp("luns")
     specs = [f"{place}/{size}:size={LUN_SIZE}:block={size}" for size in BLOCKS]
     with running_target(specs, place / "target.log") as running:
@@ -47,7 +47,7 @@ def noise(length: int, seed: int) -> bytes:
 @face
 @block
 async def test_sizes_and_alignments(target: TargetProcess, face: str, block: int) -> None:
-    """512 bytes to 8 MiB, one byte less and more; what stands around the range stays."""
+    """512 bytes to 8 MiB, and one byte less and more; bytes around the range stay."""
     margin = 2 * 4096
     async with one_disk(face, url(target, block)) as disk:
         assert disk.size == disk.info.size == LUN_SIZE
@@ -207,7 +207,7 @@ async def test_trim_takes_whole_granules_only(
 
 
 async def whole_map(disk: AsyncDisk, start: int, stop: int) -> list[Extent]:
-    """Extents of the range from as many calls as it takes, like neighbours merged."""
+    """All extents of the range, from as many calls as needed; equal neighbours are merged."""
     found: list[Extent] = []
     while start < stop:
         for offset, length, flags in await disk.extents(start, stop - start):
@@ -265,7 +265,7 @@ async def test_more_extents_than_one_answer_holds(start_target: StartTarget, fac
 
 @face
 async def test_several_luns_of_one_url(start_target: StartTarget, face: str) -> None:
-    """Without a LUN a URL means all of them; each has its own bytes."""
+    """A URL without a LUN means all LUNs; each has its own bytes."""
     sizes = [MIB, 2 * MIB, 3 * MIB]
     running = start_target(*(f"file{i}:size={size}" for i, size in enumerate(sizes)))
     async with opened(face, running.url) as disks:

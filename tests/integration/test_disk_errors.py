@@ -1,4 +1,4 @@
-"""What goes wrong ends in the documented error, and leaves nothing behind."""
+"""Errors of ranges, media and addresses: each is the documented one, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Call = Callable[[AsyncDisk, int, int], Awaitable[object]]
 
 @face
 async def test_ranges_that_leave_the_disk(start_target: StartTarget, face: str) -> None:
-    """All of it is refused, nothing is moved, and the session goes on."""
+    """A range beyond the end is refused whole: no byte is moved, and the session goes on."""
     size = MIB
     marker = b"\xa5" * 4096
     calls: dict[str, Call] = {
@@ -79,7 +79,7 @@ async def test_ranges_that_leave_the_disk(start_target: StartTarget, face: str) 
 async def test_4_gib_less_1_is_refused_without_touching_memory(
     start_target: StartTarget, face: str
 ) -> None:
-    """On a small LUN; the buffer is address space that nobody ever wrote to."""
+    """A request of 4 GiB - 1 to a small LUN; its buffer is address space that was never touched."""
     async with one_disk(face, f"{start_target('lun:size=1M').url}/0") as disk:
         await write(disk, b"\xa5" * 4096, 0)
         with mmap.mmap(-1, ALMOST_4_GIB) as memory, memoryview(memory) as buffer:
@@ -154,7 +154,7 @@ def small(tmp_path: Path) -> Iterator[str]:
 async def test_a_thin_lun_whose_disk_is_full(
     small: str, start_target: StartTarget, face: str
 ) -> None:
-    """It says that there is no room, not that it is read-only; what there is room for goes on."""
+    """A write without room fails with "no space", not "read-only"; writes with room succeed."""
     running = start_target(f"{small}/lun:size=4M")
     async with one_disk(face, f"{running.url}/0") as disk:
         await write(disk, b"kept" * 1024, 0)
@@ -170,7 +170,7 @@ async def test_a_thin_lun_whose_disk_is_full(
 async def test_a_lun_whose_file_was_made_smaller(
     start_target: StartTarget, tmp_path: Path, face: str
 ) -> None:
-    """What is missing is an error, for reads and for extents; the target says so in its log."""
+    """Reads and extents of the missing part are errors; the target's log names them."""
     running = start_target("lun:size=1M")
     async with one_disk(face, f"{running.url}/0") as disk:
         await write(disk, b"kept" * (MIB // 4), 0)
@@ -194,10 +194,10 @@ async def test_a_lun_whose_file_was_made_smaller(
 
 
 async def refused(face: str, url: str, kind: type[IserblkError], status: int) -> str:
-    """Opening ``url`` raises exactly ``kind`` and leaves nothing behind; returns its one line."""
+    """Check that opening ``url`` raises exactly ``kind`` and leaves nothing behind; the message."""
     before = census()
     text = await _refused(face, url, kind, status)
-    assert census() == before  # the exception is gone, and with it the frames that it kept
+    assert census() == before  # the exception and the frames that it kept are gone
     return text
 
 
@@ -239,7 +239,7 @@ async def test_a_host_that_does_not_exist(face: str, monkeypatch: pytest.MonkeyP
 
 @face
 async def test_a_portal_nobody_listens_on(face: str) -> None:
-    with socket.socket() as bound:  # but not listening: nobody else can take the port
+    with socket.socket() as bound:  # but not listening: no other process can take the port
         bound.bind(("127.0.0.1", 0))
         portal = f"127.0.0.1:{bound.getsockname()[1]}"
         assert portal in await refused(face, f"iser://{portal}/{IQN}/0", ConnectFailed, 4)
@@ -250,7 +250,8 @@ Serve = Callable[[socket.socket], None]
 
 @contextmanager
 def stranger(serve: Serve) -> Iterator[str]:
-    """A port on which ``serve`` has every connection; closed when it returns. Yields a URL."""
+    """A port where ``serve`` is called with every connection, which is closed afterwards. Yields a
+    URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
@@ -280,7 +281,7 @@ def http(sock: socket.socket) -> None:
 
 
 def chatty(sock: socket.socket) -> None:
-    """Speaks first, and keeps the connection: SSH, SMTP."""
+    """A server that speaks first and keeps the connection, as SSH and SMTP servers do."""
     sock.sendall(b"220 mail.example ESMTP ready\r\n")
     until_closed(sock)
 
@@ -301,7 +302,7 @@ async def test_a_port_that_speaks_something_else(face: str, serve: Serve) -> Non
 
 
 def at_once(sock: socket.socket) -> None:
-    """Closes, nothing read."""
+    """A server that closes the connection without reading."""
 
 
 def after_the_request(sock: socket.socket) -> None:
@@ -325,7 +326,7 @@ async def test_a_port_that_closes(face: str, serve: Serve) -> None:
 async def test_a_port_that_says_nothing_more(
     face: str, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silence ends with our patience."""
+    """A peer that falls silent is given up after the connect timeout."""
 
     def serve(sock: socket.socket) -> None:
         sock.sendall(said)
@@ -337,7 +338,8 @@ async def test_a_port_that_says_nothing_more(
 
 
 def mpa_then(last_words: bytes) -> Serve:
-    """An iSER portal until login, then ``last_words``; it closes only if there are some."""
+    """A server: an iSER portal up to the login, then it sends ``last_words`` and closes. Without
+    last words it stays silent and keeps the connection."""
 
     def serve(sock: socket.socket) -> None:
         responder = MpaResponder()

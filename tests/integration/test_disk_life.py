@@ -1,4 +1,4 @@
-"""Many threads and tasks, cancellation, lost connections, and what is left when all is over."""
+"""Many threads and tasks, cancellation, lost connections, and no resources left at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ face = pytest.mark.parametrize("face", FACES)
 
 
 def _random_steps(number: int, size: int, count: int) -> list[tuple[str, int, int]]:
-    """What a client does to its own region: (what, offset, length)."""
+    """Random steps of a client in its own region: (what, offset, length)."""
     chance = random.Random(number)
     steps = []
     for _ in range(count):
@@ -46,7 +46,7 @@ def _random_steps(number: int, size: int, count: int) -> list[tuple[str, int, in
 
 @pytest.mark.parametrize("block", [512, 4096])
 def test_32_threads(start_target: StartTarget, block: int) -> None:
-    """Each verifies its own region, whose edges share blocks with its neighbours'."""
+    """Each thread verifies its own region, whose edges share blocks with its neighbours."""
     count, size = 32, 300_001
     running = start_target(f"lun:size=16M:block={block}")
     failed: list[str] = []
@@ -93,7 +93,7 @@ def test_32_threads(start_target: StartTarget, block: int) -> None:
 @face
 @pytest.mark.parametrize("depth", ["1", "4"])
 async def test_more_clients_than_slots(start_target: StartTarget, face: str, depth: str) -> None:
-    """Who finds no free slot waits for one, whoever gives it back."""
+    """A client that finds no free slot waits until any other client gives one back."""
     running = start_target("lun:size=16M")
     async with one_disk(face, f"{running.url}/0", {"queue-depth": depth}) as disk:
 
@@ -114,9 +114,9 @@ async def test_more_clients_than_slots(start_target: StartTarget, face: str, dep
 async def _cancelled_while_paused(
     running: TargetProcess, *operations: Callable[[], Awaitable[object]]
 ) -> tuple[int, int]:
-    """Start the operations against a target that stands still, cancel them, let it go on.
+    """Start the operations against a paused target, cancel them, let the target go on.
 
-    Returns how many were cancelled: come out before it went on, and in all."""
+    Returns how many were cancelled: before the target went on, and in all."""
     cancelled = 0
 
     async def one(operation: Callable[[], Awaitable[object]]) -> None:
@@ -143,7 +143,7 @@ async def _cancelled_while_paused(
 
 
 async def test_cancelled_reads_leave_their_buffers_alone(start_target: StartTarget) -> None:
-    """When Cancelled comes out, the buffer is the caller's: nothing lands in it any more."""
+    """After Cancelled the buffer is the caller's: nothing is written to it any more."""
     running = start_target("lun:size=32M")
     async with one_disk("async", f"{running.url}/0") as disk:
         await write(disk, b"\xff" * (16 * MIB), 0)
@@ -156,24 +156,24 @@ async def test_cancelled_reads_leave_their_buffers_alone(start_target: StartTarg
                 try:
                     await disk.read_into(memoryview(buffer), 0)
                 finally:
-                    buffer[:] = bytes(len(buffer))  # ours again: whatever comes now would show
+                    buffer[:] = bytes(len(buffer))  # given back: a late write would show
 
             return operation
 
         outcome = await _cancelled_while_paused(running, *map(reading, buffers))
         assert outcome == (0, len(buffers))
-        # Everything that was under way has arrived when this has.
+        # Answers that were under way have arrived when this one has.
         assert await read(disk, 0, 2 * MIB) == b"\xff" * (2 * MIB)
         assert not any(any(buffer) for buffer in buffers)
         for buffer in buffers:
-            buffer.clear()  # BufferError while anybody has a view of it
+            buffer.clear()  # BufferError while a view of it exists
     assert running.census()["open regions"] == 0
 
 
 async def test_cancelled_writes_send_nothing_of_a_buffer_given_back(
     start_target: StartTarget,
 ) -> None:
-    """Each block holds old or new data, none of what the caller put there afterwards."""
+    """Each block holds old or new data, and none that the caller put into the buffer later."""
     running = start_target("lun:size=32M")
     async with one_disk("async", f"{running.url}/0") as disk:
         await write(disk, b"\x01" * (8 * MIB), 0)
@@ -195,7 +195,7 @@ async def test_cancelled_writes_send_nothing_of_a_buffer_given_back(
 
 
 async def test_after_cancellation_the_session_goes_on(start_target: StartTarget) -> None:
-    """All slots come back, all locks are let go: also those of commands that waited for them."""
+    """All slots and range locks are given back, also those that a cancelled command waited for."""
     running = start_target("lun:size=4M")
     async with one_disk("async", f"{running.url}/0", {"queue-depth": "2"}) as disk:
         data = memoryview(bytes(5000))
@@ -224,7 +224,7 @@ async def test_after_cancellation_the_session_goes_on(start_target: StartTarget)
 
 @face
 async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, face: str) -> None:
-    """Those in flight, and those that come later, when their time is over."""
+    """Requests in flight fail, and so do later ones, when their io-timeout is over."""
     # proves: ISER-5.2.3.2-1
     running = start_target("lun:size=32M")
     errors: list[CommandTimeout] = []
@@ -246,7 +246,7 @@ async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, 
             await wait_all_tasks_blocked(0.05)
             running.kill()
         assert len(errors) == 16
-        assert len({id(error) for error in errors}) == 16  # each task has its own to raise
+        assert len({id(error) for error in errors}) == 16  # each task raises an object of its own
         for call in (
             lambda: read(disk, 0, 512),
             lambda: write(disk, b"x", 0),
@@ -263,7 +263,7 @@ async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, 
 async def test_a_target_that_stands_still_is_given_up(
     start_target: StartTarget, face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deadline passes, no rung of the ladder is answered: the connection is cut."""
+    """The deadline passes and no task management request is answered: the connection is cut."""
     monkeypatch.setattr(deadlines, "STEP_S", 0.1)
     running = start_target("lun:size=1M")
     async with one_disk(face, f"{running.url}/0", {"io-timeout": "1"}) as disk:
@@ -286,7 +286,7 @@ async def _settled(running: TargetProcess, expected: dict[str, int]) -> dict[str
 
 @face
 async def test_200_connects_and_disconnects(start_target: StartTarget, face: str) -> None:
-    """Orderly ones, with data both ways in between: nothing is left at either end."""
+    """Orderly connections, each with data both ways: nothing is left at either end."""
     # proves: ISER-5.2.2-5
     running = start_target("lun:size=4M")
     url = f"{running.url}/0"
@@ -310,7 +310,7 @@ async def test_200_connects_and_disconnects(start_target: StartTarget, face: str
             once_blocking()
 
     before = census()  # tests before this one may have left something
-    await once()  # what the first one leaves (caches of modules) belongs to the process
+    await once()  # what the first connection leaves (caches of modules) belongs to the process
     ours, theirs = census(), running.census()
     samples = []
     for turn in range(200):

@@ -93,7 +93,7 @@ async def test_what_was_reserved_before_a_failure_is_given_back(url: str, face: 
 
 @pytest.fixture
 def crashed(url: str) -> Iterator[None]:
-    """An attach that is killed while it has the LUN."""
+    """Reserve the LUN in a process that is killed while it holds it."""
     program = (
         "import sys\n"
         "from iserblk.disk.blocking import open_disks\n"
@@ -118,8 +118,8 @@ def crashed(url: str) -> Iterator[None]:
 @pytest.mark.usefixtures("crashed")
 @pytest.mark.parametrize("face", FACES)
 async def test_after_a_crash(url: str, face: str) -> None:
-    """The same machine comes back, others do not get in. All that a reservation hides from those
-    that are not registered (mode pages, for one) is known."""
+    """After a crash the same machine gets the LUN back, and others do not get in. The disk knows
+    also what a reservation hides from an initiator that is not registered (mode pages, say)."""
     with pytest.raises(Busy, match=r"reserved by iqn.2026-11.example:a"):
         async with one_disk(face, f"{url}/0", OTHER):
             pass
@@ -141,7 +141,7 @@ async def test_by_the_key_of_one_that_is_gone(url: str) -> None:
 
 
 async def test_on_the_command_line(url: str) -> None:
-    # Not by the machine's own name: tests of other processes may hold a LUN by that one.
+    # Not the machine's own name: tests of other processes may hold a LUN by it.
     words = ["trim", f"{url}/0", "--reserve", "exclusive", "--initiator-name", THIEF]
     async with one_disk("async", f"{url}/0", EXCLUSIVE):
         done = await trio.run_process(
@@ -158,7 +158,8 @@ async def test_on_the_command_line(url: str) -> None:
 async def test_the_target_is_killed(
     target: TargetProcess, start_target: StartTarget, url: str, face: str
 ) -> None:
-    """It forgets every reservation with its process: ours is there again before anything else."""
+    """A killed target forgets every reservation: the disk reserves again before it sends anything
+    else."""
     async with one_disk(face, f"{url}/0", EXCLUSIVE) as disk:
         await write(disk, DATA, 0)
         await disk.flush()
@@ -176,7 +177,7 @@ async def test_the_target_is_killed(
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("left", [False, True], ids=["holds it", "has left"])
 async def test_taken_by_force(url: str, face: str, left: bool) -> None:
-    """Whoever has lost the LUN never writes to it again."""
+    """A disk that lost its reservation never writes to the LUN again."""
     async with one_disk(face, f"{url}/0", {**EXCLUSIVE, "reserve-key": "0xa"}) as disk:
         await write(disk, DATA, 0)
         async with session_of(url) as thief:

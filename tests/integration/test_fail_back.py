@@ -1,5 +1,5 @@
-"""Several portals: going back to the better one, and leaving a port that stops carrying out
-commands. Nobody who reads and writes notices."""
+"""Several portals: a disk goes back to the better portal, and leaves a port that stops carrying out
+commands. Reads and writes go on without an error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Load:
-    """Writes and reads without an end, compared; ``done`` is how often."""
+    """Writes, reads back and compares without an end. ``done``: how often."""
 
     def __init__(self, disk: object) -> None:
         self.done = 0
@@ -61,7 +61,7 @@ class Load:
 
 @asynccontextmanager
 async def loaded(face: str, *urls: str, **options: str) -> AsyncIterator[tuple[Load, Session]]:
-    """A disk that is written and read all the time."""
+    """A disk under load, and the Load."""
     given = {"io-timeout": "60", **options}
     async with opened(face, *urls, options=given) as disks, trio.open_nursery() as nursery:
         (disk,) = disks.values()
@@ -104,7 +104,7 @@ async def test_back_to_the_preferred_portal(
             await until(lambda: session.reconnects == 2)
             assert session.portal.endswith(f":{one.port}")
             assert session.describe()["provider"] == {"iser": "iwarp", "iscsi": "tcp"}[schemes[0]]
-            assert session.replayed <= 1  # of the first time: it went back in order
+            assert session.replayed <= 1  # from the first change: the way back was orderly
         warnings = [each.getMessage() for each in caplog.records if each.levelno > logging.INFO]
         assert sum("is used, not" in text for text in warnings) == 2
         assert any(
@@ -114,7 +114,7 @@ async def test_back_to_the_preferred_portal(
 
 @face
 async def test_every_lun_of_the_target(start_target: StartTarget, face: str) -> None:
-    """They go over together, with their session."""
+    """All LUNs change the portal together, with their session."""
     target = start_target(f"lun:size={SIZE}", f"other:size={SIZE}:serial=OTHER")
     with two_portals((target.port, target.port)) as (one, two):
         urls = [one.through(target.url), two.through(target.url)]
@@ -166,7 +166,7 @@ def ported(tmp_path: Path) -> Iterator[Ported]:
 @face
 @pytest.mark.parametrize("state", ["standby", "unavailable", "transitioning"])
 async def test_a_port_that_stops(ported: Ported, face: str, state: str) -> None:
-    """While it is in use; and back, when it carries out commands again."""
+    """The port in use stops: the disk leaves it, and goes back when it works again."""
     async with loaded(face, *ported.urls()) as (_, session):
         await ported.set(state, "optimized")
         await until(lambda: session.portal.endswith(f":{ported.two.port}"))
@@ -176,7 +176,7 @@ async def test_a_port_that_stops(ported: Ported, face: str, state: str) -> None:
 
 @face
 async def test_no_port_for_a_while(ported: Ported, face: str) -> None:
-    """The first one that carries out commands again is found, whichever it is."""
+    """The disk finds the first port that carries out commands again, whichever it is."""
     async with loaded(face, *ported.urls("iscsi")) as (load, session):
         await ported.set("standby", "unavailable")
         await until(lambda: session.suspended is not None and "state" in str(session.suspended))
@@ -188,7 +188,7 @@ async def test_no_port_for_a_while(ported: Ported, face: str) -> None:
 
 @face
 async def test_a_quiet_disk_leaves_too(ported: Ported, face: str) -> None:
-    """It learns of the change by its next command, and goes to where that is carried out."""
+    """An idle disk learns of the change by its next command, which goes to the other port."""
     async with opened(face, *ported.urls()) as disks:
         (disk,) = disks.values()
         await write(disk, DATA, 0)
@@ -198,7 +198,7 @@ async def test_a_quiet_disk_leaves_too(ported: Ported, face: str) -> None:
 
 @face
 async def test_the_better_state_wins(ported: Ported, face: str) -> None:
-    """The array has moved the LUN: what is optimized now is the second portal."""
+    """The array has moved the LUN: the second portal is optimized now."""
     async with loaded(face, *ported.urls()) as (_, session):
         await ported.set("non-optimized", "optimized")
         await until(lambda: session.portal.endswith(f":{ported.two.port}"))
@@ -206,7 +206,7 @@ async def test_the_better_state_wins(ported: Ported, face: str) -> None:
 
 @face
 async def test_transition_on_the_only_way(ported: Ported, face: str) -> None:
-    """Commands wait until it has ended, or their time is over."""
+    """Commands wait until the transition has ended, or until their io-timeout."""
     async with opened(face, ported.urls()[0], options={"io-timeout": "60"}) as disks:
         (disk,) = disks.values()
         await ported.set("transitioning", "optimized")
@@ -227,7 +227,7 @@ async def test_transition_on_the_only_way(ported: Ported, face: str) -> None:
 async def test_closed_while_a_way_is_tried(
     start_target: StartTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for the trial to end."""
+    """Closing the disk does not wait for a connection attempt to the other portal."""
     monkeypatch.setattr(failback, "PROVEN_S", 1e6)
     target = start_target(f"lun:size={SIZE}")
     for face in FACES:

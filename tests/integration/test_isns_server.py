@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from iserblk.discovery import isns
 from iserblk.discovery.isns import Attribute
 from tests.cli.commands import bad, good, good_json
 from tests.support.target import IQN, ROOT, TargetProcess, running_target
+from tests.support.until import until_blocking
 
 START_S = 20.0
 OTHER = "iqn.2026-11.example:other"
@@ -22,7 +23,7 @@ WATCHER = "iqn.2026-11.example:watcher"
 
 
 class Isnsd:
-    """The server on a free port, with a database of its own; and a client by hand."""
+    """The server on a free port, with a database of its own; and a plain client for it."""
 
     def __init__(self, prefix: Path, place: Path) -> None:
         with socket.socket() as sock:
@@ -47,14 +48,16 @@ class Isnsd:
         self._transaction = 0
 
     def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                return socket.create_connection(("127.0.0.1", self.port), START_S)
-            except ConnectionRefusedError:
-                assert self.process.poll() is None, "isnsd has ended"
-                assert time.monotonic() < deadline, "isnsd does not listen"
-                time.sleep(0.02)
+        made: list[socket.socket] = []
+
+        def listens() -> bool:
+            assert self.process.poll() is None, "isnsd has ended"
+            with suppress(ConnectionRefusedError):
+                made.append(socket.create_connection(("127.0.0.1", self.port), START_S))
+            return bool(made)
+
+        until_blocking(listens)
+        return made[0]
 
     def stop(self) -> None:
         self._socket.close()
@@ -92,7 +95,7 @@ class Isnsd:
         assert status == 0, isns.status_words(status)
 
     def nodes(self) -> list[str]:
-        """The initiators that are registered, as a target sees them."""
+        """Names of the registered initiators, as a target sees them."""
         query = isns.target_query(IQN)
         query[1] = isns.number(isns.ISCSI_NODE_TYPE, isns.NODE_INITIATOR)
         _, attributes = self.ask(isns.DEV_ATTR_QRY, query)
@@ -124,7 +127,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
 
 
 def test_targets_and_portals(server: Isnsd, target: TargetProcess) -> None:
-    """And the URL leads there. proves: ISER-B.2-2"""
+    """Discovery lists targets and portals, and their URLs work. proves: ISER-B.2-2"""
     server.add(IQN, ("127.0.0.1", target.port), ("10.9.8.7", 860))
     server.add(OTHER, ("10.9.8.7", 3260))
     report = good_json("discover", server.url)
@@ -151,7 +154,7 @@ def test_one_target(server: Isnsd) -> None:
 
 
 def test_nothing_is_left_behind(server: Isnsd) -> None:
-    """We are registered while we ask, and no longer."""
+    """The initiator is registered while it asks, and no longer."""
     server.add(IQN, ("10.9.8.7", 3260))
     for _ in range(2):
         assert IQN in good("discover", server.url, "--initiator-name", WATCHER)
@@ -159,7 +162,7 @@ def test_nothing_is_left_behind(server: Isnsd) -> None:
 
 
 def test_an_initiator_that_is_registered_already(server: Isnsd) -> None:
-    """By another program of this machine, say. It stays."""
+    """A registration by another program of this machine, say, stays."""
     server.add(IQN, ("10.9.8.7", 3260))
     status, _ = server.ask(isns.DEV_ATTR_REG, isns.registration(WATCHER))
     assert status == 0

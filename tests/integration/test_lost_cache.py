@@ -1,4 +1,4 @@
-"""A target that dies with what it had cached, and comes back: nothing is lost, or that is told."""
+"""A target dies with its cache and comes back: nothing is lost, or the next flush says so."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from iserblk.errors import IserblkError
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
+from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.RECONNECTED)
 
@@ -45,7 +46,7 @@ async def test_lost_cache_is_made_good(start_target: StartTarget, face: str, jou
                 data = bytearray(chance.randbytes(length))
                 await disk.write(memoryview(data), offset)
                 model[offset : offset + length] = data
-                data[:] = b"\xee" * length  # it is ours again
+                data[:] = b"\xee" * length  # it is the caller's again
             if step % 40 == 35:
                 running.kill()
                 running = start_target(SPEC, listen=running.listen)
@@ -81,7 +82,7 @@ async def test_what_must_not_be_sent_again_is_told(
 
 @face
 async def test_killed_while_many_write(start_target: StartTarget, face: str) -> None:
-    """With flushes in between; each task knows what its own region must hold."""
+    """Eight tasks write and flush; each knows what its own region must hold."""
     running = start_target(SPEC)
     async with one_disk(face, f"{running.url}/0", {"io-timeout": "60"}) as disk:
         done = 0
@@ -110,7 +111,7 @@ async def test_killed_while_many_write(start_target: StartTarget, face: str) -> 
             for number in range(8):
                 nursery.start_soon(client, number)
             for part in range(1, 4):
-                while done < 110 * part:  # noqa: ASYNC110 (a test's condition)
-                    await trio.sleep(0.01)
+                goal = 110 * part
+                await until(lambda: done >= goal)  # noqa: B023 (awaited within the turn)
                 running.kill()
                 running = start_target(SPEC, listen=running.listen)

@@ -1,4 +1,4 @@
-"""What is counted of real disks: through both faces of the API, and through nbdkit."""
+"""Metrics of real disks: through both faces of the API, and through nbdkit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from iserblk.disk import aio, blocking
+from iserblk.disk.multipath.paths import reset_lun
 from iserblk.disk.seam import BlockingDisk
 from iserblk.errors import Busy, CommandTimeout, IserblkError, WriteProtected
 from iserblk.metrics.address import Address
@@ -77,7 +78,7 @@ async def test_every_kind_of_request(start_target: StartTarget, tmp_path: Path, 
 
 @face
 async def test_the_path_in_use(start_target: StartTarget, tmp_path: Path, face: str) -> None:
-    """It changes with the portal, iSER or TCP."""
+    """The path that metrics name changes with the portal, iSER or TCP."""
     target = start_target("lun:size=1M")
     place = tmp_path / "socket"
     with two_portals((target.port, target.port)) as (one, two):
@@ -121,8 +122,8 @@ def test_many_threads_lose_nothing(start_target: StartTarget, tmp_path: Path) ->
 async def test_commands_that_are_sent_again(
     start_target: StartTarget, tmp_path: Path, face: str
 ) -> None:
-    """The first command of a session gets the unit attention of its power on; so that another one
-    comes, somebody else resets the LUN."""
+    """A command that meets a unit attention is sent again and counted. (Another session resets the
+    LUN, which causes the unit attention.)"""
     target = start_target("lun:size=16M")
     place = tmp_path / "socket"
     async with one_disk(face, f"{target.url}/0", {"metrics": str(place)}) as disk:
@@ -135,15 +136,8 @@ async def test_commands_that_are_sent_again(
 
 async def _reset(url: str) -> None:
     async with aio.open_disks([url], {}) as disks:
-        core = disks.disks["lun0"].core  # type: ignore[attr-defined]
-        driver = disks.disks["lun0"].driver  # type: ignore[attr-defined]
-        task = core.session.queue.take_now()
-        task.lun = core.lun
-        from iserblk.iscsi import pdu  # noqa: PLC0415
-
-        driver.ladder._request(task, pdu.TMF_LOGICAL_UNIT_RESET, trio.current_time())
-        await trio.sleep(0.2)
-        core.session.queue.release(task)
+        disk = disks.disks["lun0"]
+        await disk.driver.run_operation(reset_lun(disk.core.session, 0))  # type: ignore[attr-defined]
 
 
 @face
@@ -195,7 +189,7 @@ async def test_at_a_port(start_target: StartTarget, face: str) -> None:
 
 @face
 async def test_a_place_that_is_taken(start_target: StartTarget, tmp_path: Path, face: str) -> None:
-    """Nothing is left of the attempt, and the other goes on."""
+    """A metrics socket that another process uses: opening fails, and the other process goes on."""
     target = start_target("lun:size=16M")
     place = tmp_path / "socket"
     url = f"{target.url}/0"

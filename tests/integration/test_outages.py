@@ -1,7 +1,8 @@
 """Front-ends while their target is killed and comes back, every few seconds.
 
-With io-timeout above the outage nobody sees an error, or a byte that is wrong, although the target
-loses its cache each time. Below it a request in the outage fails with EIO, and all is well after.
+With an io-timeout above the outage no program sees an error or a wrong byte, although the target
+loses its cache each time. With an io-timeout below it, requests in the outage fail with EIO, and
+later ones succeed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.outages import Outages, Restarted, one_portal_at_a_time
 from tests.support.target import TargetProcess
 
 MIB = 1 << 20
-REGION = MIB  # of each of fio's jobs
+REGION = MIB  # per job of fio
 SPEC = f"lun:size={fio.JOBS * REGION // MIB}M:volatile-cache=64M"
 SHORT_S, LONG_S = 6.0, 120.0
 UP_S, DOWN_S = 1.0, 0.3
@@ -35,7 +36,7 @@ FRONT_ENDS = ("nbd", "fuse")
 def front_end(
     kind: str, urls: list[str], place: Path, options: tuple[str, ...] = ()
 ) -> Iterator[list[str]]:
-    """What fio needs to know of it."""
+    """The options of fio for this front-end."""
     if kind == "nbd":
         need("nbdkit", "fio")
         if "nbd" not in run("fio", "--enghelp").split():
@@ -50,7 +51,7 @@ def front_end(
 
 
 def verify_for(seconds: float, engine: list[str]) -> tuple[int, float]:
-    """fio writes and verifies again and again; rounds, and the slowest request."""
+    """Let fio write and verify again and again; the number of rounds, and the slowest request."""
     end = time.monotonic() + seconds
     rounds, slowest = 0, 0.0
     while time.monotonic() < end:
@@ -113,7 +114,7 @@ def _killed_portals(
     kind: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One by iSER, one by TCP."""
+    """Two portals, one by iSER, one by TCP: one is killed at a time."""
     target = start_target(SPEC)
     here = ("127.0.0.1", target.port)
     with FaultProxy(here, framing="raw") as one, FaultProxy(here, framing="raw") as two:
@@ -154,7 +155,7 @@ Io = Callable[[], object]
 def requests(
     kind: str, urls: list[str], place: Path, io_timeout: int
 ) -> Iterator[tuple[dict[str, Io], type[Exception]]]:
-    """Kinds of request, and the exception that they fail with, which has an ``errno``."""
+    """The kinds of request, and the exception that a failed one raises, which has an ``errno``."""
     block = b"r" * 4096
     if kind == "nbd":
         need("nbdkit")
@@ -192,7 +193,7 @@ def requests(
 
 @pytest.mark.parametrize("kind", FRONT_ENDS)
 def test_an_outage_beyond_io_timeout(start_target: StartTarget, tmp_path: Path, kind: str) -> None:
-    """EIO and nothing else for each, in its time; afterwards no error is left over."""
+    """Each request fails with EIO within its io-timeout; later requests succeed."""
     target = start_target(SPEC)
     with requests(kind, [f"{target.url}/0"], tmp_path, 1) as (calls, failure):
         for call in calls.values():
@@ -225,7 +226,7 @@ def test_an_outage_beyond_io_timeout(start_target: StartTarget, tmp_path: Path, 
 def test_a_portal_becomes_a_black_hole(
     start_target: StartTarget, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing says that the connection is gone, but the sign of life that does not come."""
+    """Only the missing answer to a ping shows that the connection is gone."""
     target = start_target(SPEC)
     here = ("127.0.0.1", target.port)
     with FaultProxy(here, framing="raw") as one, FaultProxy(here, framing="raw") as two:

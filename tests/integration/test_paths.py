@@ -1,4 +1,4 @@
-"""Several portals to one LUN: which one is taken, with a target that has two portal groups."""
+"""Several portals to one LUN: which portal is used, with a target that has two portal groups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ported:
         ]
 
     def set(self, *states: str) -> None:
-        """Of the groups; returns when the target has them."""
+        """Set the states of both groups; returns when the target has taken them over."""
         text = "".join(f"{tag} {state}\n" for tag, state in enumerate(states, 1))
         self._states.write_text(text)
         before = self._server.log.read_text().count("read again")
@@ -113,7 +113,7 @@ async def test_a_portal_that_is_down(ported: Ported) -> None:
 async def test_a_portal_that_refuses_our_name(
     ported: Ported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start that is the error; afterwards the other one is better than nothing."""
+    """A refused login is an error when the disk is opened; later the disk uses the other portal."""
     refuses = parse_url(ported.urls[0]).port
     honest = connect
 
@@ -138,14 +138,14 @@ async def test_a_portal_that_refuses_our_name(
 
 
 async def test_all_are_down() -> None:
-    """One line tells of both."""
+    """One error names both portals."""
     addresses = [(parse_url(f"iscsi://127.0.0.{i}:1/{IQN}/0"), Options()) for i in (1, 2)]
     with pytest.raises(TransportError, match=r"127\.0\.0\.1:1: .*127\.0\.0\.2:1: "):
         await Paths(addresses, time.monotonic).connect()
 
 
 async def test_a_port_in_standby(ported: Ported) -> None:
-    """It takes logins, and no commands: the next try takes the other."""
+    """A port in standby takes logins but no commands: the next attempt uses the other port."""
     ported.set("standby", "non-optimized")
     paths = ported.paths()
     session = await paths.connect()
@@ -175,10 +175,11 @@ async def test_a_port_in_standby(ported: Ported) -> None:
 async def test_another_group_gets_a_reset(
     ported: Ported, moves: tuple[int, ...], resets: list[int]
 ) -> None:
-    """What was left behind in the other one is over then; in the same group reinstatement does it.
-    Negative: that connection is lost before it is used; it may have left something, too.
+    """A disk that changes to another portal group resets the LUN, which ends tasks that its old
+    session left there. In the same group session reinstatement does that.
 
-    The unit attention of a reset tells a witness that there was one."""
+    Negative numbers: that connection is lost before it is used, and may have left tasks, too. A
+    witness session sees the reset by its unit attention."""
     paths = ported.paths()
     witness = await ported.paths().connect()
     seen: list[int] = []
@@ -207,7 +208,7 @@ async def test_another_group_gets_a_reset(
 
 
 async def look(driver: TrioDriver, session: Session) -> None:
-    """A TEST UNIT READY, which takes unit attentions along."""
+    """Send TEST UNIT READY, which takes pending unit attentions."""
     await driver.run_operation(command(session, luns.encode(0), cdb.test_unit_ready(), "LUN"))
 
 

@@ -1,4 +1,4 @@
-"""Ways to a target: redirects and the fall back from iSER to Traditional iSCSI, on real sockets."""
+"""Redirects, and the fallback from iSER to Traditional iSCSI, on real sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iserblk.errors import IserRefused, LoginError, TransportError
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.redirects import MOVES
 from iserblk.initiator.session.session import Session
-from iserblk.iscsi.login_initiator import LoginInitiator
+from iserblk.iscsi import keys
 from iserblk.options import Options
 from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
@@ -39,7 +39,7 @@ async def opened(url: str) -> Session:
 
 @pytest.mark.parametrize("face", FACES)
 async def test_a_disk_behind_redirects(start_target: StartTarget, face: str) -> None:
-    """Two portals that send us on, for the time being; then I/O."""
+    """Two portals redirect the login for the time being; then I/O on the disk."""
     target = start_target(f"lun:size={SIZE}")
     with portals(2) as (one, two):
         one.redirect = (0x0101, two.name)
@@ -70,8 +70,8 @@ async def test_a_circle(portal: Portal) -> None:
 
 @pytest.mark.parametrize("slam", [False, True], ids=["silent", "closes"])
 async def test_fallback(slam: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody speaks iSER: with fallback=iscsi one warning, and Traditional iSCSI on a connection of
-    its own; without it an error. Digests stand in for the CRC of iSER's frames.
+    """The portal does not speak iSER: with fallback=iscsi there is one warning, and Traditional
+    iSCSI on a new connection. Digests take the place of the CRC in iSER's frames.
 
     proves: ISER-5.1-5, ISER-2.2-1
     """
@@ -118,16 +118,14 @@ async def test_fallback_is_not_needed(
 async def test_iser_that_is_refused_in_login(
     start_target: StartTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RDMAExtensions is not answered with Yes, on a connection that is RDMA already: it ends, and
-    the login begins anew by TCP; never half of each. proves: ISER-5.1-4, ISER-RC-11"""
-    finish = LoginInitiator._settle
+    """RDMAExtensions is not answered with Yes on an RDMA connection: the connection ends, and the
+    login begins anew over TCP. proves: ISER-5.1-4, ISER-RC-11"""
+    accept = keys.accept
 
-    def refused(self: LoginInitiator) -> None:
-        if self._config.rdma:
-            self.parameters.rdma_extensions = False
-        finish(self)
+    def refused(parameters: keys.SessionParameters, name: str, value: str) -> None:
+        accept(parameters, name, "No" if name == "RDMAExtensions" else value)
 
-    monkeypatch.setattr(LoginInitiator, "_settle", refused)
+    monkeypatch.setattr(keys, "accept", refused)
     target = start_target(f"lun:size={SIZE}")
     with pytest.raises(IserRefused, match="fallback=iscsi"):
         await opened(f"{target.url}/0")
@@ -138,7 +136,7 @@ async def test_iser_that_is_refused_in_login(
 
 
 async def test_neither_way() -> None:
-    """One line tells of both."""
+    """One error names the failures of both transports."""
     with pytest.raises(
         TransportError, match=r"Connection refused.*before that, by iSER: .*refused"
     ):

@@ -1,4 +1,4 @@
-"""The target dies and comes back, connections are cut: whoever reads and writes sees a pause."""
+"""The target dies and comes back, connections are cut: reads and writes see only a pause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.SHRUNK)
 KIB = 1024
 MIB = 1 << 20
 PATIENCE_S = 60.0
-SPEC = "lun:size=32M:wce=0"  # what was acknowledged is there, whatever happens to the target
+SPEC = "lun:size=32M:wce=0"  # acknowledged data outlives a killed target
 
 face = pytest.mark.parametrize("face", FACES)
 transport = pytest.mark.parametrize("transport", ["iser", "iscsi"])
@@ -70,11 +70,13 @@ async def _back(session: Session, reconnects: int) -> None:
 async def test_killed_and_started_again(
     start_target: StartTarget, face: str, transport: str
 ) -> None:
-    """Sixteen clients verify what they wrote, while the target is killed again and again."""
+    """Sixteen clients verify what they wrote, while the target is killed three times."""
     running = start_target(SPEC)
     stop = False
+    done = 0
 
     async def client(disk: AsyncDisk, number: int) -> None:
+        nonlocal done
         chance = random.Random(number)
         base, size = number * MIB, MIB
         model = bytearray(size)
@@ -85,20 +87,26 @@ async def test_killed_and_started_again(
             model[offset : offset + length] = data = chance.randbytes(length)
             await write(disk, data, base + offset)
             assert await read(disk, base + offset, length) == data
+            done += 1
         assert await read(disk, base, size) == model
+
+    async def work() -> None:
+        goal = done + 4 * 16
+        with trio.fail_after(PATIENCE_S):
+            await until(lambda: done >= goal)
 
     async with _opened(face, running, transport) as (disk, session):
         async with trio.open_nursery() as nursery:
             for number in range(16):
                 nursery.start_soon(client, disk, number)
             for turn in range(3):
-                await trio.sleep(0.4)
+                await work()
                 listen = running.listen
                 running.kill()
                 await trio.sleep(0.2)
                 running = start_target(SPEC, listen=listen)
                 await _back(session, turn + 1)
-            await trio.sleep(0.3)
+            await work()
             stop = True
         assert session.reconnects >= 3 and session.replayed > 0 and session.error is None
         assert session.queue.busy == 0
@@ -109,7 +117,7 @@ async def test_killed_and_started_again(
 async def test_commands_in_flight_are_sent_again(
     start_target: StartTarget, face: str, transport: str
 ) -> None:
-    """The target has them, and never answers: its successor does."""
+    """A paused target has the commands and is killed: the next target process answers them."""
     running = start_target(SPEC)
     async with _opened(face, running, transport) as (disk, session):
         await write(disk, b"old" * 4096, 0)
@@ -124,7 +132,7 @@ async def test_commands_in_flight_are_sent_again(
             for number in range(8):
                 nursery.start_soon(write, disk, bytes([number + 1]) * MIB, (number + 1) * MIB)
                 nursery.start_soon(write, disk, bytes([number + 1]) * 512, 64 * KIB + number * 512)
-            await trio.sleep(0.3)
+            await until(lambda: session.queue.in_flight >= 17)
             listen = running.listen
             running.kill()
             start_target(SPEC, listen=listen)
@@ -140,7 +148,7 @@ async def test_commands_in_flight_are_sent_again(
 async def test_deadline_and_what_follows(
     start_target: StartTarget, face: str, transport: str
 ) -> None:
-    """One error for each request that had no time left; then all is well again."""
+    """Each request fails once, at its deadline; requests after the outage succeed."""
     running = start_target(SPEC)
     async with _opened(face, running, transport, "1") as (disk, session):
         listen = running.listen
@@ -158,7 +166,7 @@ async def test_deadline_and_what_follows(
 
 
 async def test_cancelled_while_the_target_is_away(start_target: StartTarget) -> None:
-    """At once, and the buffer is the caller's."""
+    """A read is cancelled at once, and its buffer is the caller's again."""
     running = start_target(SPEC)
     buffer = bytearray(3 * MIB + 1)
 
@@ -173,8 +181,8 @@ async def test_cancelled_while_the_target_is_away(start_target: StartTarget) -> 
             await until(lambda: session.suspended is not None)
             assert await reading(disk)
         assert session.queue.busy == 0
-        await trio.lowlevel.checkpoint()  # trio's loop lets go of what it raised
-        buffer.clear()  # BufferError while anybody has a view of it
+        await trio.lowlevel.checkpoint()  # trio's loop drops the exception that it raised
+        buffer.clear()  # BufferError while a view of it exists
 
 
 async def _suspended(session: Session) -> None:
@@ -186,7 +194,7 @@ async def _suspended(session: Session) -> None:
 async def test_closed_while_the_target_is_away(
     start_target: StartTarget, face: str, transport: str
 ) -> None:
-    """Nobody waits for it, and nothing is left."""
+    """Closing does not wait for the target, and leaves nothing behind."""
     running = start_target(SPEC)
     listen = running.listen
     async with _opened(face, running, transport):
@@ -214,7 +222,7 @@ async def test_closed_while_the_target_is_away(
     ],
 )
 async def test_another_lun(start_target: StartTarget, face: str, spec: str, words: str) -> None:
-    """Nothing is written to it; whoever waits is told, and so is whoever comes later."""
+    """Nothing is written to another LUN in the same place: pending and later requests fail."""
     running = start_target(SPEC)
     async with _opened(face, running) as (disk, session):
         await write(disk, b"mine" * 128, 0)
@@ -226,7 +234,7 @@ async def test_another_lun(start_target: StartTarget, face: str, spec: str, word
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writing)
-            await trio.sleep(0.2)
+            await until(lambda: session.queue.in_flight)
             listen = running.listen
             running.kill()
             again = start_target(spec, listen=listen)
@@ -241,7 +249,7 @@ async def test_another_lun(start_target: StartTarget, face: str, spec: str, word
 
 @face
 async def test_a_lun_that_has_shrunk(start_target: StartTarget, tmp_path: Path, face: str) -> None:
-    """What is left goes on; what lies behind the end is refused in words."""
+    """Requests within the new size succeed; requests behind it fail with an error that says so."""
     running = start_target(SPEC)
     async with _opened(face, running) as (disk, _):
         await write(disk, b"mine" * 128, 0)
@@ -273,7 +281,7 @@ async def test_lun_that_has_grown(start_target: StartTarget, face: str) -> None:
 async def test_connections_cut_in_login(
     start_target: StartTarget, face: str, transport: str
 ) -> None:
-    """Whoever took the port closes every connection: each is one attempt, and no more."""
+    """A server that took the port closes every connection: each costs one attempt, and no more."""
     running = start_target(SPEC)
     async with _opened(face, running, transport) as (disk, session):
         host, _, port = running.listen.rpartition(":")
@@ -302,7 +310,8 @@ async def test_connections_cut_in_login(
 async def test_50_reconnects_leave_nothing(
     start_target: StartTarget, face: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Descriptors, threads and memory, at both ends; with data under way each time."""
+    """50 lost connections with data under way: no descriptor, thread or region is left, at either
+    end."""
     monkeypatch.setattr(reconnecting, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(reconnecting, "MOST_PAUSE_S", 0.01)
     running = start_target(SPEC)
@@ -350,7 +359,8 @@ async def test_bytes_that_are_wrong(start_target: StartTarget, face: str) -> Non
 
 @face
 async def test_reservation_on_every_connection(start_target: StartTarget, face: str) -> None:
-    """What it hides from a nexus that is not registered yet is known all the same."""
+    """The disk reserves on every new connection, and knows also what the reservation hides from a
+    nexus that is not registered."""
     running = start_target("lun:size=8M")
     async with _opened(face, running, reserve="exclusive") as (disk, session):
         before = disk.info.write_cache, disk.info.fua
@@ -367,7 +377,7 @@ async def test_reservation_on_every_connection(start_target: StartTarget, face: 
 async def test_reserved_and_closed_while_the_target_is_away(
     start_target: StartTarget, face: str
 ) -> None:
-    """Nobody waits for the chance to give the reservation back."""
+    """Closing does not wait for a connection to give the reservation back."""
     running = start_target("lun:size=8M")
     with trio.fail_after(PATIENCE_S / 2):
         async with _opened(face, running, reserve="exclusive") as (_, session):

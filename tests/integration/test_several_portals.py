@@ -28,7 +28,7 @@ DATA = os.urandom(65536)
 async def test_a_portal_dies(
     start_target: StartTarget, face: str, schemes: tuple[str, str]
 ) -> None:
-    """The other one takes over, whatever it speaks; and the first one again, when that dies."""
+    """The other portal takes over, whatever its transport; when it dies, the first one does."""
     target = start_target(f"lun:size={SIZE}")
     with two_portals((target.port, target.port)) as portals:
         urls = both(
@@ -53,8 +53,8 @@ async def test_a_portal_dies(
 
 @pytest.mark.parametrize("face", FACES)
 async def test_a_portal_of_another_group(tmp_path: Path, face: str) -> None:
-    """Nothing is reinstated there: a reset of the LUN ends what the lost session had. Then that
-    port goes into standby, and the disk goes back."""
+    """In another portal group no session is reinstated: a reset of the LUN ends the lost session's
+    tasks. Then the new port goes into standby, and the disk goes back."""
     states = tmp_path / "states"
     states.write_text("2 non-optimized\n")
     arguments = ["-v", "target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]
@@ -85,7 +85,8 @@ async def test_a_portal_of_another_group(tmp_path: Path, face: str) -> None:
 
 @pytest.mark.parametrize("face", FACES)
 async def test_the_cache_is_lost(start_target: StartTarget, face: str) -> None:
-    """Whichever command on the new connection is told of it: what was not flushed is sent again."""
+    """Writes that were not flushed are sent again, whichever command on the new connection gets the
+    unit attention."""
     spec = f"lun:size={SIZE}:volatile-cache=1M"
     target = start_target(spec)
     with two_portals((target.port, target.port)) as (one, two):
@@ -112,7 +113,7 @@ async def test_all_are_down() -> None:
 
 
 async def test_another_lun_behind_the_other_portal(start_target: StartTarget) -> None:
-    """The same name, but not the same LUN: nothing is sent there."""
+    """The other portal has the same target name, but another LUN: no command is sent there."""
     one, two = start_target(f"lun:size={SIZE}"), start_target(f"other:size={SIZE}:serial=OTHER")
     async with opened("async", *both(one.url, two.url)) as disks:
         one.kill()

@@ -21,8 +21,8 @@ PATIENCE_S = 20.0
 async def test_reads_of_more_than_the_target_holds(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where answers leave all at once, nothing but the target itself knows that their buffers are
-    free again."""
+    """Where answers are sent at once, no event tells the target that their buffers are free again:
+    it must notice by itself."""
     monkeypatch.setattr("iserblk.target.iscsi.connection.DATA_BUDGET", 2 * PIECE)
     monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 2 * PIECE)
     content = os.urandom(PIECES * PIECE)

@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,28 +35,28 @@ from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record
 from tests.support.sessions import Host
 from tests.support.target import ROOT
+from tests.support.until import until_blocking
 
 pytestmark = pytest.mark.logs(logs.RESERVATION)
 
 PEER = "iqn.2026-11.example:peer"
 MIB = 1 << 20
 SIZE = 80 * MIB
-START_S = 20.0
-# Targets by what they ask for: tid and accounts, the second of which is their own.
+# Targets by the authentication that they ask for: tid, and accounts (the second: the target's own).
 OWN, THEIRS = ("host", "hush-hush-hush"), ("disk", "not-a-word-more")
 ASKS = {"none": (1, ()), "one-way": (2, (OWN,)), "mutual": (3, (OWN, THEIRS))}
 
 
 class Tgtd:
-    """One tgtd on a free port, with a disk for each target of ASKS. ``urls``: those of their LUN 1,
-    by what they ask for; ``url``: of the one that asks for no credentials."""
+    """A tgtd on a free port, with a disk for each target of ASKS. ``urls``: of LUN 1, by the
+    authentication; ``url``: of the target without authentication."""
 
     def __init__(self, programs: Path, place: Path) -> None:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
         self._programs = programs
-        # Its own control socket: the usual place may belong to a tgtd that is not ours.
+        # Its own control socket: the usual place may belong to another tgtd.
         self._environment = {**os.environ, "TGT_IPC_SOCKET": str(place / "ipc")}
         with (place / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -94,22 +93,22 @@ class Tgtd:
         self.admin("--op", "bind", *target, "target", "-I", "ALL")
 
     def _wait(self, port: int) -> None:
-        deadline = time.monotonic() + START_S
-        while True:
+        def listens() -> bool:
+            assert self._process.poll() is None, "tgtd has ended"
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
-                return
             except ConnectionRefusedError:
-                assert self._process.poll() is None, "tgtd has ended"
-                assert time.monotonic() < deadline, "tgtd does not listen"
-                time.sleep(0.05)
+                return False
+            return True
+
+        until_blocking(listens)
 
     def admin(self, *arguments: str) -> None:
         command = [self._programs / "tgtadm", "--lld", "iscsi", *arguments]
         subprocess.run(command, env=self._environment, check=True, timeout=20)  # type: ignore[arg-type]
 
     def set(self, **keys: str) -> None:
-        """What it wishes for in the logins that follow."""
+        """Set keys that tgtd offers in the logins that follow."""
         for name, value in keys.items():
             for tid, _ in ASKS.values():
                 target = ("--mode", "target", "--tid", str(tid))
@@ -166,7 +165,7 @@ async def test_a_digest_that_it_does_not_have(tgtd: Tgtd) -> None:
 
 @pytest.mark.parametrize("face", FACES)
 async def test_reserve_exclusive(tgtd: Tgtd, face: str) -> None:
-    """Taken, in the way of others, given back; and taken over under the same key."""
+    """The LUN is reserved, refused to other initiators, given back, and reserved by another."""
     key = {"reserve": "exclusive", "reserve-key": "0xa"}
     first = {**key, "initiator-name": "iqn.2026-11.example:a"}
     other = {"reserve": "exclusive", "initiator-name": "iqn.2026-11.example:b"}
@@ -216,7 +215,7 @@ async def test_take_over_and_resume(tgtd: Tgtd) -> None:
 
 
 def with_secrets(folder: Path, own: str = OWN[1], theirs: str = "") -> dict[str, str]:
-    """The options, with a file of them."""
+    """The options that name a file with the secrets of the test."""
     file = folder / "secrets"
     file.write_text(f"{own}\n{theirs}\n" if theirs else f"{own}\n")
     file.chmod(0o600)
@@ -256,7 +255,7 @@ async def test_all_block_operations(
 
 
 async def test_only_md5(tgtd: Tgtd, tmp_path: Path) -> None:
-    """Its other algorithm is SHA-1 under the number of SHA-256: so MD5 is offered before that."""
+    """tgtd has SHA-1 under the number of SHA-256: so the initiator offers MD5 before that."""
     tgtd.set(HeaderDigest="None", DataDigest="None")
     url, secrets = tgtd.urls["mutual"], with_secrets(tmp_path, theirs=THEIRS[1])
     async with one_disk("async", as_user(url, "?auth=md5"), secrets) as disk:
@@ -290,7 +289,7 @@ async def test_no_credentials(tgtd: Tgtd) -> None:
 
 
 async def test_discovery(tgtd: Tgtd, record: Record) -> None:
-    """Several targets, and then so many that the answer does not fit into one PDU."""
+    """Discovery of several targets, and of so many that the answer does not fit into one PDU."""
     url = replace(parse_url(tgtd.url), iqn="", lun=None)
     answer = await send_targets(url, Options())
     assert [each.name for each in answer.targets] == [f"{PEER}-{asks}" for asks in ASKS]

@@ -1,4 +1,4 @@
-"""Traditional iSCSI: our two ends, beside iSER on one port."""
+"""Traditional iSCSI between our initiator and our target, beside iSER on the same port."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def iscsi(target: TargetProcess) -> str:
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("options", OPTIONS)
 async def test_digests_and_immediate_data(target: TargetProcess, face: str, options: str) -> None:
-    """512 bytes to 4 MiB, read back by the same connection and by iSER."""
+    """512 bytes to 4 MiB, read back over the same connection and over iSER."""
     async with one_disk(face, f"{iscsi(target)}/0{options}") as disk:
         about = disk.info.connection
         assert (about["datamover"], about["provider"]) == ("tcp", "tcp")
@@ -62,7 +62,7 @@ async def test_no_such_target(target: TargetProcess) -> None:
 
 
 async def test_rubbish_is_cut_off(target: TargetProcess) -> None:
-    """By the first byte, which is neither that of an MPA Request nor of a Login Request."""
+    """The target disconnects when the first byte begins no MPA Request and no Login Request."""
     with socket.create_connection(("127.0.0.1", target.port), 5) as sock:
         sock.settimeout(5)
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -79,7 +79,7 @@ async def test_the_target_goes_away(start_target: StartTarget) -> None:
 
 
 async def test_nobody_listens() -> None:
-    """A port where nobody is: the portal's name and what to check."""
+    """A port where no process listens: the error names the portal and what to check."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Other people's initiators on our target over Traditional iSCSI, with CHAP and digests."""
+"""libiscsi, QEMU and our target over Traditional iSCSI, with CHAP and digests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHAP = ("none", "one-way", "mutual")
 
 
 class Setting(NamedTuple):
-    """Ports of two targets: one for everybody, one that asks for CHAP. ``folder``: for files."""
+    """Ports of two targets: one without authentication, one with CHAP. ``folder``: for files."""
 
     open_port: int
     chap_port: int
@@ -64,7 +64,7 @@ def program(name: str) -> str:
 
 
 def run(chap: str, *command: str) -> str:
-    """To its good end, with the credentials that ``chap`` needs; what it said."""
+    """Run a program that must succeed, with the credentials for ``chap``; its output."""
     own = {"LIBISCSI_CHAP_USERNAME": OWN[0], "LIBISCSI_CHAP_PASSWORD": OWN[1]}
     theirs = {
         "LIBISCSI_CHAP_TARGET_USERNAME": THEIRS[0],
@@ -84,7 +84,7 @@ def run(chap: str, *command: str) -> str:
 
 
 def logged_in_with(spy: Spy, chap: str, digest: str = "None") -> None:
-    """Was it negotiated, and not only asked for?"""
+    """Check in the target's answers that it agreed to the digests and to CHAP."""
     assert f"HeaderDigest={digest}\0".encode() in spy.answered
     assert (b"AuthMethod=CHAP\0" in spy.answered) == (chap != "none")
     assert (b"CHAP_N=" + THEIRS[0].encode() + b"\0" in spy.answered) == (chap == "mutual")
@@ -131,7 +131,7 @@ def test_libiscsi_with_a_wrong_secret(setting: Setting) -> None:
 @pytest.mark.parametrize("digest", ["None", "CRC32C"])
 @pytest.mark.parametrize("chap", ["none", "one-way"])
 def test_qemu_img(setting: Setting, tmp_path: Path, record: Record, chap: str, digest: str) -> None:
-    """It writes a file to the LUN, reads it back, and finds no difference."""
+    """qemu-img writes a file to the LUN, reads it back, and finds no difference."""
     image, secret = tmp_path / "image", private(tmp_path / "secret", OWN[1])
     image.write_bytes(random.Random(7).randbytes(SIZE - MIB) + bytes(MIB))
     qemu_img = program("qemu-img")

@@ -1,5 +1,5 @@
-"""Two hosts write to one LUN, and its target loses what it had cached: what one of them has in its
-journal must not go over what the other wrote later, if it was told that there is another."""
+"""Two hosts write to one LUN, and its target loses its cache: with ``shared=yes`` a host must not
+send writes of its journal over what the other host wrote later."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ transport = pytest.mark.parametrize("transport", ["iser", "iscsi"])
 async def test_a_newer_write_of_another_host(
     start_target: StartTarget, face: str, transport: str, shared: str
 ) -> None:
-    """With ``shared=yes`` it stays, and whoever lost something is told at the next flush. With
-    ``shared=no`` it goes: that is what the option is for, and shows that this test can fail."""
+    """With ``shared=yes`` the newer write stays, and the host that lost data is told at the next
+    flush. With ``shared=no`` the newer write is overwritten: so this test can fail."""
     running = start_target(SPEC)
     url = f"{running.url}/0".replace("iser:", f"{transport}:")
     async with one_disk(face, url, {"shared": shared}) as disk:
-        await write(disk, OLD, 0)  # in the cache, and in no journal but ours
+        await write(disk, OLD, 0)  # in the target's cache, and in this host's journal
         await write(disk, OTHER, 1 << 20)
         async with one_disk(face, url, {"shared": "yes"}) as neighbour:
             await write(neighbour, NEW, 0, fua=True)
@@ -47,8 +47,8 @@ async def test_a_newer_write_of_another_host(
         with pytest.raises(IserblkError, match="lost"):
             await disk.flush()
         assert await read(disk, 0, SIZE) == NEW
-        assert await read(disk, 1 << 20, SIZE) == bytes(SIZE)  # lost, and it was told
-        # All is well afterwards.
+        assert await read(disk, 1 << 20, SIZE) == bytes(SIZE)  # lost, and the flush said so
+        # Later requests succeed.
         await write(disk, OTHER, 1 << 20)
         await disk.flush()
     running.kill()
@@ -63,7 +63,8 @@ async def test_a_newer_write_of_another_host(
 async def test_the_journal_restores_what_a_lost_cache_lost(
     start_target: StartTarget, face: str, transport: str
 ) -> None:
-    """In order, twice over; and what was flushed meanwhile is not sent again."""
+    """The journal restores lost writes in order, after two losses. Flushed writes are not sent
+    again."""
     running = start_target(SPEC)
     url = f"{running.url}/0".replace("iser:", f"{transport}:")
     async with one_disk(face, url) as disk:
@@ -86,7 +87,7 @@ async def test_the_journal_restores_what_a_lost_cache_lost(
 
 @face
 async def test_the_cache_does_lose_it(start_target: StartTarget, face: str) -> None:
-    """Or the two tests above would prove nothing."""
+    """The target does lose its cache: else the two tests above would prove nothing."""
     running = start_target(SPEC)
     async with one_disk(face, f"{running.url}/0", {"journal": "off"}) as disk:
         await write(disk, OLD, 0)
@@ -102,8 +103,8 @@ async def test_the_cache_does_lose_it(start_target: StartTarget, face: str) -> N
 async def test_what_was_written_through_is_not_passed_by_older_writes(
     start_target: StartTarget, face: str, transport: str
 ) -> None:
-    """A write with FUA over one that is in the journal: were that one sent again, its bytes would
-    lie in the cache, and perhaps on the medium, for as long as nothing newer has come."""
+    """A write with FUA covers a write that is in the journal. The journal must not send the older
+    write again: its bytes would replace the newer ones in the cache, and perhaps on the medium."""
     running = start_target(SPEC)
     with FaultProxy(("127.0.0.1", running.port)) as proxy:
         url = proxy.through(f"{running.url}/0").replace("iser:", f"{transport}:")

@@ -15,13 +15,13 @@ from tests.support.outages import Outages
 from tests.support.ported import Ported, ported_target
 
 SHORT_S, LONG_S = 10.0, 120.0
-UP_S, DOWN_S = 1.5, 20.0  # a keep-alive finds it out before it is over
+UP_S, DOWN_S = 1.5, 20.0  # seconds; a ping finds the black hole before it ends
 SIZE = fio.JOBS * REGION
 
 
 @contextmanager
 def black_holes(ported: Ported) -> Iterator[Outages]:
-    """Each portal in turn swallows everything for a while, new connections too."""
+    """Let each portal in turn swallow everything for a while, new connections too."""
     turn = 0
 
     def strike() -> None:

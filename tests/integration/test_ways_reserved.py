@@ -1,5 +1,5 @@
-"""reserve=exclusive with two portals in two portal groups: held through the one in use, wherever
-the session goes; and what was on its way through the other is written no more."""
+"""reserve=exclusive with two portals in two portal groups: the reservation is held through the
+portal in use, and writes that were delayed on the way through the other are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.until import until
 pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.LOST_POWER, logs.RECONNECTED)
 
 KIB = 1024
-WRITES = 3  # the first one that comes late meets the unit attention of the reset, in any case
+WRITES = 3  # the first late write meets the unit attention of the reset in any case
 SETTLE_S = 0.3
 EXCLUSIVE = {
     "reserve": "exclusive",
@@ -51,7 +51,7 @@ async def onlooker(url: str) -> AsyncIterator[Host]:
 
 
 async def holders(url: str) -> list[tuple[bool, int]]:
-    """Of each registration: whether it holds the LUN, and its relative target port."""
+    """Per registration: whether it holds the LUN, and its relative target port."""
     async with onlooker(url) as host:
         answer = await host.ask(pr.READ_FULL_STATUS)
     return [(each.holder, each.port) for each in pr.decode_full_status(answer)[1]]
@@ -88,8 +88,8 @@ async def test_held_through_the_portal_in_use(
 async def test_a_delayed_write_through_the_other_group(
     tmp_path: Path, face: str, size: int
 ) -> None:
-    """The target knows nothing of the loss, and serves the old connection on: the write that comes
-    by it when the LUN has been in use by the other portal is refused."""
+    """The target does not know that a connection is lost, and still serves it: a write that arrives
+    there after the LUN was used through the other portal is refused."""
     hold = Hold(lambda unit: unit.is_write_command)
     with ported_target(
         tmp_path, lambda number: ([hold] if number == 0 else [], []), "auto"

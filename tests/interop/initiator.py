@@ -36,8 +36,8 @@ def _patched(payload: bytes, old: bytes, new: bytes) -> bytes:
 
 @dataclass
 class Outcome:
-    """What a target made of one request. ``placed``: the read buffer, b"" where nothing was
-    placed; ``fetched``: how often it read the write buffer."""
+    """The result of one request. ``placed``: the read buffer, b"" where nothing was
+    placed; ``fetched``: its reads of the write buffer."""
 
     answer: Pdu
     placed: bytes

@@ -19,7 +19,7 @@ def phases(name: str) -> list[str]:
     """The phases of a set whose streams are there in both directions, in order, MPA left out."""
     found: dict[str, set[str]] = {}
     paths = (streams.STREAMS / name).glob("*.bin")
-    # (Login comes first, whatever its number: the kernel's phases are numbered by message.)
+    # Login comes first, in spite of its number: the kernel's phases are numbered by message.
     for path in sorted(paths, key=lambda path: ("02_login" not in path.name, path.name)):
         phase, direction, _ = path.name.rsplit(".", maxsplit=2)
         if path.stat().st_size and "01_mpa" not in phase:
@@ -77,7 +77,7 @@ class Pdu:
 
 @dataclass
 class Exchange:
-    """One request and all that came of it, until its answer.
+    """One request, its data transfers and its answer.
 
     ``placed``: what the recorded target wrote, by offset in the read buffer. ``fetches``: (offset
     in the write buffer behind the immediate data, bytes), as it read them.

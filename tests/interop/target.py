@@ -172,7 +172,7 @@ class RecordedTarget:
         self.wire.send(frame, bytes(payload), **fields)
 
     def play_reject(self, exchange: Exchange) -> None:
-        """Answer whatever comes with the recorded Reject."""
+        """Answer the next PDU, of any kind, with the recorded Reject."""
         self._answer(exchange, self._request())
 
     def end(self) -> None:

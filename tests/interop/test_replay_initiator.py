@@ -229,7 +229,7 @@ async def test_a_rejected_start_up(name: str) -> None:
     ],
 )
 async def test_a_terminate_of_siw_ends_the_session(name: str, words: str) -> None:
-    """Its bits are swapped; the command in flight ends with what it means."""
+    """siw swaps the Terminate's bits; the command in flight ends with the error that they mean."""
     # proves: ISER-10.1.2.2-1
 
     def play(target: RecordedTarget) -> None:

@@ -40,7 +40,7 @@ SCRIPTS = ("lo64k_crc", "lo64k_nocrc", "veth1500_crc", "veth1500_crc_noinv")
 VARIANTS = ("mpa_p2p_write_rtr", "mpa_p2p_read_rtr", "mpa_rev1_crc")
 INQUIRY, READ_CAPACITY_16 = 0x12, 0x9E
 
-# siw wrote the solicited data to a wrong place of LIO's buffer, and nobody noticed: what was read
+# siw wrote the solicited data to a wrong place of LIO's buffer, unnoticed: what was read
 # back is not what had been written. Ours is compared with what had been written.
 CORRUPTED = "write64k_imm512"
 # Commands that the script's target refused and ours has.
@@ -78,7 +78,7 @@ def started(initiator: RecordedInitiator, name: str) -> None:
     if flags & mpa.ENHANCED_CONNECTION:
         ird, ord_ = mpa.ENHANCED.unpack_from(private_data)
         their_ird, their_ord = mpa.ENHANCED.unpack_from(theirs)
-        # Depths are everyone's own, within what was asked for; the bits above them are not.
+        # Each implementation chooses its depths, as far as was asked for; the bits above are fixed.
         assert ird & ~mpa.DEPTH_MASK == their_ird & ~mpa.DEPTH_MASK
         assert ord_ & ~mpa.DEPTH_MASK == their_ord & ~mpa.DEPTH_MASK
         asked_ird, _ = mpa.ENHANCED.unpack_from(
@@ -114,7 +114,7 @@ def logged_in(
 
 
 def compare(name: str, phase: str, exchange: Exchange, outcome: Outcome) -> None:
-    """The answer, but for what differs between implementations."""
+    """Compare the answers, except where implementations may differ."""
     answer, recorded, request = outcome.answer, exchange.answer, exchange.request
     assert answer.iser == recorded.iser
     assert answer.bhs[0] == recorded.bhs[0]
@@ -217,7 +217,7 @@ def test_a_conversation(tmp_path: Path, name: str) -> None:
 
 
 def play_rtr(initiator: RecordedInitiator, name: str) -> None:
-    """The Ready To Receive frame, and the answer that a Read has."""
+    """Send the recorded Ready To Receive frame, and check the answer if one was recorded."""
     (sent,) = streams.frames(f"{name}/01b_rtr.i2t.bin")
     initiator.wire.send(sent)
     recorded = streams.frames(f"{name}/01b_rtr.t2i.bin")
@@ -272,7 +272,7 @@ def test_send_targets_in_a_normal_session(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mpa_reject_markers", "mpa_reject_markers_rev1"])
 def test_markers_are_sent_where_siw_refuses(tmp_path: Path, name: str) -> None:
-    """RFC 5044 demands them of every sender whose peer asks."""
+    """A sender must insert markers where its peer asks for them (RFC 5044)."""
     assert streams.read(mpa_stream(name, "t2i"))[16] & mpa.REJECT
     with connected(tmp_path, name) as initiator:
         flags, revision, _ = initiator.start_up(mpa_stream(name, "i2t"))

@@ -32,7 +32,7 @@ def at(whole: bytes) -> memoryview:
 @pytest.mark.parametrize("trailing", [0, 1, 3, 100])
 @pytest.mark.parametrize("offset", [0, 28])
 def test_data_segment(size: int, trailing: int, offset: int) -> None:
-    """Found by its length, wherever the BHS is, whatever is behind it."""
+    """DataSegmentLength bounds it, at any place of the BHS and with any bytes behind it."""
     data = bytes(i & 255 for i in range(size))
     whole = bytes(offset) + message(data) + b"\xee" * trailing
     assert bhs.data_segment_untrusted(at(whole), offset) == data

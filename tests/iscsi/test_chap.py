@@ -158,7 +158,7 @@ def test_exchange(credentials: Credentials, algorithm: int) -> None:
 
 
 def test_preference() -> None:
-    """The first of the list that is known; and MD5 before the number that tgtd misunderstands."""
+    """The target takes the first algorithm it knows; MD5 precedes the number that tgtd misreads."""
     other = ChapTarget(ACCOUNTS)
     assert dict(other.receive([("CHAP_A", "99,0x6,5")]))["CHAP_A"] == "6"
     assert dict(ChapTarget(ACCOUNTS).receive(ChapInitiator(ONE_WAY).start()))["CHAP_A"] == "8"
@@ -276,7 +276,7 @@ def test_the_target_proves_nothing(pairs: Pairs) -> None:
 
 
 def test_our_challenge_is_never_theirs() -> None:
-    """Even if the source of random numbers repeats what the target has sent."""
+    """Also when the source of random numbers repeats the target's challenge."""
     numbers = iter([b"\xa5" * 32, b"\x5a" * 32, b"\1"])
     one = ChapInitiator(MUTUAL, lambda _count: next(numbers))
     one.start()
@@ -309,7 +309,7 @@ def test_no_algorithm_in_common() -> None:
     ],
 )
 def test_wrong_initiator(name: str, secret: str) -> None:
-    """Who is unknown, and who has the wrong secret, are told the same."""
+    """An unknown name and a wrong secret get the same answer."""
     other, challenge = challenging()
     with pytest.raises(AuthenticationError) as error:
         other.receive([("CHAP_N", name), ("CHAP_R", proof(challenge, secret))])
@@ -368,7 +368,7 @@ steps = st.lists(st.lists(st.tuples(keys_of_chap, values), max_size=5), max_size
 
 @given(steps, st.sampled_from([ONE_WAY, MUTUAL]))
 def test_any_target(said: list[Pairs], credentials: Credentials) -> None:
-    """Documented errors, and nobody gets through mutual CHAP by chance."""
+    """Documented errors only, and no random login passes mutual CHAP."""
     one = ChapInitiator(credentials)
     one.start()
     for pairs in said:

@@ -45,7 +45,7 @@ def test_target_knows_every_key(name: str, offer: str, expected: str | None) -> 
 
 @pytest.mark.parametrize(("name", "offer", "expected"), NEGOTIATED[3:])
 def test_initiator_knows_every_key(name: str, offer: str, expected: str | None) -> None:
-    """Those that it has not offered before. proves: ISER-3.3-8, ISER-3.3-9, ISER-7145-12-1"""
+    """Also keys that it has not offered before. proves: ISER-3.3-8, ISER-3.3-9, ISER-7145-12-1"""
     one = logins.initiator()
     asked = said(one.start())
     (message,) = one.receive(*response([*YES, (name, offer)], 1, None))
@@ -95,7 +95,7 @@ def test_error_recovery_level_0_is_what_we_ask_for() -> None:
 
 @pytest.mark.parametrize("digests", ["CRC32C", "CRC32C,None", "None"])
 def test_digests_that_are_asked_for(digests: str) -> None:
-    """With RDMAExtensions=Yes there are none, whatever was said.
+    """With RDMAExtensions=Yes there are no digests, in spite of the keys.
 
     proves: ISER-6.1-1, ISER-5.1-12, ISER-GEN-8.1.6.1-2
     """

@@ -67,7 +67,7 @@ def ask(name: str, offer: str, wish: SessionParameters | None = None, **flags: b
 
 @pytest.mark.parametrize(("name", "kind", "default", "low", "high"), NUMBERS)
 def test_range_of_numbers(name: str, kind: str, default: object, low: int, high: int) -> None:
-    """What the key cannot have is rejected, and leaves things as they are."""
+    """A value outside the key's range is rejected, and changes nothing."""
     bad = [str(high + 1), "", "-1", "+5", "1.5", "0x", "0x1_0", "ten", "1~2", " 5", "5 ", "٥"]
     bad += ["9" * 21, "0x" + "f" * 17, "0x" + "f" * 8000]
     bad += [str(low - 1)] if low else []
@@ -111,7 +111,7 @@ def test_one_unexpected_pdu_is_no_number_of_them() -> None:
         ("HeaderDigest", "None", "CRC32C", "Irrelevant"),
         ("DataDigest", "None", "Y-com.example.md5", "Irrelevant"),
         ("IFMarker", False, "Yes", "No"),
-        ("OFMarker", True, "Yes", "No"),  # forced, whatever the wish
+        ("OFMarker", True, "Yes", "No"),  # always No
         ("IFMarkInt", None, "2048~65535", "Reject"),
         ("OFMarkInt", None, "Whatever", "Reject"),
         ("SendTargets", None, "All", "Reject"),
@@ -230,7 +230,7 @@ def test_accepted(name: str, own: object, result: str, outcome: object) -> None:
     ],
 )
 def test_not_accepted(name: str, own: object, result: str) -> None:
-    """An answer that no wish of the peer leads to is a protocol error."""
+    """An answer that cannot follow from our offer is a protocol error."""
     offered = SessionParameters()
     setattr(offered, keys.TABLE[name].field, own)
     with pytest.raises(RemoteProtocolError, match=name):
@@ -271,7 +271,7 @@ TEXTS = st.one_of(
 
 @given(NAMES, TEXTS, st.booleans(), st.booleans())
 def test_any_offer(name: str, offer: str, discovery: bool, by_target: bool) -> None:
-    """Whatever is offered, the answer is one that the originator accepts."""
+    """Every offer gets an answer that the originator accepts."""
     ours, theirs = SessionParameters(rdma_extensions=True), SessionParameters()
     try:
         answer = keys.answer(ours, name, offer, discovery, by_target)

@@ -17,7 +17,7 @@ from tests.iscsi import captured, logins
 
 @pytest.mark.parametrize("immediate", [False, True])
 def test_one_round(immediate: bool) -> None:
-    """All keys at once, the operational stage only, both sides of one mind afterwards.
+    """All keys at once, the operational stage only, and both sides agree afterwards.
 
     proves: ISER-3.3-1, ISER-5.1-2, ISER-5.1-3, ISER-5.1-12, ISER-6.3-2, ISER-6.3-8
     """
@@ -64,7 +64,7 @@ def test_data_lengths(takes: int, sends: int, theirs: int) -> None:
 
 
 def test_discovery() -> None:
-    """RDMAExtensions is not spoken of. proves: ISER-5.1-6"""
+    """RDMAExtensions does not appear. proves: ISER-5.1-6"""
     one, other = logins.initiator(discovery=True), logins.target()
     first = one.start()
     assert "RDMAExtensions" not in logins.said(first)
@@ -100,7 +100,7 @@ def test_names_are_compared_without_case() -> None:
 
 
 def lio_response(name: str, one: LoginInitiator) -> tuple[bytes, bytes]:
-    """The captured response, to ``one``: with its ISID and ITT."""
+    """The captured response with the ISID and ITT of ``one``."""
     ((header, data),) = captured.pdus(f"{name}.t2i.bin")
     answer = dataclasses.replace(pdu.LoginResponse.unpack_from(header), isid=logins.ISID, itt=0)
     return answer.pack(), data

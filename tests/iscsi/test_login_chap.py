@@ -122,7 +122,7 @@ def test_not_admitted() -> None:
 
 
 def test_refusal_that_says_nothing_else() -> None:
-    """tgtd's: ISID and task tag are those of nobody."""
+    """tgtd's response, whose ISID and task tag are those of no request."""
     with pytest.raises(AuthenticationError) as error:
         started().receive(*response(status=0x0201, isid=bytes(6), itt=99))
     assert error.value.exit_status == 24
@@ -132,7 +132,7 @@ def test_refusal_that_says_nothing_else() -> None:
 
 
 def test_a_target_that_takes_its_time() -> None:
-    """T is not granted at once; CHAP is over all the same."""
+    """The target does not grant T at once; CHAP has ended all the same."""
     one = started()
     one.receive(*response(CHAP, SECURITY, None))
     one.receive(*response(CHALLENGE, SECURITY, None))
@@ -231,7 +231,7 @@ def test_back_to_the_security_stage() -> None:
 
 
 def agreed(other: LoginTarget) -> dict[str, str]:
-    """As far as the challenge."""
+    """A login that has come as far as the challenge."""
     ask(other, request(WHO + CHAP, SECURITY, OPERATIONAL))
     return said(ask(other, request([("CHAP_A", "5")], SECURITY, OPERATIONAL)))
 
@@ -275,7 +275,7 @@ def test_the_method_and_the_algorithm_at_once() -> None:
         (request([*WHO, ("AuthMethod", "None")], SECURITY, OPERATIONAL), 0x0201),
         (request([*WHO, ("AuthMethod", "KRB5,None")], SECURITY, OPERATIONAL), 0x0201),
         (request([*WHO, ("CHAP_A", "5")], SECURITY, None), 0x0201),
-        # Whether a session is there is nobody's business before.
+        # An initiator that is not authenticated must not learn which sessions exist.
         (request(WHO + CHAP, SECURITY, None, tsih=1), 0x0201),
         (request(WHO + CHAP, SECURITY, None, tsih=77), 0x0201),
         (request([*WHO, *CHAP, ("CHAP_A", "1")], SECURITY, None), 0x0201),
@@ -401,7 +401,7 @@ def test_a_target_that_answers_no_algorithm(word: str) -> None:
 
 
 def test_what_would_not_help_is_not_said() -> None:
-    """Before CHAP has begun, after the challenge, and for one algorithm that is not MD5."""
+    """auth=md5 is not advised before CHAP began, after the challenge, or where auth= was given."""
     one = started()
     with pytest.raises(AuthenticationError) as error:
         one.receive(*response(status=0x0201))
@@ -419,7 +419,7 @@ def test_what_would_not_help_is_not_said() -> None:
 
 
 def test_md5_is_offered_behind_better_ones() -> None:
-    """Targets take the first that they know."""
+    """Targets take the first algorithm that they know."""
     assert chap.OFFER.index(chap.MD5) > chap.OFFER.index(chap.SHA3_256)
     assert chap.OFFER[0] != chap.MD5
 

@@ -59,21 +59,21 @@ def test_numbers_of_the_last_response_count() -> None:
 
 
 def test_a_window_that_is_none_is_ignored() -> None:
-    """MaxCmdSN below ExpCmdSN - 1 (RFC 7143 section 4.2.2.1): then it stays closed."""
+    """MaxCmdSN below ExpCmdSN - 1 changes nothing (RFC 7143 section 4.2.2.1): no window opens."""
     one = started()
     one.receive(*response(YES, exp_cmd_sn=9, max_cmd_sn=5))
     assert bhs.window_size(one.cmd_sn, one.max_cmd_sn) == 0
 
 
 def test_closed_window() -> None:
-    """tgtd starts so: the first command waits."""
+    """tgtd begins with a closed window: the first command waits."""
     one = started()
     one.receive(*response(YES, exp_cmd_sn=1, max_cmd_sn=0))
     assert one.done and bhs.window_size(one.cmd_sn, one.max_cmd_sn) == 0
 
 
 def test_more_rounds() -> None:
-    """T is not granted: we ask again, with nothing to say, until it is. The StatSN of each
+    """The target does not grant T: we ask again, without keys, until it does. The StatSN of each
     response is acknowledged."""
     one = started()
     for stat_sn in (7, 8, 9):
@@ -97,8 +97,7 @@ def test_rounds_are_bounded() -> None:
 
 
 def test_target_offers_keys_of_its_own() -> None:
-    """They are answered in the next request: declarations need none, unknown ones are said to be
-    so."""
+    """Our next request answers them; declarations need none, unknown keys get NotUnderstood."""
     one = started()
     theirs = [
         ("TargetAlias", "A disk"),
@@ -121,7 +120,7 @@ def test_target_offers_keys_of_its_own() -> None:
 
 
 def test_last_response_with_offers() -> None:
-    """Good when there is nothing to say to them, a protocol error otherwise."""
+    """Keys in the last response are good if they need no answer, else a protocol error."""
     one = started()
     assert one.receive(*response([*YES, ("IFMarker", "No"), ("TargetAlias", "x")])) == []
     one = started()
@@ -130,7 +129,7 @@ def test_last_response_with_offers() -> None:
 
 
 def test_target_wants_the_security_stage_first() -> None:
-    """We follow with AuthMethod=None, and offer again what it passed over."""
+    """We follow with AuthMethod=None, and offer again the keys that the target passed over."""
     one = started()
     (security,) = one.receive(*response([("TargetPortalGroupTag", "1")], SECURITY, None))
     assert stages(security[0]) == (SECURITY, OPERATIONAL)
@@ -144,7 +143,7 @@ def test_target_wants_the_security_stage_first() -> None:
 
 
 def test_target_directs_the_security_stage() -> None:
-    """It offers the methods itself (RFC 7143 appendix B): the answer goes back once."""
+    """The target offers AuthMethod (RFC 7143 appendix B): we answer once."""
     one = started()
     (security,) = one.receive(*response([("AuthMethod", "CHAP,None")], SECURITY, None))
     assert security[1] == b"AuthMethod=None\0"
@@ -297,7 +296,7 @@ FLAGS = st.sampled_from([0x00, 0x04, 0x44, 0x81, 0x83, 0x87, 0xC7])
 
 @given(st.lists(st.tuples(FLAGS, PAIRS, st.sampled_from([0, 0, 0, 0x0101, 0x0203])), max_size=6))
 def test_any_target(script: list[tuple[int, list[tuple[str, str]], int]]) -> None:
-    """Whatever well-formed responses come, there is a request, an end, or a clear error."""
+    """After any well-formed response there is a request, an end, or a clear error."""
     one = started()
     for flags, pairs, status in script:
         try:

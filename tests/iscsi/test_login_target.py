@@ -19,7 +19,7 @@ YES: Pairs = [("RDMAExtensions", "Yes")]
 
 
 def ask(other: LoginTarget, message: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    """The one answer."""
+    """The target's only response to a request."""
     (answer,) = other.receive(*message)
     return answer
 
@@ -58,7 +58,7 @@ def test_window_wraps() -> None:
 
 
 def test_security_stage_first() -> None:
-    """libiscsi's way: who it is said twice, AuthMethod with CHAP and None."""
+    """libiscsi's way: it says twice who it is, and AuthMethod offers CHAP and None."""
     other = target()
     first = ask(other, request([*WHO, ("AuthMethod", "CHAP,None")], SECURITY, OPERATIONAL))
     assert stages(first[0]) == (SECURITY, OPERATIONAL)
@@ -132,7 +132,7 @@ def test_initiator_refuses_iser() -> None:
 
 @pytest.mark.parametrize(("word", "failed"), [("Yes", True), ("No", False)])
 def test_hello_cannot_be_required(word: str, failed: bool) -> None:
-    """There is no Hello here: the login says so, not a connection that ends behind it."""
+    """Our target has no Hello: the login says so, instead of a connection that ends later."""
     other = target()
     answer = ask(other, request([*WHO, *YES, ("iSERHelloRequired", word)]))
     assert other.failed is failed
@@ -181,7 +181,7 @@ def test_tagged_buffer_key() -> None:
 
 
 def test_declared_twice_alike() -> None:
-    """What libiscsi does; what is negotiated must not come again."""
+    """libiscsi declares keys twice, which is taken; a negotiated key must not come again."""
     other = target()
     ask(other, request([*WHO, *YES, ("InitiatorAlias", "a")], OPERATIONAL, None))
     assert stages(ask(other, request([*WHO, ("InitiatorAlias", "a")]))[0]) == (OPERATIONAL, FULL)
@@ -288,7 +288,7 @@ FLAGS = st.sampled_from([0x00, 0x04, 0x44, 0x81, 0x83, 0x87, 0xC7, 0x8F])
 
 @given(st.lists(st.tuples(FLAGS, PAIRS), max_size=6))
 def test_any_initiator(script: list[tuple[int, Pairs]]) -> None:
-    """Each request has one response, of bounded length, until the login ends one way or other."""
+    """Each request has one response, of bounded length, until the login succeeds or fails."""
     other = target()
     for number, (flags, pairs) in enumerate(script):
         header, data = ask(other, request([*(WHO if not number else []), *pairs], flags=flags))

@@ -84,7 +84,7 @@ def test_digests_that_the_target_has_not(answer: logins.Pairs, words: str) -> No
 
 
 def test_an_initiator_that_offers_rdma_extensions_on_a_stream() -> None:
-    """It is told No, and goes on with Traditional iSCSI, or not."""
+    """The target answers No; the initiator goes on with Traditional iSCSI, or ends."""
     other = logins.target(rdma=False)
     pairs = [
         ("InitiatorName", logins.INITIATOR),
@@ -104,5 +104,5 @@ def test_the_target_declares_what_it_takes_once() -> None:
     assert ("MaxRecvDataSegmentLength", "131072") in decode_untrusted(data)
     ((_, data),) = other.receive(*logins.request([]))
     assert not decode_untrusted(data) and other.done
-    # The initiator's was never said: the default.
+    # The initiator did not declare one: the default.
     assert other.parameters.initiator_recv_data_segment_length == 8192

@@ -39,7 +39,7 @@ def initiator(max_ulpdu: int, discovery: bool = False) -> LoginInitiator:
 def test_each_end_learns_what_the_other_takes(
     ours: int, theirs: int, outcome: tuple[int, int]
 ) -> None:
-    """Where both say so. It costs no round trip."""
+    """Each end learns the other's limit if both declare one. It costs no round trip."""
     one, other = initiator(ours), target(max_ulpdu=theirs)
     assert login(one, other) == 1
     assert (one.parameters.max_ulpdu, other.parameters.max_ulpdu) == outcome

@@ -36,7 +36,7 @@ A, B = "iqn.2026-11.example:a", "iqn.2026-11.example:b"
         ("10.0.0.1,1,0", Portal("10.0.0.1", 3260, 1, 0)),
         ("10.0.0.1,1,1", Portal("10.0.0.1", 3260, 1, 1)),
         ("10.0.0.1:3260,2,3", Portal("10.0.0.1", 3260, 2, 3)),
-        ("10.0.0.1,1,9", Portal("10.0.0.1", 3260, 1)),  # a type that nobody knows
+        ("10.0.0.1,1,9", Portal("10.0.0.1", 3260, 1)),  # an unknown type
         ("10.0.0.1,1,iser,more", Portal("10.0.0.1", 3260, 1)),
         ("fe80::1,1", Portal("fe80::1", 3260, 1)),  # no brackets: it has no port then
         ("[fe80::1%eth0]:3260,1", Portal("fe80::1", 3260, 1)),
@@ -77,7 +77,7 @@ def test_any_records(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_records() -> None:
-    """In order; twice the same is once; without an address it is where it was asked.
+    """Records keep their order; a repeated address counts once; none means the portal asked.
 
     proves: ISER-7143-13.8-2
     """
@@ -120,7 +120,7 @@ def test_no_records(pairs: list[tuple[str, str]]) -> None:
 
 
 def ask_ours(limit: int, count: int) -> tuple[DiscoveryInitiator, list[int], dict[str, list[str]]]:
-    """Our two sides; the lengths of the answer's parts."""
+    """Our initiator asks our responder; returns it, the lengths of the parts, and the targets."""
     targets = {
         f"{A}{i:05}": [f"10.0.{i >> 8}.{i & 255}:3260,1", "[::1]:3260,2"] for i in range(count)
     }
@@ -208,7 +208,7 @@ def test_nonsense(fields: dict[str, object], words: str) -> None:
 
 
 def test_answers_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In PDUs, and in bytes."""
+    """An answer is bounded in PDUs and in bytes."""
     monkeypatch.setattr(send_targets, "MAXIMUM_PARTS", 10)
     one = DiscoveryInitiator(7, 3)
     one.ask("All")

@@ -21,7 +21,7 @@ def test_every_state_is_reached_and_leads_to_an_end(table: Table) -> None:
 
 @pytest.mark.parametrize("table", [INITIATOR, TARGET])
 def test_stages_only_rise(table: Table) -> None:
-    """Section 6.3: but for an initiator that skipped the security stage, and is sent back."""
+    """Stages only rise (section 6.3), unless an initiator that skipped security is sent back."""
     for (state, event), after in table.items():
         if state in CODES and after in CODES and event is not Event.SEND_BACK:
             assert CODES[state] < CODES[after]

@@ -38,7 +38,7 @@ def test_round_trip(pairs: dict[str, str]) -> None:
         (b"X#NodeArchitecture=x/1\0", [("X#NodeArchitecture", "x/1")]),
         (b"iSERHelloRequired=No\0", [("iSERHelloRequired", "No")]),
         (
-            b"TargetAddress=a\0TargetAddress=b\0",  # section 11.13.5: one or more
+            b"TargetAddress=a\0TargetAddress=b\0",  # section 11.13.5: one address or more
             [("TargetAddress", "a"), ("TargetAddress", "b")],
         ),
     ],

@@ -1,7 +1,7 @@
 """Tests in tests/lab/guest run inside virtual machines: see docs/lab.md.
 
-On the host pytest collects them as any others. Where one is to run, the guest of its group is
-booted with all tests of that group, and their reports are handed on under their own names.
+On the host pytest collects them as any other tests. Where one of them is to run, the guest of its
+group is booted with all tests of that group; their reports appear under their own names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-# scripts/lablib is no installed package.
+# scripts/lablib is not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from lablib.host import why_not
@@ -33,7 +33,7 @@ def lab_url() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one guest follow each other: it is gone when the next one starts."""
+    """Sort tests by guest: a guest ends before the next one starts."""
     ours = [item for item in items if item.path.is_relative_to(_GUEST_TESTS)]
     if _INSIDE:
         for item in ours:
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("skip"):
             assert isinstance(item, pytest.Function)
             _groups[item] = group_of(item.path, item.module)
-            # The guest counts each test's time; the host's first one would include booting.
+            # The guest limits each test's time; on the host the first one would include booting.
             item.add_marker(pytest.mark.timeout(0), append=False)
     order = list(dict.fromkeys(_groups.values()))
     grouped = sorted(_groups, key=lambda item: order.index(_groups[item]))

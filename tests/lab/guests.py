@@ -1,4 +1,4 @@
-"""On the host: one guest for a group of tests, and what it reports of each."""
+"""On the host: runs one guest for a group of tests, and takes its report of each test."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TAIL_LINES = 40
 
 @dataclass(frozen=True)
 class Group:
-    """Tests that share a guest: those of one set-up, unless their module asks for its own.
+    """Tests that share a guest: those of one set-up, except modules with a guest of their own.
 
-    A module says so with ``LAB_OPTIONS``, options for scripts/lab (``("--mtu", "1500")``), or with
+    Such a module has ``LAB_OPTIONS``, options for scripts/lab (``("--mtu", "1500")``), or
     ``LAB_OWN_GUEST = True`` where its tests may leave the guest unusable.
     """
 
@@ -42,7 +42,7 @@ class Group:
 
 
 def setup_of(path: Path) -> str:
-    """The set-up that a module's name begins with, after ``test_``: the longest that fits."""
+    """The set-up with whose name the module's begins, after ``test_``: the longest that fits."""
     stem = path.stem.removeprefix("test_") + "_"
     fitting = [name for name in SETUPS if stem.startswith(name.replace("-", "_") + "_")]
     if not fitting:
@@ -93,7 +93,7 @@ class Guest:
             )
 
     def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """All reports of one test; waits for them. A guest that fell silent has failed it."""
+        """Wait for all reports of one test. The test has failed if the guest fell silent."""
         while item.nodeid not in self._complete:
             running = self._process.poll() is None
             for report in self._new():
@@ -107,7 +107,7 @@ class Guest:
         return self._reports[item.nodeid]
 
     def end(self) -> None:
-        """May be called again."""
+        """End the guest. May be called again."""
         if self._file.closed:
             return
         if self._process.poll() is None:
@@ -131,7 +131,7 @@ class Guest:
                 config=self.config, data=json.loads(line)
             )
             assert isinstance(report, pytest.TestReport)
-            if isinstance(report.longrepr, list):  # of a skip: JSON has no tuples
+            if isinstance(report.longrepr, list):  # a skip's: JSON has no tuples
                 report.longrepr = tuple(report.longrepr)
             yield report
 

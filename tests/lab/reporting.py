@@ -1,4 +1,4 @@
-"""Inside the guest: writes every test's report to a file that the host follows, one a line.
+"""Inside the guest: writes every test's report as a line of a file that the host follows.
 
 Loaded with ``-p tests.lab.reporting``.
 """

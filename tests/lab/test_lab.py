@@ -1,4 +1,4 @@
-"""scripts/lab itself: what comes through, and what it says when there is nothing to come."""
+"""scripts/lab itself: output and exit status, and its errors when no guest can run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lab(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture
 def guests(request: pytest.FixtureRequest) -> None:
-    """Skips where there can be none."""
+    """Skip where no guest can run."""
     if request.config.getoption("--no-lab"):
         pytest.skip("needs a virtual machine, and --no-lab")
     reason = why_not("none")
@@ -81,7 +81,7 @@ def test_a_kernel_has_modules_where_its_release_puts_them(
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("guests")
 def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
-    """Every byte value, on both streams at once; and what the guest writes does not come."""
+    """Every byte value comes through, on both streams at once; the guest's own messages do not."""
     data = tmp_path / "data"
     data.write_bytes(bytes(range(256)) + random.Random(1).randbytes(1 << 20))
     results = tmp_path / "results"
@@ -89,11 +89,11 @@ def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
     script = 'cat "$0" >&2 & cat "$0"; wait; echo kept >"$LAB_RESULTS/kept"; echo >"$1"; exit 77'
     done = lab("--results", str(results), "sh", "-c", script, str(data), str(written))
     assert done.returncode == 77
-    # (Of bytes in bulk, and not of pytest's: its differences take hours.)
+    # (Not pytest's comparison of long bytes: showing a difference would take hours.)
     content = data.read_bytes()
     came = done.stdout == content
     assert came
-    # The first guest of a machine tries what acceleration there is, and says so.
+    # The first guest of a machine tries which acceleration works, and says so.
     said = done.stderr.removesuffix(content)
     assert len(said) == len(done.stderr) - len(content)
     assert all(line.startswith(b"lab: ") for line in said.splitlines())
@@ -125,9 +125,9 @@ def test_the_time_limit() -> None:
 def test_a_guest_that_does_not_boot_is_started_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Emulated kernels hang now and then; here no time is enough."""
+    """Emulated kernels hang now and then. Here the time limit is too short for any boot."""
     monkeypatch.setattr(vm, "BOOT_S", 0.5)
     monkeypatch.setenv("PATH", path())
     with pytest.raises(vm.NotBooted, match="has not booted within"):
         command_line.lab.main(["true"], standalone_mode=False)
-    assert capfd.readouterr().err.count("; another one is started") == 2
+    assert capfd.readouterr().err.count("; starting another guest") == 2

@@ -43,7 +43,7 @@ async def connected(address: Address) -> trio.SocketStream:
 
 
 async def said(address: Address, *parts: bytes, to_end: bool = False) -> bytes:
-    """What is answered, until the other side closes."""
+    """Send ``parts``; returns the answer, up to where the other side closes."""
     async with await connected(address) as stream:
         for part in parts:
             await stream.send_all(part)

@@ -23,7 +23,7 @@ from iserblk.metrics.counting import (
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads take turns all the time."""
+    """Python switches between threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -129,7 +129,7 @@ async def test_a_request_without_an_end(address: Address) -> None:
 async def test_who_asks_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And as long as they are there, nobody else waits for more than that."""
+    """While idle clients hold all places, another client waits no longer than REQUEST_S."""
     monkeypatch.setattr(serving, "REQUEST_S", 0.05)
     path = tmp_path / "socket"
     async with served(path):
@@ -154,4 +154,4 @@ async def test_a_bug_does_not_end_the_disks(
     assert "ZeroDivisionError" in caplog.text
 
 
-# --- the one who asks ----------------------------------------------------------------------------
+# --- the client ----------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ write it sees; version 0 is zeroes. Per granule there are two sets of versions:
     media     what may be there once everything has lost its memory: the target's cache, and the
               client with its journal
 
-Operations come in groups that run at the same time; what is acknowledged in a group is newer than
-everything before it, so older versions leave ``visible`` for good. What failed may or may not have
-happened; but what was read of it stays as it is while connection and target do (after them the
-journal may undo what was never acknowledged). ``epoch`` says that: equal for reads between which
-nothing was lost.
+Operations come in groups that run at the same time. An acknowledged write of a group is newer than
+everything before it, so older versions leave ``visible`` for good. A failed write may have happened
+or not. Once a read has shown which, that stays while the connection and the target do (after a loss
+the journal may undo a write that was never acknowledged). ``epoch`` is equal for reads between
+which neither was lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def content(version: int, granule: int) -> bytes:
 
 
 def version_of(data: bytes, granule: int) -> int | None:
-    """None: nobody ever wrote this there."""
+    """The version that the granule holds; None: bytes that no write put there."""
     version, place = _HEAD.unpack_from(data)
     if data == ZEROES:
         return 0
@@ -43,18 +43,18 @@ def version_of(data: bytes, granule: int) -> int | None:
 class _Granule:
     visible: set[int] = field(default_factory=lambda: {0})
     media: set[int] = field(default_factory=lambda: {0})
-    # Of the group that runs: versions, and whether each was acknowledged (None: not known yet).
+    # Versions of the group that runs, and whether each was acknowledged (None: not known yet).
     writes: dict[int, bool | None] = field(default_factory=dict)
-    fua: bool = False  # one of them is acknowledged, and was to be durable
-    keeps: bool = False  # a trim among them, which need not do anything
+    fua: bool = False  # one of ``writes`` had FUA and is acknowledged
+    keeps: bool = False  # one of ``writes`` is a trim, which need not do anything
     naked: bool = False  # written since the write cache was switched on, and not flushed
-    # What was visible before a naked granule may have been lost: a client that lets a flush succeed
-    # says that it still is.
+    # Visible versions from before a loss that a naked granule may have suffered; a flush that
+    # succeeds says that they are still there.
     before: set[int] | None = None
     seen: tuple[int, object] | None = None  # version, epoch: read after the last write
 
     def expose(self) -> None:
-        """What is visible may have been lost."""
+        """Visible versions may have been lost: those on the media may be visible now."""
         self.before = self.before or set(self.visible)
         self.visible |= self.media
         self.seen = None
@@ -70,13 +70,13 @@ class Model:
     def __init__(self, granules: int, durable: bool = False) -> None:
         self._durable = durable
         self.granules = [_Granule() for _ in range(granules)]
-        # Of what was written when the write cache was switched on the client may have kept nothing;
-        # so until a flush it can repeat nothing, and tells that something is lost.
+        # The client may have kept nothing of writes around the moment when the write cache was
+        # switched on. Until a flush it can repeat nothing after a loss, and reports the loss.
         self._incomplete = False
-        # In the group that runs the write cache was switched on.
+        # Whether the write cache was switched on in the group that runs.
         self._turned = False
-        self._struck = False  # the target has lost its memory, and not all is kept
-        self._told = False  # and a flush has said so
+        self._struck = False  # the target has lost its memory, and the client had not kept all
+        self._told = False  # a flush of this group has reported the loss
         self._touched: set[int] = set()
         self._next = 1
 
@@ -102,7 +102,7 @@ class Model:
         fua: bool = False,
         trim: bool = False,
     ) -> None:
-        """``trim``: what was there may have stayed."""
+        """A write of the group has ended. ``trim``: the old content may have stayed."""
         for at in range(granule, granule + count):
             each = self.granules[at]
             if each.writes.get(version) is not True:
@@ -111,7 +111,7 @@ class Model:
             each.fua |= fua and acknowledged and not trim
 
     def check_read(self, granule: int, data: bytes, epoch: object = None) -> None:
-        """What a read of this group has returned, all within ``epoch`` (None: not known). Raises
+        """Check what a read of this group returned, all within ``epoch`` (None: not known). Raises
         Wrong."""
         for index in range(len(data) // GRANULE):
             at = granule + index
@@ -132,7 +132,7 @@ class Model:
             each.seen = (found, epoch)
 
     def check_extents(self, extents: list[tuple[int, int, int]]) -> None:
-        """What an ``extents`` of this group has returned. Raises Wrong."""
+        """Check what an ``extents`` of this group returned. Raises Wrong."""
         for offset, length, flags in extents:
             if flags == EXTENT_DATA:
                 continue
@@ -171,8 +171,8 @@ class Model:
     # -- between groups --------------------------------------------------------------------------
 
     def flushed(self) -> None:
-        """A flush was acknowledged: what may be seen is what may be on the media. Of the group that
-        runs it covers nothing, for all one knows."""
+        """A flush was acknowledged: visible versions are on the media. It may cover no write of the
+        group that runs."""
         self._incomplete = self._turned
         for each in self.granules:
             if each.before is not None:
@@ -187,19 +187,19 @@ class Model:
 
     @property
     def may_tell(self) -> bool:
-        """A flush may fail for a loss: something is naked; or one of this group has told of a loss,
-        which is told to each flush that was under way, also where another one ends before it."""
+        """Whether a flush may report a loss: a granule is naked; or a flush of this group reported
+        a loss, which every flush that was under way reports."""
         return self._told or self._incomplete or any(each.naked for each in self.granules)
 
     def power(self) -> None:
-        """The target alone loses its memory, and the client gives back what it can."""
+        """The target alone loses its memory; the client sends again what it has kept."""
         for each in self.granules:
             if each.naked:
                 each.expose()
         self._struck = self._incomplete
 
     def told(self) -> None:
-        """A flush has failed for a loss."""
+        """A flush has reported a loss."""
         self._told = True
         for each in self.granules:
             each.naked = False

@@ -1,10 +1,10 @@
-"""Targets that can crash, with their cache or without: in a thread of this process, or real."""
+"""Targets that can crash, losing their cache or not: in a thread, or as a process of their own."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,37 @@ PAGE = 4096
 
 
 class Media(FakeStore):
-    """What survives everything. Keeps no log of calls. What is zero is a hole."""
+    """The medium, which survives every crash. Keeps no log of calls. Pages of zeroes are holes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._losing: tuple[int, Callable[[], bool]] | None = None
 
     def _called(self, *call: object) -> None: ...
+
+    @contextmanager
+    def losing(self, lost: Callable[[], bool]) -> Iterator[None]:
+        """In the body each change that this thread makes is lost if ``lost`` says so."""
+        self._losing = threading.get_ident(), lost
+        try:
+            yield
+        finally:
+            self._losing = None
+
+    def _is_lost(self) -> bool:
+        losing = self._losing
+        return losing is not None and losing[0] == threading.get_ident() and losing[1]()
+
+    def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        return self._is_lost() or super().write(data, offset, durable, nowait)
+
+    def zero(self, offset: int, length: int) -> None:
+        if not self._is_lost():
+            super().zero(offset, length)
+
+    def punch(self, offset: int, length: int) -> None:
+        if not self._is_lost():
+            super().punch(offset, length)
 
     def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
         found: list[Extent] = []
@@ -47,7 +75,8 @@ class Media(FakeStore):
 
 
 class Machine:
-    """``url``: of LUN 0, by way of ``proxy``. ``crash``, ``start``, ``turn``: from any thread."""
+    """A target in a thread. ``url``: LUN 0 through ``proxy``. ``crash``, ``start`` and ``turn`` may
+    be called from any thread."""
 
     def __init__(
         self,
@@ -58,8 +87,8 @@ class Machine:
         cached: bool = True,
         turns: bool = False,
     ) -> None:
-        """``cached``: it has a volatile write cache; with ``turns`` it can be switched on and off,
-        and is off at first."""
+        """``cached``: the target has a volatile write cache. ``turns``: the cache is off at first,
+        and can be switched on and off."""
         self.media = Media(size)
         self.block = block
         self.cached = cached
@@ -112,39 +141,38 @@ class Machine:
         assert ready.wait(PATIENCE_S) and not failure, failure
 
     def crash(self, loses_cache: bool) -> None:
-        """It is gone, in the middle of everything. ``start`` brings it back."""
+        """End the target in the middle of its commands. ``start`` brings it back."""
         assert self._token is not None and self._scope is not None and self._thread is not None
         self._token.run_sync_soon(self._scope.cancel)
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         self.crashes += 1
         if loses_cache and self._cache is not None:
-            # Some of it had been written back: nobody has promised the opposite.
-            for start in list(self._cache._starts):
-                if self._chance.random() < 0.3:
-                    self._cache._write_back(self._cache._cached[start])
+            # Some of the cache had been written back: a cache may do that at any time.
+            with self.media.losing(lambda: self._chance.random() >= 0.3):
+                self._cache.flush()
             self._cache = VolatileStore(self.media, CACHE)
 
     def turn(self) -> None:
-        """The write cache is switched on or off, while commands run."""
+        """Switch the write cache on or off while commands run."""
         assert self._token is not None
         trio.from_thread.run_sync(self._device.turn, self._unit, trio_token=self._token)
         self.write_cache = self._unit.write_cache
 
     def blink(self) -> None:
-        """The write cache is empty, and connections stay."""
+        """Lose the content of the write cache; connections stay."""
         assert self._token is not None
 
         def lose() -> None:
             if self._cache is not None:
-                with self._cache._mutex:
-                    self._cache._cut(0, self.media.size)
+                with self.media.losing(lambda: True):
+                    self._cache.flush()
             self._device.reset()
 
         trio.from_thread.run_sync(lose, trio_token=self._token)
 
     def settle(self) -> None:
-        """What began before the write cache was switched off, and was not durable, is."""
+        """Make writes durable that began before the write cache was switched off."""
         if self._cache is not None and not self.write_cache:
             self._cache.flush()
 
@@ -154,7 +182,7 @@ class Machine:
 
 
 class ProcessMachine:
-    """The same as a process of its own, which is killed. With ``cached`` a crash that loses
+    """A target that is a process of its own and is killed. With ``cached`` a crash that loses
     nothing is an orderly end; without, nothing is ever lost."""
 
     def __init__(self, place: Path, size: int, block: int, scheme: str, cached: bool) -> None:
@@ -195,7 +223,7 @@ def machine(
     place: Path | None = None,
     turns: bool = False,
 ) -> Iterator[AnyMachine]:
-    """``place``: a directory, for a target that is a process."""
+    """A target. ``place``: a directory, for a target that is a process; None: in a thread."""
     made: AnyMachine
     if place is None:
         made = Machine(size, block, scheme, seed, cached, turns)

@@ -1,4 +1,4 @@
-"""Runs a script against a machine, and the model beside it."""
+"""Runs a script against a machine, and checks the results with the model."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from tests.support.faults.behaviours import (
 from tests.support.faults.framing import Unit
 
 JUNK = b"\xee"
-PATIENCE_S = 60.0  # of one step; only a test that fails ever waits that long
+PATIENCE_S = 60.0  # of one step; only a failing test waits that long
 
 
 @dataclass
 class Tally:
-    """What was done."""
+    """Counts of operations, errors and faults of a run."""
 
     operations: int = 0
     faults: dict[str, int] = field(default_factory=dict)
@@ -61,13 +61,14 @@ class Tally:
 
 
 def _after_login(unit: Unit) -> bool:
-    """Login has no checksum in Traditional iSCSI, and what RDMA Writes have brought no number."""
+    """Whether the unit comes after MPA start-up and login. Faults spare the login: its PDUs have no
+    checksum in Traditional iSCSI."""
     start = unit.data.startswith(b"MPA ID Re")
     return not start and unit.opcode not in (bhs.LOGIN_REQUEST, bhs.LOGIN_RESPONSE)
 
 
 class Runner:
-    """``may_fail``: operations may end with an error (outages outlast io-timeout)."""
+    """Runs scripts. ``may_fail``: operations may end with an error (outages outlast io-timeout)."""
 
     def __init__(self, machine: AnyMachine, face: str, options: str, may_fail: bool) -> None:
         self._machine = machine
@@ -79,8 +80,8 @@ class Runner:
         self._disk: AsyncDisk
 
     async def run(self, steps: list[Step]) -> Tally:
-        """At the end everything is read, and again after client and target have lost their
-        memory."""
+        """Run the script. At its end the whole disk is read, and again after client and target have
+        lost their memory."""
         life: list[Step] = []
         for step in [*steps, Reopen()]:
             if isinstance(step, Reopen):
@@ -93,7 +94,7 @@ class Runner:
         return self.tally
 
     async def _live(self, steps: list[Step]) -> None:
-        """One client from open to close."""
+        """Run the steps of one client, from open to close."""
         if isinstance(self._machine, Machine):
             self._machine.troubles.forget()
         async with one_disk(self._face, self._url) as self._disk:
@@ -108,14 +109,14 @@ class Runner:
                 await self._everything()
 
     async def _die(self) -> None:
-        """Whatever the client had in its journal is gone, and what the target had in its cache."""
+        """The client's journal and the target's cache are lost."""
         await trio.to_thread.run_sync(self._machine.crash, True)
         await trio.to_thread.run_sync(self._machine.start)
         self._count("power")
         self.model.lost()
 
     async def _everything(self) -> None:
-        """Read all there is."""
+        """Read the whole disk."""
         step = 128
         for at in range(0, GRANULES, step):
             await self._one(Op(READ, at, step))
@@ -169,10 +170,10 @@ class Runner:
             self.model.flushed()
 
     async def _after(self, fault: Fault | None) -> None:
-        """What has to end before the next step."""
+        """Do what must end before the next step."""
         if fault is not None and fault.kind == "turn":
             assert isinstance(self._machine, Machine)
-            # The next command hears of it. Until then a client cannot know.
+            # The next command gets the unit attention. Until then the client cannot know.
             await self._disk.read_into(memoryview(bytearray(GRANULE)), 0)
             await trio.to_thread.run_sync(self._machine.settle)
 
@@ -224,13 +225,13 @@ class Runner:
 
     def _failed(self, error: IserblkError) -> None:
         if self.model.may_tell and "were lost at the target" in str(error):
-            self.model.told()  # after any reconnection: then the target says that it lost power
+            self.model.told()  # possible after any reconnection
         elif not self._is_failed_flush(error):
             assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
         self.tally.errors += 1
 
     def _is_failed_flush(self, error: IserblkError) -> bool:
-        """What a target says that was told to."""
+        """Whether the error is one that the "flush" fault causes."""
         return (
             "flush" in self.tally.faults
             and isinstance(error, ScsiError)

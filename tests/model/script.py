@@ -1,4 +1,4 @@
-"""What a run does: steps as plain data, which hypothesis can shrink and a seed can make."""
+"""The steps of a run as plain data, which hypothesis can shrink and a seed can make."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ class Op(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """``kind``: "rst", "fin", "hole", "delay", "sips" (the connection as a whole); with "up" or
-    "down" behind it "after", "truncate" (``amount`` bytes from now), "corrupt", and what breaks
-    TCP's promises: "drop", "twice", "swap" (a PDU, soon). "refuse", "outage": nobody listens for
-    ``amount`` ms. "crash": the target comes back with its cache; "power": without, but for what
-    has happened to be written back.
+    """A fault by its ``kind``.
 
-    Of the target in this process alone: "turn": its write cache is switched on or off; "blink": it
-    loses what is in there, and no connection. The next
-    ``amount`` commands end with what passes ("passing"), or with RECOVERED ERROR, carried out
-    ("recovered"); so many flushes fail ("flush"); the connection breaks, and so many of the
-    questions that follow end with what passes ("identify")."""
+    The whole connection: "rst", "fin", "hole", "delay", "sips". One direction, with "up" or "down"
+    behind it: "after", "truncate" (``amount`` bytes from now), "corrupt", and what TCP never does:
+    "drop", "twice", "swap" (a PDU, soon). "refuse", "outage": no target listens for ``amount`` ms.
+    "crash": the target comes back with its cache; "power": without it, except for what was already
+    written back.
+
+    Only with a target in this process: "turn": its write cache is switched on or off; "blink": it
+    loses the content of the write cache, and no connection. "passing", "recovered": the next
+    ``amount`` commands end with a temporary error, or with RECOVERED ERROR, carried out. "flush":
+    as many flushes fail. "identify": the connection breaks, and as many commands that identify the
+    LUN end with a temporary error."""
 
     kind: str
     amount: int = 0
 
 
 class Group(NamedTuple):
-    """Operations that run at once, or begin within ``spread`` ms. The fault strikes when ``after``
+    """Operations that run at once, or begin within ``spread`` ms. The fault happens when ``after``
     of them are done."""
 
     ops: tuple[Op, ...]
@@ -52,7 +54,7 @@ class Flush(NamedTuple):
 
 
 class Reopen(NamedTuple):
-    """The client goes away, the target loses its cache, another client comes."""
+    """The client closes the disk, the target loses its cache, another client opens it."""
 
 
 Step = Group | Flush | Reopen
@@ -71,12 +73,12 @@ Weights = dict[str, int]
 SHORT: Weights = {"rst": 4, "fin": 4, "after up": 5, "after down": 5, "truncate up": 2,
                   "truncate down": 2, "refuse": 2, "delay": 1, "sips": 1, "crash": 3,
                   "power": 4}  # fmt: skip
-# Where checksums tell.
+# Faults that only checksums show.
 CHECKED: Weights = {**SHORT, "corrupt up": 4, "corrupt down": 4}
-# Of a target in this process.
+# Faults of a target in this process.
 TROUBLED: Weights = {**SHORT, "passing": 6, "identify": 6, "recovered": 6, "flush": 6, "turn": 8,
                      "blink": 6}  # fmt: skip
-# Also what takes longer than an io-timeout of a second.
+# Faults that may take longer than an io-timeout of a second, too.
 TOO_LONG: Weights = {**SHORT, "outage": 4, "hole": 3}
 BROKEN: Weights = {
     f"{kind} {way}": 1 for kind in ("drop", "twice", "swap") for way in ("up", "down")
@@ -109,7 +111,7 @@ def random_script(
     weights: Weights | None = None,
     reopens: float = 0.005,
 ) -> list[Step]:
-    """At least so many operations; ``faults``, ``reopens``: the chance of one in each step."""
+    """A script of at least ``operations``. ``faults``, ``reopens``: their chance in each step."""
     chance = random.Random(str(seed))
     steps: list[Step] = []
     count = 0
@@ -120,14 +122,14 @@ def random_script(
     return steps
 
 
-# What turns the order of a few events into a loss: many small groups in a small place.
+# For losses that depend on the order of a few events: many small groups in a small place.
 _DENSE: Weights = {"turn": 4, "blink": 4, "recovered": 1, "flush": 1, "rst": 1}
 _PLACE = 256  # granules
 
 
 def dense_script(seed: object, groups: int) -> list[Step]:
-    """Writes, flushes and questions for extents that overlap, while the write cache is switched on
-    and off, and loses its contents."""
+    """A script of overlapping writes, flushes and ``extents``, while the write cache is switched on
+    and off and loses its content."""
     chance = random.Random(f"dense {seed}")
 
     def op() -> Op:

@@ -1,4 +1,4 @@
-"""The model itself: each thing that it must catch, it catches."""
+"""The model itself: it catches each kind of wrong content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.model.blocks import GRANULE, ZEROES, Model, Wrong, content, version_o
 
 
 def write(model: Model, granule: int, acknowledged: bool = True, fua: bool = False) -> bytes:
-    """A group of one write of one granule; its content."""
+    """Run a group of one write of one granule; its content."""
     version = model.begin_write(granule, 1)
     model.end_write(granule, 1, version, acknowledged, fua)
     model.end_group()

@@ -1,4 +1,4 @@
-"""Random work with random disasters, beside a model that knows what may be read.
+"""Random operations with random faults, checked by a model that knows what may be read.
 
 The target runs in a thread of this process, behind a proxy with faults, and has a volatile cache
 that is smaller than the disk. A failure prints the seed; ISERBLK_MODEL=SEED runs that one alone.
@@ -175,7 +175,7 @@ def test_many_operations_without_faults(transport: str) -> None:
 
 @pytest.fixture
 def recovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sessions that have lost their connection need not wait long before they try again."""
+    """Sessions connect again after short pauses."""
     for name, seconds in (("FIRST_PAUSE_S", 0.005), ("MOST_PAUSE_S", 0.1), ("ADOPTED_S", 0.002)):
         monkeypatch.setattr(reconnecting, name, seconds)
     logging.disable(logging.CRITICAL)
@@ -188,7 +188,7 @@ _FAULTS = st.none() | st.builds(
     st.sampled_from(["rst", "fin", "after up", "after down", "crash", "power"]),
     st.integers(0, 30_000),
 )
-# What the disk is: a write cache that a crash loses, or none.
+# Whether the disk has a write cache, which a crash loses.
 CACHED = (False, True)
 
 
@@ -200,7 +200,7 @@ CACHED = (False, True)
 def test_disasters(
     recovers: None, face: str, transport: str, cached: bool, steps: list[Step], seed: int
 ) -> None:
-    """io-timeout is far above every outage: nothing fails, and nothing is lost."""
+    """With an io-timeout far above every outage no operation fails, and nothing is lost."""
     play(steps, seed, face, transport, cached=cached)
 
 
@@ -214,7 +214,7 @@ def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bo
 
 
 def test_without_the_journal_a_loss_is_noticed(recovers: None) -> None:
-    """What a power failure took is not given back: the model sees it, or the flush fails."""
+    """Without a journal a power failure loses data: the model sees it, or the flush fails."""
     lost: list[Step] = [
         Group((Op(WRITE, 0, 64),)),
         Group((Op(READ, 100, 1),), Fault("power")),
@@ -236,8 +236,8 @@ def test_disasters_with_digests(recovers: None, cached: bool) -> None:
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_target_with_troubles(recovers: None, transport: str, turns: bool) -> None:
-    """Errors that pass, flushes that fail, a write cache that is switched on and off; what was lost
-    while a client could not know of it is told."""
+    """Temporary errors, flushes that fail, a write cache that is switched on and off. A loss that
+    the client could not prevent is reported."""
     for seed in _seeds(1):
         steps = random_script(seed, 400, 0.25, TROUBLED, reopens=0.03)
         replayable(seed, steps, "async", transport, turns=turns)
@@ -258,7 +258,7 @@ def test_a_process_that_is_killed(recovers: None, tmp_path: Path, cached: bool) 
 
 
 def test_outages_beyond_io_timeout(recovers: None) -> None:
-    """Requests fail; what failed may have happened or not, and everything else is as always."""
+    """Outages beyond io-timeout: requests fail, and failed writes may be carried out or not."""
     for seed in _seeds(1):
         steps = random_script(seed, 40, 0.15, TOO_LONG)
         replayable(seed, steps, "async", "iscsi", "?io-timeout=1", may_fail=True, cached=False)
@@ -273,7 +273,7 @@ PER_RUN = 2_000
 def test_two_hundred_thousand_operations(
     recovers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both faces, both transports, with cache and without, every tenth run against a process."""
+    """Both faces, both transports, with cache and without; every tenth run has a target process."""
     total, number = Tally(), 0
     while total.operations < OPERATIONS or sum(total.faults.values()) < FAULTS:
         (seed,) = _seeds(1)

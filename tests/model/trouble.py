@@ -1,4 +1,4 @@
-"""A device server that has troubles of its own, which an initiator has to live with."""
+"""A device server that reports temporary errors and losses, which an initiator must bear."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.seam import DATA_OUT, Nexus, ScsiTask
 
-# What ends a command that was not carried out, and does when it is sent again.
+# Errors of a command that was not carried out, and succeeds when it is sent again.
 _COMMANDS_CLEARED = 0x2F00
 _BECOMING_READY = 0x0401
 _NO_ADDITIONAL = 0x0000
@@ -31,7 +31,7 @@ PASSING: tuple[tuple[int, bytes], ...] = (
     ),
     (sam.CHECK_CONDITION, sense.encode_fixed(sense.ABORTED_COMMAND, _NO_ADDITIONAL, 0)),
 )
-# What an initiator that connects again does not repeat, but tries later.
+# Errors after which an initiator that connects again ends the attempt, and tries later.
 _INTERNAL_FAILURE = 0x4400
 FAILING = (
     *PASSING,
@@ -47,7 +47,7 @@ FLUSH_FAILED = sense.encode_fixed(
     sense.MEDIUM_ERROR, sense.WRITE_ERROR >> 8, sense.WRITE_ERROR & 0xFF
 )
 
-# What an initiator asks before it uses a LUN.
+# Commands that an initiator sends before it uses a LUN.
 _IDENTIFY = frozenset(
     (
         opcodes.INQUIRY,
@@ -60,11 +60,11 @@ _IDENTIFY = frozenset(
 )
 _FLUSH = frozenset((opcodes.SYNCHRONIZE_CACHE_10, opcodes.SYNCHRONIZE_CACHE_16))
 _ACTION = 0x1F
-# Of blocks that hold something, or may.
+# Provisioning statuses of blocks that hold data, or may.
 _NO_HOLES = (lba_data.MAPPED, lba_data.MAPPED_FOR_SURE, lba_data.UNKNOWN)
-SLOW = 0.3  # of the commands
+SLOW = 0.3  # share of the commands
 MOST_S = 0.004
-_MOST = 8  # passing errors in a row: fewer than an initiator bears
+_MOST = 8  # temporary errors in a row: fewer than an initiator bears
 
 
 def _asks_for_extents(cdb: bytes) -> bool:
@@ -72,8 +72,8 @@ def _asks_for_extents(cdb: bytes) -> bool:
 
 
 class Troubles:
-    """What is going to happen to the next commands: how many of which kind. Survives a target that
-    crashes. Methods may be called from any thread."""
+    """Errors that the next commands will get: how many of each kind. Survives a crash of the
+    target. Methods may be called from any thread."""
 
     def __init__(self, seed: object) -> None:
         self._chance = random.Random(f"troubles {seed}")
@@ -93,7 +93,7 @@ class Troubles:
             return taken
 
     def instead_of(self, cdb: bytes) -> tuple[int, bytes] | None:
-        """Status and sense data of a command that is not carried out; None: it is."""
+        """Status and sense data for a command that is not to be carried out; None: carry it out."""
         opcode = cdb[0]
         if opcode in _IDENTIFY and not _asks_for_extents(cdb):
             return self._chance.choice(FAILING) if self._take("identify") else None
@@ -102,7 +102,7 @@ class Troubles:
         return self._chance.choice(PASSING) if self._take("passing") else None
 
     def forget(self) -> None:
-        """A new client comes."""
+        """Drop all pending errors, for a new client."""
         with self._mutex:
             self._left = dict.fromkeys(self._left, 0)
 
@@ -110,20 +110,20 @@ class Troubles:
         return self._take("recovered")
 
     def is_slow(self) -> bool:
-        """The command is carried out in a thread."""
+        """Whether the next command is carried out slowly, in a thread."""
         return self._chance.random() < SLOW
 
     def take_time(self) -> None:
         time.sleep(self._chance.random() * MOST_S)
 
     def any_status(self) -> int:
-        """Of blocks that are mapped."""
+        """A random provisioning status of mapped blocks."""
         return self._chance.choice(_NO_HOLES)
 
 
 class TroubledDevice(DeviceServer):
-    """Besides: an UNMAP reports its parameters as residual, and mapped blocks have one of the three
-    provisioning statuses that are no holes."""
+    """A device server with ``troubles``. Its UNMAP reports the parameters as residual, and its
+    mapped blocks have any of the three provisioning statuses that are no holes."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class TroubledDevice(DeviceServer):
         super().__init__(luns, iqn, ports)
         self._troubles = troubles
         self._resets = 0
-        # How many resets there had been when a command began, by the task's id.
+        # Number of resets before a command began, by the task's id.
         self._began: dict[int, int] = {}
 
     def begin(self, nexus: Nexus, lun: int, cdb: bytes) -> ScsiTask:
@@ -167,7 +167,7 @@ class TroubledDevice(DeviceServer):
             if task.direction == DATA_OUT:
                 task.transferred = task.length
         elif task.cdb[0] == opcodes.UNMAP:
-            task.length = 0  # nothing was moved, it says
+            task.length = 0  # so the residual says that no byte was moved
         return True
 
     def _vary(self, answer: memoryview) -> None:
@@ -177,13 +177,13 @@ class TroubledDevice(DeviceServer):
                 answer[at + 12] = self._troubles.any_status()
 
     def turn(self, unit: LogicalUnit) -> None:
-        """The write cache is switched on or off; initiators are told."""
+        """Switch the write cache on or off, and tell initiators by a unit attention."""
         unit.write_cache = not unit.write_cache
         unit.store.flush()
         self._tell_all(_MODE_CHANGED)
 
     def reset(self) -> None:
-        """The power was off for a moment: no command that has begun succeeds."""
+        """The power was off for a moment: commands that have begun do not succeed."""
         self._resets += 1
         self._tell_all(sense.POWER_ON_OR_RESET)
 

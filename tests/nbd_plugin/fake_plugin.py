@@ -1,7 +1,6 @@
 """The nbdkit plugin over fake disks: nbdkit runs this file, which runs the plugin's in its place.
 
-Only the import of ``iserblk.disk.blocking`` is answered differently; the plugin finds its packages
-as it always does.
+It replaces only the module ``iserblk.disk.blocking``; the plugin finds its packages as always.
 """
 
 import importlib.abc

@@ -1,6 +1,6 @@
 """The nbdkit plugin in a real nbdkit, over fake disks, driven by libnbd.
 
-What the real disks add is in tests/integration/test_nbd.py.
+Tests with real disks are in tests/cli/test_nbd.py and tests/integration/test_accept_nbd.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ MIB = 1 << 20
 
 
 class Server:
-    """One nbdkit in the foreground; ``log`` has the fake's calls."""
+    """An nbdkit in the foreground. ``log``: calls of the fake disks."""
 
     def __init__(
         self, directory: Path, words: list[str], luns: list[dict[str, Any]], **faults: str
@@ -64,9 +63,9 @@ class Server:
         return client
 
     def end(self) -> str:
-        """Ends it as systemd would; returns what it wrote to stderr.
+        """End the server as systemd would; returns what it wrote to stderr.
 
-        nbdkit 1.32 ends when its clients have gone, SIGTERM or not.
+        nbdkit 1.32 ends only when its clients have disconnected, even after SIGTERM.
         """
         for client in self.clients:
             if client.aio_is_ready():
@@ -76,7 +75,7 @@ class Server:
         return said
 
     def close(self) -> None:
-        """Whatever has become of it: nothing of it stays open."""
+        """End the server in any state, and close its clients and pipes."""
         assert self.process.stderr is not None
         try:
             if self.process.poll() is None:
@@ -260,7 +259,7 @@ def test_errors_reach_the_client_as_errno_and_the_log_as_one_line(
 
 
 def test_many_requests_at_once_keep_apart(start: Start) -> None:
-    """Several connections, several threads each; the threads end with their connection."""
+    """Several connections with several threads each; the threads end with their connection."""
     server = start()
     wrong: list[int] = []
 
@@ -287,8 +286,8 @@ def test_many_requests_at_once_keep_apart(start: Start) -> None:
 def test_nothing_of_python_outlives_a_request_in_a_thread(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python's state of a thread is made and deleted in that thread, by the Ensure and Release
-    around each callback: deleted by another thread it aborts Python 3.13."""
+    """Python's state of a thread is made and deleted in that thread, by PyGILState_Ensure and
+    Release around each callback. If another thread deletes it, Python 3.13 aborts."""
     monkeypatch.setenv("FAKE_LOCALS", "1")
     server = start("--threads=1")
     client = server.connect()
@@ -302,7 +301,7 @@ def test_nothing_of_python_outlives_a_request_in_a_thread(
 
 
 def test_nothing_stays_open_of_a_server_that_died(start: Start) -> None:
-    """Else a test that runs when it is collected is the one that fails."""
+    """``close`` leaves no pipe or socket open: else a later test fails when it is collected."""
     server = start()
     server.connect()
     server.process.kill()
@@ -313,7 +312,7 @@ def test_nothing_stays_open_of_a_server_that_died(start: Start) -> None:
 
 
 def test_ending_flushes_and_logs_out(start: Start) -> None:
-    """What was written, that is: with a target that is away, each flush takes its time."""
+    """Only disks that were written are flushed: while a target is away, each flush takes long."""
     server = start(luns=[{}, {}, {"read_only": True}])
     server.connect().pwrite(b"x", 0)
     server.end()
@@ -341,8 +340,8 @@ def test_bad_parameters_end_in_one_line(start: Start, words: list[str], text: st
 
 
 def test_memory_of_a_connection_is_given_back(start: Start) -> None:
-    """nbdkit has a buffer for each of its 16 threads, which was used here. What malloc keeps for
-    the next connection is not lost: more of them need no more."""
+    """The buffers of nbdkit's 16 threads are freed with their connection. malloc keeps some memory,
+    but more connections do not need more of it."""
     server = start()
 
     def resident() -> int:
@@ -359,15 +358,13 @@ def test_memory_of_a_connection_is_given_back(start: Start) -> None:
             client.poll(-1)
         client.shutdown()
         server.clients.remove(client)
-    deadline = time.monotonic() + 30
-    while resident() > before + 24 * MIB:  # until its threads have ended
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # The memory is freed when the connections' threads end.
+    until_blocking(lambda: resident() <= before + 24 * MIB)
 
 
 def test_options_go_to_the_disks(start: Start) -> None:
     server = start("io_timeout=5", "mpa-crc=no")
-    server.connect()  # the log has those of the trial before it listened, too
+    server.connect()  # the log has also the calls of the trial before the server listens
     assert server.log()[-1] == f'open [["{URL}"], {{"io-timeout": "5", "mpa-crc": "no"}}]'
 
 
@@ -393,7 +390,7 @@ def test_a_failed_login_is_said_before_nbdkit_goes_into_the_background(tmp_path:
 
 
 def test_in_the_background_from_another_directory(tmp_path: Path) -> None:
-    """Daemonised, with a relative path, no environment but PATH: it serves, and ends on SIGTERM."""
+    """A daemonised server with a relative path and only PATH set serves, and ends on SIGTERM."""
     socket, pidfile = tmp_path / "sock", tmp_path / "pid"
     relative = os.path.relpath(PLUGIN, tmp_path)
     subprocess.run(
@@ -412,7 +409,7 @@ def test_in_the_background_from_another_directory(tmp_path: Path) -> None:
     client.shutdown()
     signal.pidfd_send_signal(ended, signal.SIGTERM)
     poll = select.poll()
-    poll.register(ended, select.POLLIN)  # it is not our child: no wait, but a pidfd tells
+    poll.register(ended, select.POLLIN)  # not a child of this process: a pidfd shows its end
     assert poll.poll(30_000), "nbdkit did not end"
     os.close(ended)
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "close"

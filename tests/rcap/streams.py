@@ -9,7 +9,7 @@ from tests.rcap.fpdu import Fpdu, decode_fpdu
 STREAMS = Path(__file__).parent.parent / "vectors" / "streams"
 
 BAD_CRC = "err_badcrc/terminate.i2t.bin"
-# Made by the script with whatever CRC field it liked: the connection runs without.
+# The script filled the CRC field at will: these connections run without CRC.
 NO_CRC_SETS = ("lo64k_nocrc", "kernel_initiator_v2")
 
 

@@ -84,7 +84,7 @@ def test_golden(built: bytes, expected: str, name: str) -> None:
 
 @given(LBA32, st.integers(0, 0xFFFF), st.integers(0, 255), st.binary(min_size=16, max_size=16))
 def test_ten_byte_forms_fill_the_whole_slot(lba: int, blocks: int, flags: int, old: bytes) -> None:
-    """Whatever the slot held before, nothing of it is left."""
+    """Nothing is left of the slot's earlier content."""
     for pack, opcode in ((cdb.pack_read10, 0x28), (cdb.pack_write10, 0x2A)):
         slot = bytearray(old)
         pack(slot, lba, blocks, flags)

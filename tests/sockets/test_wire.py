@@ -70,7 +70,7 @@ def test_not_now(make: Make, pair: tuple[socket.socket, socket.socket]) -> None:
 
 
 def test_ends(make: Make, pair: tuple[socket.socket, socket.socket]) -> None:
-    """End of stream is 0; a send to nobody is an error, and no signal."""
+    """End of stream is 0; a send to a closed socket raises, without a signal."""
     pair[1].close()
     assert make(pair[0]).receive([memoryview(bytearray(10))]) == 0
     with pytest.raises(BrokenPipeError):
@@ -78,7 +78,7 @@ def test_ends(make: Make, pair: tuple[socket.socket, socket.socket]) -> None:
 
 
 def test_no_buffer_is_kept(make: Make, pair: tuple[socket.socket, socket.socket]) -> None:
-    """Whoever gave memory may resize it at once: nothing points to it any more."""
+    """The caller may resize its memory at once: nothing points to it any more."""
     source, sink = bytearray(b"abc"), bytearray(10)
     wired = make(pair[0])
     wired.send([source, memoryview(source)], 6)  # type: ignore[list-item]

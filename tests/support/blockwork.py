@@ -127,7 +127,7 @@ class Model:
         await self.compare(offset - MIB, 4 * MIB)
 
     async def extents(self) -> None:
-        """What was just written is not a hole."""
+        """Blocks that were just written are no holes."""
         if not self.disk.info.can_extents:
             self.outcome.skipped.append("extents")
         await self.write(16 * MIB, MIB)
@@ -177,7 +177,7 @@ class Invalidations:
 
 
 async def everything(url: str, options: dict[str, str]) -> Outcome:
-    """All of it on the LUN of ``url``. Raises AssertionError where data differs."""
+    """Run every step on the LUN of ``url``. Raises AssertionError where data differs."""
     outcome = Outcome()
     with Invalidations(outcome), trio.fail_after(TIMEOUT_S):
         async with open_disks([url], options) as disks:

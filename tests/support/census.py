@@ -29,7 +29,7 @@ def census() -> dict[str, int]:
 
 
 def stag_tables() -> list[StagTable]:
-    """Those of all queue pairs. To find them takes as long as a census: 20 ms and more."""
+    """The STag tables of all queue pairs. Finding them takes as long as a census: 20 ms or more."""
     return [each for each in gc.get_objects() if type(each) is StagTable]
 
 

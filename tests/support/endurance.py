@@ -37,7 +37,7 @@ async def disk_and_session(
 
 
 class Clients:
-    """Each has a MiB of its own, reads back what it writes, and compares all of it at the end."""
+    """Tasks with a MiB each, which read back what they write, and compare all of it at the end."""
 
     def __init__(self, disk: AsyncDisk, session: Session, count: int) -> None:
         self._disk = disk
@@ -71,7 +71,7 @@ class Clients:
             self._stop = True
 
     async def progress(self, reconnects: int = 0) -> None:
-        """Wait until the session has come back so often, and does something."""
+        """Wait until the session has reconnected so often, and all clients go on."""
         with trio.fail_after(PATIENCE_S):
             await until(lambda: self._session.reconnects >= reconnects)
             enough = self.operations + 2 * self._count
@@ -79,13 +79,13 @@ class Clients:
 
 
 def fail_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a portal that is better, and has come back."""
+    """Shorten the waits before a session returns to a better portal that works again."""
     monkeypatch.setattr(policy, "FIRST_FAIL_BACK_S", 1.0)
     monkeypatch.setattr(failback, "LOOK_S", 0.1)
     monkeypatch.setattr(failback, "PROVEN_S", 0.5)
 
 
 async def reaches(session: Session, portal: str) -> None:
-    """Wait until it is connected to that one."""
+    """Wait until the session is connected to ``portal``."""
     with trio.fail_after(PATIENCE_S):
         await until(lambda: session.portal == portal and not session.suspended)

@@ -16,7 +16,7 @@ from iserblk.rcap.inprocess import MemoryQueuePair
 
 
 class Device(MemoryQueuePair):
-    """A queue pair that counts as one of a device."""
+    """An in-process queue pair that says it belongs to an RDMA device."""
 
     provider = "verbs"
 
@@ -27,7 +27,7 @@ class Device(MemoryQueuePair):
         self._advance = receives
 
     def post_receive(self, count: int) -> None:
-        """The first of them were posted in advance."""
+        """Post receives; as many as were posted in advance are counted off first."""
         ahead = min(count, self._advance)
         self._advance -= ahead
         super().post_receive(count - ahead)

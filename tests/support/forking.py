@@ -88,7 +88,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """For who has little to say: what it said is read when it has ended."""
+        """Wait, then read its output: only for processes whose output fits into a pipe."""
         self.wait(timeout)
         said = []
         for stream in (self.stdout, self.stderr):
@@ -116,7 +116,7 @@ class Forked:
 
 
 def _output(wish: Output, given: ExitStack) -> tuple[IO[str] | None, int]:
-    """Our end, if there is one, and theirs, which ``given`` closes if it is not the caller's."""
+    """(our end of a pipe, or None; the process's descriptor). ``given`` closes what we opened."""
     if wish != subprocess.PIPE:
         return None, wish if isinstance(wish, int) else wish.fileno()
     read_end, write_end = os.pipe()
@@ -150,7 +150,7 @@ def run(
 
 @functools.cache
 def _forking_process() -> socket.socket:
-    """It ends when this process does."""
+    """The socket of the forking process, which ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE)
     with theirs:
@@ -160,7 +160,7 @@ def _forking_process() -> socket.socket:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
-    process.returncode = 0  # nobody waits for it, and nobody is to complain
+    process.returncode = 0  # else Popen warns that the process was not waited for
     atexit.register(ours.close)
     return ours
 
@@ -197,7 +197,7 @@ def _serve(orders: socket.socket) -> list[str]:
     """Returns in each child: module and arguments. Ends with the other side of the socket."""
     interrupt = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes in _wait
     while True:
         message, descriptors, _flags, _address = socket.recv_fds(orders, _MESSAGE, 4)
         if not message:
@@ -226,10 +226,10 @@ def _serve(orders: socket.socket) -> list[str]:
 
 
 def _wait(child: int, answers: int, streams: Sequence[int]) -> None:
-    """Never returns."""
+    """Report the child's number and, at its end, its status. Does not return."""
     try:
         for stream in (0, 1, 2, *streams):
-            os.close(stream)  # who reads them is to see their end
+            os.close(stream)  # else their readers would not see the end of the stream
         os.write(answers, str(child).encode())
         os.write(answers, str(os.waitpid(child, 0)[1]).encode())
     finally:

@@ -65,7 +65,7 @@ def package(name: str) -> str:
 
 
 class Rows:
-    """Those of one session of pytest, by test; None: failed."""
+    """The rows of one session of pytest, by test; None: the test failed."""
 
     def __init__(self) -> None:
         self.by_test: dict[str, Row | None] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.target import END_S, ROOT
+from tests.support.until import until_blocking
 
 PLUGIN = ROOT / "nbd_plugin" / "iserblk.py"
 
@@ -29,7 +29,7 @@ def running_nbdkit(
 ) -> Iterator[str]:
     """Yields the NBD URI of the default export; at the end nbdkit must go with status 0."""
     socket = directory / "nbd.sock"
-    listening = directory / "nbd.pid"  # the socket is there before anybody listens on it
+    listening = directory / "nbd.pid"  # the socket is there before nbdkit listens on it
     listening.unlink(missing_ok=True)
     log = directory / "nbdkit.log"
     with log.open("wb") as stderr:
@@ -41,9 +41,12 @@ def running_nbdkit(
             stderr=stderr,
         )
     try:
-        while not listening.exists():
+
+        def listens() -> bool:
             assert process.poll() is None, log.read_text()
-            time.sleep(0.01)
+            return listening.exists()
+
+        until_blocking(listens)
         yield f"nbd+unix:///?socket={socket}"
     finally:
         process.terminate()

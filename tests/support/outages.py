@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,8 +14,8 @@ JOIN_S = 30.0
 
 
 class Outages:
-    """``strike`` takes it away and ``mend`` brings it back. Up for ``up_s`` or up to half more,
-    then down for ``down_s``; ``count``: how often."""
+    """Calls ``strike`` and ``mend`` in turn, in a thread: up for ``up_s`` or up to half more, then
+    down for ``down_s``. ``count``: how often it struck."""
 
     def __init__(
         self, strike: Callable[[], None], mend: Callable[[], None], up_s: float, down_s: float
@@ -36,7 +35,7 @@ class Outages:
             while not self._stop.wait(self._up_s * (1 + chance.random() / 2)):
                 self._strike()
                 self.count += 1
-                time.sleep(self._down_s)
+                self._stop.wait(self._down_s)
                 self._mend()
         except BaseException as error:
             self.failure = error

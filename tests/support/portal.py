@@ -21,8 +21,8 @@ class Portal:
     """``redirect``: the Status and the TargetAddress that each login gets, "" for none.
     ``answer``: the parts of the answer to SendTargets; ``asked``: the values that it had.
     ``logins``, ``mpa``: how many connections came with each. MPA Requests get no answer, as from
-    any target that takes them for the beginning of a PDU, or with ``slam`` the end. ``digests``: it
-    agrees to them in login (and can do no more than that)."""
+    any target that takes them for the beginning of a PDU; with ``slam`` the connection ends.
+    ``digests``: login agrees to digests (nothing behind it computes any)."""
 
     def __init__(self, host: str = "127.0.0.1", slam: bool = False, digests: bool = False) -> None:
         self.redirect: tuple[int, str] | None = None

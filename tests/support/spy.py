@@ -48,7 +48,7 @@ class Spy:
             sink.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """When the initiators have gone: waits for what relays for them."""
+        """Wait for the relaying threads. The initiators must have closed before."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -68,19 +68,19 @@ class TargetProcess:
         return int(words[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
-        """As if its power had failed."""
+        """End the process as a power failure would."""
         self.process.kill()
         self._reap()
 
     def pause(self) -> None:
-        """It takes nothing any more, until ``resume``; its connections stay."""
+        """Stop the process until ``resume``; its connections stay."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """An orderly end, which must be a clean one."""
+        """End the process in order; fails if it does not exit cleanly."""
         if self.process.poll() is None:
             self.resume()
             self.process.terminate()

@@ -39,7 +39,7 @@ class Unit:
         return self._variables.get(match[1], "")
 
     def run(self, name: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Another of its commands, to the end."""
+        """Run the command of another setting to its end."""
         return subprocess.run(
             self.words(name),
             capture_output=True,
@@ -55,7 +55,7 @@ class Unit:
 
     @contextmanager
     def started(self, directory: Path, patience: float = END_S) -> Iterator[subprocess.Popen[str]]:
-        """Its main process, once it has said READY=1. Ended by the test, or killed."""
+        """Start the main process; yields it after READY=1. The test ends it, or it is killed."""
         assert self.setting("Type") == "notify"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             address = str(directory / "manager")

@@ -1,6 +1,6 @@
-"""Waiting for what nothing tells of: another process, the kernel, a thread that keeps it to itself.
+"""Waiting for a condition that no event announces: of another process, the kernel or a thread.
 
-The time limit is the test's own.
+There is no time limit here: that of the test applies.
 """
 
 from __future__ import annotations

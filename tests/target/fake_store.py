@@ -1,4 +1,4 @@
-"""A store in a bytearray that records what was asked of it, and fails when told to."""
+"""A store in a bytearray that records its calls, and fails when told to."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message, memory_pair
+from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
@@ -45,6 +46,9 @@ class Heard:
         return int.from_bytes(self.bhs[offset : offset + 4], "big")
 
 
+OnReset = Callable[[int, TargetConnection, Callable[[], None]], int]
+
+
 def tasks_of(connection: TargetConnection) -> set[int]:
     """ITTs of the tasks that have not ended."""
     return set(connection._tasks)
@@ -52,7 +56,8 @@ def tasks_of(connection: TargetConnection) -> set[int]:
 
 class IserClient:
     """``sent``: every message that left the target, RDMA included, oldest first. ``heard``: its
-    PDUs. ``store``: the content of LUN 0."""
+    PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
+    memory for data."""
 
     def __init__(self, send_invalidate: bool = True, ord: int = 64) -> None:
         self.ours, theirs = memory_pair(ord=ord, receive_size=MINIMUM_LENGTH + 8192)
@@ -61,19 +66,22 @@ class IserClient:
         self.heard: list[Heard] = []
         self.on_send: Callable[[Message], None] = lambda _: None
         self.store = FakeStore(SIZE)
-        device = DeviceServer({0: LogicalUnit(self.store, serial="S", block=BLOCK)}, IQN)
+        self.device = DeviceServer({0: LogicalUnit(self.store, serial="S", block=BLOCK)}, IQN)
+        self.budget = DataBudget()
+        self.on_reset: OnReset = lambda _lun, _by, _ended: 0
         theirs.intercept = self._left
         self.connection = connection = TargetConnection(
             IserTarget(theirs, send_invalidate),
-            device,
+            self.device,
             LoginTarget(LoginTargetConfig(IQN, 1)),
             on_login=lambda _: None,
-            on_reset=lambda _lun, _by, _ended: 0,
+            on_reset=self._reset,
             portal="10.0.0.1:3260",
+            budget=self.budget,
         )
 
         def offload(slot: TargetTask) -> None:
-            device.run(slot.task, slot.buffer)
+            self.device.run(slot.task, slot.buffer)
             connection.finish(slot)
 
         connection.offload = offload
@@ -85,6 +93,9 @@ class IserClient:
     def receives(self) -> int:
         """How many PDUs the target can take at once."""
         return self.target_pair.posted - self.target_pair.consumed
+
+    def _reset(self, lun: int, by: TargetConnection, ended: Callable[[], None]) -> int:
+        return self.on_reset(lun, by, ended)
 
     def _left(self, message: Message) -> bool:
         self.sent.append(message)
@@ -125,7 +136,7 @@ class IserClient:
         header: ControlHeader = PLAIN,
         opcode: int = seam.SEND_SE,
     ) -> Heard:
-        """Send a PDU; the one answer."""
+        """Send a PDU; returns its only answer."""
         before = len(self.heard)
         head = bytearray(28)
         header.pack_into(memoryview(head))
@@ -151,7 +162,7 @@ class IserClient:
         return self.ask(request.pack(), data)
 
     def logged_in(self, more: Pairs | None = None) -> IserClient:
-        """After login and the unit attention that every session has first."""
+        """Log in, and take the unit attention that every session has first."""
         answer = self.login(more)
         assert answer.opcode == bhs.LOGIN_RESPONSE and answer.bhs[36:38] == b"\0\0"
         assert self.connection.parameters is not None

@@ -50,7 +50,7 @@ class Client:
         self.lun = lun
         self.nexus = Nexus(name, isid, self.end_tasks, port)
         self.running = 0  # tasks that threads are said to be in
-        self.ended_tasks: list[int] = []  # of these LUNs, by somebody else
+        self.ended_tasks: list[int] = []  # of these LUNs, by another nexus
         self.tell_ended: Callable[[], None]
         server.attach(self.nexus)
         if ready:

@@ -34,7 +34,7 @@ def clients(device: DeviceServer) -> list[Client]:
 
 
 def test_one_port_has_no_alua() -> None:
-    """But answers when it is asked."""
+    """A target with one port reports no ALUA, but answers REPORT TARGET PORT GROUPS."""
     client = Client(DeviceServer({0: LogicalUnit(FakeStore(1 << 20), serial="S")}, IQN))
     assert inquiry.decode_standard(client.data(cdb.inquiry(96))).tpgs == alua.TPGS_NONE
     (group,) = alua.decode_report(client.data(REPORT))
@@ -66,8 +66,8 @@ def test_the_lun_is_the_same_through_all_ports() -> None:
     [("standby", 0x040B), ("unavailable", 0x040C), ("offline", 0x0412), ("transitioning", 0x040A)],
 )
 def test_a_port_that_carries_out_nothing(word: str, code: int) -> None:
-    """Unit attention first, everywhere; then the other port goes on, and this one answers what
-    tells an initiator why."""
+    """Every nexus gets a unit attention first. Then the other port goes on; this port answers only
+    the commands that tell an initiator why."""
     device = server(1, 2)
     one, two = clients(device)
     device.set_access_states({1: STATES[word]})
@@ -94,13 +94,13 @@ def test_no_change_is_not_told() -> None:
 
 
 def test_the_extended_format_is_refused() -> None:
-    """Initiators ask again in the other one."""
+    """Initiators then ask again for the format that every target has."""
     one, _ = clients(server(1, 2))
     assert one.code(bytes((0xA3, 0x2A, *REPORT[2:]))) == INVALID_FIELD
 
 
 def test_addresses() -> None:
-    """All portals of all groups, that of the connection first, each once."""
+    """All portals of all groups, each once; the portal of the connection comes first."""
     ports = TargetPorts([1, 2, 1])
     assert list(ports.by_tag) == [1, 2]
     ports.by_tag[1].addresses += ["10.0.0.1:3260", "10.0.0.2:3260"]
@@ -126,11 +126,11 @@ def test_states_of_a_file(tmp_path: Path) -> None:
     for wrong, words in (
         ("1", "line 1: write GROUP STATE"),
         ("\nx standby", "line 2"),
-        ("1 asleep", "'asleep' is no state; say one of: optimized"),
+        ("1 asleep", "'asleep' is no state; write one of: optimized"),
     ):
         with pytest.raises(BadArgument, match=words):
             parse_states(wrong)
     with pytest.raises(BadArgument, match="No such file"):
         read_states(tmp_path / "missing")
-    with pytest.raises(BadArgument, match="there is no portal group 9; there are: 1, 2"):
+    with pytest.raises(BadArgument, match="there is no portal group 9; the groups are: 1, 2"):
         server(1, 2).set_access_states({1: 2, 9: 0})

@@ -68,7 +68,7 @@ BAD_AHS = bhs.SCSI_COMMAND_FIELDS.pack(1, 0x81, 1 << 24, bytes(8), 9, 0, 1, 0, b
     ids=["reserved opcode", "a Hello", "short", "a bad AHS"],
 )
 async def test_a_format_error_ends_the_connection(message: bytes) -> None:
-    """Of iSER or of iSCSI; the target closes, and serves others.
+    """The error may be iSER's or iSCSI's; the target closes, and serves others.
 
     proves: ISER-10.1.3.3-3, ISER-10.1.3.3-4, ISER-10.1.4.1-1
     """
@@ -225,7 +225,7 @@ async def test_a_disk_that_does_not_answer_is_in_the_way_of_its_own_lun_only(
 async def test_connections_without_login_make_room_for_newer_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The oldest first, whatever they have said; those that have logged in stay."""
+    """The oldest closes first, whatever it has sent; connections that have logged in stay."""
     monkeypatch.setattr("iserblk.target.server.MAX_LOGINS", 3)
     beginnings = [b"", b"MPA", b"C", MpaInitiator().data_to_send()]
     async with serving() as url:
@@ -253,7 +253,7 @@ async def test_connections_without_login_make_room_for_newer_ones(
 
 
 async def test_names_that_differ_in_case_are_one() -> None:
-    """For sessions as for I_T nexuses: the later login ends the session before."""
+    """For sessions as for I_T nexuses: the later login ends the earlier session."""
     async with serving() as url:
         there = parse_url(url)
         async with await trio.open_tcp_stream(there.host, there.port) as first:
@@ -287,7 +287,7 @@ async def test_a_logout_waits_for_what_a_thread_still_writes(
 
 
 async def test_a_peer_that_is_gone_before_it_was_accepted() -> None:
-    """Its socket has no peer any more; the target serves others."""
+    """The accepted socket has no peer; the target serves others."""
     async with serving() as url:
         there = parse_url(url)
         with socket.create_connection((there.host, there.port)) as sock:
@@ -326,13 +326,13 @@ async def test_a_session_whose_initiator_has_vanished_is_ended(
     mock_clock: MockClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It neither sends nor closes. All that it had is given back, as with a lost connection."""
+    """It neither sends nor closes. The target frees all that it had, as after a lost connection."""
     mock_clock.autojump_threshold = 0.02
     async with serving() as url:
         session = await connect(parse_url(url.replace("iser:", f"{scheme}:")), Options())
         connection = await closed.receive()
         assert not connection._attached and connection.nexus not in connection._device._nexuses  # type: ignore[attr-defined]
-        assert "nothing comes any more, nor an answer to a ping" in caplog.text
+        assert "the initiator did not answer a ping" in caplog.text
         caplog.clear()
         await ended(session)
         assert isinstance(session.error, TransportError)

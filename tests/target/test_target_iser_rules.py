@@ -88,7 +88,7 @@ def test_data_and_status_leave_in_one_post(monkeypatch: pytest.MonkeyPatch) -> N
     ("key", "from_start", "first"), [(None, False, 0), ("Yes", False, 0), ("No", True, 1024)]
 )
 def test_where_the_write_base_offset_points(key: str | None, from_start: bool, first: int) -> None:
-    """To the first byte that was not immediate data, as running code has it and
+    """It names the first byte that was not immediate data, as running code has it and
     TaggedBufferForSolicitedDataOnly=Yes; with No to the first of all.
 
     proves: ISER-7145-6.9-2, ISER-7145-6.9-3, ISER-RC-8
@@ -129,7 +129,7 @@ def test_which_stag_the_response_invalidates(flags: int, expected: int, allowed:
 
 
 def test_the_task_has_ended_when_its_response_leaves() -> None:
-    """No RDMA can follow it. proves: ISER-7.3.2-9"""
+    """No RDMA can follow the response. proves: ISER-7.3.2-9"""
     client = IserClient().logged_in()
     left: list[set[int]] = []
 
@@ -161,7 +161,7 @@ def test_residuals(edtl: int) -> None:
 
 
 def test_sense_travels_in_the_response() -> None:
-    """And a command that fails gives its STags and buffers back, too.
+    """A command that fails gives back its STags and buffers, too.
 
     proves: ISER-7.3.2-1, ISER-3.1.9-2
     """
@@ -173,7 +173,7 @@ def test_sense_travels_in_the_response() -> None:
     assert int.from_bytes(answer.data[:2], "big") == len(answer.data) - 2 == 18
     assert not any(buffer)
     client.run()
-    assert client.connection._pool.used == 0
+    assert client.budget.used == 0
     assert all(slot.read_stag == slot.write_stag == 0 for slot in client.connection._free)
 
 
@@ -192,11 +192,11 @@ def test_no_reads_where_the_initiator_takes_none() -> None:
 
 @pytest.mark.parametrize("function", range(1, 9))
 def test_a_discovery_session_manages_no_tasks(function: int) -> None:
-    """It has no I_T nexus, and must not reset what is others'."""
+    """A discovery session has no I_T nexus, and must not reset LUNs of other sessions."""
     client = IserClient()
     client.login([("SessionType", "Discovery")])
     other = Nexus("iqn.x:y", bytes(6))
-    device = client.connection._device
+    device = client.device
     device.attach(other)
     assert device.begin(other, 0, bytes(6)).status
     request = pdu.TaskManagementRequest(
@@ -212,7 +212,7 @@ def test_a_discovery_session_manages_no_tasks(function: int) -> None:
 
 
 def test_the_command_window_is_open_to_pings_as_well() -> None:
-    """As many at once as it is wide; each is answered."""
+    """As many pings at once as the window is wide; each is answered."""
     client = IserClient().logged_in()
     heard = len(client.heard)
     for n in range(128):
@@ -225,7 +225,7 @@ def test_the_command_window_is_open_to_pings_as_well() -> None:
 
 
 def test_other_answers_are_sends() -> None:
-    """Each in a Send with Solicited Event.
+    """Each answer is a Send with Solicited Event.
 
     proves: ISER-5.2.2-1, ISER-5.2.2-2, ISER-7.3.3-1, ISER-7.3.10-1, ISER-7.3.12-1
     proves: ISER-7.3.12-2, ISER-7.3.13-2
@@ -277,7 +277,7 @@ def test_what_iser_has_no_use_for_is_rejected(opcode: int) -> None:
 
 
 def test_no_answer_is_longer_than_the_initiator_takes() -> None:
-    """InitiatorRecvDataSegmentLength bounds what goes in a Send, whatever is asked, and
+    """InitiatorRecvDataSegmentLength bounds what goes in a Send, whatever is requested, and
     MaxRecvDataSegmentLength says nothing; RDMA is not bounded.
 
     proves: ISER-6.2-2, ISER-6.2-4, ISER-6.2-5, ISER-6.5-2, ISER-7145-6.2-1
@@ -321,7 +321,7 @@ def test_any_kind_of_send_is_taken(opcode: int) -> None:
 
 
 def test_resources_come_with_the_end_of_login() -> None:
-    """Before it a few receives, whoever asks; all of them when the last response leaves.
+    """Before its end a few receives, for any peer; all of them when the last response leaves.
 
     proves: ISER-5.1.2-1, ISER-5.1.2-4, ISER-RC-17
     """
@@ -346,7 +346,7 @@ def test_a_refused_login_gets_no_resources() -> None:
 
 
 def test_login_travels_in_sends() -> None:
-    """Behind the iSER header of 28 bytes, the last response as well.
+    """Login PDUs follow an iSER header of 28 bytes; the last response, too.
 
     proves: ISER-9.1-1, ISER-7145-9.1-1, ISER-RC-2, ISER-GEN-8.1.6-1, ISER-GEN-8.1.6.1-1
     proves: ISER-IB00-3.1.6-2, ISER-IB00-3.1.6.1-1, ISER-IB00-3.1.6.3-2
@@ -386,7 +386,7 @@ def test_immediate_data_that_was_not_agreed_on() -> None:
 
 
 def test_a_logout_for_recovery_is_refused_and_the_session_goes_on() -> None:
-    """It takes ErrorRecoveryLevel 2; a Logout of the session is carried out."""
+    """It would need ErrorRecoveryLevel 2; a Logout of the session is carried out."""
     client = IserClient().logged_in()
 
     def logout(reason: int) -> int:

@@ -1,4 +1,4 @@
-"""When one stays awake for the next message, and that one sleeps otherwise."""
+"""When a driver stays awake for the next message, and that it sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import trio
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import ENOUGH, HITS, BusyPoll, Pace
 from tests.support.sleeps import Sleeps
+from tests.support.until import until
 
 
 class Clock:
@@ -109,11 +110,9 @@ async def test_the_loop_turns_until_the_limit_and_then_sleeps(clock: Clock) -> N
             poll.stay_awake(clock.now)
             sleeps.slept = 0
             with trio.fail_after(30):
-                while sleeps.looked < before + 10:  # noqa: ASYNC110 (trio counts, nobody tells)
-                    await trio.sleep(0.001)
-            assert sleeps.slept == 0
-            clock.now += 0.051
-            await trio.sleep(0.01)
-            assert sleeps.slept > 0
+                await until(lambda: sleeps.looked >= before + 10)  # noqa: B023 (called here only)
+                assert sleeps.slept == 0
+                clock.now += 0.051
+                await until(lambda: sleeps.slept > 0)
             trio.lowlevel.remove_instrument(sleeps)
         nursery.cancel_scope.cancel()

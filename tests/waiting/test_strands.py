@@ -1,9 +1,10 @@
-"""Strands: who is resumed when, and that no buffer is let go of that somebody uses."""
+"""Strands: when each is resumed, and that no buffer in use is let go of."""
 
 from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from iserblk.waiting import strands
 from iserblk.waiting.strands import Strand, elsewhere, open_strands, park, pause
@@ -80,11 +81,12 @@ async def test_pausing_lets_tasks_run() -> None:
 
 
 async def test_what_is_done_elsewhere() -> None:
-    """Result and error come back; others run meanwhile."""
+    """``elsewhere`` hands back the result or error; other strands run meanwhile."""
     order: list[object] = []
+    others_ran = trio.Event()
 
-    async def asleep(name: str) -> str:
-        await trio.sleep(0.01)
+    async def waits(name: str) -> str:
+        await others_ran.wait()
         order.append(name)
         return name.upper()
 
@@ -93,18 +95,20 @@ async def test_what_is_done_elsewhere() -> None:
         raise OSError("broken")
 
     async def work() -> None:
-        order.append(await elsewhere(asleep, "x"))
+        order.append(await elsewhere(waits, "x"))
         with pytest.raises(OSError, match="broken"):
             await elsewhere(broken)
 
     async def other() -> None:
         order.append("other")
+        others_ran.set()
 
-    async with open_strands() as group:
-        group.start_soon(work)
-        group.start_soon(other)
+    with trio.fail_after(10):
+        async with open_strands() as group:
+            group.start_soon(work)
+            group.start_soon(other)
     assert order == ["other", "x", "X"]
-    assert await elsewhere(asleep, "task") == "TASK"
+    assert await elsewhere(waits, "task") == "TASK"
 
 
 async def test_an_error_of_one_ends_all() -> None:
@@ -140,7 +144,7 @@ async def test_trio_s_own_functions_are_refused() -> None:
 
 
 async def test_closed_only_when_the_target_has_let_go() -> None:
-    """On cancelling; what is wakened meanwhile does not start anything new."""
+    """When cancelled: strands that are woken meanwhile start nothing new."""
     events: list[str] = []
 
     async def abandon(waiter: object) -> None:
@@ -148,7 +152,7 @@ async def test_closed_only_when_the_target_has_let_go() -> None:
         events.append("abandoning")
         reading.wake()
         idle.wake()
-        await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()
         events.append("let go")
 
     async def read() -> None:
@@ -187,6 +191,30 @@ async def test_closed_only_when_the_target_has_let_go() -> None:
     assert "resumed" not in events
 
 
+async def test_a_strand_that_waits_for_its_turn_is_closed_as_well() -> None:
+    """A later ``run`` does not resume it."""
+    resumed = False
+
+    async def wait() -> None:
+        nonlocal parked, resumed  # type: ignore[misc]
+        parked = me()
+        await park()
+        resumed = True
+
+    parked = Strand(wait(), None, "")  # type: ignore[arg-type]
+    parked.coroutine.close()
+    with trio.CancelScope() as scope:
+        async with open_strands() as group:
+            group.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            strands.held = True
+            parked.wake()
+            scope.cancel()
+    strands.held = False
+    assert strands.run() == 0
+    assert not resumed
+
+
 async def test_whoever_holds_them_runs_them() -> None:
     resumed = False
 
@@ -211,7 +239,7 @@ async def test_whoever_holds_them_runs_them() -> None:
 
 
 async def test_a_pause_ends_the_run() -> None:
-    """Whoever calls ``run`` in a loop learns that it is the turn of others."""
+    """``run`` tells a caller that calls it in a loop when other tasks shall have their turn."""
     turns: list[int] = []
 
     async def work() -> None:

@@ -89,7 +89,7 @@ def test_copies_go_on_in_the_next_chunk(make: Make) -> None:
 def test_chunks_that_are_used_again_forget_what_they_held(make: Make) -> None:
     journal, slots = make(8 * CHUNK)
     for content in range(1, 4):
-        for number in range(CHUNK // 512 + 3):  # one and a bit, of the smallest writes there are
+        for number in range(CHUNK // 512 + 3):  # a chunk and a bit of the smallest writes
             _add(journal, slots[0], range(number, number + 1), memoryview(bytes([content]) * 512))
             journal.keep(journal.changes[0])
         entries = journal.begin_replay()
@@ -109,7 +109,7 @@ def test_only_what_succeeded_is_kept(make: Make) -> None:
     for slot in (good, bad):
         slot.state = TAKEN
     bad.status = 2
-    assert [entry.first for entry in journal.begin_replay()] == [0]  # nobody has said so yet
+    assert [entry.first for entry in journal.begin_replay()] == [0]  # the journal was not told yet
     journal.end_replay()
     for slot in (good, bad):
         journal.ended(slot)
@@ -122,7 +122,7 @@ def test_only_what_succeeded_is_kept(make: Make) -> None:
 
 
 def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> None:
-    """Each LUN has a journal of the same slots."""
+    """The LUNs of a session have one journal each, over the same task slots."""
     journal, slots = make(CHUNK)
     another = Journal(CHUNK, BLOCK, slots)
     _add(another, slots[1], range(1), memoryview(bytes(512)))
@@ -132,7 +132,7 @@ def test_changes_of_another_lun_of_the_session_are_not_its_own(make: Make) -> No
 
 
 def test_a_buffer_that_is_given_back_after_a_flush_began_is_copied(make: Make) -> None:
-    """It may fail, and then the copy is all that there is."""
+    """The flush may fail, and then a replay needs the copy."""
     journal, slots = make(CHUNK)
     buffers = [bytearray([number]) * BLOCK for number in range(2)]
     numbers = []
@@ -174,7 +174,7 @@ def test_a_buffer_that_is_gone_leaves_everything_in_order(make: Make) -> None:
 
 @pytest.mark.usefixtures("make")
 def test_one_at_a_time() -> None:
-    """Whether a thread is in there by ``with`` or by a keep."""
+    """One thread at a time has the copies, by ``with`` or by ``keep``; the others wait."""
     changes = [copies.Change(TaskSlot(index)) for index in range(3)]
     for index, change in enumerate(changes):
         change.sequence = index + 1

@@ -59,7 +59,7 @@ class Bench:
         )
 
     def report(self, sense: bytes) -> None:
-        """A read hears it, on the living connection."""
+        """End a read with this sense data; the connection stays."""
         waiter = CountingWaiter()
         slot = self.core.begin_read(memoryview(bytearray(BLOCK)), 0, waiter)
         assert slot is not None
@@ -161,7 +161,7 @@ def test_one_flushes_and_the_others_wait() -> None:
 
 
 def test_failed_forced_flush_fails_the_write_that_needs_it() -> None:
-    """Else there would be no bound."""
+    """If the write succeeded, the journal would grow beyond its bound."""
     bench = Bench(limit=BLOCK)
     bench.write(0, 1, 1)
     write = bench.core.write(memoryview(bytes(BLOCK)), BLOCK)
@@ -170,7 +170,7 @@ def test_failed_forced_flush_fails_the_write_that_needs_it() -> None:
     with pytest.raises(ScsiError):
         next(write)
     assert bench.kept == BLOCK and bench.session.queue.busy == 0
-    bench.write(1, 1, 2)  # the next one tries again
+    bench.write(1, 1, 2)  # the next write flushes again
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -202,7 +202,7 @@ def test_loss_on_a_living_connection_ends_it_before_a_flush_succeeds() -> None:
     bench.report(POWER_ON)
     assert bench.session.disconnected
     slot = bench.session.flight[0]
-    bench.target.execute(slot)  # with nothing left to synchronize
+    bench.target.execute(slot)  # the cache is empty: the flush succeeds
     bench.session.end(slot)
     assert isinstance(next(flush), float)
     reconnect(bench.core, bench.target, lost=False)
@@ -246,7 +246,7 @@ def test_without_a_journal_the_next_flush_fails(bench: Bench) -> None:
 
 
 def test_without_a_journal_what_is_in_flight_is_not_lost() -> None:
-    """It is sent again by the session."""
+    """The session sends commands in flight again."""
     bench = Bench(limit=None)
     bench.core.begin_write(memoryview(bytes(BLOCK)), 0, CountingWaiter())
     reconnect(bench.core, bench.target)
@@ -263,7 +263,7 @@ def test_deferred_error_fails_the_next_flush_with_a_journal_too() -> None:
 
 
 def _replay(bench: Bench, answer: Callable[[FakeSession, TaskSlot], None]) -> FakeSession:
-    """With ``answer`` for every command."""
+    """Run a replay on a fresh session; ``answer`` ends each command. Returns the session."""
     bench.session.suspend()
     fresh = FakeSession()
     bench.core.durability.replay_needed = True
@@ -306,7 +306,7 @@ def test_replay_that_fails_with_its_connection_is_done_again_whole() -> None:
 
 @pytest.mark.parametrize("ascq", [0x0B, 0x0C, 0x12])
 def test_a_port_that_carries_out_nothing_is_not_the_lun(ascq: int) -> None:
-    """Through another port, or later, it may be written still."""
+    """The port refuses, not the LUN: through another port, or later, the replay succeeds."""
     bench = Bench()
     bench.write(0, 1, 1)
     bench.target.cached.clear()
@@ -413,7 +413,7 @@ def test_capacity_that_cannot_be_read_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize("whole", [True, False], ids=["one command", "several"])
 def test_a_read_that_is_looked_at_after_the_replay_only_is_done_again(whole: bool) -> None:
-    """It was answered on the old connection, behind the report of the loss: with what was there
+    """The old connection answered it after the report of the loss: with what was there
     before the write that was lost. Its thread sleeps until all is in order again."""
     bench = Bench()
     bench.write(0, 1, 1)

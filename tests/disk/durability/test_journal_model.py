@@ -78,7 +78,7 @@ class Machine:
         return (len(self.changes) + 1).to_bytes(4, "big") * (BLOCK // 4)
 
     def write(self, at: int, size: int) -> None:
-        """One command, by the short way where there is one."""
+        """Begin a write; by ``begin_write`` alone where that takes it."""
         first, blocks = at % BLOCKS, 1 + size % 4
         blocks = min(blocks, BLOCKS - first)
         change = Change(first, blocks, self.content(), self.now)
@@ -108,7 +108,7 @@ class Machine:
             self.step(change)
 
     def step(self, change: Change) -> None:
-        """As far as it goes without another answer."""
+        """Advance its operation until it waits for an answer."""
         try:
             if change.operation is not None:
                 while True:
@@ -132,7 +132,7 @@ class Machine:
                 self.check_extents(change, stop.value)
             assert not (change.flush and self.owed), "a flush succeeded, and a loss was not told"
         except IserblkError as error:
-            # By a flush, or by the one that a write needs.
+            # A flush has told it, or the flush that a write needs.
             told = "were lost" in str(error)
             assert not told or self.turned, "what the journal has is told as lost"
             self.owed = self.owed and not told
@@ -167,7 +167,7 @@ class Machine:
             self.session.end(slot)
 
     def flush(self) -> None:
-        """To its end, by itself: ``answer`` interleaves others."""
+        """Begin a flush; ``answer`` and ``go_on`` bring it to its end."""
         change = Change(0, 0, b"", self.now, flush=True)
         change.operation = self.core.flush()
         self.running.append(change)
@@ -180,7 +180,7 @@ class Machine:
         self.step(change)
 
     def check_extents(self, asked: Change, found: list[tuple[int, int, int]]) -> None:
-        """No hole where there has been data all the time."""
+        """Extents show no hole where there has been data all the time."""
         for offset, length, flags in found:
             for lba in range(offset // BLOCK, (offset + length) // BLOCK) if flags else ():
                 assert any(not any(each) for each in self.legal(lba, asked.began)), f"block {lba}"
@@ -194,7 +194,7 @@ class Machine:
         self.session.end(self.session.flight[0], sense=MODE_CHANGED)
 
     def lose(self, seed: int) -> None:
-        """With the connection: some of what was in flight had been executed, unanswered."""
+        """Cache and connection are lost; some commands in flight were executed, unanswered."""
         for at, slot in enumerate(self.session.flight):
             if seed >> at & 1:
                 self.target.execute(slot)
@@ -206,7 +206,7 @@ class Machine:
         self.check()
 
     def lose_alive(self, seed: int) -> None:
-        """The target tells it on the living connection, to the command that comes first."""
+        """The cache is lost, the connection stays: the oldest command's sense data tells of it."""
         if not self.session.flight:
             return
         self.target.lose(seed)
@@ -229,14 +229,14 @@ class Machine:
                 change.excused = True
 
     def check(self) -> None:
-        """Each block holds what was written to it last, or something of the same time."""
+        """Each block holds the last write to it, or a write that ran at the same time."""
         for lba in range(BLOCKS):
             held = self.target.block(lba)
             legal = self.legal(lba)
             assert held in legal, f"block {lba}: {held[:4]!r} of {[x[:4] for x in legal]}"
 
     def legal(self, lba: int, since: int = 1 << 60) -> list[bytes]:
-        """What the block may hold now, or may have held at some moment since then."""
+        """Contents that the block may hold now, or may have held at some moment since then."""
         here = [c for c in self.changes if c.first <= lba < c.first + c.blocks]
         surely = [c for c in here if c.good and not c.excused and c.ended < since]
         legal = [c.content for c in here if not any(c.ended < o.began for o in surely)]

@@ -1,4 +1,4 @@
-"""What a flush may claim, whatever the target reports, and when."""
+"""When a flush may succeed, for anything that the target reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Bench:
         self._answered = 0
 
     def begin(self, operation: Operation[Any]) -> Operation[Any]:
-        """Up to where it waits."""
+        """Advance the operation to where it waits."""
         next(operation)
         return operation
 
@@ -137,7 +137,7 @@ def test_no_cache_nothing_to_lose() -> None:
 
 
 def test_cache_that_is_switched_on_later() -> None:
-    """From then on a flush is one."""
+    """From then on ``flush`` sends SYNCHRONIZE CACHE."""
     bench = Bench(write_cache=False)
     bench.read(MODES_CHANGED)
     bench.write()
@@ -156,7 +156,7 @@ def test_what_was_written_before_the_lun_became_read_only_is_flushed(bench: Benc
 
 
 def test_power_loss_that_another_command_reports_while_a_flush_is_under_way(bench: Bench) -> None:
-    """SYNCHRONIZE CACHE then succeeds, with nothing left to synchronize."""
+    """The cache is empty then, so SYNCHRONIZE CACHE succeeds all the same."""
     bench.write()
     reading = bench.begin(bench.disk.read(memoryview(bytearray(512)), 0))
     flushing = bench.begin(bench.disk.flush())

@@ -162,7 +162,7 @@ def failing_flush(play: Play) -> None:
 
 
 def test_small_writes_between_flushes_that_fail_share_chunks() -> None:
-    """They had one of 1 MiB each."""
+    """A chunk of 1 MiB for each write would take 200 MiB here."""
     play = Play(wce=True, limit=64 << 20)
     for n in range(200):
         run(play.core.write(memoryview(bytes([n]) * BLOCK), n * BLOCK), play.session, play.target)
@@ -178,7 +178,7 @@ def test_small_writes_between_flushes_that_fail_share_chunks() -> None:
 
 
 def test_flushes_that_overlap_and_fail_share_chunks() -> None:
-    """There is always one under way."""
+    """One flush is under way all the time."""
     play = Play(wce=True, limit=64 << 20)
     before: Operation[None] | None = None
     for n in range(100):
@@ -196,19 +196,19 @@ def test_flushes_that_overlap_and_fail_share_chunks() -> None:
     journal = play.core.durability.journal
     assert journal is not None and journal.size == 100 * BLOCK
     assert chunks(journal) <= 3
-    play.execute(play.session.flight[0])  # the last one covers all
+    play.execute(play.session.flight[0])  # the last flush covers all writes
     assert before is not None and ended(before)
     assert journal.size == 0
 
 
 def chunks(journal: Journal) -> int:
-    """Of 1 MiB each."""
+    """How many chunks (1 MiB each) the journal holds."""
     batches = (*journal._closed, journal._batch)
     return len(journal._spare) + sum(len(batch.chunks) for batch in batches)
 
 
 def test_a_flush_that_succeeds_drops_no_more_than_it_covers() -> None:
-    """Of batches that failing flushes have made one."""
+    """Failing flushes merge batches, but none into the batch of the flush under way."""
     play = Play(wce=True)
 
     def write(n: int) -> None:
@@ -272,7 +272,7 @@ def test_writes_that_failed_are_not_kept() -> None:
 
 
 def test_a_residual_of_a_replayed_unmap_is_no_loss() -> None:
-    """tgtd reports one for each."""
+    """tgtd reports an extent for each block."""
     play = Play(wce=True)
 
     def execute(session: FakeSession, slot: TaskSlot) -> None:
@@ -339,8 +339,8 @@ def status(play: Play, slot: TaskSlot, deallocated: bool) -> None:
 
 
 def test_an_unlock_is_heard_whenever_it_comes() -> None:
-    """Another thread unlocks while a write that found the range locked is about to wait: it had
-    added nothing to ``pending``, by reading and writing it, and so could undo the count."""
+    """Another thread unlocks while a write that found the range locked is about to wait. The write
+    must not read and write ``pending`` then: that could undo the other thread's count."""
 
     class Guarded:
         """A waiter that no thread but the unlocking one may change while it is registered."""

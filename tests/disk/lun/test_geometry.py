@@ -26,7 +26,7 @@ def geometry(**limits: int) -> Geometry:
 def test_unmap_stays_inside(
     offset: int, length: int, granularity: int, alignment: int, maximum: int
 ) -> None:
-    """Never a block outside of the range, never more than the limit, always ascending."""
+    """No block outside the range, no command above the limit, and ascending addresses."""
     cut = geometry(
         unmap_granularity=granularity,
         unmap_alignment=alignment % max(granularity, 1),

@@ -32,7 +32,7 @@ def test_what_a_lun_does_not_have_it_does_without(what: str, refusal: bytes) -> 
     info = known(session).info
     assert info.size == 1 << 20
     assert info.can_extents is (what not in ("GET LBA STATUS", "READ CAPACITY(16)"))
-    assert info.write_cache is (what == "MODE SENSE")  # where it does not tell, it may have one
+    assert info.write_cache is (what == "MODE SENSE")  # a LUN that does not tell may have a cache
     assert bool(info.serial) is (what not in ("VPD 00", "VPD 80"))
     assert bool(info.identifiers) is (what not in ("VPD 00", "VPD 83"))
 
@@ -40,12 +40,12 @@ def test_what_a_lun_does_not_have_it_does_without(what: str, refusal: bytes) -> 
 @pytest.mark.parametrize("error", PASSING, ids=["hardware", "not ready", "resources", "sequence"])
 @pytest.mark.parametrize("what", OPTIONAL)
 def test_an_error_that_passes_is_no_answer(what: str, error: bytes) -> None:
-    """While reconnecting: it is tried again later, and the LUN is neither another nor smaller."""
+    """While reconnecting such an error means a later attempt, not another or a smaller LUN."""
     lun = FakeLun(blocks=1 << 33)
     core = known(FakeLuns(lun))
     assert core.size == 512 << 33
     before = core.info
-    # As often as one attempt asks, for those that it asks again by itself.
+    # As often as one attempt repeats the command by itself.
     lun.errors[what] = error
     fresh = FakeLuns(lun)
     with pytest.raises(ScsiError) as raised:

@@ -49,7 +49,7 @@ async def test_a_list_that_changes_while_luns_are_looked_at(
 async def test_a_list_that_changes_later_is_read_again(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What has come and gone is in the log; the disks stay."""
+    """The log names LUNs that came and went; the disks stay as they were."""
     caplog.set_level(logging.WARNING)
     session = FakeLuns()
     session.luns |= {1: FakeLun(), 2: FakeLun()}

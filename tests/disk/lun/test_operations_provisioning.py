@@ -82,7 +82,7 @@ def test_a_patient_request_goes_on_as_long_as_it_gets_on(
 
 @pytest.mark.parametrize("what", ["trim", "zero"])
 def test_any_other_has_one_deadline(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """A front-end whose own client repeats what takes too long counts on it."""
+    """A front-end needs the bound where its own client repeats requests that take too long."""
     slow = Slow(monkeypatch, 0.1)
     with pytest.raises(CommandTimeout):
         slow.run(operation(slow, what, patient=False))
@@ -99,7 +99,7 @@ def test_a_command_that_takes_too_long_ends_a_patient_request(
 
 
 def test_a_lun_that_wants_data_with_write_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found out by the first command, not by many at once."""
+    """The first command finds out, alone; not many commands at once."""
     slow = Slow(monkeypatch, 0.001)
     refusal = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
     slow.answers = lambda number: refusal if number == 0 else b""
@@ -110,7 +110,7 @@ def test_a_lun_that_wants_data_with_write_same(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_journal_is_flushed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has each command, and stays within its bound, with room for those in flight."""
+    """The journal holds each command, and stays within its bound, with room for those in flight."""
     slow = Slow(monkeypatch, 0.001)
     slow.core.keep_journal(4096)
     journal = slow.core.durability.journal
@@ -133,7 +133,7 @@ def test_a_write_into_the_range_waits_for_the_batch(monkeypatch: pytest.MonkeyPa
     assert not isinstance(step, float) and len(slow.session.flight) == 2
     write = slow.core.write(memoryview(b"W" * BLOCK), EACH * BLOCK)
     next(write)
-    assert len(slow.session.flight) == 2  # it is not sent
+    assert len(slow.session.flight) == 2  # the write is not sent
     slow.run(trim)
     slow.run(write)
     assert slow.target.block(EACH) == b"W" * BLOCK

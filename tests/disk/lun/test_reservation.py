@@ -105,7 +105,7 @@ async def test_taken_and_given_back(scheme: str, store: FakeStore) -> None:
 
 
 async def test_who_else_has_it_is_named(scheme: str, store: FakeStore) -> None:
-    """And whoever is refused is not registered: it would have access."""
+    """The refused initiator is not registered either: a registered one would have access."""
     async with hosts(scheme, store, "a", "b") as (a, b):
         await acquire(a)
         with pytest.raises(Busy) as refused:
@@ -138,7 +138,7 @@ async def test_others_that_are_registered(scheme: str, store: FakeStore) -> None
 
 
 async def test_one_key_on_one_machine(scheme: str, store: FakeStore) -> None:
-    """A living attach is not taken over from, though the target cannot tell the two apart."""
+    """A second attach fails while the first lives, though the target cannot tell the two apart."""
     async with hosts(scheme, store, "a", "b") as (a, b):
         taken = await acquire(a)
         with pytest.raises(Busy, match="lun0: attached on this machine already"):
@@ -166,7 +166,7 @@ async def test_what_the_dead_left_behind(scheme: str, store: FakeStore, reserved
 
 
 async def test_writes_of_the_dead_end_first(scheme: str) -> None:
-    """One that the target still has in hand reaches the medium before the take-over is done."""
+    """A write that the target is still executing reaches the medium before ``acquire`` returns."""
     store = GatedStore(1 << 20)
     async with hosts(scheme, store, "a", "a") as (dead, again):
         die(await acquire(dead))
@@ -209,7 +209,7 @@ async def test_a_target_that_cannot_abort(
 
 
 async def test_two_at_once(scheme: str, store: FakeStore) -> None:
-    """One gets it, or none (then each has seen the other); nothing of a loser is left."""
+    """One host wins, or none (then each has seen the other); the loser leaves no registration."""
     async with hosts(scheme, store, "a", "b") as two:
         won: list[int] = []
 
@@ -240,7 +240,7 @@ async def test_no_persistent_reservations(
 async def test_a_target_that_cannot_keep_them_after_all(
     scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says PTPL_C and refuses APTPL."""
+    """The target reports PTPL_C, but refuses APTPL."""
     monkeypatch.setattr(target_reservations, "ATP_C", 0x05)
     async with hosts(scheme, store, "a") as (a,):
         await acquire(a)
@@ -304,7 +304,7 @@ async def test_resume_on_another_path(scheme: str, store: FakeStore) -> None:
 async def test_a_path_that_fails_on_the_way(
     scheme: str, store: FakeStore, step: int, back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What we changed ourselves, unheard, is not taken for somebody else's doing."""
+    """Our own change, whose answer was lost, is not taken for another host's."""
     async with hosts(scheme, store, "a", "a", "a") as (a, second, third):
         taken = await acquire(a)
         looked = 0
@@ -330,7 +330,7 @@ async def test_a_path_that_fails_on_the_way(
 async def test_resume_beside_a_late_registration(
     scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody registered while we were away, and did not preempt us: it is ours still."""
+    """Another host registered while we were away, without preempting us: we still hold it."""
     monkeypatch.setattr(
         "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
     )
@@ -345,7 +345,7 @@ async def test_resume_beside_a_late_registration(
 
 @pytest.mark.parametrize("what", ["held", "gone", "cleared", "by our key"])
 async def test_preempted(scheme: str, store: FakeStore, what: str) -> None:
-    """By another initiator, which may have left again: nothing of ours comes back."""
+    """Another initiator preempted us, and may have left again: we do not register again."""
     async with hosts(scheme, store, "a", "b", "a") as (a, b, again):
         taken = await acquire(a)
         other = A if what == "by our key" else B
@@ -371,7 +371,7 @@ async def test_resume_after_the_target_lost_everything(scheme: str, store: FakeS
         lose_power(place)
         await resume(a, taken)
         assert await a.held() == (A, TYPE, 0)
-        # This time somebody else is there first.
+        # This time another host reserves first.
         lose_power(place)
         b = await place.log_in("b")
         other = reservation(B)

@@ -73,7 +73,7 @@ def test_a_lost_connection() -> None:
 
 
 def next_fail_back(portals: Ways[str]) -> float | None:
-    """When ``fail_back`` has something to try, at the earliest."""
+    """The earliest time at which ``fail_back`` returns a way."""
     return min(
         (way.again_at for way in portals.all if portals.fail_back(way.again_at) is not None),
         default=None,
@@ -81,7 +81,7 @@ def next_fail_back(portals: Ways[str]) -> float | None:
 
 
 def test_failing_back() -> None:
-    """Not at once; then with growing pauses as long as it does not succeed."""
+    """Not at once, and with growing pauses while it does not succeed."""
     one = ways("ab")
     a, b = one.all
     one.failed(a, "reset", 0.0)
@@ -109,7 +109,7 @@ def test_failing_back() -> None:
 
 
 def test_no_flapping() -> None:
-    """A way that is good for a moment only is gone back to ever later, until it has lasted."""
+    """Each return to a way that works only briefly comes later, until the way has lasted."""
     one = ways("ab")
     a, b = one.all
     now = 0.0
@@ -149,7 +149,7 @@ def test_nobody_fails_forward() -> None:
 
 
 def test_a_state_that_is_better_is_gone_back_to() -> None:
-    """The first way is non-optimized, the second was made optimized: an array moved the LUN."""
+    """An array moved the LUN: the first way is non-optimized now, the second optimized."""
     one = ways("ab")
     a, b = one.all
     one.connected(a, 0.0, alua.ACTIVE_NON_OPTIMIZED)

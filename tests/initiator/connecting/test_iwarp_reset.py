@@ -14,7 +14,7 @@ from iserblk.rcap.iwarp import queuepair
 
 
 def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message that opens a peer-to-peer connection cannot be sent any more."""
+    """The connection is reset before the initiator's first FPDU: the socket is closed."""
     made: list[socket.socket] = []
 
     class Broken(queuepair.IwarpQueuePair):

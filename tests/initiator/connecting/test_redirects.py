@@ -19,7 +19,8 @@ def url(host: str) -> Url:
 
 
 class Site:
-    """``hosts``: what each says: where to go and how, or None for welcome."""
+    """Portals that redirect logins. ``hosts``: per portal the status detail and the new address,
+    an error to raise, or None where it accepts the login."""
 
     def __init__(self, **hosts: tuple[int, str] | Exception | None) -> None:
         self.hosts = hosts
@@ -36,13 +37,13 @@ class Site:
 
 
 async def test_followed() -> None:
-    """Host and port are those of the new address; all else stays."""
+    """A redirect changes the host and the port; the rest of the URL stays."""
     site = Site(a=(TEMPORARILY, "b:5000"), b=None)
     assert await follow(url("a"), site.attempt, Moves()) == f"iser://b:5000/{IQN}/0"
 
 
 async def test_for_the_time_being() -> None:
-    """The next connection begins at the original address."""
+    """After a temporary redirect the next connection begins at the original address."""
     site, moves = Site(a=(TEMPORARILY, "b"), b=None), Moves()
     for _ in range(2):
         await follow(url("a"), site.attempt, moves)
@@ -50,8 +51,8 @@ async def test_for_the_time_being() -> None:
 
 
 async def test_for_good() -> None:
-    """The next connection begins at the new address, as far as all of the way there was for good;
-    other targets of that portal are not meant."""
+    """After permanent redirects the next connection begins at the address that the last of them
+    named before a temporary one. Other targets of that portal are not redirected."""
     site = Site(a=(PERMANENTLY, "b"), b=(PERMANENTLY, "c"), c=(TEMPORARILY, "d"), d=None)
     moves = Moves()
     await follow(url("a"), site.attempt, moves)
@@ -68,7 +69,7 @@ async def test_behind_a_temporary_one_nothing_is_for_good() -> None:
 
 
 async def test_nobody_there_any_more() -> None:
-    """Then the first address is asked again, at once."""
+    """When the new address does not answer, the original one is asked at once."""
     site, moves = Site(a=(PERMANENTLY, "b"), b=None), Moves()
     await follow(url("a"), site.attempt, moves)
     site.hosts.update(a=None, b=ConnectFailed("nobody"))

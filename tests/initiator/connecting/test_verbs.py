@@ -1,4 +1,4 @@
-"""Which provider a connection gets, and by which words that is told; on devices that are fake."""
+"""Which provider a connection gets, and how it is reported; on fake devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 
 import pytest
 import trio
@@ -34,7 +35,7 @@ from iserblk.rcap import verbs
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, TargetConnection
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.url import parse_url
-from tests.support.fabric import Fabric, FakeListener
+from tests.support.fabric import Device, Fabric, FakeListener
 from tests.target.fake_store import FakeStore
 from tests.target.test_server import serving
 
@@ -45,7 +46,7 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 
 @pytest.fixture
 def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
-    """Every step that was begun is closed again at the end."""
+    """A fake fabric; checks that every connecting step is closed at the end."""
     fabric = Fabric()
     monkeypatch.setattr(connecting_verbs, "provider", fabric)
     yield fabric
@@ -54,7 +55,7 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """One that TCP refuses."""
+    """A port on which TCP connections are refused."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         yield reserved.getsockname()[1]
@@ -66,7 +67,7 @@ def url(port: int, host: str = "127.0.0.1") -> str:
 
 @asynccontextmanager
 async def target(fabric: Fabric, port: int) -> AsyncIterator[FakeListener]:
-    """A target that is reached by the fabric alone."""
+    """A target that only the fabric reaches: no socket listens."""
     listener = fabric.listener(
         "127.0.0.1",
         port,
@@ -76,40 +77,39 @@ async def target(fabric: Fabric, port: int) -> AsyncIterator[FakeListener]:
         reply=lambda request: request[:4],
     )
     device = DeviceServer({0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}, IQN)
-    connections: list[TargetConnection] = []
+    tsihs = count(1)
 
-    async def serve() -> None:
+    async def serve(pair: Device) -> None:
+        allowed = ConnectionFlags.unpack(pair.peer_private_data).send_invalidate
+        connection = TargetConnection(
+            IserTarget(pair, allowed),
+            device,
+            LoginTarget(LoginTargetConfig(IQN, next(tsihs))),
+            on_login=lambda _: None,
+            on_reset=lambda _lun, _by, _ended: 0,
+            portal=f"127.0.0.1:{port}",
+        )
+        with suppress(TransportError):
+            while not connection.done:
+                await trio.lowlevel.wait_readable(pair.fileno())
+                connection.progress(0.0)
+
+    async def listen() -> None:
         while True:
+            await trio.lowlevel.wait_readable(listener.fileno())
             for pair in listener.progress(0.0):
-                allowed = ConnectionFlags.unpack(pair.peer_private_data).send_invalidate
-                connections.append(
-                    TargetConnection(
-                        IserTarget(pair, allowed),
-                        device,
-                        LoginTarget(LoginTargetConfig(IQN, len(connections) + 1)),
-                        on_login=lambda _: None,
-                        on_reset=lambda _lun, _by, _ended: 0,
-                        portal=f"127.0.0.1:{port}",
-                    )
-                )
-            for connection in connections:
-                if not connection.done:
-                    try:
-                        connection.progress(0.0)
-                    except TransportError:
-                        connection.done = True
-            await trio.sleep(0.001)
+                nursery.start_soon(serve, pair)
 
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve)
+            nursery.start_soon(listen)
             yield listener
             nursery.cancel_scope.cancel()
     listener.close()
 
 
 async def use(session: Session) -> dict[str, object]:
-    """Log out in order; what it told of itself."""
+    """What the session says of itself; it is logged out afterwards."""
     about = session.describe()
     driver = TrioDriver(session)
     async with trio.open_nursery() as nursery:
@@ -139,7 +139,8 @@ async def test_verbs_where_a_device_leads_there(
 async def test_flags_tell_whether_there_are_windows(
     windows: bool, flags: int, fabric: Fabric, port: int
 ) -> None:
-    """Send with Invalidate is allowed towards memory windows only: a region would end with it."""
+    """The target may use Send with Invalidate only if the initiator has memory windows: it would
+    end a memory region."""
     fabric.windows = windows
     async with target(fabric, port):
         about = await use(await connect(parse_url(url(port)), VERBS))
@@ -189,7 +190,7 @@ async def test_auto_falls_back_to_software_iwarp(
 
 
 async def test_both_ways_fail(fabric: Fabric, port: int) -> None:
-    """One error tells of both; its kind is that of software iWARP's."""
+    """One error names both failures; its class is that of the software iWARP failure."""
     fabric.error = NotSupported("memlock is too small")
     with pytest.raises(ConnectFailed, match=r"Connection refused.*fake0.*memlock is too small"):
         await connect(parse_url(url(port)), AUTO)

@@ -1,4 +1,4 @@
-"""The trio driver: operations that are interrupted, and a pump that is."""
+"""The trio driver: interrupted operations, an interrupted pump, and strands."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WAIT_S = 30
 
 @trio.lowlevel.enable_ki_protection
 def _interrupt() -> None:
-    """As if the user had pressed ^C while trio itself was at work: the main task is told."""
+    """As when the user presses ^C while trio's own code runs: the main task gets the exception."""
     signal.raise_signal(signal.SIGINT)
 
 
 def test_interrupt_gives_the_buffer_back_first() -> None:
-    """KeyboardInterrupt comes out of a read when its command was aborted, not before."""
+    """A read raises KeyboardInterrupt only after its command was aborted."""
     buffer = bytearray(b"mine" * 128)
     seen: list[int] = []
 
@@ -51,7 +51,7 @@ def test_interrupt_gives_the_buffer_back_first() -> None:
             with pytest.raises(KeyboardInterrupt):
                 await TrioDisk(disk_of(session), driver).read_into(memoryview(buffer), 0)
             assert session.error is None and session.queue.in_flight == 0
-            buffer.clear()  # BufferError while anybody has a view of it
+            buffer.clear()  # BufferError while a view of it exists
             await driver.log_out()
             peer.close()
             nursery.cancel_scope.cancel()
@@ -88,7 +88,7 @@ async def test_one_read_after_the_other_keeps_the_loop_awake(
 
 
 async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug in the pump, or ^C in the middle of it, leaves nobody waiting for ever."""
+    """A bug in the pump, or ^C in the middle of it, leaves no operation waiting for ever."""
     session, peer = linked()
     driver = TrioDriver(session)
 
@@ -123,7 +123,7 @@ async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_strand_gives_the_buffer_back_first() -> None:
-    """One that is closed in the middle of a read has had its command aborted."""
+    """A strand that is closed during a read ends only after its command was aborted."""
     session, peer = linked()
     driver = TrioDriver(session)
     disk = TrioDisk(disk_of(session), driver)
@@ -151,15 +151,15 @@ async def test_a_strand_gives_the_buffer_back_first() -> None:
             assert session.error is None and session.queue.in_flight == 0
             assert seen == [bhs.SCSI_COMMAND, bhs.TASK_MANAGEMENT_REQUEST]
             del group
-            buffer.clear()  # BufferError while anybody has a view of it
+            buffer.clear()  # BufferError while a view of it exists
             await driver.log_out()
             peer.close()
             nursery.cancel_scope.cancel()
 
 
 async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each result goes to its own, over several batches of answers; commands leave some at a time,
-    so that the target has work meanwhile."""
+    """Each strand gets its own result, over several batches of answers. Commands are sent a few at
+    a time, so that the target has work while more are prepared."""
     session, peer = linked(depth=20)
     flush = session.queue.flush
     sent: list[int] = []
@@ -202,7 +202,8 @@ async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("waits_for", ["a block", "the journal"])
 async def test_strands_that_wait_for_each_other_are_closed(waits_for: str) -> None:
-    """One waits for what another gives back only when it ends itself."""
+    """A strand waits for a block or for room in the journal, which another strand gives back only
+    when it ends."""
     session, peer = linked(depth=8)
     driver = TrioDriver(session)
     core = disk_of(session)
@@ -223,7 +224,7 @@ async def test_strands_that_wait_for_each_other_are_closed(waits_for: str) -> No
             await nursery.start(driver.run)
             if waits_for == "the journal":
                 core.keep_journal(4096)
-                await disk.write(memoryview(bytes(4096)), 0)  # full: the next ones want a flush
+                await disk.write(memoryview(bytes(4096)), 0)  # full: further writes need a flush
                 writes = [(memoryview(bytes(1024)), 8192 + number * 1024) for number in range(3)]
             else:
                 writes = [(memoryview(bytes(100)), 10 + number * 200) for number in range(3)]

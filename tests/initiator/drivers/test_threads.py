@@ -1,4 +1,4 @@
-"""The blocking driver: who is woken, and by what."""
+"""The blocking driver: which thread is woken, and by what."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import select
 import signal
 import threading
-from typing import Any
 
 import pytest
 
 from iserblk.disk.blocking import ThreadDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.threads import BlockingDriver, ThreadWaiter
+from iserblk.initiator.session.session import Session
 from iserblk.iscsi import bhs
 from iserblk.waiting.busy_polling import HITS
 from tests.initiator import fake
@@ -21,34 +21,46 @@ from tests.support import logs
 
 pytestmark = pytest.mark.logs(logs.DEADLINES, logs.RECONNECTED)
 
+REAL_POLL = select.poll
+
 
 class _Poll:
-    """poll(2), recorded: ``results`` has what each call returned; ``entered`` is set in each."""
+    """A poll object that records: ``results`` is what each call returned, each sets ``entered``."""
 
-    def __init__(self, poll: Any) -> None:
-        self._poll = poll
+    def __init__(self) -> None:
+        self._poll = REAL_POLL()
+        self.register, self.unregister = self._poll.register, self._poll.unregister
+        self.modify = self._poll.modify
         self.entered = threading.Event()
         self.results: list[list[tuple[int, int]]] = []
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         self.entered.set()
-        found: list[tuple[int, int]] = self._poll.poll(20 * timeout)
+        found = self._poll.poll(20 * timeout)
         self.results.append(found)
         return found
 
 
+def _polling(session: Session, poll: object) -> BlockingDriver:
+    """A driver of ``session`` that uses ``poll`` instead of a new poll object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(select, "poll", lambda: poll)
+        return BlockingDriver(session)
+
+
 def _driver() -> tuple[BlockingDriver, _Poll, int]:
-    """A driver of a session whose descriptor never becomes readable; the pipe's other end."""
+    """A driver whose session's descriptor never becomes readable, its poll object, and the other
+    end of the descriptor's pipe."""
     session, datamover = fake.session()
     quiet, other = os.pipe()
     datamover.fileno = lambda: quiet  # type: ignore[method-assign]
-    driver = BlockingDriver(session)
-    poll = driver._poll = _Poll(driver._poll)  # type: ignore[assignment]
-    return driver, poll, other
+    poll = _Poll()
+    return _polling(session, poll), poll, other
 
 
 def test_a_leader_that_waits_for_another_thread_is_woken() -> None:
-    """It polls the connection, but what it waits for (a slot, a range lock) comes from a thread."""
+    """The leader polls the connection; another thread gives it what it waits for (a slot, a range
+    lock)."""
     driver, poll, _ = _driver()
     waiters: list[ThreadWaiter] = []
     made = threading.Event()
@@ -66,14 +78,14 @@ def test_a_leader_that_waits_for_another_thread_is_woken() -> None:
     waiters[0].task_done()
     thread.join(60)
     assert not thread.is_alive()
-    # Every poll returned because of an event, none because its time was over.
+    # Every poll returned because of an event, none by its timeout.
     assert [[kind for _, kind in found] for found in poll.results] == [[select.POLLIN]]
 
 
 @pytest.mark.parametrize("length", [4096, 700, 1 << 19])  # one command, an edge, several
 def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
-    """KeyboardInterrupt comes out of a read when its commands were aborted; the thread can go on,
-    as can all others."""
+    """A read raises KeyboardInterrupt only after its commands were aborted. The session serves this
+    thread and all others afterwards."""
     session, peer = linked()
     driver = BlockingDriver(session)
     disk = ThreadDisk(disk_of(session), driver)
@@ -102,7 +114,7 @@ def test_interrupt_gives_the_buffer_back_first(length: int) -> None:
     else:
         pytest.fail("not interrupted")
     assert session.error is None and session.queue.in_flight == session.queue.busy == 0
-    buffer.clear()  # BufferError while anybody has a view of it
+    buffer.clear()  # BufferError while a view of it exists
     assert bhs.TASK_MANAGEMENT_REQUEST in seen
     for _ in range(3):
         disk.read_into(memoryview(bytearray(4096)), 0)
@@ -119,7 +131,7 @@ def test_second_interrupt_does_not_wait_for_the_target() -> None:
     disk = ThreadDisk(disk_of(session), driver)
 
     def act(_heard: Heard) -> None:
-        """The command, then its abort."""
+        """Interrupts the writer at its command and again at the abort; answers neither."""
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = answering(peer, act)
@@ -135,7 +147,7 @@ def test_second_interrupt_does_not_wait_for_the_target() -> None:
 
 
 def test_connection_lost_during_the_logout() -> None:
-    """Instead of an answer: the session has ended, as was wanted."""
+    """The connection ends instead of a Logout Response: the logout succeeds all the same."""
     session, peer = linked()
     driver = BlockingDriver(session)
     thread = answering(peer, lambda _heard: peer.pair.disconnect())
@@ -147,7 +159,7 @@ def test_connection_lost_during_the_logout() -> None:
 
 
 def test_interrupt_while_answers_are_taken_in() -> None:
-    """Some may be lost then: the connection ends, and with it every command."""
+    """Answers may be lost then: the connection ends, and every command with it."""
     session, peer = linked()
     driver = BlockingDriver(session)
     disk = ThreadDisk(disk_of(session), driver)
@@ -168,10 +180,20 @@ def test_interrupt_while_answers_are_taken_in() -> None:
     assert not thread.is_alive()
 
 
+class _Woken(ThreadWaiter):
+    """A follower without a thread: a wake sets ``woken``."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.woken = threading.Event()
+
+    def wake(self) -> None:
+        self.woken.set()
+
+
 def test_follower_that_is_done_before_it_can_lead_wakes_the_next() -> None:
     driver, _, _ = _driver()
-    first, second = (ThreadWaiter(lambda: None) for _ in range(2))
-    woken = threading.Event()
+    first, second = ThreadWaiter(lambda: None), _Woken()
     first.pending = second.pending = 1
     driver._led = True
 
@@ -183,25 +205,24 @@ def test_follower_that_is_done_before_it_can_lead_wakes_the_next() -> None:
     while first not in driver._followers:
         os.sched_yield()
     driver._followers[second] = None
-    second._wake = woken.set
     del driver._followers[first]  # the leader has gone and woken ``first``, which is done just now
     driver._heir = first
     driver._led = False
     first.task_done()
-    assert woken.wait(20)
+    assert second.woken.wait(20)
     thread.join(20)
 
 
 @pytest.mark.parametrize("when", ["before the lock", "as it is chosen"])
 def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
-    """Another thread ends what it waits for (it unlocks a range, say) just before it would lead, or
-    while the leader that steps down looks at it. ``second`` waits for an answer: it must be woken,
-    or nobody polls for that."""
+    """Another thread ends the heir's wait (it unlocks a range, say) just before the heir would
+    lead, or while the old leader looks at it. ``second`` waits for an answer: it must be woken, or
+    no thread polls for that answer."""
     driver, _, _ = _driver()
     mutex = driver._mutex
 
     class Heir(ThreadWaiter):
-        """``pending`` of the follower that is chosen, done right behind a look at it."""
+        """The chosen follower: its wait ends right after the old leader read ``pending``."""
 
         __slots__ = ("count", "looked_at")
 
@@ -212,7 +233,7 @@ def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
                 self.looked_at = False
                 self.count = 0
                 self._wake()
-                # Its thread gets to run before this one goes on.
+                # The heir's thread runs before this one goes on.
                 seen.wait(20)  # type: ignore[has-type]
             elif not self.count:
                 seen.set()  # type: ignore[has-type]
@@ -223,7 +244,7 @@ def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
             self.count = value
 
     class Mutex:
-        """``first``'s thread is done just before it gets the lock for the second time."""
+        """A lock: ``first``'s wait ends just before its thread takes the lock the second time."""
 
         entered = 0
 
@@ -240,10 +261,9 @@ def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
     first = Heir(lambda: None)
     first.looked_at = False
     first.pending = 1
-    second = ThreadWaiter(lambda: None)
+    second = _Woken()
     second.pending = 1
-    woken, done, seen = threading.Event(), threading.Event(), threading.Event()
-    second._wake = woken.set
+    done, seen = threading.Event(), threading.Event()
     driver._mutex = Mutex()  # type: ignore[assignment]
     driver._led = True
 
@@ -258,25 +278,27 @@ def test_an_heir_that_is_done_at_any_moment_wakes_the_next(when: str) -> None:
     driver._followers[second] = None
     first.looked_at = when == "as it is chosen"
     driver._hand_on()
-    assert woken.wait(20)
+    assert second.woken.wait(20)
     assert done.wait(20)
     thread.join(20)
 
 
 def test_wait_for_a_lock_after_the_connection_has_ended_is_idle() -> None:
-    """The closed descriptor does not end every poll at once."""
+    """A closed descriptor does not make every poll return at once."""
     session, datamover = fake.session()
     readable, other = os.pipe()
     datamover.fileno = lambda: readable  # type: ignore[method-assign]
-    driver = BlockingDriver(session)
+    poll = REAL_POLL()
+    _polling(session, poll)
     session.fail(ConnectionLost("gone"))
     os.close(other)
-    assert driver._poll.poll(0) == []
+    assert poll.poll(0) == []
     os.close(readable)
 
 
 def test_interrupt_while_there_is_no_connection() -> None:
-    """Nothing is at the target: the buffer comes back at once, and the session goes on waiting."""
+    """No command is at the target: the buffer is given back at once, and the session stays
+    suspended."""
     session, peer = linked()
     lost = threading.Event()
     driver = BlockingDriver(session)
@@ -305,7 +327,7 @@ def test_interrupt_while_there_is_no_connection() -> None:
 
 
 def test_all_threads_go_on_with_another_connection() -> None:
-    """The leader sleeps at the bell, followers behind it."""
+    """Eight writers wait when the connection is lost: a leader in poll(2) and its followers."""
     session, peer = linked(depth=8)
     lost = threading.Event()
     driver = BlockingDriver(session)
@@ -343,17 +365,17 @@ def test_all_threads_go_on_with_another_connection() -> None:
 
 
 class _Timeouts:
-    """poll(2): ``asked`` has the time that each call would have slept."""
+    """A poll object that records: ``asked`` is the timeout of each call, in milliseconds."""
 
-    def __init__(self, poll: Any) -> None:
-        self._poll = poll
-        self.modify, self.unregister = poll.modify, poll.unregister
+    def __init__(self) -> None:
+        self._poll = REAL_POLL()
+        self.register, self.unregister = self._poll.register, self._poll.unregister
+        self.modify = self._poll.modify
         self.asked: list[float] = []
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         self.asked.append(timeout)
-        found: list[tuple[int, int]] = self._poll.poll(timeout)
-        return found
+        return self._poll.poll(timeout)
 
 
 @pytest.mark.parametrize("busy_poll_us", [0, 60_000_000])
@@ -363,11 +385,11 @@ def test_one_read_after_the_other_keeps_the_leader_awake(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     session, peer = linked()
     session.busy_poll_us = busy_poll_us
-    driver = BlockingDriver(session)
+    poll = _Timeouts()
+    driver = _polling(session, poll)
     disk = ThreadDisk(disk_of(session), driver)
 
     thread = answering_slowly(peer)
-    poll = driver._poll = _Timeouts(driver._poll)  # type: ignore[assignment]
     for _ in range(HITS + 1):
         disk.read_into(memoryview(bytearray(512)), 0)
     poll.asked.clear()

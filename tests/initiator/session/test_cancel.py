@@ -1,4 +1,4 @@
-"""Tasks that nobody wants any more: taken back, one by one, without harm to their successors."""
+"""Cancelled tasks: each is aborted, without harm to the next task in its slot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _complete(request: pdu.TaskManagementRequest) -> bytes:
 
 
 def test_more_cancelled_tasks_than_control_slots() -> None:
-    """They take turns; the connection stays, and a slot for a ping stays free."""
+    """The aborts take turns; the connection stays, and a control slot stays free for a ping."""
     made, dm = session(depth=DEPTH)
     waiters = [CountingWaiter() for _ in range(DEPTH)]
     slots = [command(made, waiter) for waiter in waiters]
@@ -64,7 +64,7 @@ def test_a_task_that_ends_while_its_abort_waits_for_a_slot() -> None:
 
 
 def test_a_late_answer_does_not_end_the_slots_next_task() -> None:
-    """The task ends by itself, its slot is used again, then the answer to its abort comes."""
+    """A task ends by itself, its slot is used again, then the answer to its abort comes."""
     made, dm = session()
     first = CountingWaiter()
     slot = command(made, first)
@@ -85,7 +85,7 @@ def test_a_late_answer_does_not_end_the_slots_next_task() -> None:
 
 
 def test_each_task_gets_an_error_object_of_its_own() -> None:
-    """They are raised in as many threads at once."""
+    """The errors are raised in several threads at once, so tasks must not share an object."""
     for error in (ConnectionLost("gone"), RemoteProtocolError("DDP", "bad", (1, 2, 3))):
         made, dm = session()
         waiter = CountingWaiter()

@@ -30,7 +30,7 @@ def late() -> tuple[Ladder, FakeDatamover, CountingWaiter, float]:
     waiter = CountingWaiter()
     slot = command(made, waiter)
     ladder = Ladder(made)
-    made.last_heard = slot.deadline + 1  # of other commands
+    made.last_heard = slot.deadline + 1  # answers to other commands came
     ladder.tick(slot.deadline - 0.1)
     assert len(dm.sent) == 1
     ladder.tick(slot.deadline)
@@ -44,7 +44,7 @@ def test_first_rung_is_abort_task() -> None:
     assert request.function == pdu.TMF_ABORT_TASK
     assert request.referenced_task_tag == itt_of(dm.sent[0])
     assert request.ref_cmd_sn == 1 and request.opcode & bhs.IMMEDIATE
-    assert waiter.pending == 1  # the buffer is the target's until it says otherwise
+    assert waiter.pending == 1  # the target may use the buffer until it answers the abort
 
 
 @pytest.mark.parametrize("code", [pdu.TMF_COMPLETE, pdu.TMF_TASK_DOES_NOT_EXIST])
@@ -74,7 +74,7 @@ def test_response_wins_the_race() -> None:
 
 
 def test_response_that_was_overtaken() -> None:
-    """LIO has no such task any more, and sends its response after having said so."""
+    """LIO answers the abort with "task does not exist" and sends the task's response after that."""
     ladder, dm, waiter, now = late()
     slot = ladder.session.queue.tasks[0]
     answer(dm, pdu.TMF_TASK_DOES_NOT_EXIST)
@@ -87,7 +87,8 @@ def test_response_that_was_overtaken() -> None:
 
 
 def test_next_rungs() -> None:
-    """No answer: LOGICAL UNIT RESET; none again: the connection. The command is never sent again.
+    """An abort without an answer is followed by LOGICAL UNIT RESET, a reset without an answer by
+    the end of the connection. The command is never sent again.
 
     proves: ISER-10.2.1-1
     """
@@ -105,7 +106,8 @@ def test_next_rungs() -> None:
 
 
 def test_reset_ends_the_others_of_the_lun() -> None:
-    """No response comes for them: they end as aborted, to be sent again; other LUNs' go on."""
+    """Other commands of the LUN get no response: they end as aborted, to be sent again. Commands of
+    other LUNs go on."""
     made, dm = session()
     late_one, others = CountingWaiter(), CountingWaiter()
     first = command(made, late_one)
@@ -118,7 +120,7 @@ def test_reset_ends_the_others_of_the_lun() -> None:
     ladder.tick(now)
     ladder.tick(now + STEP_S)
     answer(dm, pdu.TMF_COMPLETE)
-    behind = command(made, others)  # on the wire behind the reset: it is carried out
+    behind = command(made, others)  # sent after the reset, so the target carries it out
     made.progress(now + STEP_S)
     assert behind.state == SENT
     assert isinstance(first.error, CommandTimeout) and late_one.woken == 1
@@ -136,7 +138,7 @@ def test_refused_abort_climbs() -> None:
 
 
 def test_queued_command_just_ends() -> None:
-    """Behind a closed window nothing has to be aborted."""
+    """A command that waits for the window was never sent, so it ends without an abort."""
     made, dm = session(window=0)
     waiter = CountingWaiter()
     slot = command(made, waiter)
@@ -171,7 +173,7 @@ def test_no_sign_of_life() -> None:
 
 
 def test_busy_session_is_not_pinged() -> None:
-    """A ping would only add load to what is known to live."""
+    """A target that answers commands is known to live: a ping would only add load."""
     made, dm = session()
     slot = command(made, CountingWaiter())
     slot.deadline = made.last_heard + 10 * IDLE_S
@@ -184,7 +186,7 @@ def test_busy_session_is_not_pinged() -> None:
 
 
 def test_black_hole_is_found_before_the_deadline() -> None:
-    """Commands in flight, and not a word for a while: the ping decides, not their deadline."""
+    """Commands are in flight and the target is silent: the ping decides, before their deadline."""
     made, dm = session()
     slot = command(made, CountingWaiter())
     slot.deadline = made.last_heard + 10 * IDLE_S

@@ -1,4 +1,4 @@
-"""What follows the commands of one LUN hears of its own LUN alone."""
+"""Listeners to the commands of one LUN: each hears of its own LUN alone."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_all_say_goodbye_one_after_another() -> None:
 def test_a_listener_that_leaves_out_what_it_does_not_need() -> None:
     class Deaf(LunListener):
         def hear(self, slot: TaskSlot) -> None:
-            """Nothing is of interest."""
+            """Ignores every command."""
 
     listeners = LunListeners()
     listeners.add(LUN, Deaf())

@@ -1,4 +1,4 @@
-"""Two threads at the worst moment, made certain: one runs where the other would be preempted."""
+"""Races of two threads, made certain: the second runs where the first would be preempted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.logs(logs.RECONNECTED)
 
 
 class _Lock:
-    """A lock after whose release, once, another thread gets its turn."""
+    """A lock that runs ``turn`` once, after its first release, in place of another thread."""
 
     def __init__(self, turn: Callable[[], object]) -> None:
         self._turn: Callable[[], object] | None = turn
@@ -52,7 +52,7 @@ def test_session_fails_while_a_command_is_submitted() -> None:
 
 
 def test_commands_are_submitted_while_progress_sends() -> None:
-    """Nobody waits for the lock, in a loop least of all: what was queued goes along."""
+    """No thread waits for the sender's lock: the next sender takes along what was queued."""
     made, datamover = session()
     datamover.busy = True
     command(made, CountingWaiter())
@@ -63,7 +63,7 @@ def test_commands_are_submitted_while_progress_sends() -> None:
 
 
 class _Free(list[TaskSlot]):
-    """The list of free slots. After each look at it the next of ``turns`` runs, if there is one."""
+    """The list of free slots. Each ``bool`` and ``pop`` of it runs the next of ``turns``."""
 
     def __init__(self, slots: list[TaskSlot]) -> None:
         super().__init__(slots)
@@ -90,7 +90,7 @@ def _nothing() -> None:
 
 
 def test_last_slot_comes_back_while_a_thread_starts_to_wait() -> None:
-    """It is woken by the one that gave the slot back meanwhile, or has the slot."""
+    """The thread is woken by the thread that gave the slot back meanwhile, or it has the slot."""
     made, _ = session(depth=1)
     made.queue._free = free = _Free(made.queue._free)
     held = made.queue.take(CountingWaiter())
@@ -100,7 +100,7 @@ def test_last_slot_comes_back_while_a_thread_starts_to_wait() -> None:
 
     def release_elsewhere() -> None:
         other.start()
-        other.join(0.2)  # as far as it comes: it may have to wait for the session's lock
+        other.join(0.2)  # it may have to wait for the session's lock
 
     free.turns.extend((_nothing, release_elsewhere))
     slot = made.queue.take(waiter)
@@ -110,7 +110,7 @@ def test_last_slot_comes_back_while_a_thread_starts_to_wait() -> None:
 
 
 def test_free_slot_is_snatched_from_a_thread_that_saw_it() -> None:
-    """It gets the slot, or waits for it."""
+    """The thread gets the slot, or waits for it."""
     made, _ = session(depth=1)
     made.queue._free = free = _Free(made.queue._free)
     held = made.queue.take(CountingWaiter())
@@ -124,7 +124,7 @@ def test_free_slot_is_snatched_from_a_thread_that_saw_it() -> None:
 
 
 class _Queue(deque[Any]):
-    """What waits for ``flush``; the connection ends when the first is taken."""
+    """PDUs that wait for ``flush``; ``turn`` runs before each is taken."""
 
     turn: Callable[[], object]
 
@@ -134,7 +134,7 @@ class _Queue(deque[Any]):
 
 
 def test_connection_ends_while_a_thread_flushes() -> None:
-    """``flush`` ends with ConnectionLost, as the seam has it, or quietly."""
+    """``flush`` raises ConnectionLost, as the seam says."""
     ours, theirs = memory_pair()
     datamover = IserInitiator(ours, 512)
     slots = [TaskSlot(index) for index in range(3)]
@@ -151,7 +151,8 @@ def test_connection_ends_while_a_thread_flushes() -> None:
 
 
 def test_connection_is_replaced_while_a_thread_sends_on_the_old_one() -> None:
-    """What goes on with the new one finds a sender at work, and leaves it to that."""
+    """The adoption of the new connection finds a sender at work and sends nothing itself; that
+    sender goes on with the new connection."""
     made, old = session()
     driver_of(made).reconnect = _nothing
     fresh, new = session()

@@ -20,7 +20,7 @@ DEPTH = 8
 
 
 class Datamover:
-    """Implements what of InitiatorDatamover a session calls when commands come and go."""
+    """The part of InitiatorDatamover that a session calls for commands. ``sent``: PDUs in order."""
 
     def __init__(self) -> None:
         self.queued: list[object] = []
@@ -50,7 +50,7 @@ class Waiter:
 
 
 class Ends:
-    """A session, and the target's words to it."""
+    """A session, and methods that deliver PDUs of its target."""
 
     def __init__(self, cmd_sn: int, max_cmd_sn: int) -> None:
         self.dm = Datamover()
@@ -100,7 +100,7 @@ class Ends:
 
     @property
     def numbers(self) -> list[int]:
-        """CmdSN of what was sent."""
+        """CmdSN of the commands that were sent."""
         return [command.cmd_sn for command in self.dm.sent if isinstance(command, pdu.ScsiCommand)]
 
 
@@ -127,7 +127,7 @@ def test_closed_until_the_target_opens_it(start: int) -> None:
 
 @STARTS
 def test_window_of_one(start: int) -> None:
-    """LIO begins with one command, and opens up with the first response."""
+    """LIO begins with a window of one command, and opens it with the first response."""
     ends = Ends(start, start)
     first, second, third = ends.submit(3)
     assert ends.numbers == [start]
@@ -160,13 +160,13 @@ def test_max_cmd_sn_never_goes_back(start: int) -> None:
 
 @STARTS
 def test_a_window_that_is_none_is_ignored(start: int) -> None:
-    """MaxCmdSN below ExpCmdSN - 1: both are void."""
+    """MaxCmdSN below ExpCmdSN - 1: the session ignores both numbers."""
     ends = Ends(start, start)
     slots = ends.submit(2)
     ends.nop_in(start + 20, start + 5)
     assert slots[1].state == QUEUED
-    ends.nop_in(start + 2, start + 1)  # the target is full: legal, and opens nothing
-    assert slots[1].state == SENT  # but it takes the second one
+    ends.nop_in(start + 2, start + 1)  # the target is full: valid
+    assert slots[1].state == SENT  # MaxCmdSN has reached the second command's number
 
 
 @STARTS
@@ -180,7 +180,7 @@ def test_immediate_commands_use_no_number_and_pass_a_closed_window(start: int) -
     ends.session.queue.send_immediate(control, ends.waiter)
     ping = ends.dm.sent[-1]
     assert isinstance(ping, pdu.NopOut)
-    # It carries the number of the next command, which still is the next one's.
+    # It carries the next command's CmdSN and does not use it up.
     assert (ping.cmd_sn, ping.exp_stat_sn) == ((start + 1) & MASK, 50)
     ends.nop_in(start + 1, start + 1)
     assert ends.numbers == [start, (start + 1) & MASK]
@@ -191,7 +191,7 @@ def test_status_is_acknowledged() -> None:
     ends = Ends(1, 64)
     (first,) = ends.submit()
     ends.respond(first, 2, 64, stat_sn=MASK)
-    ends.nop_in(2, 64, stat_sn=777)  # that of the next PDU: not its own
+    ends.nop_in(2, 64, stat_sn=777)  # not the PDU's own StatSN, as its ITT is reserved
     ends.submit()
     assert isinstance(ends.dm.sent[-1], pdu.ScsiCommand)
     assert ends.dm.sent[-1].exp_stat_sn == 0
@@ -218,8 +218,8 @@ def test_response_comes_once() -> None:
     st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 6)), max_size=30),
 )
 def test_never_beyond_the_window(start: int, script: list[tuple[int, int]]) -> None:
-    """Whatever the target says, no command is sent that is above the highest MaxCmdSN it ever
-    said, none out of order, and none waits that might go."""
+    """Whatever numbers the target sends: no command goes out above the highest MaxCmdSN it ever
+    sent, or out of order, and none waits that may go out."""
     ends = Ends(start, (start - 1) & MASK)
     highest, submitted, done = -1, 0, 0  # as distances from ``start``
     waiting: list[TaskSlot] = []

@@ -1,4 +1,4 @@
-"""Commands whose data finds no memory to be advertised from wait in order, as for the window."""
+"""Commands wait in order while no memory is free to advertise their data from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.initiator.fake import (
 
 
 def limited(dm: FakeDatamover, places: int) -> list[int]:
-    """At most this many commands have their memory at a time; the list's one number may change."""
+    """Let at most ``places`` commands have memory at a time. The returned list holds the number of
+    free places; a test may change it."""
     left = [places]
     send_control, deallocate = dm.send_control, dm.deallocate_task_resources
 
@@ -52,7 +53,8 @@ def test_they_go_out_in_order_as_others_end() -> None:
 
 
 def test_memory_that_comes_back_later_is_noticed() -> None:
-    """Without an answer, too: a window was invalidated, and only that completed."""
+    """Commands are sent when memory becomes free without an answer of the target: the invalidation
+    of a memory window completed."""
     made, dm = session()
     left = limited(dm, 0)
     slot = command(made, CountingWaiter())

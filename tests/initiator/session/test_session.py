@@ -1,4 +1,4 @@
-"""The session engine over a datamover that a test answers by hand."""
+"""The session engine over a fake datamover; tests make the target's answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_command_there_and_back() -> None:
 
 @pytest.mark.parametrize("first", [1, 0xFFFFFFFE, 0xFFFFFFFF, 0])
 def test_window_is_kept_and_order_too(first: int) -> None:
-    """CmdSN never passes MaxCmdSN; what waits goes out in order."""
+    """CmdSN never passes MaxCmdSN; commands that wait are sent in order."""
     made, dm = session(depth=8, window=2, cmd_sn=first)
     waiter = CountingWaiter()
     slots = [command(made, waiter) for _ in range(6)]
@@ -62,7 +62,7 @@ def test_window_is_kept_and_order_too(first: int) -> None:
 
 
 def test_closed_window_opens() -> None:
-    """tgtd starts with a closed window, LIO with one of one command."""
+    """tgtd starts with a closed window, LIO with a window of one command."""
     made, dm = session(window=0)
     slot = command(made, CountingWaiter())
     assert slot.state == QUEUED and not dm.sent
@@ -97,7 +97,8 @@ def test_slots_run_out_and_come_back() -> None:
 
 
 def test_who_waits_for_a_slot_is_passed_by_nobody() -> None:
-    """Requests that need many slots would keep out those that need one, as long as they last."""
+    """Slots are given in the order of waiting: else requests that need many slots would keep out
+    those that need one."""
     made, _ = session(depth=1)
     slot = made.queue.take(CountingWaiter())
     assert slot is not None
@@ -105,7 +106,7 @@ def test_who_waits_for_a_slot_is_passed_by_nobody() -> None:
     assert made.queue.take(first) is None and made.queue.take(second) is None
     made.queue.release(slot)
     assert (first.pending, second.pending) == (0, 1)
-    assert made.queue.take_now() is None  # the slot is for the first, who has not come for it yet
+    assert made.queue.take_now() is None  # kept for ``first``, which has not taken it yet
     assert made.queue.take(third) is None and third.pending == 1
     assert made.queue.take(first, again=True) is slot
     for waiter in (second, third):
@@ -120,7 +121,7 @@ def test_who_finds_the_slot_gone_waits_in_front() -> None:
     first, second = CountingWaiter(), CountingWaiter()
     assert made.queue.take(first) is None
     made.queue.release(slot)
-    assert made.queue.take_now() is slot  # nobody was known to wait any more
+    assert made.queue.take_now() is slot  # no waiter is on the list any more
     assert made.queue.take(second) is None
     assert made.queue.take(first, again=True) is None
     made.queue.release(slot)
@@ -128,7 +129,8 @@ def test_who_finds_the_slot_gone_waits_in_front() -> None:
 
 
 def test_a_full_target_keeps_slots_back_and_gives_them_back() -> None:
-    """One less for each refusal, but one at least; one more each second, whose taker is woken."""
+    """Each refusal takes one slot out of use, down to one; each second gives one back and wakes a
+    waiter for it."""
     made, _ = session(depth=3)
     slots = [made.queue.take_now() for _ in range(3)]
     made.queue.shrink()  # no slot is free at the moment
@@ -167,7 +169,7 @@ def test_forgotten_taker_takes_nothing() -> None:
 
 
 def test_response_to_an_earlier_task_is_refused() -> None:
-    """A tag names one task, not whoever uses its slot next."""
+    """A tag names one task, not the next task in the same slot."""
     made, dm = session(depth=1)
     waiter = CountingWaiter()
     slot = command(made, waiter)
@@ -183,7 +185,7 @@ def test_response_to_an_earlier_task_is_refused() -> None:
 
 @given(st.binary(min_size=48, max_size=120))
 def test_any_pdu_from_the_target(data: bytes) -> None:
-    """The documented error or nothing, and the command in flight ends exactly once."""
+    """Any PDU raises the documented error or nothing; the command in flight ends exactly once."""
     made, dm = session(depth=2)
     waiter = CountingWaiter()
     command(made, waiter)
@@ -226,7 +228,7 @@ def test_reject_ends_the_command() -> None:
 
 
 def test_ping_is_answered_with_its_tag() -> None:
-    """A NOP-In that asks comes back as a NOP-Out."""
+    """The session answers a NOP-In that asks for an answer with a NOP-Out."""
     made, dm = session()
     nop = pdu.NopIn(
         itt=bhs.NO_TAG, ttt=77, lun=b"\0\5" + bytes(6), stat_sn=9, exp_cmd_sn=1, max_cmd_sn=32

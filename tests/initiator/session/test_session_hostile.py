@@ -1,16 +1,18 @@
-"""A target that has logged us in and then does what it likes.
+"""A target that breaks the protocol after an orderly login.
 
-Whatever it sends, in whatever pieces: operations end, with the errors that are documented; the
-session fails with TransportError and its kin or goes on; and a buffer that was given back is never
-touched again, nor is one ever touched that was to be written from.
+Whatever it sends, in whatever pieces: operations end with documented errors; the session fails with
+RemoteProtocolError or ConnectionLost, or goes on; a buffer that was given back is not touched
+again, and a buffer of a write is never changed.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import select
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -37,15 +39,18 @@ from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
+from iserblk.rcap.iwarp import queuepair
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.scsi import sense as sense_data
+from iserblk.sockets.wire import wire
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
 from tests.initiator.peer import CONTROL, PAIRS, Heard, Peer, disk_of, linked
 
 PATIENCE_S = 30
 MARK = 0xA5
+REAL_POLL = select.poll
 
-# --- what it may do ---------------------------------------------------------------------------
+# --- what the target may do -------------------------------------------------------------------
 
 _OPCODES = st.sampled_from(
     [bhs.NOP_IN, bhs.SCSI_RESPONSE, bhs.TASK_MANAGEMENT_RESPONSE, bhs.LOGIN_RESPONSE,
@@ -63,7 +68,7 @@ _SENSES = st.sampled_from(
         b"\xff" * 300,
     ]
 )
-# What answers what: an index into the commands that were heard, modulo their number.
+# Which command an act answers: an index into the commands that were heard, modulo their number.
 _WHICH = st.integers(0, 7)
 
 _ACTS = st.one_of(
@@ -77,7 +82,7 @@ _ACTS = st.one_of(
                 "response": st.sampled_from([0, 0, 0, 1, 5, 255]),
                 "status": st.sampled_from([0, 0, 0, 2, 4, 8, 0x18, 0x28, 0x40, 0xFF]),
                 "which": _WHICH,
-                "stranger": st.booleans(),  # another tag than any of ours
+                "stranger": st.booleans(),  # a tag that the initiator never sent
                 "numbers": st.tuples(_NUMBERS, _NUMBERS, _NUMBERS),
                 "residual": st.sampled_from([0, 0, 1, 512, 4096, 0xFFFFFFFF]),
                 "sense": _SENSES,
@@ -97,12 +102,12 @@ _ACTS = st.one_of(
 
 
 class Hostile:
-    """Plays one script, one act for every PDU that it hears, and the rest after the last one; then
-    it falls silent."""
+    """Plays a script: one act for every PDU of the initiator, all acts left after its last PDU,
+    then nothing more."""
 
     def __init__(self, peer: Peer, acts: list[Any]) -> None:
         self.peer = peer
-        self.sinks: list[bytearray] = []  # what it read
+        self.sinks: list[bytearray] = []  # into which the target read
         self._acts = iter(acts)
         self._random = random.Random(len(acts))
 
@@ -163,10 +168,10 @@ class Hostile:
         )
 
     def _bytes(self, data: bytes) -> None:
-        """Past all framing, where there is any."""
+        """Send raw bytes, without framing where the transport has framing."""
         if isinstance(self.peer.pair, IwarpQueuePair):
             with suppress(OSError):
-                self.peer.pair._sock.send(data)
+                os.write(self.peer.pair.fileno(), data)
         else:
             self.peer.send(data)
 
@@ -174,11 +179,11 @@ class Hostile:
         self.peer.pair.disconnect()
 
 
-# --- its victims ------------------------------------------------------------------------------
+# --- the initiator's operations ---------------------------------------------------------------
 
 IO_TIMEOUT_S = 0.05
 KIB = 1024
-WRITTEN, GIVEN_BACK = 0x11, 0x77  # what our buffers hold: while they are written from, afterwards
+WRITTEN, GIVEN_BACK = 0x11, 0x77  # content of buffers: during a write, after any operation
 READS = [(4096, 0), (700, 300), (512 * KIB, 4096)]  # length, offset
 WRITES = [(4096, 0), (9 * KIB, 8192), (700, 300), (300 * KIB, 4096)]
 DEPTH = 6
@@ -186,7 +191,7 @@ DEPTH = 6
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A second is a long time for a silent target, and its tales need not be printed."""
+    """Short time limits towards the silent target, and no log."""
     monkeypatch.setattr(deadlines, "STEP_S", 0.02)
     monkeypatch.setattr(commands, "BACK_OFF_S", 0.001)
     for driver in (threads, tasks):
@@ -198,7 +203,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class _Sips:
-    """A Wire that takes in a few bytes at a time, in any pieces."""
+    """A Wire that receives a few bytes at a time, in pieces of random lengths."""
 
     def __init__(self, wire: Any, chance: random.Random) -> None:
         self.send = wire.send
@@ -211,20 +216,20 @@ class _Sips:
 
 
 class _Poll:
-    """poll(2) of a leader that looks at the clock more often."""
+    """A poll object with a timeout of 5 ms, so that the leader looks at the clock often."""
 
-    def __init__(self, poll: Any) -> None:
-        self._poll = poll
-        self.modify = poll.modify
-        self.unregister = poll.unregister
+    def __init__(self) -> None:
+        self._poll = REAL_POLL()
+        self.register = self._poll.register
+        self.modify = self._poll.modify
+        self.unregister = self._poll.unregister
 
     def poll(self, _timeout: float) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = self._poll.poll(5)
-        return found
+        return self._poll.poll(5)
 
 
 class Victims:
-    """The buffers of all operations, and what is known of them."""
+    """The buffers of all operations. ``wrong``: what must not have happened to them."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -243,12 +248,12 @@ class Victims:
             self.wrong.append(error)
 
     def check(self, hostile: Hostile) -> None:
-        """When all is over."""
+        """Check buffers and session, after all operations have ended."""
         assert not self.wrong, self.wrong
         gc.collect()  # exceptions, and the frames they came through, are cycles
         for buffer in self.reads + self.writes:
             assert buffer.count(GIVEN_BACK) == len(buffer)
-            buffer.clear()  # BufferError while anybody has a view of it
+            buffer.clear()  # BufferError while a view of it exists
         assert not any(GIVEN_BACK in sink for sink in hostile.sinks)
         session = self.session
         error = session.error
@@ -258,17 +263,26 @@ class Victims:
 
 
 def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Victims]:
-    made, peer = linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=bool(seed & 1))
-    if pair != "memory" and seed & 2:
-        ours = made.queue.datamover.qp  # type: ignore[attr-defined]
-        ours._wire = _Sips(ours._wire, random.Random(seed))
+    chance = random.Random(seed)
+    ends: list[object] = []
+
+    def sipping(sock: socket.socket, end_of_record: bool) -> object:
+        made = wire(sock, end_of_record)
+        ends.append(sock)  # the initiator's end is made first
+        return _Sips(made, chance) if len(ends) == 1 else made
+
+    with pytest.MonkeyPatch.context() as patch:
+        if seed & 2:
+            patch.setattr(queuepair, "wire", sipping)
+        made, peer = linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=bool(seed & 1))
     return made, Hostile(peer, acts), Victims(made)
 
 
 def _in_threads(pair: str, acts: list[Any], seed: int) -> None:
     made, hostile, victims = _start(pair, acts, seed)
-    driver = threads.BlockingDriver(made)
-    driver._poll = _Poll(driver._poll)  # type: ignore[assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(select, "poll", _Poll)
+        driver = threads.BlockingDriver(made)
     disk = blocking.ThreadDisk(victims.disk, driver)
     over = threading.Event()
     peer = hostile.peer
@@ -335,7 +349,7 @@ async def _in_trio(pair: str, acts: list[Any], seed: int) -> None:
     ) -> None:
         try:
             if seed & 4:
-                with trio.move_on_after(0.01):  # it is cancelled, too
+                with trio.move_on_after(0.01):  # operations are cancelled, too
                     await call()
             else:
                 await call()
@@ -378,7 +392,7 @@ EXAMPLES = settings(
 @EXAMPLES
 @given(acts=SCRIPTS, seed=SEEDS)
 def test_threads_survive(pair: str, acts: list[Any], seed: int) -> None:
-    """Through the blocking driver, several threads at once."""
+    """Random acts against the blocking driver, with several threads at once."""
     _in_threads(pair, acts, seed)
 
 
@@ -386,7 +400,7 @@ def test_threads_survive(pair: str, acts: list[Any], seed: int) -> None:
 @EXAMPLES
 @given(acts=SCRIPTS, seed=SEEDS)
 def test_tasks_survive(pair: str, acts: list[Any], seed: int) -> None:
-    """Through the trio driver, with cancellations."""
+    """Random acts against the trio driver, with cancellations."""
     trio.run(_in_trio, pair, acts, seed)
 
 
@@ -401,7 +415,7 @@ def _settle(made: Session) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_violation_behind_a_good_answer(pair: str) -> None:
-    """It is noticed at once, although the descriptor has nothing more to say."""
+    """A violation right after a valid answer is noticed, although no more bytes come."""
     made, peer = linked(pair)
     waiter = CountingWaiter()
     slot = command(made, waiter)
@@ -425,7 +439,8 @@ def _until(peer: Peer, count: int) -> None:
 
 
 def test_pings_without_end_while_the_wire_is_full() -> None:
-    """A target that asks and asks but reads nothing costs no memory: it is cut off."""
+    """A target that sends pings without end and reads nothing is disconnected: its pings take no
+    memory."""
     made, dm = session()
     dm.full = True
     ping = pdu.NopIn(itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack()
@@ -447,7 +462,7 @@ def test_pings_that_are_answered_in_time_are_no_flood() -> None:
 
 @pytest.mark.parametrize("opcode", [bhs.NOP_IN, bhs.LOGOUT_RESPONSE, bhs.DATA_IN, bhs.R2T])
 def test_answer_of_another_kind_than_the_question(opcode: int) -> None:
-    """What looks like the answer to an ABORT TASK is not taken for one."""
+    """A PDU of another kind with the tag of an ABORT TASK is not taken for its answer."""
     made, dm = session()
     waiter = CountingWaiter()
     slot = command(made, waiter)

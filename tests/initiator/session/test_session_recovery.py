@@ -35,7 +35,7 @@ LOST = ConnectionLost("the wire was cut")
 
 
 class Kept:
-    """A session that somebody keeps. ``called``: how often he was."""
+    """A session with a reconnector. ``called``: how often the session called the reconnector."""
 
     def __init__(self, depth: int = 8, window: int = 32, **more: object) -> None:
         self.session, self.dm = session(depth=depth, window=window, **more)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ class Kept:
         self.session.progress(1.0)
 
     def regain(self, window: int = 32, cmd_sn: int = 1, **more: object) -> FakeDatamover:
-        """Another connection, which is adopted."""
+        """Offer a fresh connection and let the session adopt it; its datamover."""
         fresh, self.dm = session(self.depth, window, cmd_sn, **more)
         self.session.offer(fresh)
         self.session.progress(2.0)
@@ -74,7 +74,8 @@ def _write(made: Session, waiter: CountingWaiter, data: bytes) -> TaskSlot:
 def test_what_was_in_flight_is_sent_again_in_order(
     first: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By CmdSN, whatever their slots, and in front of what was never sent."""
+    """Commands in flight are sent again by CmdSN, whatever their slots, before commands that were
+    never sent."""
     kept = Kept(window=4, cmd_sn=first)
     made = kept.session
     waiter = CountingWaiter()
@@ -133,7 +134,7 @@ def test_commands_of_the_outage_follow_in_order() -> None:
     slots = [command(kept.session, waiter) for _ in range(2)]
     kept.lose()
     slots += [command(kept.session, waiter) for _ in range(3)]
-    assert kept.called == 4  # each is a reason not to wait
+    assert kept.called == 4  # each new command calls the reconnector: it need not pause
     assert all(slot.state == QUEUED for slot in slots) and not kept.dm.queued
     dm = kept.regain()
     assert [sent[0] for sent in dm.sent] == slots
@@ -141,7 +142,7 @@ def test_commands_of_the_outage_follow_in_order() -> None:
 
 
 def test_deadline_while_there_is_no_connection() -> None:
-    """One CommandTimeout, which says why; others go on waiting."""
+    """The late command ends with a CommandTimeout, which says why; others go on waiting."""
     kept = Kept()
     made = kept.session
     late, other = CountingWaiter(), CountingWaiter()
@@ -160,8 +161,8 @@ def test_deadline_while_there_is_no_connection() -> None:
 
 
 def test_late_while_there_is_no_connection() -> None:
-    """Who comes when the target has been away for longer than a request may take waits a moment
-    only; who comes before that has all his time."""
+    """A command waits its whole io-timeout, unless the target has been away for longer than
+    io-timeout: then it waits about a second."""
     kept = Kept()
     made = kept.session
     waiter = CountingWaiter()
@@ -194,7 +195,8 @@ def test_cancelled_while_there_is_no_connection() -> None:
 
 
 def test_one_that_was_being_aborted_is_not_sent_again() -> None:
-    """Its deadline has passed: it ends, once. What was asked of the target ends quietly."""
+    """A command past its deadline ends once, with the connection. Task management requests for it
+    end without an error."""
     kept = Kept()
     made = kept.session
     late, other = CountingWaiter(), CountingWaiter()
@@ -218,7 +220,7 @@ def test_one_that_was_being_aborted_is_not_sent_again() -> None:
 
 
 def test_nothing_is_asked_of_a_target_that_is_away() -> None:
-    """No ping, no abort; and what asks for a control slot gets none."""
+    """Without a connection there is no ping and no abort, and no control slot is given."""
     kept = Kept()
     kept.lose()
     Ladder(kept.session).tick(kept.session.last_heard + 1000)
@@ -243,7 +245,7 @@ def test_slots_run_out_while_there_is_no_connection() -> None:
 
 
 def test_deadline_of_one_that_waits_for_a_slot() -> None:
-    """Others may take every slot that comes back before it does."""
+    """An operation that waits for a slot ends at its deadline, though others hold all slots."""
     kept = Kept(depth=1)
     made = kept.session
     kept.lose()
@@ -257,7 +259,7 @@ def test_deadline_of_one_that_waits_for_a_slot() -> None:
     ladder.tick(monotonic())
     with pytest.raises(CommandTimeout, match="not connected: the wire was cut"):
         next(one_more)
-    made.queue.release(slot)  # nobody waits any more
+    made.queue.release(slot)  # no operation waits any more
     assert made.queue.take_now() is slot and not waiter.pending
 
 
@@ -292,7 +294,7 @@ def test_what_never_gets_better_ends_everything() -> None:
     slot = command(kept.session, waiter)
     kept.lose()
     kept.session.offer(LunChanged("another LUN"))
-    assert waiter.pending == 1  # it is for the one who runs progress
+    assert waiter.pending == 1  # the thread that runs ``progress`` ends the commands
     kept.session.progress(3.0)
     assert waiter.woken == 1 and isinstance(slot.error, LunChanged)
     with pytest.raises(LunChanged, match="another LUN"):
@@ -318,7 +320,7 @@ def test_a_target_that_breaks_the_rules_is_given_another_chance() -> None:
 
 
 def test_an_answer_of_the_old_connection_is_none_on_the_new_one() -> None:
-    """Tags go on counting."""
+    """A command that is sent again gets a new tag."""
     kept = Kept()
     slot = command(kept.session, CountingWaiter())
     old = slot.itt
@@ -333,7 +335,7 @@ def test_an_answer_of_the_old_connection_is_none_on_the_new_one() -> None:
 
 @pytest.mark.parametrize("at", ["closing", "terminate", "called"])
 def test_interrupted_while_it_is_suspended(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """^C in the middle of it: the next turn does the rest."""
+    """^C in the middle of the suspension: the next ``progress`` does the rest."""
     kept = Kept()
     made = kept.session
     waiter = CountingWaiter()
@@ -359,7 +361,7 @@ def test_interrupted_while_it_is_suspended(at: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_interrupted_while_an_answer_is_taken_in() -> None:
-    """The data of that command is not known any more: it cannot be sent again, others are."""
+    """The data of that command is incomplete: it is not sent again, other commands are."""
     kept = Kept()
     made = kept.session
     waiter = CountingWaiter()
@@ -414,7 +416,7 @@ def _logouts(dm: FakeDatamover) -> list[bytes]:
 
 @pytest.mark.parametrize("event", [pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE])
 def test_target_asks_for_a_logout(event: int) -> None:
-    """What is in flight may end; what comes is for the next connection."""
+    """Commands in flight may end before the logout; new commands wait for the next connection."""
     kept = Kept()
     made = kept.session
     waiter = CountingWaiter()
@@ -456,7 +458,7 @@ def test_logout_that_cannot_wait_longer() -> None:
     assert not _logouts(kept.dm)
     ladder.tick(now + 4)
     assert len(_logouts(kept.dm)) == 1 and not kept.dm.disconnected
-    ladder.tick(now + 10)  # nor is that answered
+    ladder.tick(now + 10)  # the logout is not answered either
     assert kept.dm.disconnected
     kept.lose()
     assert [sent[0] for sent in kept.regain().sent] == [slot]
@@ -464,7 +466,7 @@ def test_logout_that_cannot_wait_longer() -> None:
 
 @pytest.mark.parametrize("event", [pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP])
 def test_target_announces_a_drop(event: int) -> None:
-    """Time2Wait is kept, within reason."""
+    """The session waits for Time2Wait, up to a bound."""
     kept = Kept()
     slot = command(kept.session, CountingWaiter())
     _event(kept.dm, event, parameter2=60000)
@@ -483,7 +485,7 @@ def test_scsi_event_is_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_many_losses() -> None:
-    """Every waiter is woken exactly once in the end, and every slot comes back."""
+    """After 20 lost connections every waiter is woken exactly once, and every slot is free."""
     kept = Kept(depth=8, window=3)
     made = kept.session
     waiters = [CountingWaiter() for _ in range(8)]

@@ -38,7 +38,7 @@ def test_complete_is_what_still_has_its_data() -> None:
 
 
 def test_memory_of_another_connection_is_taken_over() -> None:
-    """What was asked stays; the work request now ends this slot."""
+    """The slot keeps its command; the other slot's buffers and work request are now this slot's."""
     slot, fresh = TaskSlot(1), TaskSlot(1)
     for each in (slot, fresh):
         each.bhs = memoryview(bytearray(48))

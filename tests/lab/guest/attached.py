@@ -1,4 +1,4 @@
-"""What tests of /dev/nbdX share: the commands, and what must be left when they are done."""
+"""Shared by tests of /dev/nbdX: commands, and checks of what is left when they are done."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.cli.commands import good, iserblk
 MIB = 1 << 20
 DEVICE = Path("/dev/nbd0")
 RUN = Path("/run/iserblk")
-SLOW_S = 300  # for one command; the guest is emulated
+SLOW_S = 300  # for one command: the guest is emulated
 
 
 def run(*words: object, timeout: float = SLOW_S) -> str:
-    """A program to its good end; its stdout."""
+    """Run a program that must succeed; its stdout."""
     done = subprocess.run(
         [str(word) for word in words],
         capture_output=True,
@@ -30,7 +30,7 @@ def run(*words: object, timeout: float = SLOW_S) -> str:
 
 
 def block(name: str, attribute: str) -> str:
-    """From sysfs; "" when it is not there."""
+    """An attribute of the block device from sysfs; "" when it does not exist."""
     try:
         return Path("/sys/block", name, attribute).read_text().strip()
     except OSError:
@@ -42,7 +42,7 @@ def connected() -> list[str]:
 
 
 def servers() -> list[str]:
-    """Every nbdkit with our plugin."""
+    """The command lines of all nbdkit processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -62,7 +62,7 @@ def nothing_left() -> None:
 
 @contextmanager
 def attached(*arguments: object) -> Iterator[Path]:
-    """On the first free device, and detached in order."""
+    """Attach, by default on the first free device; detach at the end."""
     ready, _, path = good("attach", *arguments).strip().partition(" ")
     assert ready == "ready"
     try:

@@ -1,4 +1,4 @@
-"""The kernel's initiator, iSER or TCP: logs in to a target of ours, and uses the disk it makes."""
+"""The kernel's initiator, over iSER or TCP: logs in to our target, and uses the disk it makes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOW_S = 240  # for one step; the machine is emulated
 
 @contextmanager
 def our_target(file: Path, listen: str, *options: str, within: Sequence[str] = ()) -> Iterator[str]:
-    """``iserblk target`` with one LUN; its URL. ``within``: a command to run it with."""
+    """Run ``iserblk target`` with one LUN; yields its URL. ``within``: a command to run it with."""
     words = [*within, *COMMAND, "target", "--iqn", IQN, "--lun", f"{file}:wce=1"]
     with open(file.with_suffix(".log"), "w+") as log:
         process = subprocess.Popen(
@@ -46,8 +46,8 @@ def iscsiadm(*words: str) -> str:
 
 @contextmanager
 def logged_in(listen: str, settings: dict[str, str], interface: str = "iser") -> Iterator[Path]:
-    """A session; its block device. ``settings``: of the node record. ``interface``: of iscsiadm,
-    `iser` for ib_iser, `default` for iscsi_tcp."""
+    """Log in; yields the session's block device. ``settings``: of the node record. ``interface``:
+    iscsiadm's, `iser` for ib_iser, `default` for iscsi_tcp."""
     node = ("-m", "node", "-T", IQN, "-p", f"{listen}:3260")
     iscsiadm(*node, "-o", "new", "-I", interface)
     for name, value in settings.items():
@@ -61,7 +61,7 @@ def logged_in(listen: str, settings: dict[str, str], interface: str = "iser") ->
 
 
 def block_device() -> Path:
-    """Of the one session. It appears some time after the login."""
+    """The block device of the only session. It appears some time after the login."""
     for _ in range(SLOW_S * 5):
         for session in Path("/sys/class/iscsi_session").glob("session*"):
             for block in session.glob("device/target*/*/block/sd*"):
@@ -73,13 +73,13 @@ def block_device() -> Path:
 
 
 def negotiated() -> dict[str, str]:
-    """What the kernel says of its session's keys."""
+    """The keys of the session, as the kernel reports them."""
     text = iscsiadm("-m", "session", "-P", "2")
     return dict(re.findall(r"^\s*(\w+): (.*)$", text, re.MULTILINE))
 
 
 def fio_verify(device: Path, size: str, *more: str) -> None:
-    """Random sizes at random places, deep, each block checked when it is read back."""
+    """Run fio: random sizes at random places, deep; each block is checked when it is read back."""
     run(
         "fio", "--name=verify", f"--filename={device}", "--ioengine=libaio", "--direct=1",
         "--rw=randwrite", "--bsrange=4k-512k", f"--size={size}", "--iodepth=16",
@@ -88,7 +88,7 @@ def fio_verify(device: Path, size: str, *more: str) -> None:
 
 
 def file_system(device: Path, mount_point: Path, tree: Path) -> None:
-    """mkfs.ext4, a tree copied in, and out again after a new mount; fsck."""
+    """Run mkfs.ext4, copy a tree in, mount again, copy it out; run fsck."""
     run("mkfs.ext4", "-q", "-F", device)
     mount_point.mkdir(exist_ok=True)
     run("mount", device, mount_point)
@@ -105,5 +105,5 @@ def file_system(device: Path, mount_point: Path, tree: Path) -> None:
 
 
 def namespace() -> list[str]:
-    """The words that run a command where a target without an RDMA device has to be."""
+    """The words that run a command in the namespace of a target without an RDMA device."""
     return ["nsenter", f"--net=/run/netns/{os.environ['LAB_NETNS']}"]

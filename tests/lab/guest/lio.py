@@ -21,7 +21,7 @@ def _portal() -> Path:
 
 
 def disable(group: Path | None = None) -> None:
-    """Ends its sessions; nobody listens any more."""
+    """End all sessions, and stop listening."""
     ((group or _group()) / "enable").write_text("0")
 
 
@@ -30,12 +30,12 @@ def enable(group: Path | None = None) -> None:
 
 
 def remove_portal() -> None:
-    """Nobody listens there any more. Sessions stay."""
+    """Stop listening on the portal. Sessions stay."""
     _portal().rmdir()
 
 
 def add_portal() -> None:
-    """As the set-up made it."""
+    """Make the portal again, as the set-up made it."""
     if Path("/run/netns/lio").exists():
         run("nsenter", "--net=/run/netns/lio", "mkdir", _portal())
         (_portal() / "iser").write_text("1")
@@ -44,12 +44,12 @@ def add_portal() -> None:
 
 
 def store() -> Path:
-    """What is behind the first LUN."""
+    """The configfs directory of the first LUN's storage object."""
     return _group().parents[2] / "core/fileio_0/disk0"
 
 
 def reservation() -> str:
-    """Who holds the first LUN, in LIO's words."""
+    """The holder of the first LUN's reservation, in LIO's words."""
     return (store() / "pr/res_holder").read_text()
 
 
@@ -100,8 +100,8 @@ class Groups:
         enable(self._both[number])
 
     def set_state(self, number: int, state: int) -> None:
-        """``state``: as SPC-4 numbers them: 0 optimized, 1 non-optimized, 2 standby, 3
-        unavailable."""
+        """Set the ALUA state of a group. ``state``: a number of SPC-4: 0 optimized, 1
+        non-optimized, 2 standby, 3 unavailable."""
         (self._states[number] / "alua_access_state").write_text(str(state))
 
 
@@ -146,11 +146,13 @@ class Growing:
 
 
 def rdma_objects() -> dict[str, int]:
-    """How many there are on the device; of connection ids those of processes only: LIO keeps the id
-    of each request that it refused because its portal had just been made (seen with ``rdma
-    resource show cm_id``: one for each "refused by the target"). Without contexts and completion
-    queues: one and two of them stayed when the first connection had ended, and no more after later
-    ones. Most likely they are librdmacm's and the kernel's; that was not traced."""
+    """Numbers of RDMA objects on the device.
+
+    Connection ids are counted only if a process has them: LIO keeps the id of each request that it
+    refused because its portal had just been made (seen with ``rdma resource show cm_id``: one for
+    each "refused by the target"). Contexts and completion queues are not counted: one and two of
+    them stayed when the first connection had ended, and no more after later ones. Most likely they
+    are librdmacm's and the kernel's; that was not traced."""
     device = os.environ["LAB_DEVICE"]
     words = run("rdma", "resource", "show", device).split(":", 2)[2].split()
     counts = dict(zip(words[::2], map(int, words[1::2]), strict=True))
@@ -162,7 +164,7 @@ def rdma_objects() -> dict[str, int]:
 def settled(
     expected: dict[str, int], count: Callable[[], dict[str, int]] = rdma_objects
 ) -> dict[str, int]:
-    """What is counted, once it is as ``expected`` or will not be."""
+    """The counted numbers, once they are as ``expected`` or the time limit has passed."""
     deadline = time.monotonic() + _WAIT_S
     while (found := count()) != expected and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Devices that are in use, absent, or whose other end dies; and what is left behind: nothing.
+"""Devices that are in use or absent, and devices whose nbdkit or target dies. Nothing is left.
 
 All against our own target: it can be killed, and needs no RDMA device.
 """
@@ -33,6 +33,7 @@ from tests.lab.guest.attached import (
 from tests.support.fuse import need_fuse
 from tests.support.target import IQN, ROOT, TargetProcess, running_target
 from tests.support.unit import Unit
+from tests.support.until import until_blocking
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[TargetProcess]:
-    """One of the test's own: it may be killed."""
+    """A target of the test's own, which the test may kill."""
     with running_target([f"{tmp_path}/lun:size=64M"], tmp_path / "log") as process:
         yield process
 
@@ -54,7 +55,7 @@ def mortal(tmp_path: Path) -> Iterator[TargetProcess]:
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
     yield
-    for name in connected():  # after a failure the next test is to have a chance
+    for name in connected():  # after a failure: for the next test
         iserblk("detach", name)
     nothing_left()
 
@@ -152,8 +153,7 @@ def test_devices_of_other_programs_are_left_alone(target: TargetProcess, tmp_pat
     other = tmp_path / "other"
     with subprocess.Popen(["nbdkit", "-f", "--unix", other, "memory", "4M"]) as nbdkit:
         try:
-            while not other.exists():
-                time.sleep(0.1)
+            until_blocking(other.exists)
             run("nbd-client", "-unix", other, DEVICE)
             words = "in use by another program"
             assert words in bad(28, "attach", f"{target.url}/0", DEVICE)
@@ -183,7 +183,7 @@ def test_every_disk_of_a_target(target: TargetProcess) -> None:
 
 def write_unflushed(device: Path) -> None:
     with device.open("wb", buffering=0) as disk:
-        disk.write(os.urandom(4 * MIB))  # stays in the kernel's cache until somebody flushes
+        disk.write(os.urandom(4 * MIB))  # stays in the kernel's cache until a flush
 
 
 def test_detach_after_the_target_has_died(mortal: TargetProcess) -> None:
@@ -208,7 +208,7 @@ def test_nothing_is_lost_where_nothing_was_written(mortal: TargetProcess) -> Non
 
 
 def test_detach_from_a_target_that_hangs(mortal: TargetProcess) -> None:
-    """Each request fails after its io-timeout; nothing waits for longer."""
+    """Each request fails after its io-timeout; detach does not wait longer."""
     good("attach", f"{mortal.url}/0", DEVICE, "--io-timeout", "3")
     mortal.pause()
     with DEVICE.open("rb", buffering=0) as disk, pytest.raises(OSError, match="Input/output"):
@@ -250,7 +250,8 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 def test_an_attach_that_was_killed(target: TargetProcess) -> None:
-    """While the kernel's client came, which goes on. (Other moments: tests/nbd/kernel.)"""
+    """An attach is killed while nbd-client connects, which goes on. (Other moments:
+    tests/nbd/kernel.)"""
     with in_the_background("attach", f"{target.url}/0", DEVICE) as process:
         wait_for(RUN / "nbd0" / "client.pid", process)
         process.kill()
@@ -263,13 +264,14 @@ def test_an_attach_that_was_killed(target: TargetProcess) -> None:
 
 @pytest.fixture(scope="module")
 def installed() -> Path:
-    """The units' directory. (The guest's own: on the host nothing is installed.)"""
+    """Install the units in the guest; yields their directory. The host is not changed."""
     run(ROOT / "scripts" / "install-units")
     return Path("/etc/systemd/system")
 
 
 def test_the_attach_unit(installed: Path, target: TargetProcess, tmp_path: Path) -> None:
-    """Told to end while the device is mounted it waits, and then loses nothing."""
+    """The unit is stopped while the device is mounted: it waits for the unmount, and no data is
+    lost."""
     given = {"URL": f"{target.url}/0", "DEVICE": str(DEVICE), "OPTIONS": "io-timeout=60"}
     unit = Unit(installed / "iserblk-attach@.service", given)
     with unit.started(tmp_path, SLOW_S) as process:
@@ -296,7 +298,7 @@ def test_mount_by_mount_8(installed: Path, target: TargetProcess, tmp_path: Path
     run("mount", "-a", "-T", fstab)
     try:
         assert sorted(path.name for path in place.iterdir()) == ["lun0", "lun1", "lun2"]
-        run("mount", "-a", "-T", fstab)  # is mounted already, and stays so
+        run("mount", "-a", "-T", fstab)  # already mounted: stays mounted
     finally:
         good("umount", place)
     done = subprocess.run(

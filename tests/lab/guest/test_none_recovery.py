@@ -1,5 +1,5 @@
-"""The target behind /dev/nbd0 dies and comes back: a pause when it is in time, errors when not, and
-never a task that hangs."""
+"""The target behind /dev/nbd0 dies and comes back. Within io-timeout programs see a pause, after it
+errors; no task hangs."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def target(tmp_path: Path) -> Iterator[Mortal]:
 @pytest.fixture(autouse=True)
 def tidy(target: Mortal) -> Iterator[None]:
     yield
-    for name in connected():  # after a failure the next test is to have a chance
+    for name in connected():  # after a failure: for the next test
         iserblk("detach", name)
     nothing_left()
 
 
 def uninterruptible() -> dict[int, str]:
-    """Tasks in D state, with what they wait for."""
+    """Tasks in D state: pid → kernel stack."""
     found = {}
     for status in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
         try:
@@ -80,7 +80,7 @@ def uninterruptible() -> dict[int, str]:
 
 
 def nobody_hangs() -> None:
-    """No task stays uninterruptible, now that every request has had its time."""
+    """Check that no task stays uninterruptible, now that every request has had its time."""
     deadline = time.monotonic() + SLOW_S / 2
     while waiting := uninterruptible():
         assert time.monotonic() < deadline, waiting
@@ -88,7 +88,7 @@ def nobody_hangs() -> None:
 
 
 def test_fio_sees_a_pause(target: Mortal) -> None:
-    """The target is killed again and again while what was written is read back and compared."""
+    """The target is killed again and again while fio writes, reads back and compares."""
     words = (
         *("fio", "--name=verify", f"--filename={DEVICE}", "--size=4M"),
         *("--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"),
@@ -114,8 +114,8 @@ def test_fio_sees_a_pause(target: Mortal) -> None:
 
 
 def test_a_file_system_does_not_notice(target: Mortal, tmp_path: Path) -> None:
-    """ext4: files are written and made durable one by one while the target is killed and comes
-    back. All are there afterwards, and the file system is clean."""
+    """Files on ext4 are written and synced one by one while the target is killed and comes back.
+    All are there afterwards, and the file system is clean."""
     files = {f"file{number}": os.urandom(20_000 + number) for number in range(24)}
     with attached(target.url, DEVICE, "-o", "io-timeout=120"):
         run("mkfs.ext4", "-q", "-b", "4096", DEVICE)
@@ -132,7 +132,7 @@ def test_a_file_system_does_not_notice(target: Mortal, tmp_path: Path) -> None:
                     target.start()
                 writing.communicate(content, timeout=SLOW_S / 2)
                 assert writing.returncode == 0, name
-            target.kill()  # what was made durable is durable
+            target.kill()  # synced files survive this
             time.sleep(0.5)
             target.start()
         run("e2fsck", "-f", "-n", DEVICE)
@@ -156,7 +156,7 @@ def direct(output: Path, number: int) -> subprocess.Popen[bytes]:
 
 
 def test_away_for_longer_than_the_io_timeout(target: Mortal, tmp_path: Path) -> None:
-    """Errors at the deadline, for all who wait, and again for who comes later; then all is well."""
+    """Pending and later requests fail at their deadlines; requests after the outage succeed."""
     data = os.urandom(MIB)
     with attached(target.url, DEVICE, "-o", f"io-timeout={IO_TIMEOUT_S}"):
         target.kill()

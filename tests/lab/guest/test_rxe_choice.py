@@ -28,7 +28,7 @@ def target(place: Path, *options: str, address: str = "") -> Iterator[Server]:
 
 
 def connection(url: str, *options: str) -> tuple[object, str]:
-    """The provider, and why."""
+    """The provider of the connection, and the reason for it."""
     (disk,) = good_json("info", f"{url}/0", *options)["disks"]
     return disk["connection"]["provider"], disk["provider_reason"]
 
@@ -42,7 +42,7 @@ def test_a_target_that_listens_both_ways(tmp_path: Path) -> None:
         )
         assert connection(server.url, "--rcap", "verbs") == ("verbs", "asked for with rcap")
         assert connection(server.url, "--rcap", "iwarp") == ("iwarp", "asked for with rcap")
-        # What one wrote, the other reads.
+        # One provider reads what the other wrote.
         data = tmp_path / "data"
         data.write_bytes(os.urandom(3 << 20))
         assert iserblk("copy", data, f"{server.url}/0", "--rcap", "verbs").returncode == 0

@@ -1,5 +1,5 @@
-"""How connections over Soft-RoCE fail to come about, and how they end: in words, in time, and with
-nothing left behind."""
+"""How connections over Soft-RoCE fail to open, and how they end: with an error that says why, in
+time, and with nothing left behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support import logs
 
 pytestmark = pytest.mark.logs(logs.DEVICE)
 
-STALL_S = 1.0  # of any one call; kernel work under emulation included
+STALL_S = 1.0  # most time of a single call, with kernel work under emulation
 
 
 def connector(port: int, host: str | None = None, timeout: float = 20.0) -> VerbsConnector:
@@ -55,7 +55,7 @@ def listener(reply: Callable[[bytes], bytes] = lambda data: data) -> VerbsListen
 
 
 def outcome(connecting: VerbsConnector, beside: VerbsListener | None = None) -> VerbsQueuePair:
-    """Drive it to its end; no call of it takes long."""
+    """Drive the connector to its end, and check that no call takes long; its result."""
     while True:
         before = monotonic()
         qp = connecting.progress(before)
@@ -73,14 +73,14 @@ def descriptors() -> int:
 
 
 def resources() -> str:
-    """What this process has of the devices, as the kernel counts it."""
+    """RDMA objects of this process, as the kernel counts them."""
     shown = subprocess.check_output(["rdma", "resource", "show"], text=True)
     return shown.strip()
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> object:
-    # The device's context stays open in librdmacm once it was used.
+    # librdmacm keeps the device's context open after its first use.
     probe = RouteProbe(lab_address(), 1)
     while probe.progress(monotonic()) is None:
         select.select([probe], [], [], 1)
@@ -95,7 +95,7 @@ def nothing_left() -> object:
 
 
 def test_a_port_that_nobody_listens_on() -> None:
-    with pytest.raises(ConnectFailed, match=r"rejected.*nobody listens on that port"):
+    with pytest.raises(ConnectFailed, match=r"rejected.*no program listens on that port"):
         outcome(connector(4999))
 
 
@@ -133,7 +133,7 @@ def test_a_peer_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_giving_up_at_every_step() -> None:
-    """A connector can be closed whenever it waits."""
+    """A connector can be closed at every step at which it waits."""
     serving = listener()
     for steps in range(6):
         connecting = connector(serving.port)
@@ -195,7 +195,7 @@ def test_windows_are_asked_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_compiled_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connecting side through plain pyverbs: in region mode everything goes."""
+    """The connecting side through plain pyverbs: region mode has all operations."""
     serving = listener()
     connecting = connector(serving.port)
     a: VerbsQueuePair | None = None

@@ -1,9 +1,9 @@
-"""The device goes away under connections that are at work.
+"""The device is removed while connections work.
 
-rxe cannot take a device away from a process. Where the kernel tells rdma_cm's clients first, we
-hear of it, and end. Where it waits for the process's verbs context first (that depends on the order
-in which the modules were loaded) nothing is told to anybody: then the connection goes on working,
-and the removal ends when the process does, as librdmacm keeps its context until then.
+rxe cannot take a device away from a process. Where the kernel tells rdma_cm's clients first, the
+queue pair gets the event and ends. Where the kernel first waits for the process's verbs context
+(that depends on the order in which the modules were loaded) no event comes: the connection goes on
+working, and the removal ends with the process, as librdmacm keeps its context until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAB_OWN_GUEST = True
 PATIENCE_S = 60
 TOLD_S = 10
 
-# In a process of its own: rxe waits with its end until every process has let go of it.
+# In a process of its own: rxe is not removed before every process has given it up.
 WORKER = """
 import os
 import select
@@ -78,7 +78,8 @@ else:
 
 
 def remove_under(mode: str) -> str:
-    """What a process at work says of it; whether it heard, or the kernel waited for it."""
+    """Remove the device under a process at work; what the process reports, and whether it got the
+    event or the kernel waited for it."""
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, lab_address(), mode],
         stdin=subprocess.PIPE,

@@ -74,13 +74,13 @@ def test_libiscsi_s_tools(tmp_path: Path, record: Record) -> None:
 
 
 def discovered(listen: str) -> str:
-    """What iscsi-ls says of a discovery session over iSER.
+    """The output of iscsi-ls for a discovery session over iSER.
 
-    libiscsi 1.19 crashes when it is over, with LIO and tgtd as with us: the tool disconnects in the
-    callback of its Logout, which destroys the completion queue that cq_event_handler, the caller,
-    goes on to poll: mostly it crashes, once it never ended. So it has to write its lines as they
-    come, and they are what counts. The LUNs it looks at in a session of its own, which is over TCP
-    whatever the URL says.
+    libiscsi 1.19 crashes at the end of the session, with LIO and tgtd as with our target: the tool
+    disconnects in the callback of its Logout, which destroys the completion queue that its caller,
+    cq_event_handler, goes on to poll. Mostly it crashes; once it never ended. So the tool must
+    write its lines as they come, and only they are checked. It looks at LUNs in another session,
+    which is over TCP whatever the URL says.
     """
     try:
         done = subprocess.run(

@@ -33,7 +33,7 @@ TREE = ("iserblk", "fuse_mount", "nbd_plugin", "docs")
 
 @pytest.fixture(scope="module")
 def lun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its URL; 256 MiB or so."""
+    """The URL of the LUN, of about 256 MiB."""
     if "LAB_URL" in os.environ:
         yield os.environ["LAB_URL"]
         return
@@ -49,7 +49,7 @@ def tidy() -> Iterator[None]:
 
 
 def make_tree(directory: Path) -> None:
-    """The sources, and one file with random bytes that no compression or zero hides."""
+    """A tree with the sources, and a file of random bytes, which no compression can hide."""
     ignore = shutil.ignore_patterns("__pycache__", "*.so")
     for name in TREE:
         shutil.copytree(ROOT / name, directory / name, ignore=ignore)
@@ -66,7 +66,7 @@ def assert_equal(one: Path, other: Path) -> None:
 
 
 def fio(filename: Path, size: int, *words: str) -> None:
-    """Random writes in mixed sizes, each read again and compared."""
+    """Run fio: random writes in mixed sizes, each read again and compared."""
     output = run(
         "fio",
         "--name=verify",
@@ -136,16 +136,16 @@ def test_cp_and_dd_through_fuse(lun: str, tmp_path: Path, record: Record) -> Non
 
 
 def test_fio_straight_on_the_device(lun: str, record: Record) -> None:
-    """At depth 32, with four NBD connections."""
+    """fio at depth 32, with four NBD connections."""
     (disk,) = json.loads(good("info", lun, "--json"))["disks"]
     with attached(lun, "--connections", "4", "-o", "io-timeout=7") as device:
         assert int(block(device.name, "size")) * 512 == disk["size"]
         assert int(block(device.name, "queue/logical_block_size")) == disk["block_size"]
-        assert block(device.name, "queue/io_timeout") == "44000"  # ours comes long before it
+        assert block(device.name, "queue/io_timeout") == "44000"  # ms; far above io-timeout
         assert block(device.name, "queue/write_cache") == "write back"
         assert (RUN / device.name).stat().st_mode & 0o777 == 0o700
         lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-        # Field 5 is the state: 01 is the one that listens, 03 those that are connected.
+        # Field 5 is the state: 01 listens, 03 is connected.
         here = str(RUN / device.name / "socket")
         states = [line[5] for line in lines if line[-1] == here]
         assert sorted(states) == ["01", "03", "03", "03", "03"]

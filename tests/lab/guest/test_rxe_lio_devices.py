@@ -1,4 +1,4 @@
-"""The device and the target that everything else in this set-up relies on."""
+"""The device and the target that all other tests of this set-up need."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ in_thread = trio.to_thread.run_sync
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
-    """A portal that is better is gone back to soon."""
+    """Two portal groups; a disk goes back to the better portal soon."""
     fail_back_soon(monkeypatch)
     made = lio.Groups()
     made.make()
@@ -36,7 +36,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("reserve", ["", "exclusive"])
 async def test_tcp_takes_over(groups: lio.Groups, face: str, reserve: str, record: Record) -> None:
-    """Under load, while there is no iSER."""
+    """Under load the disk uses TCP while the iSER portal is away."""
     options = {"io-timeout": "120"} | ({"reserve": reserve} if reserve else {})
     ways = f"{groups.urls[0]}?rcap=verbs", groups.urls[1]
     async with disk_and_session(face, ways[0], options, ways[1]) as (disk, session):

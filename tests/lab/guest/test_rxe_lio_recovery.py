@@ -27,8 +27,8 @@ in_thread = trio.to_thread.run_sync
 
 
 def of_connections() -> dict[str, int]:
-    """Without memory regions: those of a live connection become more with what is in flight. One
-    that has ended would keep its protection domain."""
+    """RDMA objects without memory regions: their number grows with commands in flight. A connection
+    that was not freed would show by its protection domain."""
     found = lio.rdma_objects()
     del found["mr"]
     return found
@@ -36,7 +36,7 @@ def of_connections() -> dict[str, int]:
 
 @pytest.fixture(params=["window", "region"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How memory is shown to the target, on every connection."""
+    """The way in which every connection advertises memory: region or window."""
     connector = functools.partial(connecting.VerbsConnector, mode=request.param)
     monkeypatch.setattr(connecting, "VerbsConnector", connector)
     made: str = request.param
@@ -55,7 +55,7 @@ async def test_the_portal_group_is_disabled_and_enabled(
         async with clients.at_work():
             for turn in range(TURNS):
                 await in_thread(lio.disable)
-                if turn % 2:  # some attempts find nobody
+                if turn % 2:  # some attempts are refused
                     await in_thread(lio.remove_portal)
                     await trio.sleep(0.5)
                     await in_thread(lio.add_portal)
@@ -74,7 +74,7 @@ async def test_the_portal_group_is_disabled_and_enabled(
 
 
 def test_a_reservation_is_kept(record: Record) -> None:
-    """While the target is away, and until the device is detached."""
+    """The reservation is kept while the target is away, and until the device is detached."""
     url = f"{os.environ['LAB_URL']}?rcap=verbs"
     other = f"{url}&initiator-name=iqn.2026-11.lab:other"
     words = "another initiator has reserved"

@@ -1,4 +1,4 @@
-"""An iWARP device chosen towards a target on software iWARP: one port is both."""
+"""The initiator uses its iWARP device towards a target on software iWARP, on the same port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_auto_takes_the_device(tmp_path: Path) -> None:
-    """Through rdma_cm to a target that has never heard of it, and has no device."""
+    """The initiator connects through rdma_cm; the target has no device and no rdma_cm."""
     target = [*COMMAND, "target", "--listen", f"{os.environ['LAB_LISTEN']}:0", "--iqn", IQN]
     with subprocess.Popen(
         [

@@ -25,7 +25,7 @@ def iscsiadm(*arguments: str) -> str:
 
 @pytest.fixture
 def portal(tmp_path: Path) -> Iterator[str]:
-    """Our target, on software iWARP, at the other end of the cable."""
+    """Run our target on software iWARP, at the other end of the link; yields its portal."""
     command = ["nsenter", f"--net=/run/netns/{os.environ['LAB_NETNS']}", "iserblk", "target"]
     command += ["--listen", PORTAL, "--iqn", IQN, "--lun", f"{tmp_path / 'lun'}:size=32M"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

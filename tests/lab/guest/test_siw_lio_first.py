@@ -1,4 +1,4 @@
-"""The least that has to work with a target that we did not write."""
+"""The first operations with a target of another project: login and I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_info(lab_url: str) -> None:
     (lun,) = json.loads(iserblk("info", "--json", f"{lab_url}?rcap=iwarp"))["disks"]
     assert (lun["vendor"], lun["size"]) == ("LIO-ORG", 256 * MIB)
     assert lun["connection"]["provider"] == "iwarp"
-    assert not lun["can_extents"]  # LIO sets LBPME, and has no GET LBA STATUS
+    assert not lun["can_extents"]  # LIO sets LBPME, but has no GET LBA STATUS
 
 
 def test_copying_there_and_back(tmp_path: Path) -> None:

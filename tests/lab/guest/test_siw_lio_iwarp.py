@@ -18,7 +18,7 @@ PIECE, PIECES = 1 << 20, 32
 
 
 def set_mtu(mtu: int) -> None:
-    """Of the link that connects the guest with itself."""
+    """Set the MTU of the link that connects the guest with itself."""
     subprocess.run(["ip", "link", "set", "lo", "mtu", str(mtu)], check=True)
 
 
@@ -50,7 +50,7 @@ async def test_all_block_operations(crc: str, mtu: int, frames: str, record: Rec
 async def test_writes_around_the_size_of_its_receives(
     immediate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """LIO says that it takes messages as large as were offered, and has receives of 8,268 bytes."""
+    """LIO accepts the offered message size, whatever it is, but its receives have 8,268 bytes."""
     set_mtu(65536)
     options = {"rcap": "iwarp", "immediate-data": immediate}
     async with open_disks([os.environ["LAB_URL"]], options) as disks:
@@ -71,9 +71,9 @@ async def test_writes_around_the_size_of_its_receives(
 async def test_no_crc_is_split_when_windows_fill_up(
     mtu: int, frames: str, mulpdu: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Batches of frames, faster than siw takes them: TCP cuts where the window ends, too. One CRC
-    cut in two, and siw ends the connection. Segments of MTU
-    1499 are no multiple of four bytes."""
+    """Frames are sent faster than siw takes them, so that TCP also cuts where the window ends. siw
+    ends the connection when a CRC is cut in two. With MTU 1499 segments are no multiple of four
+    bytes."""
     set_mtu(mtu)
     options = {"rcap": "iwarp", "mpa-crc": "yes", "mpa-frames": frames, "queue-depth": "32"}
     async with open_disks([os.environ["LAB_URL"]], options) as disks:

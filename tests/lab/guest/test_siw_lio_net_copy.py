@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("crc", ["yes", "no"])
 def test_copying_there_and_back(tmp_path: Path, crc: str) -> None:
-    """Cut into segments of 1460 bytes by the way, wherever that is."""
+    """The network cuts the stream into segments of 1460 bytes, at any place."""
     there, back = tmp_path / "there", tmp_path / "back"
     there.write_bytes(random.Random(crc).randbytes(8 * MIB))
     url = f"{os.environ['LAB_URL2']}?rcap=iwarp&mpa-crc={crc}"

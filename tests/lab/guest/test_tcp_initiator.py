@@ -17,7 +17,7 @@ OWN, THEIRS = ("host", "hush-hush-hush"), ("disk", "not-a-word-more")
 
 
 def chap_of_the_target(folder: Path, chap: str) -> list[str]:
-    """The options of ``iserblk target``."""
+    """The CHAP options of ``iserblk target``."""
     options = []
     for option, name, text in (
         ("--chap-accounts", "accounts", ":".join(OWN)),

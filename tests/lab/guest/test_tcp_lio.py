@@ -16,7 +16,7 @@ OWN, THEIRS = ("host", "hush-hush-hush"), ("disk", "not-a-word-more")
 
 
 def configure(chap: str, immediate: str = "Yes") -> None:
-    """What LIO asks for and offers in the logins that follow."""
+    """Set what LIO asks for and offers in the logins that follow."""
     group = Path(os.environ["LAB_TPG"])
     known = group / "acls" / os.environ["LAB_INITIATOR"] / "auth"
     theirs = THEIRS if chap == "mutual" else ("NULL", "NULL")  # which unsets them
@@ -36,7 +36,7 @@ def configure(chap: str, immediate: str = "Yes") -> None:
 def with_secrets(
     folder: Path, chap: str, own: str = OWN[1], theirs: str = THEIRS[1]
 ) -> dict[str, str]:
-    """The options, with a file of them."""
+    """The options that name a file with the secrets of the test."""
     file = folder / "secrets"
     file.write_text(f"{own}\n{theirs}\n" if chap == "mutual" else f"{own}\n")
     file.chmod(0o600)

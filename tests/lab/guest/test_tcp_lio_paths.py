@@ -1,5 +1,5 @@
-"""A LUN behind two portal groups of LIO's target: found, used one at a time as ALUA says, reserved
-through the one in use. And one that grows."""
+"""A LUN behind two portal groups of LIO's target: both are found, one is used at a time as ALUA
+says, and the LUN is reserved through it. Another LUN grows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ face = pytest.mark.parametrize("face", FACES)
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
-    """Without CHAP; and a portal that is better is gone back to soon."""
+    """Two portal groups without CHAP; a disk goes back to the better portal soon."""
     group = Path(os.environ["LAB_TPG"])
     (group / "attrib" / "authentication").write_text("0")
     (group / "param" / "AuthMethod").write_text("CHAP,None")
@@ -77,7 +77,7 @@ def test_discovery(groups: lio.Groups, record: Record) -> None:
 
 @face
 async def test_groups_come_and_go(groups: lio.Groups, face: str, record: Record) -> None:
-    """Under load: to the other one, and back."""
+    """Under load the disk changes to the other portal group, and back."""
     async with disk_and_session(face, groups.urls[0], OPTIONS, groups.urls[1]) as (disk, session):
         clients = Clients(disk, session, CLIENTS)
         async with clients.at_work():
@@ -100,7 +100,7 @@ async def test_groups_come_and_go(groups: lio.Groups, face: str, record: Record)
 @face
 @pytest.mark.parametrize("state", [2, 3], ids=["standby", "unavailable"])
 async def test_states_are_obeyed(groups: lio.Groups, face: str, state: int, record: Record) -> None:
-    """No connection is lost: the port in use says that it takes no more; later that it does."""
+    """The port in use goes into standby, and later leaves it. No connection is lost."""
     groups.set_state(1, 1)
     async with disk_and_session(face, groups.urls[0], OPTIONS, groups.urls[1]) as (disk, session):
         clients = Clients(disk, session, CLIENTS)
@@ -123,7 +123,7 @@ async def test_states_are_obeyed(groups: lio.Groups, face: str, state: int, reco
 
 @face
 async def test_no_port_takes_it(groups: lio.Groups, face: str) -> None:
-    """An error at the deadline, and no harm done."""
+    """No port carries out commands: a request fails at its deadline, and later ones succeed."""
     options = {**OPTIONS, "io-timeout": "5"}
     async with disk_and_session(face, groups.urls[0], options, groups.urls[1]) as (disk, _):
         await write(disk, b"a" * 4096, 0)
@@ -134,7 +134,7 @@ async def test_no_port_takes_it(groups: lio.Groups, face: str) -> None:
         groups.set_state(1, 0)
         found = b""
         with trio.fail_after(PATIENCE_S):
-            while not found:  # a login may take its time here, and 5 s are soon over
+            while not found:  # a login may outlast the io-timeout here
                 with suppress(IserblkError):
                     found = await read(disk, 0, 4096)
         assert found == b"a" * 4096
@@ -186,7 +186,7 @@ with open_disks(sys.argv[1:], {"reserve": "exclusive"}):
 
 @pytest.fixture
 def killed(groups: lio.Groups) -> None:
-    """Somebody has reserved the LUN, and is no more."""
+    """Reserve the LUN in a process, and kill the process."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, *groups.urls],
         stdin=subprocess.PIPE,
@@ -200,7 +200,7 @@ def killed(groups: lio.Groups) -> None:
 
 @pytest.mark.usefixtures("killed")
 async def test_the_holder_was_killed(groups: lio.Groups, record: Record) -> None:
-    """The same machine comes back, by another way; others do not get in before that."""
+    """The same machine gets the LUN back through another portal; others do not get in before."""
     other = {**EXCLUSIVE, "initiator-name": "iqn.2026-11.lab:other"}
     with pytest.raises(Busy, match="reserved by"):
         async with opened("async", groups.urls[1], options=other):

@@ -15,6 +15,7 @@ from tests.lab.guest.attached import run
 from tests.support import logs
 from tests.support.endurance import Clients, disk_and_session
 from tests.support.interop import Record
+from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.DEADLINES, logs.LOST_POWER, logs.RESERVATION)
 
@@ -38,7 +39,7 @@ async def test_the_portal_group_is_disabled_and_enabled(face: str, record: Recor
         async with clients.at_work():
             for turn in range(TURNS):
                 await in_thread(lio.disable)
-                if turn % 2:  # some attempts find nobody
+                if turn % 2:  # some attempts are refused
                     await in_thread(lio.remove_portal)
                     await trio.sleep(0.5)
                     await in_thread(lio.add_portal)
@@ -56,7 +57,7 @@ async def test_the_portal_group_is_disabled_and_enabled(face: str, record: Recor
 
 @contextmanager
 def nothing_arrives() -> Iterator[None]:
-    """This machine's own addresses are reached through lo."""
+    """Lose every packet on lo, through which the guest reaches its own addresses."""
     run("modprobe", "sch_netem")
     run("tc", "qdisc", "add", "dev", "lo", "root", "netem", "loss", "100%")
     try:
@@ -66,13 +67,12 @@ def nothing_arrives() -> Iterator[None]:
 
 
 async def test_a_wire_that_swallows_everything(record: Record) -> None:
-    """Until the connection is given up, because a NOP is not answered."""
+    """All packets are lost until the initiator gives up the connection: a NOP is not answered."""
     async with disk_and_session("async", os.environ["LAB_URL"], OPTIONS) as (disk, session):
         clients = Clients(disk, session, CLIENTS)
         async with clients.at_work():
             with nothing_arrives(), trio.fail_after(120):
-                while session.suspended is None:  # noqa: ASYNC110
-                    await trio.sleep(0.05)
+                await until(lambda: session.suspended is not None)
             await clients.progress(1)
         assert session.reconnects == 1 and session.error is None and session.queue.busy == 0
     record(

@@ -1,4 +1,4 @@
-"""attach and detach as programs, over a kernel that is none."""
+"""attach and detach as programs, over a fake kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 8 << 20
 
 
 class Attacher:
-    """The command line, above the fake kernel."""
+    """Runs ``iserblk`` over the fake kernel."""
 
     def __init__(self, kernel: FakeKernel) -> None:
         self.kernel = kernel
@@ -34,7 +34,7 @@ class Attacher:
         )
 
     def ended(self, *arguments: object) -> tuple[int, str, str]:
-        """Exit status, stdout, stderr."""
+        """Wait for the process; its exit status, stdout and stderr."""
         process = self.start(*arguments)
         out, err = process.communicate(timeout=END_S * 2)
         return process.returncode, out, err  # type: ignore[return-value]
@@ -51,7 +51,7 @@ class Attacher:
         return line
 
     def servers(self) -> list[int]:
-        """The nbdkits below our directory."""
+        """The nbdkit processes whose files are below the test's directory."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:

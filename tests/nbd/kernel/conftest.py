@@ -33,7 +33,7 @@ def kernel(tmp_path: Path) -> Iterator[FakeKernel]:
 
 @pytest.fixture
 def tool(kernel: FakeKernel) -> Iterator[Attacher]:
-    """At the end nothing may be left."""
+    """An Attacher; checks that nothing is left at the end."""
     tool = Attacher(kernel)
     yield tool
     try:

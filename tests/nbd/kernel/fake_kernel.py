@@ -1,7 +1,7 @@
 """A kernel's NBD devices, as far as attach and detach see them: files instead of sysfs and /dev,
-and an ``nbd-client`` that really connects to nbdkit. What a real kernel does is tried in tests/lab.
+and an ``nbd-client`` that really connects to nbdkit. A real kernel is in tests/lab.
 
-Run as a program it is that nbd-client.
+Run as a program, this module is that nbd-client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ SECTOR = 512
 
 
 class FakeKernel:
-    """``root``: of everything. ``refuse``: names of devices that cannot be connected."""
+    """The fake kernel's files. ``root``: directory of all files. ``refuse``: names of devices that
+    cannot be connected."""
 
     def __init__(self, root: Path, devices: int = 3) -> None:
         self.root = root
@@ -37,7 +38,7 @@ class FakeKernel:
         (self.root / "dev" / name).touch()
 
     def connect_other(self, name: str, pid: int = 1) -> None:
-        """Another program's connection."""
+        """Connect the device for another program."""
         (self.root / "sys" / "block" / name / "pid").write_text(f"{pid}\n")
 
     def refuse(self, name: str) -> None:
@@ -59,7 +60,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-# The kernel, which holds the connections when nbd-client has gone.
+# Plays the kernel, which holds the connections after nbd-client has ended.
 HOLD = """
 import nbd, os, time
 handles = [nbd.NBD() for _ in range(int(os.environ["COUNT"]))]

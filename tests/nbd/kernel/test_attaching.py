@@ -1,4 +1,4 @@
-"""attach and detach with a real target and a real nbdkit; only the kernel is not one."""
+"""attach and detach with a real target, a real nbdkit and a fake kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetPro
 
 
 def test_with_a_secret(tool: Attacher, kernel: FakeKernel, tmp_path: Path) -> None:
-    """nbdkit gets it, and nobody sees it, two devices and whatever way it was given."""
+    """The nbdkits of two devices get the secret of a file; no command line and no file in the run
+    directory shows it. A refusal does not show a secret of the URL."""
     secret = "hush-hush-hush"
     for name, text in (("accounts", f"host:{secret}\n"), ("secret", f"{secret}\n")):
         (tmp_path / name).write_text(text)
@@ -105,7 +106,7 @@ def test_all_or_none(tool: Attacher, kernel: FakeKernel, target: TargetProcess) 
         (7, "no such device; there are nbd0 to nbd2", ["{url}/0", "nbd3"]),
         (7, "no NBD device", ["{url}/0", "/dev/null"]),
         (7, "write NAME=VALUE", ["{url}/0", "-o", "soon"]),
-        (7, "everybody would see it", ["{url}/0", "-o", "target_password=hush"]),
+        (7, "every user would see it", ["{url}/0", "-o", "target_password=hush"]),
         (7, "unknown option 'colour'", ["{url}/0", "-o", "colour=blue"]),
         (7, "give seconds", ["{url}/0", "-o", "io-timeout=soon"]),
         (21, "no LUN 9", ["{url}/9"]),
@@ -128,15 +129,15 @@ def test_what_is_refused(
 def test_an_attach_that_is_killed(
     moment: str, then: str, tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
-    """Wherever that happens, the next one cleans up."""
+    """An attach is killed at any step; the next attach or detach cleans up."""
     process = tool.start("attach", f"{target.url}/0", "nbd0")
     wait_for(tool.run / "nbd0" / moment)
     process.kill()
     process.communicate()
-    # What it started goes on.
+    # The processes that it started go on.
     if then == "attach":
         status, out, err = tool.ended("attach", f"{target.url}/1", "nbd0")
-        if status == 28:  # all was done, but for the word that says so
+        if status == 28:  # all was done, except for the ready line
             assert "/0 is attached there" in err
         else:
             assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")

@@ -13,7 +13,7 @@ from tests.support.target import END_S, TargetProcess
 def test_a_pid_file_that_names_somebody_else(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
-    """After a reboot of processes, as it were: nobody else is ended."""
+    """The pid in the file belongs to another process by now: that process is not ended."""
     home = tool.run / "nbd0"
     home.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"]) as innocent:

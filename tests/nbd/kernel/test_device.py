@@ -11,7 +11,7 @@ from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
 from iserblk.nbd.kernel import device
 from iserblk.nbd.kernel.device import Device, Places
 
-# The numbers of Documentation/block/stat.rst, each field its own.
+# The fields of Documentation/block/stat.rst, each with a number of its own.
 STAT = " ".join(str(10**field) for field in range(17))
 
 

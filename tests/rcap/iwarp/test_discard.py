@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from contextlib import suppress
 
@@ -9,16 +10,16 @@ import pytest
 
 from iserblk.errors import ConnectionLost
 from iserblk.rcap import seam
-from iserblk.rcap.iwarp import mpa
+from iserblk.rcap.iwarp import ddp, mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.sockets.stream import SocketStream
-from tests.rcap.wire import connected_sockets, start_up
+from tests.rcap.wire import connected_sockets, fpdu, start_up
 
 MESSAGE = bytes(8192)
 
 
 def _arrives(peer: socket.socket) -> int:
-    """Bytes, when the peer takes them at last."""
+    """How many bytes arrive when the peer reads at last."""
     peer.settimeout(20)
     count = 0
     with suppress(ConnectionResetError):
@@ -50,7 +51,11 @@ def test_queue_pair(initiator: bool) -> None:
     one, two = mpa.MpaInitiator(ird=1, ord=1, rtr=0), mpa.MpaResponder(ird=1, ord=1)
     params = start_up(one, two)[not initiator]
     pair = IwarpQueuePair(ours, params, initiator=initiator)
-    pair._tx.opened = True  # a responder waits for the first message, which nobody sends here
+    if not initiator:  # it sends nothing before the first message has come
+        pair.post_receive(1)
+        peer.sendall(fpdu(ddp.UntaggedHeader(18, 0x4143, 0, ddp.QN_SEND, 1, 0), b""))
+        assert select.select([pair], [], [], 20)[0]
+        assert pair.progress(0.0)
     sent = 0
     while not pair.wants_write():
         request = seam.WorkRequest(seam.SEND_SE)

@@ -272,7 +272,7 @@ def test_terminate_waits_its_turn_behind_a_full_socket(benches: list[Bench]) -> 
 
 
 def test_retire_in_the_middle_of_a_segment(benches: list[Bench]) -> None:
-    """Without CRC the rest of a large segment goes straight into memory: not after retire."""
+    """Without CRC the rest of a large segment goes straight into memory, but not after retire."""
     bench = make(benches, crc=False)
     memory = bytearray(60_000)
     stag, _ = bench.pair.advertise(memoryview(memory), seam.REMOTE_WRITE)
@@ -290,7 +290,7 @@ def test_retire_in_the_middle_of_a_segment(benches: list[Bench]) -> None:
 def test_request_posted_while_another_thread_ends_its_sending(
     benches: list[Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It finds the send lock taken, by one that has just seen that nothing is left to send."""
+    """It finds the send lock held by a thread that has just found nothing left to send."""
     bench = make(benches)
     late = [send_request(bench.pair, b"late")]
     build = SendCore.build
@@ -380,7 +380,7 @@ class RecordingSocket(socket.socket):
 def test_with_crc_each_send_ends_a_segment(
     crc: bool, allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What siw needs: TCP puts nothing behind a batch into its last segment. A peer that takes
+    """siw needs this: TCP puts nothing behind a batch into its last segment. A peer that takes
     frames wherever they are cut does not."""
     monkeypatch.setattr("iserblk.rcap.iwarp.queuepair.wire", SocketWire)  # it can be watched
     first, second = connected_sockets()
@@ -420,7 +420,7 @@ def test_largest_ulpdu(options: dict[str, int], crc: bool, declares: int, after:
 
 
 def test_frames_follow_the_segment_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the path shrinks: soon, and from the next batch on."""
+    """A smaller segment size is noticed soon, and used from the next batch on."""
     sizes = [1448]
     monkeypatch.setattr("iserblk.rcap.iwarp.queuepair._emss", lambda _sock: sizes[0])
     first, second = connected_sockets()

@@ -34,7 +34,7 @@ def test_every_frame_is_encoded_again_byte_for_byte(name: str) -> None:
     for frame in streams.frames(name):
         crc = streams.has_crc(name)
         body = ddp.encode_fpdu(frame.header, _payload_again(frame), crc=crc)
-        # Without CRC the field is anybody's, so it is taken over.
+        # Without CRC the field may hold anything, so it is taken over.
         again += body if crc else body[:-4] + ddp.CRC.pack(frame.crc)
     assert again == streams.read(name)
 
@@ -75,7 +75,7 @@ def test_every_start_up_frame_is_understood_and_encoded_again(name: str) -> None
 @pytest.mark.parametrize("name", [n for n in FPDU_STREAMS if "02_login" in n])
 @pytest.mark.parametrize("chunk", [1, 7, 100_000])
 def test_captured_login_through_the_receive_core(name: str, chunk: int) -> None:
-    """MSN 1 on, so the core takes it as it came; the RTR frames count where there were some."""
+    """MSNs begin at 1, so a fresh core takes the stream; RTR frames count where there are some."""
     core = ReceiveCore(
         StagTable(), crc=streams.has_crc(name), ird=1, receive_size=9000, settle=lambda: 0
     )

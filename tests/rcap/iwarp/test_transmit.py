@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -25,16 +26,16 @@ def core_for(
     emss: int = 1448,
     ord: int = 4,
     segments: int = 1,
+    reads: deque[OutstandingRead] | None = None,
+    responses: Sequence[ReadResponse] = (),
 ) -> SendCore:
-    reads: deque[OutstandingRead] = deque()
-    responses: deque[ReadResponse] = deque()
     return SendCore(
         crc=crc,
         markers=markers,
         emss=emss,
         ord=ord,
-        reads=reads,
-        responses=responses,
+        reads=deque() if reads is None else reads,
+        responses=deque(responses),
         opened=True,
         segments=segments,
     )
@@ -50,7 +51,7 @@ def send(header: bytes, data: bytes | None = None, opcode: int = seam.SEND) -> s
 
 
 def drain(core: SendCore, take: int = 1 << 30) -> list[bytes]:
-    """Everything that it has to send, one item per batch, ``take`` bytes at a time."""
+    """Send everything, ``take`` bytes at a time; returns the batches."""
     batches = []
     while core.batch or core.build():
         batch = b"".join(core.batch)
@@ -151,7 +152,7 @@ def test_the_peers_offset_may_wrap_and_harms_nobody_here() -> None:
 
 
 def places(batch: bytes) -> list[tuple[int, int, int]]:
-    """Of each frame of a batch: where it starts and ends, and the bytes of its pad and CRC."""
+    """For each frame of a batch: where it starts and ends, and the bytes of its pad and CRC."""
     result = []
     start = 0
     while start < len(batch):
@@ -385,25 +386,27 @@ def _read(n: int) -> seam.WorkRequest:
 
 
 def test_read_requests_and_the_ord() -> None:
-    core = core_for(ord=2)
+    reads: deque[OutstandingRead] = deque()
+    core = core_for(ord=2, reads=reads)
     core.requests.extend([_read(1), _read(2), _read(3), send(b"behind")])
     segments = frames(b"".join(drain(core)))
     assert [s.header.control for s in segments] == [0x4141, 0x4141]
     for n, segment in enumerate(segments, 1):
         assert segment.header == ddp.UntaggedHeader(46, 0x4141, 0, 1, n, 0)
         request = rdmap.ReadRequest.unpack_untrusted(segment.payload)
-        assert request == (core._reads[n - 1].stag, 0, 100, 0x100 * n, n)
+        assert request == (reads[n - 1].stag, 0, 100, 0x100 * n, n)
         assert 0 < request.sink_stag < 256
-    core._reads.popleft()
+    reads.popleft()
     segments = frames(b"".join(drain(core)))
     assert [s.header.control for s in segments] == [0x4141, 0x4143]
 
 
 def test_sinks_under_way_have_different_stags() -> None:
-    core = core_for(ord=255)
+    reads: deque[OutstandingRead] = deque()
+    core = core_for(ord=255, reads=reads)
     core.requests.extend([_read(n) for n in range(255)])
     drain(core)
-    assert len({read.stag for read in core._reads}) == 255
+    assert len({read.stag for read in reads}) == 255
 
 
 def _response(size: int, seed: int = 0) -> ReadResponse:
@@ -414,9 +417,8 @@ def _response(size: int, seed: int = 0) -> ReadResponse:
 
 
 def test_read_responses_do_not_wait_for_blocked_requests_and_take_turns() -> None:
-    core = core_for(ord=0)
+    core = core_for(ord=0, responses=[_response(4000), _response(0)])
     core.requests.append(_read(1))
-    core._responses.extend([_response(4000), _response(0)])
     segments = frames(b"".join(drain(core)))
     assert [s.header.control for s in segments] == [0x8142, 0x8142, 0xC142, 0xC142]
     assert [s.header.to for s in segments if isinstance(s.header, ddp.TaggedHeader)] == [
@@ -427,16 +429,14 @@ def test_read_responses_do_not_wait_for_blocked_requests_and_take_turns() -> Non
     ]
     assert core.reads_finished == 2
 
-    core = core_for()
+    core = core_for(responses=[_response(10), _response(10), _response(10)])
     core.requests.extend([send(b"one"), send(b"two"), send(b"three")])
-    core._responses.extend([_response(10), _response(10), _response(10)])
     segments = frames(b"".join(drain(core)))
     assert [s.header.control & 15 for s in segments] == [3, 2, 3, 2, 3, 2]
 
 
 def test_a_response_counts_as_finished_with_its_last_byte() -> None:
-    core = core_for(crc=False)
-    core._responses.extend([_response(100), _response(100), _response(100)])
+    core = core_for(crc=False, responses=[_response(100), _response(100), _response(100)])
     core.build()
     assert core.batch_left == 3 * 120
     core.sent(119)
@@ -451,12 +451,12 @@ def test_a_response_counts_as_finished_with_its_last_byte() -> None:
 
 @pytest.mark.parametrize("already", [0, 10, 5000])
 def test_detach_copies_what_is_still_to_be_sent(already: int) -> None:
-    core = core_for(crc=False)
     memory = bytearray(pattern(600_000))
     stags = StagTable()
     region = stags.owned(stags.advertise(memoryview(memory), seam.REMOTE_READ))
-    for at in (0, 300_000):
-        core._responses.append(ReadResponse(1, 0, region.view[at : at + 300_000], region))
+    halves = [region.view[at : at + 300_000] for at in (0, 300_000)]
+    core = core_for(crc=False, responses=[ReadResponse(1, 0, half, region) for half in halves])
+    halves.clear()
     core.build()
     head = b"".join(core.batch)[:already]
     if already:

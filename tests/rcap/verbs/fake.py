@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from iserblk.rcap.verbs import api, statuses
 from iserblk.rcap.verbs.link import Device
@@ -117,7 +118,7 @@ class FakeEnd:
         self.prepared: list[Callable[[], bool]] = []
         self.posts = 0
         self.local_invalidations = 0
-        self.hold_signals = False  # Sends leave, but nobody hears of it
+        self.hold_signals = False  # Sends leave, but their completions wait in ``held``
         self.held: list[int] = []
         self.broken = 0
         self._armed = True
@@ -311,6 +312,9 @@ class FakeEnd:
         self._armed = True
 
 
+_links: WeakKeyDictionary[VerbsQueuePair, FakeEnd] = WeakKeyDictionary()
+
+
 def fake_links(windows: bool, **options: Any) -> tuple[FakeEnd, FakeEnd]:
     first, second = FakeEnd(windows=windows, **options), FakeEnd(windows=windows, **options)
     first.peer, second.peer = second, first
@@ -328,7 +332,8 @@ def fake_pair(
     eager: bool = True,
     **options: Any,
 ) -> tuple[VerbsQueuePair, VerbsQueuePair]:
-    """Two connected ends. ``eager``: windows are bound when they are advertised."""
+    """Two connected ends. ``eager``: windows are bound when they are advertised. ``link_of`` has
+    the link of each."""
     depth = min(ird, ord)
     pairs = []
     for link, data in zip(fake_links(windows, **options), reversed(private_data), strict=True):
@@ -339,10 +344,17 @@ def fake_pair(
             budget=budget,
         )
         pair.connected(depth, depth, data, "fake")
+        _links[pair] = link
         if windows and eager:
             bind_at_once(pair)
         pairs.append(pair)
     return pairs[0], pairs[1]
+
+
+def link_of(pair: object) -> FakeEnd:
+    """The link of a queue pair of ``fake_pair``."""
+    assert isinstance(pair, VerbsQueuePair)
+    return _links[pair]
 
 
 def bind_at_once(qp: VerbsQueuePair) -> None:

@@ -1,11 +1,11 @@
-"""What the contract suite asks for, and no device, or not this one, can do: with the reason."""
+"""Tests of the contract suite that devices, or some of them, cannot pass: with the reasons."""
 
 from __future__ import annotations
 
 ALWAYS = {
     "solicited": "a work completion does not tell whether the message was solicited",
     "exact private data": "connection management pads private data with zeros",
-    "seen reads": "the device answers RDMA Reads, and tells nobody",
+    "seen reads": "the device answers RDMA Reads without telling the program",
     "missing receive": "the sender is told, not the receiver, and it is patient",
 }
 REGION = {

@@ -12,7 +12,7 @@ from tests.rcap.verbs.pairs import RECEIVES, verbs_pair
 
 
 def lab_address() -> str:
-    """Where the device of this guest is."""
+    """The IP address of this guest's device."""
     return os.environ["LAB_ADDRESS"]
 
 

@@ -17,7 +17,7 @@ from tests.rcap.wire import Driver, rdma_request, send_request
 @pytest.mark.parametrize(
     ("status", "receive", "kind", "expected"),
     [
-        (statuses.FLUSHED, True, RemoteProtocolError, "the peer broke its rules"),
+        (statuses.FLUSHED, True, RemoteProtocolError, "the peer broke a rule"),
         (1, True, RemoteProtocolError, "larger than the receive"),
         (2, True, RemoteProtocolError, "LOC_QP_OP_ERR"),
         (2, False, ConnectionLost, "could not execute"),
@@ -48,7 +48,7 @@ def test_a_completion_with_an_error(
 
 @pytest.mark.parametrize("status", [9, statuses.FLUSHED])
 def test_nothing_behind_a_refused_message_is_delivered(status: int) -> None:
-    """A device may go on with what follows; what merely came after a flushed one is good."""
+    """A device may go on after a refused message; receives behind a flushed one stay good."""
     driver, links = made()
     _, b = driver.pairs
     b.post([send_request(b, b"before")])

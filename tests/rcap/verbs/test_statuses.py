@@ -36,13 +36,13 @@ def test_every_event_of_the_library_has_words() -> None:
 @pytest.mark.parametrize(
     ("kind", "status", "expected"),
     [
-        (statuses.REJECTED, 8, "nobody listens on that port"),
+        (statuses.REJECTED, 8, "no program listens on that port"),
         (statuses.REJECTED, 28, "refused by the target"),
         (statuses.REJECTED, 77, "reason 77"),
         (statuses.REJECTED, -111, "Connection refused"),
         (statuses.UNREACHABLE, -110, "timed out"),
         (statuses.ADDR_ERROR, -19, "No such device"),
-        (statuses.ADDR_ERROR, 0, "nobody there answers ARP"),
+        (statuses.ADDR_ERROR, 0, "no host there answers ARP"),
         (99, 0, "rdma_cm event 99"),
     ],
 )

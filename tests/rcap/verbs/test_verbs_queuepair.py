@@ -1,4 +1,4 @@
-"""iSER over a device: what travels in one post, who invalidates, and that nobody does so twice."""
+"""iSER over a device: what travels in one post, and which end invalidates each STag, once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,10 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import READ, WRITE, PduSlot, TargetSlot
 from iserblk.errors import Busy
-from iserblk.rcap.verbs.queuepair import VerbsQueuePair
-from tests.rcap.verbs.fake import FakeEnd, fake_pair
+from tests.rcap.verbs.fake import fake_pair, link_of
 
 MODES = pytest.mark.parametrize("windows", [False, True], ids=["region", "window"])
 RECEIVE_SIZE = 28 + 48 + 256
-
-
-def link_of(pair: VerbsQueuePair) -> FakeEnd:
-    link = pair._link
-    assert isinstance(link, FakeEnd)
-    return link
 
 
 class Ends:
@@ -142,7 +135,7 @@ def test_a_read_and_a_write(ends: Callable[..., Ends], windows: bool, invalidate
 
 @MODES
 def test_no_invalidation_is_done_twice(ends: Callable[..., Ends], windows: bool) -> None:
-    """Responses with and without, tasks that end early, in any order: the fake device checks."""
+    """Responses that invalidate or do not, tasks that end early: the fake device checks."""
     rng = random.Random(5)
     both = ends(windows)
     buffer = bytearray(600)
@@ -184,7 +177,7 @@ def test_a_task_that_ends_without_a_response_closes_its_window(ends: Callable[..
 
 
 def test_a_pool_that_is_used_up_is_said(ends: Callable[..., Ends]) -> None:
-    """Nothing is queued then, and it goes on when another task has ended."""
+    """A refused command queues nothing; the next works when another task has ended."""
     both = ends(True, budget=16384)
     for index in range(4):
         both.command(index, READ, bytearray(4096))

@@ -33,7 +33,7 @@ Item = Unit | Signal
 
 class Behaviour(Protocol):
     def take(self, item: Item) -> Iterable[Item]:
-        """What goes on instead of ``item``, now."""
+        """Returns what goes on now in the place of ``item``."""
         ...
 
 
@@ -61,7 +61,7 @@ class Delay(Plain):
 
 
 class Sips(Plain):
-    """In pieces of 1 to ``most`` bytes."""
+    """Cuts units into pieces of 1 to ``most`` bytes."""
 
     def __init__(self, most: int, seed: object = 0) -> None:
         self._most = most
@@ -78,8 +78,8 @@ class Sips(Plain):
 
 
 class Cut(Plain):
-    """``after`` bytes pass. Then ``how``: FIN (truncate, half-close), RST, or "black hole": what
-    comes is taken in and never seen again."""
+    """``after`` bytes pass. Then ``how``: FIN (truncate, half-close), RST, or "black hole": all
+    that follows is swallowed."""
 
     def __init__(self, after: int, how: str = FIN) -> None:
         self._after = after
@@ -101,7 +101,7 @@ class Cut(Plain):
 
 
 class _Chosen(Plain):
-    """Units that ``when`` picks, the ``nth`` of them (0: the first); None: each with ``chance``."""
+    """Base: acts on the ``nth`` unit that ``when`` picks (from 0); None: on each by ``chance``."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Chosen(Plain):
 
 
 class Drop(_Chosen):
-    """The unit never was."""
+    """Removes the chosen units."""
 
     def chosen(self, unit: Unit) -> Iterable[Item]:
         return []
@@ -149,7 +149,7 @@ class Duplicate(_Chosen):
 
 
 class Reorder(_Chosen):
-    """The unit comes behind the next one. On TCP that is only a fault where units are PDUs."""
+    """Puts the unit behind the next unit. On TCP that is only a fault where units are PDUs."""
 
     _late: Unit | None = None
 
@@ -171,7 +171,7 @@ class Reorder(_Chosen):
 
 
 class Corrupt(_Chosen):
-    """One bit of the unit is turned, or, with ``change``, whatever that does. ``mend``: the CRC
+    """Turns one bit of the unit, or calls ``change`` with its bytes. ``mend``: the CRC
     of an FPDU is made right again, so that only the layers above can tell."""
 
     def __init__(
@@ -197,7 +197,7 @@ class Corrupt(_Chosen):
 
 
 class CorruptByte(Plain):
-    """The byte at ``offset`` of the stream, however it is cut."""
+    """Turns the bits of ``mask`` in the byte at ``offset`` of the stream, however it is cut."""
 
     def __init__(self, offset: int, mask: int = 1) -> None:
         self._offset = offset
@@ -213,8 +213,8 @@ class CorruptByte(Plain):
 
 
 class Hold:
-    """The first unit that ``when`` picks stays here, and everything behind it, until ``open`` is
-    set: by ``proxy.release``, which also sees to it that it goes on. ``units``: what is held."""
+    """Keeps the first unit that ``when`` picks, and everything behind it, until ``open`` is
+    set: by ``proxy.release``, which also sends them on. ``units``: what is held."""
 
     def __init__(self, when: Callable[[Unit], bool]) -> None:
         self._when = when
@@ -231,14 +231,14 @@ class Hold:
         return []
 
     def let_go(self) -> list[Item]:
-        """What was held; from now on everything passes."""
+        """Returns what was held; from now on everything passes."""
         self.open, self.holding = True, False
         units, self.units = self.units, []
         return units
 
 
 class Gate:
-    """A black hole with a switch: while ``closed``, what comes is swallowed."""
+    """A black hole with a switch: swallows everything while ``closed``."""
 
     def __init__(self) -> None:
         self.closed = False

@@ -36,12 +36,12 @@ class Unit:
 
     @property
     def opcode(self) -> int | None:
-        """Of its PDU."""
+        """The opcode of the PDU that begins here, or None."""
         return self.bhs[0] & bhs.OPCODE_MASK if self.bhs else None
 
     @property
     def cdb(self) -> bytes:
-        """Of its SCSI Command, else b""."""
+        """The CDB of the SCSI Command that begins here, else b""."""
         return self.bhs[bhs.CDB_OFFSET :] if self.opcode == bhs.SCSI_COMMAND else b""
 
     @property
@@ -54,11 +54,11 @@ class Unit:
 
     @property
     def is_write_data(self) -> bool:
-        """What the target has asked for: a Data-Out, or the answer to an RDMA Read."""
+        """Whether this is data that the target asked for: a Data-Out or an RDMA Read Response."""
         return self.opcode == bhs.DATA_OUT or self.tagged == rdmap.READ_RESPONSE
 
     def with_data(self, data: bytes) -> Unit:
-        """The same place and time, other bytes, of which nothing is known."""
+        """A unit of other bytes at the same place and time, without the header fields."""
         made = Unit(data, self.offset)
         made.due = self.due
         return made
@@ -68,7 +68,7 @@ class Framer(Protocol):
     def feed(self, data: bytes) -> list[Unit]: ...
 
     def rest(self) -> bytes:
-        """What came of a unit that never became whole."""
+        """The bytes of a unit that is not whole yet."""
         ...
 
 
@@ -200,7 +200,7 @@ class IwarpFramer(_Cutting):
 
 
 def framers(first: bytes, kind: str) -> tuple[Framer, Framer]:
-    """For the two directions of a connection whose initiator's first bytes are ``first``.
+    """Framers for both directions of a connection whose initiator's first bytes are ``first``.
     ``kind``: raw, or auto."""
     if kind == "raw":
         return RawFramer(), RawFramer()
@@ -213,6 +213,6 @@ def framers(first: bytes, kind: str) -> tuple[Framer, Framer]:
 
 
 def mended(fpdu: bytes) -> bytes:
-    """An FPDU whose CRC is right again."""
+    """The FPDU with its CRC put right."""
     body = fpdu[: -ddp.CRC_SIZE]
     return body + ddp.CRC.pack(crc32c(body))

@@ -69,7 +69,7 @@ class Flow:
         self.emit([Signal(kind)])
 
     def emit(self, items: list[Item], behind: Behaviour | None = None) -> None:
-        """Through all behaviours, or those behind ``behind``, into the queue."""
+        """Pass ``items`` through all behaviours, or those behind ``behind``, into the queue."""
         start = self.behaviours.index(behind) + 1 if behind is not None else 0
         now = monotonic()
         if behind is None:
@@ -78,7 +78,7 @@ class Flow:
         for behaviour in self.behaviours[start:]:
             items = [out for item in items for out in behaviour.take(item)]
         if self.ended:
-            return  # nobody is there to hear it
+            return  # the sink takes no more
         for item in items:
             self._due = item.due = max(self._due, item.due)
             self.queue.append(item)
@@ -86,7 +86,7 @@ class Flow:
                 self.queued += len(item.data)
 
     def send(self, now: float) -> None:
-        """What is due, as far as the sink takes it."""
+        """Send the items that are due, as far as the sink takes them."""
         while self.queue and self.queue[0].due <= now and not self.ended:
             item = self.queue[0]
             if isinstance(item, Signal):
@@ -103,7 +103,7 @@ class Flow:
             except BlockingIOError:
                 return
             except OSError:
-                self.ended = True  # whoever was to hear it is gone
+                self.ended = True  # the receiving end is gone
                 self.queue.clear()
                 return
             self.passed += count
@@ -115,7 +115,7 @@ class Flow:
 
     @property
     def blocked(self) -> bool:
-        """It is the sink that holds the first item up."""
+        """Whether the first item is due, and waits for the sink."""
         return bool(self.queue) and not self.ended and self.queue[0].due <= monotonic()
 
 
@@ -137,14 +137,14 @@ class Link:
         self.dead = False
 
     def reset(self) -> None:
-        """RST towards both."""
+        """Reset both ends."""
         for sock in (self.client, self.server):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
         self.close()
 
     def abandon(self) -> None:
-        """RST towards the client alone."""
+        """Reset the client's end alone."""
         self.up.reading = False
         self.down.ended = True
         self.down.queue.clear()
@@ -158,12 +158,12 @@ class Link:
         self.server.close()
 
     def flow_of(self, sock: socket.socket) -> tuple[Flow, Flow]:
-        """(that which it is the source of, that which it is the sink of)."""
+        """(the flow that reads from ``sock``, the flow that writes to it)."""
         return (self.up, self.down) if sock is self.client else (self.down, self.up)
 
 
 class FaultProxy:
-    """Listens on a free port of 127.0.0.1; ``target``: (host, port) that it leads to, which may
+    """Listens on a free port of 127.0.0.1. ``target``: (host, port) to connect to, which may
     be changed. ``framing``: "auto" (PDUs or FPDUs, as the first byte tells) or "raw"."""
 
     def __init__(
@@ -205,7 +205,7 @@ class FaultProxy:
         self._woken.close()
 
     def through(self, url: str) -> str:
-        """``url`` of the target, by way of the proxy."""
+        """The target's ``url``, changed to lead through the proxy."""
         scheme, _, rest = url.partition("://")
         return f"{scheme}://127.0.0.1:{self.port}/{rest.partition('/')[2]}"
 
@@ -234,8 +234,8 @@ class FaultProxy:
             return len(links)
 
     def abandon(self) -> int:
-        """The initiators' side of every connection is reset; the target's stays, with what is
-        held or under way: as if it had lost its way in the network. Returns how many there were."""
+        """Reset the initiators' side of every connection; the target's stays, with what is
+        held or under way: as if the network had lost it. Returns how many there were."""
         with self._lock:
             links = [link for link in self.links if not link.dead and link.up.reading]
             for link in links:
@@ -244,7 +244,7 @@ class FaultProxy:
             return len(links)
 
     def stack(self, up: bool, make: Callable[[Flow], Behaviour]) -> int:
-        """Every connection's one direction gets one more behaviour, from now on. Returns how many
+        """Add a behaviour to one direction of every connection, from now on. Returns how many
         there were."""
         with self._lock:
             links = [link for link in self.links if not link.dead]
@@ -254,11 +254,11 @@ class FaultProxy:
             return len(links)
 
     def arm(self, up: bool, after: int, how: str = RST) -> int:
-        """Every connection ends ``after`` bytes from now of the one direction, as Cut does it."""
+        """End every connection ``after`` bytes from now of one direction, as Cut does it."""
         return self.stack(up, lambda flow: faults.Cut(flow.taken + after, how))
 
     def refuse(self, by_reset: bool = False) -> None:
-        """New connections are refused (nobody listens), or reset right after they were made."""
+        """Refuse new connections (the port is closed), or reset each right after it was made."""
         with self._lock:
             if by_reset:
                 self._reset_new = True
@@ -268,7 +268,7 @@ class FaultProxy:
             self._poke()
 
     def admit(self) -> None:
-        """New connections are taken again, on the same port."""
+        """Take new connections again, on the same port."""
         with self._lock:
             self._reset_new = False
             if self._listener is None:
@@ -288,7 +288,7 @@ class FaultProxy:
         raise AssertionError("no connection has met this behaviour")
 
     def seen(self, up: bool = True) -> list[Unit]:
-        """What came from the initiators (``up``) or the target last, all links, without data."""
+        """The last units of all links from the initiators (``up``) or the target, without data."""
         with self._lock:
             return [unit for link in self.links for unit in (link.up if up else link.down).units]
 
@@ -383,7 +383,7 @@ class FaultProxy:
         except BlockingIOError:
             return
         except OSError:
-            # It was reset: nobody is there to be told anything, and the other end shall know.
+            # This end was reset and can be told nothing more; the other end shall know.
             other.ended = True
             flow.source_ended(RST)
             return

@@ -1,4 +1,4 @@
-"""The target's iSCSI layer over Traditional iSCSI: tasks, aborts, and whatever a peer may send."""
+"""The target's iSCSI layer over Traditional iSCSI: tasks, aborts, and any bytes of a peer."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_write_is_asked_for_burst_by_burst(client: Client) -> None:
 def test_a_write_whose_edtl_is_another(
     client: Client, edtl: int, code: int | None, overflow: int, underflow: int
 ) -> None:
-    """It writes what comes, in whole blocks, and never more than the CDB says."""
+    """The target writes the data that comes, in whole blocks, and never more than the CDB says."""
     data = b"b" * min(edtl, 1024)
     client.store.content[:2048] = b"a" * 2048
     flags = bhs.FLAG_FINAL | bhs.FLAG_WRITE
@@ -260,7 +260,7 @@ def test_a_write_whose_edtl_is_another(
 
 @pytest.mark.parametrize("edtl", [256, 1024])
 def test_a_write_same_whose_edtl_is_another(client: Client, edtl: int) -> None:
-    """It needs one block, no less and no more."""
+    """WRITE SAME needs exactly one block of data."""
     client.command(cdb10(0x41, 1), bhs.FLAG_FINAL | bhs.FLAG_WRITE, edtl, b"b" * edtl)
     head, answer = client.heard[0]
     assert pdu.ScsiResponse.unpack_from(head).status == sam.CHECK_CONDITION
@@ -270,7 +270,7 @@ def test_a_write_same_whose_edtl_is_another(client: Client, edtl: int) -> None:
 
 
 def test_a_command_that_is_rejected_was_not_received(client: Client) -> None:
-    """Its CmdSN is expected still, and the window stays as wide as it was (RFC 7143 section 7.3):
+    """The target still expects its CmdSN, and its window stays as wide (RFC 7143 section 7.3):
     a tag in use, and a text under a Target Transfer Tag that there is not."""
     client.write(1)  # waits for its data
     client.heard.clear()
@@ -300,8 +300,8 @@ def test_a_command_that_is_rejected_was_not_received(client: Client) -> None:
 
 
 def test_the_command_window_is_open_to_pings_as_well(client: Client) -> None:
-    """As many at once as it is wide, none of them immediate: each is answered, and it is as wide
-    as before."""
+    """As many pings at once as the window is wide, none of them immediate: each is answered, and
+    the window is as wide as before."""
     for _ in range(3):
         pings = b""
         for itt in range(100, 228):
@@ -345,8 +345,8 @@ def test_an_abort_does_not_wait_for_data(client: Client) -> None:
 def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off(
     client: Client,
 ) -> None:
-    """A write may lie in the socket when another session takes the name: it must not land behind
-    what that one writes."""
+    """A write may lie in the socket when another session takes the name: it must not overwrite
+    what that session writes."""
     client.socket.sendall(
         pdu.ScsiCommand(
             flags=bhs.FLAG_FINAL | bhs.FLAG_WRITE,
@@ -411,7 +411,7 @@ def test_task_management_of_a_lun_that_does_not_exist(client: Client, function: 
 def test_many_reads_go_on_when_buffers_come_back(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands that waited for memory start when what was sent has given some back."""
+    """Commands that wait for memory start when answers have left and given back theirs."""
     monkeypatch.setattr("iserblk.target.iscsi.connection.DATA_BUDGET", 8192)
     monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 0)
     for itt in range(1, 30):
@@ -423,8 +423,8 @@ def test_many_reads_go_on_when_buffers_come_back(
 
 @pytest.mark.parametrize("how", ["data", "abort", "close"])
 def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All connections share a bound; one that waits goes on as soon as another gives some back,
-    however that comes. A little each may always have."""
+    """All connections share a bound; a waiting connection goes on as soon as another frees memory,
+    in any of these ways. Each may always have GUARANTEED bytes."""
     monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 4096)
     budget = DataBudget(32768)
     greedy, modest = Client(budget=budget), Client(budget=budget)
@@ -496,7 +496,7 @@ _UNITS = st.lists(
 def test_whatever_a_peer_sends(
     units: list[tuple[int, int, list[int], bytes]], honest: bool
 ) -> None:
-    """After login, with a write that waits for data. Nothing but the documented errors."""
+    """After login, while a write waits for data: nothing but the documented errors."""
     client = Client(("MaxBurstLength", "1024"))
     try:
         client.write(8)

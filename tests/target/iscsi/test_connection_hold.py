@@ -1,4 +1,4 @@
-"""A session that reinstates another waits for what its elder still writes."""
+"""A session that reinstates another waits for the writes that the older session still runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_preempted_session_answers_what_it_had_not_begun() -> None:
 
 
 def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
-    """A preemptor hears of each write that a thread is in, once, and of no other."""
+    """A preemptor hears once of each write that a thread is executing, and of no other command."""
     client = IserClient().logged_in([("ImmediateData", "Yes")])
     connection = client.connection
     head = bytearray(28)
@@ -76,7 +76,7 @@ def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
 
 
 def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off() -> None:
-    """A command may lie in the descriptor when another session takes the name."""
+    """A command may lie in the receive buffer when another session takes the name."""
     client = IserClient().logged_in([("ImmediateData", "Yes")])
     head = bytearray(28)
     head[0] = 0x10
@@ -89,8 +89,8 @@ def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off() 
 
 
 def test_a_logout_is_answered_when_nothing_is_written_any_more() -> None:
-    """Commands that wait for data or for their turn end; one that a thread is in is waited for.
-    Nothing that follows the Logout is looked at."""
+    """Commands that wait for data or for their turn end; the target waits for a command that a
+    thread is executing. It does not look at what follows the Logout."""
     client = IserClient().logged_in([("ImmediateData", "Yes"), ("InitialR2T", "No")])
     connection = client.connection
     head = bytearray(28)
@@ -122,7 +122,7 @@ def test_a_logout_is_answered_when_nothing_is_written_any_more() -> None:
 
 @pytest.mark.parametrize("how", ["ABORT TASK", "reset", "another's reset", "cut off"])
 def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
-    """A task that a thread is in, however it comes to its end."""
+    """A task that a thread is executing has ``cancelled`` set, for each way to end it early."""
     client = IserClient().logged_in([("ImmediateData", "Yes")])
     connection = client.connection
     head = bytearray(28)
@@ -153,8 +153,8 @@ def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
 
 @pytest.mark.parametrize("function", [pdu.TMF_LOGICAL_UNIT_RESET, pdu.TMF_CLEAR_TASK_SET])
 def test_a_reset_is_answered_when_other_sessions_write_no_more(function: int) -> None:
-    """CLEAR TASK SET, too, is of all sessions: a LUN has one task set (TST 0). The one that a
-    thread is in is waited for; the answer leaves at once then."""
+    """CLEAR TASK SET, too, acts on all sessions: a LUN has one task set (TST 0). The answer leaves
+    as soon as the task that a thread is executing has ended."""
     other = IserClient().logged_in([("ImmediateData", "Yes")])
     client = IserClient().logged_in()
     head = bytearray(28)
@@ -164,9 +164,7 @@ def test_a_reset_is_answered_when_other_sessions_write_no_more(function: int) ->
     fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
     other.send(bytes(head) + other.scsi(fua, 0xA0, 512, 20, 512) + bytes(512))
     other.run()
-    client.connection._on_reset = lambda lun, _by, ended: other.connection.nexus.end_tasks(
-        lun, ended
-    )
+    client.on_reset = lambda lun, _by, ended: other.connection.nexus.end_tasks(lun, ended)
     reset = pdu.TaskManagementRequest(
         function=function, lun=bytes(8), itt=30, cmd_sn=2, exp_stat_sn=0
     )

@@ -46,13 +46,13 @@ def post(client: IserClient, unit: bytes, data: bytes = b"", header: ControlHead
 
 
 def advertised(client: IserClient, rest: bytes) -> ControlHeader:
-    """As running code does: the STag's base is the first byte that was not sent."""
+    """A header as running code makes it: its base is the first byte that was not sent unasked."""
     stag, base = client.ours.advertise(memoryview(bytearray(rest)), seam.REMOTE_READ)
     return ControlHeader(CONTROL | WSV, stag, base, 0, 0)
 
 
 def write(client: IserClient, size: int, immediate: int, burst: int) -> None:
-    """A WRITE (10) of ``size`` bytes, of which ``burst`` come unasked, ``immediate`` at once."""
+    """A WRITE (10) of ``size`` bytes: ``burst`` of them unsolicited, ``immediate`` at once."""
     header = advertised(client, DATA[burst:size]) if burst < size else PLAIN
     final = bhs.FLAG_FINAL if immediate == burst else 0
     unit = client.scsi(rw10(0x2A, size), final | NOT_FINAL, size, n=immediate)
@@ -204,7 +204,7 @@ def test_data_behind_a_final_command_ends_the_session() -> None:
     client.store.content[:] = bytes(len(client.store.content))
     post(client, client.scsi(rw10(0x2A, 16384), WRITE, 16384), header=stag)
     post(client, data_out(0, SEGMENT, 0, True), DATA[:SEGMENT])
-    with pytest.raises(RemoteProtocolError, match="nobody asked for"):
+    with pytest.raises(RemoteProtocolError, match="did not ask for"):
         client.run()
 
 
@@ -251,18 +251,18 @@ def test_receives_for_data_come_after_login_only_where_it_comes_unasked(initial_
 
 
 def test_memory_waits_for_its_turn() -> None:
-    """Data that comes unasked takes a first burst of memory, however long the command is."""
+    """Unsolicited data takes one first burst of memory, for a command of any length."""
     client = unsolicited()
     for itt in range(20, 40):
         unit = client.scsi(rw10(0x2A, 512 << 10), NOT_FINAL, 512 << 10, itt=itt)
         post(client, unit)
         post(client, data_out(0, SEGMENT, 0, False, itt), DATA[:SEGMENT])
     client.run()
-    assert client.connection._pool.used <= 20 * 65536
+    assert client.budget.used <= 20 * 65536
 
 
 def test_a_command_that_announces_it_where_it_was_not_agreed_on() -> None:
-    """Nothing of it may come, so nothing is waited for: all data is asked for."""
+    """No unsolicited data may come, so the target does not wait for any, and asks for all data."""
     client = unsolicited([("InitialR2T", "Yes")])
     post(client, client.scsi(rw10(0x2A, 16384), NOT_FINAL, 16384), header=advertised(client, DATA))
     client.run()

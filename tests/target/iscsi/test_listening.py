@@ -69,7 +69,7 @@ async def serving(listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
 
 
 async def test_sessions_of_both_share_the_luns(fabric: Fabric) -> None:
-    """What one writes the other reads; each URL option leads to its own listener."""
+    """Each session reads what the other wrote; each URL option leads to its own listener."""
     async with (
         serving() as url,
         aio.open_disks([url], {"rcap": "verbs"}) as by_verbs,
@@ -126,7 +126,7 @@ async def test_reinstatement_reaches_across(
 
 @pytest.mark.parametrize("windows", [True, False])
 async def test_session_goes_from_device_to_device_and_back(windows: bool, fabric: Fabric) -> None:
-    """Its slots' memory is each connection's own: here a device's, software iWARP's, a device's."""
+    """Each connection gives the slots memory: here a device's, software iWARP's, a device's."""
     fabric.windows = windows
     async with serving() as url, aio.open_disks([url], {}) as disks:
         disk = disks.disks["lun0"]
@@ -176,7 +176,7 @@ async def test_too_many_connections(
 async def test_a_device_that_is_taken_away(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """TCP is served on."""
+    """The target goes on to serve TCP."""
     monkeypatch.setattr(server, "RDMA_TICK_S", 0.01)
     async with serving() as url:
         (listener,) = fabric.listeners.values()
@@ -199,7 +199,7 @@ async def test_no_devices(
     monkeypatch.setattr(verbs, "CM_DEVICE", str(tmp_path))
     monkeypatch.setattr(listening.os, "access", lambda path, mode: not forbidden)  # type: ignore[attr-defined]
     kind = PermissionDenied if forbidden else NotSupported
-    with pytest.raises(kind, match="--rcap verbs: no luck; or leave it out"):
+    with pytest.raises(kind, match="--rcap verbs: no luck; or leave out --rcap verbs"):
         async with serving():
             pass
 
@@ -212,7 +212,7 @@ async def test_no_devices(
     ],
 )
 async def test_where_it_cannot_listen(error: IserblkError, words: str, fabric: Fabric) -> None:
-    """Nothing of the target is left: the same port can be had at once."""
+    """A target that cannot listen leaves nothing behind: its port is free at once."""
     async with serving() as url:
         port = parse_url(url).port
     fabric.error = error

@@ -29,7 +29,7 @@ def test_window_is_as_wide_as_the_queue(first: int) -> None:
 
 @pytest.mark.parametrize("number", [0, 2, 4, 5, 1000, 0x80000003])
 def test_only_the_next_number_is_taken(number: int) -> None:
-    """Duplicates, gaps and strangers are ignored, and change nothing."""
+    """Any other number is ignored, and changes nothing."""
     made = numbers(3, 8)
     assert not made.accept(bhs.SCSI_COMMAND, number)
     assert (made.exp_cmd_sn, made.max_cmd_sn) == (3, 10)
@@ -37,7 +37,7 @@ def test_only_the_next_number_is_taken(number: int) -> None:
 
 
 def test_immediate_commands_move_nothing() -> None:
-    """However many there are, the window stays as wide as the queue is deep."""
+    """Any number of immediate commands leaves the window as wide as the queue is deep."""
     made = numbers(3, 8)
     for _ in range(100):
         assert made.accept(bhs.NOP_OUT | bhs.IMMEDIATE, 3)

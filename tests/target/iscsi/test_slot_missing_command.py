@@ -43,7 +43,7 @@ def test_one_behind_the_next() -> None:
 
 @pytest.mark.parametrize(("missing", "cmd_sn"), [(6, 9), (11, 12), (9, 9), (9, 8)])
 def test_others_do_not_exist(missing: int, cmd_sn: int) -> None:
-    """It came long ago, is outside of the window, or not older than the request."""
+    """A number that came long ago, is outside the window, or is not older than the request."""
     made = numbers(7)
     assert not made.give_up(missing, cmd_sn)
     assert (made.exp_cmd_sn, made.max_cmd_sn) == (7, 10)

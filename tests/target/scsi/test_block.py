@@ -273,7 +273,7 @@ def test_verify_with_12_bytes(client: Client, store: FakeStore, block: int) -> N
 def test_write_and_verify(
     client: Client, store: FakeStore, block: int, write: int, opcode: int, flags: int
 ) -> None:
-    """It is durable before it is read back."""
+    """The data is durable before the target reads it back."""
     data = os.urandom(3 * block)
     command = changed_opcode(rw(write, 1, 3, flags), opcode)
     assert client.server.begin(client.nexus, 0, command).may_block
@@ -326,7 +326,7 @@ def test_compare_and_write_counts_without_losing_any() -> None:
 
 
 def test_a_write_stays_out_of_a_compare_and_write() -> None:
-    """Without waiting it is put off; in a thread it waits; elsewhere it goes on."""
+    """With ``nowait`` the write is put off; in a thread it waits; outside the range it goes on."""
     inside, go_on = threading.Event(), threading.Event()
 
     class SlowStore(FakeStore):
@@ -396,7 +396,7 @@ def test_errors_of_the_file(
     answer = client.run(rw(opcodes.READ_16, 0, 1))
     assert answer.code == (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR)
     assert answer.data == b""
-    # The writer has left the range: nobody waits for it for ever.
+    # The failed command has left the range: the next one does not wait for ever.
     store.failure = None
     assert client.code(cdb.compare_and_write(0, 1), bytes(store.content[:block]) * 2) == GOOD
 

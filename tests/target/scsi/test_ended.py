@@ -1,4 +1,4 @@
-"""How a command ends that is not carried out."""
+"""Status and sense data of commands that are not carried out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RangeGuard: who waits for whom."""
+"""RangeGuard: which commands wait for which."""
 
 from __future__ import annotations
 

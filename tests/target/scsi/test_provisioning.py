@@ -47,7 +47,7 @@ def client(store: FakeStore) -> Client:
 
 
 def large_client(size: int) -> Client:
-    """A LUN of which only the size is real."""
+    """A LUN of ``size`` bytes without content."""
     store = FakeStore(0)
     store.size = size
     return Client(DeviceServer({0: LogicalUnit(store, serial="S", block=BLOCK)}, IQN))
@@ -129,7 +129,7 @@ def test_write_same_without_data(client: Client, store: FakeStore, may_unmap: bo
 
 @pytest.mark.parametrize("may_unmap", [False, True])
 def test_write_same_of_a_pattern(client: Client, store: FakeStore, may_unmap: bool) -> None:
-    """A pattern that is not zero is written, whatever may be unmapped."""
+    """A pattern that is not zero is written, also with the UNMAP bit."""
     pattern = bytes(BLOCK - 1) + b"\1"
     expected = bytearray(store.content)
     expected[3 * BLOCK : 8 * BLOCK] = pattern * 5
@@ -139,7 +139,7 @@ def test_write_same_of_a_pattern(client: Client, store: FakeStore, may_unmap: bo
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_a_long_pattern_has_no_seams(extra: int) -> None:
-    """It is written in tiles of 1 MiB."""
+    """The target writes the pattern in tiles of 1 MiB."""
     blocks = (2 << 20) // BLOCK + extra
     store = FakeStore((blocks + 2) * BLOCK)
     client = Client(DeviceServer({0: LogicalUnit(store, serial="S", block=BLOCK)}, IQN))
@@ -251,7 +251,7 @@ def test_extents_of_more_blocks_than_a_descriptor_holds() -> None:
     ids=["VERIFY", "WRITE SAME", "UNMAP"],
 )
 def test_a_cancelled_command_ends_between_its_steps(command: bytes, data: bytes) -> None:
-    """It has TASK ABORTED, what it has not done yet stays undone, and others may write there."""
+    """The command ends with TASK ABORTED, does no more, and other commands may write there."""
     store = FakeStore(4 << 20)
     client = Client(DeviceServer({0: LogicalUnit(store, serial="S", block=BLOCK)}, IQN))
     task = client.server.begin(client.nexus, 0, command)
@@ -279,7 +279,7 @@ def test_a_cancelled_command_ends_between_its_steps(command: bytes, data: bytes)
 def test_a_command_that_was_cancelled_before_it_began_does_nothing(
     client: Client, store: FakeStore, command: bytes
 ) -> None:
-    """As when it waits for a thread, and its session is cut off meanwhile."""
+    """For example, its session was cut off while it waited for a thread."""
     task = client.server.begin(client.nexus, 0, command)
     task.cancelled = True
     assert client.server.run(task, None)

@@ -1,4 +1,4 @@
-"""Whatever is asked of a LUN's reservations, in whatever order: what holds all the time."""
+"""What always holds of a LUN's reservations, for any commands in any order."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_the_rules(
             assert len(holders) == (len(registered) if everybody else 1)
             assert reservation.key == (0 if everybody else holders[0].key)
             assert {each.type for each in holders} == {reservation.type}
-        # The sender is never told, nor a victim of itself; who lost a registration by others is.
+        # A nexus is told when another nexus removed its registration; the sender is never told.
         assert nexus not in of_all(each for each, _ in told) | of_all(victims)
         lost = set(keys) - names - mine
         codes = (sense.RESERVATIONS_PREEMPTED, sense.REGISTRATIONS_PREEMPTED)
         assert lost == of_all(each for each, code in told if code in codes)
         assert of_all(victims) == (lost if action == pr.PREEMPT_AND_ABORT else set())
         assert len(told) == len(set(told)) <= 2
-        # Who holds may do all; without a reservation everybody may.
+        # A holder may do everything; without a reservation every nexus may.
         for each in NEXUSES:
             may = [not reservations.conflicts(each, access, b"") for access in (READS, CHANGES)]
             assert not reservations.conflicts(each, FREE, b"")

@@ -83,7 +83,7 @@ async def test_the_same_name_after_a_lost_connection(
 
 @pytest.mark.parametrize("cut", [False, True], ids=["living", "cut off"])
 async def test_preempt_and_abort_answers_after_the_last_write(scheme: str, cut: bool) -> None:
-    """No write of the victim reaches the medium after GOOD, also when its session has ended."""
+    """After GOOD no write of the victim reaches the medium, even if its session has ended."""
     store = GatedStore(1 << 20)
     async with hosts(scheme, store, "a", "b") as (a, b):
         await a.out(pr.REGISTER, 0, A)

@@ -59,7 +59,7 @@ def test_commands_that_do_nothing_here(client: Client) -> None:
         )
     for start in (0x00, 0x01, 0x04, 0x05):
         assert client.code(bytes((opcodes.START_STOP_UNIT, 1, 0, 0, start, 0))) == GOOD
-    assert client.code(TEST_UNIT_READY) == GOOD, "a stop stops nobody else"
+    assert client.code(TEST_UNIT_READY) == GOOD, "a stop stops no other command"
 
 
 @pytest.mark.parametrize(("rctd", "step"), [(0, 8), (0x80, 20)])

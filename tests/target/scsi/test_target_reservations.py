@@ -1,4 +1,4 @@
-"""Persistent reservations at the device server: who may do what, and who is told.
+"""Persistent reservations at the device server: what each nexus may do, and which are told.
 
 The expectations are SPC-4's and SBC-3's tables of commands that are allowed in the presence of a
 reservation, written down as they stand there.
@@ -32,8 +32,8 @@ READY = cdb.test_unit_ready()
 BLOCK = bytes(512)
 
 
-def make_server() -> DeviceServer:
-    return DeviceServer({0: LogicalUnit(FakeStore(1 << 20), serial="S")}, IQN)
+def make_server(store: FakeStore | None = None) -> DeviceServer:
+    return DeviceServer({0: LogicalUnit(store or FakeStore(1 << 20), serial="S")}, IQN)
 
 
 class Host(Client):
@@ -84,7 +84,7 @@ def three(server: DeviceServer) -> tuple[Host, Host, Host]:
     )
 
 
-# -- types x commands x who ------------------------------------------------------------------------
+# -- types x commands x nexuses --------------------------------------------------------------------
 
 # CDB, bytes of Data-Out, class: F always allowed, R not through Exclusive Access, W never.
 TABLE: dict[str, tuple[bytes, int, str]] = {
@@ -166,13 +166,13 @@ def test_who_may_do_what(kind: int, name: str) -> None:
         assert status(host) == sam.GOOD
 
 
-def test_a_conflict_changes_nothing_and_has_no_sense(server: DeviceServer) -> None:
-    a, b, _ = three(server)
-    store = server._units[0].store
+def test_a_conflict_changes_nothing_and_has_no_sense() -> None:
+    store = FakeStore(1 << 20)
+    a, b, _ = three(make_server(store))
     assert a.out(pr.RESERVE, EA) == sam.GOOD
     answer = b.run(bytes((0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0)))
     assert (answer.status, answer.code, answer.data) == (CONFLICT, GOOD, b"")
-    assert isinstance(store, FakeStore) and not store.calls
+    assert not store.calls
 
 
 # -- registering -----------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_preempt_a_registration(server: DeviceServer, kind: int) -> None:
     assert b.out(pr.PREEMPT, WE, C) == sam.GOOD
     assert b.keys() == (4, [A, B]) and b.reservation() == before
     assert c.told() == [REGISTRATIONS_PREEMPTED] and not a.told() and not b.told()
-    assert b.out(pr.PREEMPT, WE, C) == CONFLICT, "nobody has that key any more"
+    assert b.out(pr.PREEMPT, WE, C) == CONFLICT, "no registration has that key any more"
     assert b.keys()[0] == 4
     assert b.out(pr.PREEMPT, WE, B) == sam.GOOD, "its own registration"
     assert a.keys() == (5, [A]) and not b.told()
@@ -503,7 +503,7 @@ def test_parameter_lists_of_another_length(server: DeviceServer, length: int) ->
     ids=lambda each: each[:2].hex(),
 )
 def test_service_actions_that_are_not_there(server: DeviceServer, command: bytes) -> None:
-    """The move of a registration among them."""
+    """Among them REGISTER AND MOVE."""
     answer = Host(server, INITIATOR).run(command)
     assert answer.code == INVALID_FIELD and answer.sense.field == 1
 

@@ -10,7 +10,7 @@ from iserblk.target.seam import DATA_IN, NO_DATA, ScsiTask
 
 
 def test_it_begins_as_every_task_does() -> None:
-    """Its constructor sets the fields of ScsiTask by itself: all of them, and to the same."""
+    """The constructor sets all fields of ScsiTask by itself, and to the same values."""
     task, plain = DeviceTask(b"\x12" * 6), ScsiTask(b"\x12" * 6)
     for field in ScsiTask.__slots__:
         assert getattr(task, field) == getattr(plain, field), field

@@ -6,12 +6,14 @@ import errno
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from iserblk.scsi import cdb, opcodes, sense
+from iserblk.target.scsi import unflushed as unflushed_module
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.target.scsi.unflushed import MOST_NAMES, Unflushed
+from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus
 from tests.support import logs
 from tests.target.fake_store import FakeStore
@@ -30,7 +32,7 @@ def write(client: Client, flags: int = 0) -> tuple[int, int]:
 
 
 def fails(store: FakeStore, ask: Callable[[], tuple[int, int]], number: int = errno.EIO) -> None:
-    """Once: the system tells of it, and that was it."""
+    """``ask`` meets an error of the store, which is reported once, as the kernel does."""
     store.failure = OSError(number, "lost")
     assert ask() != GOOD
     store.failure = None
@@ -86,8 +88,8 @@ def test_a_session_that_came_back_hears_of_it(server: DeviceServer, store: FakeS
 
 
 def test_other_ways_to_take_the_error(server: DeviceServer, store: FakeStore) -> None:
-    """A FUA read, which flushes, and a durable write that meets EIO; not one for want of space,
-    which says nothing of others' data."""
+    """A FUA read, which flushes, and a durable write may meet EIO. A write that meets ENOSPC says
+    nothing of other sessions' data."""
     one, other = Client(server, isid=b"one..."), Client(server, isid=b"other.")
     fua_read = bytes((opcodes.READ_10, FUA, 0, 0, 0, 0, 0, 0, 1, 0))
     for ask in (lambda: one.code(fua_read), lambda: write(one, FUA)):
@@ -103,7 +105,7 @@ def test_other_ways_to_take_the_error(server: DeviceServer, store: FakeStore) ->
 
 
 def test_flushes_at_the_same_time() -> None:
-    """One of them meets the error: the other began before that, and may have lost the same data."""
+    """One flush meets the error; the other began before it, and may have lost the same data."""
     unflushed = Unflushed()
     nexus, late = Nexus("iqn.x:y", b"nexus."), Nexus("iqn.x:y", b"late..")
 
@@ -122,11 +124,21 @@ def test_flushes_at_the_same_time() -> None:
         unflushed.flush(who, lambda: None)
 
 
-def test_the_names_are_bounded() -> None:
+def test_the_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions beyond the bound are not told of a failure: their names are not kept."""
+    monkeypatch.setattr(unflushed_module, "MOST_NAMES", 3)
     unflushed = Unflushed()
-    for number in range(MOST_NAMES + 10):
-        unflushed.wrote(Nexus(f"iqn.x:{number}", bytes(6)))
-    assert len(unflushed._writers) == MOST_NAMES
+    nexuses = [Nexus(f"iqn.x:{number}", bytes(6)) for number in range(5)]
+    for nexus in nexuses:
+        unflushed.wrote(nexus)
+    unflushed.failed(Nexus("iqn.x:other", bytes(6)), OSError(errno.EIO, "lost"))
+    told = 0
+    for nexus in nexuses:
+        with suppress(OSError):
+            unflushed.flush(nexus, lambda: None)
+            continue
+        told += 1
+    assert told == 3
 
 
 def test_no_session_is_kept(server: DeviceServer) -> None:

@@ -24,7 +24,7 @@ RANGES = st.tuples(st.integers(0, 63), st.integers(1, 64)).map(
 
 
 class ExtentStore(FakeStore):
-    """Knows which of its bytes are allocated."""
+    """A store that knows which of its bytes are allocated."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -144,7 +144,7 @@ def filled(byte: int, length: int = 512) -> memoryview:
 
 
 def test_nothing_reaches_the_store_before_the_flush(below: FakeStore) -> None:
-    """This is what a killed target loses."""
+    """What a killed target loses."""
     store = VolatileStore(below, 1 << 20)
     store.write(filled(1), 0, False, False)
     store.punch(512, 512)
