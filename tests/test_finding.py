@@ -19,8 +19,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
     "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/cli/detach.py": "tests/nbd/kernel/test_attaching.py",
-    "iserblk/cli/stats_rows.py": "tests/cli/test_stats.py",
-    "iserblk/cli/stats_table.py": "tests/cli/test_stats.py",
     "iserblk/datamover/iser_initiator.py": (
         "tests/contract/test_datamover_iser.py and tests/contract/test_datamover.py"
     ),
@@ -37,21 +35,11 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/discovery/isns_client.py": (
         "tests/integration/test_isns_server.py: against Debian's server"
     ),
-    "iserblk/discovery/targets.py": "tests/cli/test_discover.py",
     "iserblk/disk/aio.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/blocking.py": "tests/integration/test_disk_data.py, through both faces",
-    "iserblk/disk/durability/replay.py": "tests/disk/durability/test_journal.py",
-    "iserblk/disk/lun/sizing.py": (
-        "tests/disk/durability/test_promise.py and tests/integration/test_resize.py"
-    ),
-    "iserblk/disk/metered.py": "tests/integration/test_metrics.py",
-    "iserblk/disk/multipath/discovering.py": "tests/integration/test_discovered_ways.py",
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
-    "iserblk/disk/multipath/first_session.py": "tests/integration/test_several_portals.py",
-    "iserblk/disk/multipath/paths.py": "tests/integration/test_paths.py",
-    "iserblk/disk/resume.py": "tests/integration/test_recovery.py",
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
-    "iserblk/doctor/finding.py": "tests/doctor/test_machine.py",
+    "iserblk/doctor/finding.py": "a record; tests/doctor/test_report.py",
     "iserblk/initiator/connecting/login.py": (
         "tests/iscsi/test_login.py and tests/integration/test_portals.py"
     ),
@@ -62,14 +50,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),
-    "iserblk/nbd/kernel/programs.py": "tests/nbd/kernel/test_attaching.py",
-    "iserblk/options.py": "tests/test_url.py",
-    "iserblk/rcap/iwarp/checks.py": (
-        "tests/rcap/iwarp/test_rdmap.py and tests/rcap/iwarp/test_receive.py"
-    ),
-    "iserblk/rcap/iwarp/reads.py": (
-        "tests/rcap/iwarp/test_receive.py and tests/rcap/iwarp/test_transmit.py"
-    ),
     "iserblk/rcap/seam.py": "Protocols; tests/contract/test_queuepair.py",
     "iserblk/rcap/verbs/api.py": "pyverbs' names in one place; tests/rcap/verbs/test_statuses.py",
     "iserblk/rcap/verbs/cm.py": (
@@ -77,14 +57,10 @@ ELSEWHERE: dict[str, str] = {
     ),
     "iserblk/rcap/verbs/connecting.py": "tests/initiator/connecting/test_verbs.py",
     "iserblk/rcap/verbs/link.py": "tests/contract/test_queuepair.py, on devices that are fake",
-    "iserblk/rcap/verbs/listening.py": "tests/target/iscsi/test_listening.py",
     "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/sending.py": "tests/contract/test_queuepair.py, on devices that are fake",
-    "iserblk/target/iscsi/control.py": "tests/target/iscsi/test_connection.py",
-    "iserblk/target/scsi/unit.py": "tests/target/scsi/test_target_device.py",
     "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
-    "iserblk/target/store/lunfile.py": "tests/target/store/test_store.py",
 }
 
 

@@ -1,0 +1,163 @@
+"""The table of ``iserblk stats``: rates between two looks, and the loop that shows them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+import pytest
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from iserblk.cli import stats_table
+from iserblk.cli.stats_rows import Row
+from iserblk.cli.stats_table import table, watch
+from iserblk.errors import ConnectFailed
+from iserblk.metrics.reading import BOUNDS_US, LunReading, OperationReading
+
+MIB = 1 << 20
+RATES = ("IOPS", "MiB/s", "mean", "p99")
+Keyed = dict[tuple[object, ...], Row]
+
+
+def operation(requests: int, mib: int = 0, each_us: float = 48.0) -> OperationReading:
+    """Requests that took up to 64 µs."""
+    buckets = [0] * (len(BOUNDS_US) + 1)
+    buckets[BOUNDS_US.index(64)] = requests
+    return OperationReading(tuple(buckets), mib * MIB, 0, requests * each_us / 1e6)
+
+
+def row(at: float, name: str = "lun0", **operations: OperationReading) -> Row:
+    lun = LunReading(
+        "iqn", int(name[-1]), name, "url", MIB, "host:3260", "iwarp", True, in_flight=4, retries=5,
+        reconnects=6, unflushed=2 * MIB,
+    )  # fmt: skip
+    lun.operations.update(operations)
+    return Row("/dev/nbd0", "/run/socket", 7, "1", at, lun)
+
+
+def cells(made: RenderableType, number: int = 0) -> dict[str, str]:
+    """One row, by the names of the columns."""
+    assert isinstance(made, Table)
+    return {str(each.header): str(list(each.cells)[number]) for each in made.columns}
+
+
+def rates(now: Row, before: Keyed) -> list[str]:
+    found = cells(table([now], before))
+    return [found[name] for name in RATES]
+
+
+def test_what_does_not_depend_on_time() -> None:
+    found = cells(table([row(1.0)], {}))
+    assert (found["where"], found["LUN"], found["path"]) == (
+        "/dev/nbd0",
+        "lun0",
+        "host:3260 (iwarp)",
+    )
+    assert (found["in flight"], found["retries"], found["reconnects"]) == ("4", "5", "6")
+    assert found["unflushed"].startswith("2")
+
+
+def test_rates_are_those_between_the_looks() -> None:
+    """All operations count as requests; bytes are those that were read and written."""
+    old = row(10.0, read=operation(100, 50), trim=operation(1, 999), flush=operation(7))
+    new = row(
+        12.0, read=operation(300, 150), write=operation(20, 30), trim=operation(1, 4999),
+        flush=operation(7),
+    )  # fmt: skip
+    iops, mibs, mean, p99 = rates(new, {old.key: old})
+    assert (iops, mibs, mean) == ("110", "65.0", "48 µs")
+    assert p99 in ("63 µs", "64 µs")
+
+
+def test_a_quiet_lun_has_no_times() -> None:
+    old = row(10.0, read=operation(100))
+    assert rates(replace(old, at=11.0), {old.key: old}) == ["0", "0.0", "-", "-"]
+
+
+def test_no_rates_without_a_look_before() -> None:
+    new = row(12.0, read=operation(100))
+    stranger = row(10.0, "lun1")
+    assert rates(new, {}) == ["", "", "", ""]
+    assert rates(new, {stranger.key: stranger}) == ["", "", "", ""]
+    assert rates(new, {new.key: new}) == ["", "", "", ""]  # no time has passed
+
+
+def test_each_lun_has_its_own_rates() -> None:
+    old = [row(10.0, "lun0", read=operation(0)), row(10.0, "lun1", read=operation(0))]
+    new = [row(11.0, "lun0", read=operation(5)), row(11.0, "lun1", read=operation(9))]
+    made = table(new, {each.key: each for each in old})
+    assert [cells(made, number)["IOPS"] for number in (0, 1)] == ["5", "9"]
+
+
+class Live:
+    """Stands in for rich's: keeps what is shown."""
+
+    shown: list[RenderableType]
+
+    def __init__(self, **_options: object) -> None:
+        Live.shown = []
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def update(self, renderable: RenderableType, *, refresh: bool) -> None:
+        assert refresh
+        Live.shown.append(renderable)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits between looks; ^C comes during the fourth."""
+    found: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        found.append(seconds)
+        if len(found) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stats_table, "Live", Live)
+    monkeypatch.setattr(time, "sleep", sleep)
+    return found
+
+
+def looks(*rows: list[Row]) -> Callable[[], Sequence[Row]]:
+    return iter(rows).__next__
+
+
+def test_watching_shows_rates_from_the_second_look_on(pauses: list[float]) -> None:
+    watch(
+        looks(
+            [],
+            [row(1.0, read=operation(0))],
+            [row(2.0, read=operation(10))],
+            [row(3.0, read=operation(15))],
+        ),
+        0.5,
+        "no disks",
+    )
+    assert pauses == [0.5] * 4
+    nothing, *tables = Live.shown
+    assert isinstance(nothing, Text) and str(nothing) == "no disks"
+    assert [cells(each)["IOPS"] for each in tables] == ["", "10", "5"]
+
+
+def test_an_error_of_the_look_ends_watching(pauses: list[float]) -> None:
+    def look() -> Sequence[Row]:
+        if pauses:
+            raise ConnectFailed("the process has gone")
+        return [row(1.0)]
+
+    with pytest.raises(ConnectFailed):
+        watch(look, 0.5, "no disks")
+    assert len(Live.shown) == 1

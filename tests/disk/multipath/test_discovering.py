@@ -1,0 +1,162 @@
+"""``portals=discover``: which portals are added to the given ones, in which order and how."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import pytest
+import trio
+
+from iserblk.discovery.ranking import Candidate
+from iserblk.discovery.targets import Found, FoundTarget
+from iserblk.disk.multipath import discovering
+from iserblk.disk.multipath.addresses import Address
+from iserblk.disk.multipath.discovering import discover_ways
+from iserblk.errors import ConnectFailed, HostNotFound
+from iserblk.initiator.connecting.iwarp import Address as SocketAddress
+from iserblk.iscsi.send_targets import Portal
+from iserblk.options import Options
+from iserblk.url import Url
+
+IQN = "iqn.2026-11.example:disk"
+OPTIONS = Options(discover=True, rcap="verbs", header_digest="CRC32C")
+
+
+class World:
+    """``portals``: (host, takes iSER) as SendTargets reports them. ``tcp``, ``iser``: hosts that
+    take a connection. ``names``: addresses of host names. ``asked``: portals that were asked."""
+
+    def __init__(self) -> None:
+        self.portals: list[tuple[str, bool]] = []
+        self.of = IQN
+        self.tcp = {f"192.0.2.{number}" for number in range(10)}
+        self.iser: set[str] = set()
+        self.names: dict[str, list[str]] = {}
+        self.refusing: set[str] = set()
+        self.asked: list[str] = []
+
+    async def find_targets(self, url: Url, options: Options, probe: bool) -> Found:
+        await trio.lowlevel.checkpoint()
+        assert not probe
+        self.asked.append(url.host)
+        if url.host in self.refusing:
+            raise ConnectFailed(f"{url.host}: refused")
+        ways = [Candidate(Portal(host, 3260, 1), iser) for host, iser in self.portals]
+        other = FoundTarget(f"{IQN}-other", [Candidate(Portal("192.0.2.9", 3260, 1), True)])
+        return Found("source", url.scheme, [other, FoundTarget(self.of, ways)])
+
+    async def resolve(self, host: str, port: int) -> list[SocketAddress]:
+        await trio.lowlevel.checkpoint()
+        if host.startswith("no"):
+            raise HostNotFound(host)
+        addresses = self.names.get(host, [host])
+        return [SocketAddress(socket.AF_INET, (each, port)) for each in addresses]
+
+    async def connect_tcp(
+        self, addresses: Sequence[SocketAddress], name: str, seconds: float
+    ) -> socket.socket:
+        await trio.lowlevel.checkpoint()
+        if addresses[0].sockaddr[0] not in self.tcp:
+            raise ConnectFailed(f"{name}: refused")
+        return socket.socket()
+
+    async def takes_iser(self, portal: Portal, options: Options) -> bool:
+        await trio.lowlevel.checkpoint()
+        return portal.host in self.iser
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    for name in ("find_targets", "resolve", "connect_tcp", "takes_iser"):
+        monkeypatch.setattr(discovering, name, getattr(made, name))
+    return made
+
+
+def given(host: str = "192.0.2.1", scheme: str = "iser", options: Options = OPTIONS) -> Address:
+    return Address(Url(scheme, host, 3260, IQN, 0), options)
+
+
+def ways_of(address: Address) -> list[tuple[str, str]]:
+    """(scheme, host) of each way."""
+    if address.paths is None:
+        return [(address.url.scheme, address.url.host)]
+    return [(way.address[0].scheme, way.address[0].host) for way in address.paths.ways.all]
+
+
+async def discovered(*addresses: Address) -> list[list[tuple[str, str]]]:
+    return [ways_of(each) for each in await discover_ways(addresses)]
+
+
+async def test_found_portals_follow_the_given_one(world: World) -> None:
+    """Each is reached as it was reported; portals of other targets are left out."""
+    world.portals = [("192.0.2.1", True), ("192.0.2.2", True), ("192.0.2.3", False)]
+    assert await discovered(given()) == [
+        [("iser", "192.0.2.1"), ("iser", "192.0.2.2"), ("iscsi", "192.0.2.3")]
+    ]
+
+
+async def test_only_addresses_that_ask_for_it_get_more_ways(world: World) -> None:
+    world.portals = [("192.0.2.2", True)]
+    plain = given(options=Options())
+    found = await discover_ways([plain, given("192.0.2.4")])
+    assert found[0] is plain and len(ways_of(found[1])) == 2
+    assert world.asked == ["192.0.2.4"]
+
+
+async def test_nothing_found_leaves_the_address_as_it_is(world: World) -> None:
+    world.portals = [("192.0.2.1", True)]
+    address = given()
+    assert (await discover_ways([address]))[0] is address
+
+
+async def test_names_of_targets_are_compared_without_case(world: World) -> None:
+    world.of = IQN.upper()
+    world.portals = [("192.0.2.2", True)]
+    assert len((await discovered(given()))[0]) == 2
+
+
+async def test_a_portal_under_another_name_is_the_same(world: World) -> None:
+    world.names = {"array": ["192.0.2.1", "192.0.2.2"], "also": ["192.0.2.3"]}
+    world.portals = [("192.0.2.2", True), ("also", True), ("192.0.2.3", True), ("nowhere", True)]
+    world.iser = {"nowhere"}
+    with_names = await discovered(given("array"))
+    assert with_names == [[("iser", "array"), ("iser", "also"), ("iser", "nowhere")]]
+
+
+@pytest.mark.logs("does not answer: left out")
+async def test_a_portal_that_does_not_answer_is_left_out(world: World) -> None:
+    """It may still listen by rdma_cm alone, where it was reported to take iSER."""
+    world.tcp = {"192.0.2.1"}
+    world.iser = {"192.0.2.3", "192.0.2.4"}
+    world.portals = [("192.0.2.2", True), ("192.0.2.3", True), ("192.0.2.4", False)]
+    assert await discovered(given()) == [[("iser", "192.0.2.1"), ("iser", "192.0.2.3")]]
+
+
+@pytest.mark.logs("does not tell of other portals")
+async def test_given_portals_are_asked_until_one_answers(world: World) -> None:
+    world.portals = [("192.0.2.5", True), ("192.0.2.7", True)]
+    (joined,) = await discover_ways([given()])
+    world.asked.clear()
+    world.refusing = {"192.0.2.1"}
+    world.portals = [("192.0.2.6", True)]
+    assert await discovered(joined) == [[("iser", f"192.0.2.{number}") for number in (1, 5, 7, 6)]]
+    assert world.asked == ["192.0.2.1", "192.0.2.5"]
+
+
+@pytest.mark.logs("does not tell of other portals")
+async def test_where_no_portal_answers_the_given_ones_are_used(world: World) -> None:
+    world.refusing = {"192.0.2.1"}
+    address = given()
+    assert (await discover_ways([address]))[0] is address
+
+
+async def test_options_fit_the_scheme_of_each_way(world: World) -> None:
+    """iSER has no digests, and Traditional iSCSI no provider to choose."""
+    world.portals = [("192.0.2.2", True), ("192.0.2.3", False)]
+    (found,) = await discover_ways([given("192.0.2.1", "iscsi")])
+    assert found.paths is not None
+    _, iser, iscsi = (way.address[1] for way in found.paths.ways.all)
+    assert (iser.rcap, iser.header_digest) == ("verbs", "None")
+    assert (iscsi.rcap, iscsi.header_digest) == ("auto", "CRC32C")

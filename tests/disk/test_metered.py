@@ -1,0 +1,242 @@
+"""Disks that count: which request ends up in which counter, and what is served of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from iserblk.disk import metered
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.metered import (
+    MeteredAsync,
+    MeteredBlocking,
+    count,
+    look,
+    metered_async,
+    metered_blocking,
+)
+from iserblk.errors import ConnectionLost, OutOfRange
+from iserblk.metrics.counting import (
+    BYTES,
+    ERRORS,
+    FLUSH,
+    HISTOGRAM,
+    NANOSECONDS,
+    OPERATIONS,
+    READ,
+    TRIM,
+    WRITE,
+    ZERO,
+    LunMetrics,
+)
+from tests.disk import fake_target
+from tests.disk.fake_lun import FakeLuns, known
+from tests.initiator import fake
+
+TOOK_NS = 5000  # of each request: more than 4 µs, up to 8
+
+
+class Plain:
+    """A disk that keeps its calls. ``error``: what each raises."""
+
+    info = SimpleNamespace(name="lun0")
+    size = 4096
+    dirty = True
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.error: Exception | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def called(*arguments: object, **options: object) -> object:
+            self.calls.append((name, *arguments, *sorted(options.items())))
+            if self.error is not None:
+                raise self.error
+            return {"refresh": 8192, "extents": [(0, 4096, 0)]}.get(name)
+
+        return called
+
+
+class Bench:
+    """One face over a plain disk; ``call`` runs a request to its end."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self.plain = Plain()
+        self.metrics = LunMetrics()
+        self._asynchronous = asynchronous
+        made: Any = self.plain
+        if asynchronous:
+            made = SimpleNamespace(**{name: self._awaitable(name) for name in NAMES})
+            made.info, made.size, made.dirty = self.plain.info, self.plain.size, self.plain.dirty
+        self.disk: Any = (MeteredAsync if asynchronous else MeteredBlocking)(made, self.metrics)
+
+    def _awaitable(self, name: str) -> Callable[..., object]:
+        async def called(*arguments: object, **options: object) -> object:
+            await trio.lowlevel.checkpoint()
+            return getattr(self.plain, name)(*arguments, **options)
+
+        return called
+
+    async def call(self, name: str, *arguments: Any, **options: Any) -> object:
+        result = getattr(self.disk, name)(*arguments, **options)
+        return await result if self._asynchronous else result
+
+    def row(self, operation: int) -> dict[str, int]:
+        row = self.metrics.total()[operation]
+        buckets = {f"2^{power} µs": number for power, number in enumerate(row[:HISTOGRAM])}
+        sums = {"bytes": row[BYTES], "errors": row[ERRORS], "ns": row[NANOSECONDS]}
+        return {name: number for name, number in {**buckets, **sums}.items() if number}
+
+
+NAMES = ("refresh", "read_into", "write", "flush", "trim", "zero", "extents", "cache")
+BUFFER = memoryview(bytearray(512))
+REQUESTS: list[tuple[int, int, tuple[Any, ...], dict[str, Any]]] = [
+    (READ, 512, ("read_into", BUFFER, 1024), {}),
+    (WRITE, 512, ("write", BUFFER, 1024, True), {}),
+    (FLUSH, 0, ("flush",), {}),
+    (TRIM, 2048, ("trim", 1024, 2048, True), {"patient": True}),
+    (ZERO, 2048, ("zero", 1024, 2048),
+     {"may_trim": True, "fast": True, "fua": True, "patient": True}),
+]  # fmt: skip
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "async"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is TOOK_NS later than the one before."""
+
+    def ticks() -> Iterator[int]:
+        now = 0
+        while True:
+            yield now
+            now += TOOK_NS
+
+    monkeypatch.setattr(metered, "clock", ticks().__next__)
+
+
+@pytest.mark.parametrize(("operation", "size", "call", "options"), REQUESTS)
+async def test_a_request_is_counted_and_handed_on(
+    bench: Bench,
+    operation: int,
+    size: int,
+    call: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    await bench.call(*call, **options)
+    expected = {"2^3 µs": 1, "bytes": size, "ns": TOOK_NS}
+    assert bench.row(operation) == {name: number for name, number in expected.items() if number}
+    assert not any(bench.row(other) for other in range(len(OPERATIONS)) if other != operation)
+    ((name, *rest),) = bench.plain.calls
+    flags = {each[0]: each[1] for each in rest if isinstance(each, tuple)}
+    assert [name, *(each for each in rest if not isinstance(each, tuple))] == list(call)
+    assert flags == options or flags == {name: False for name in flags} | options
+
+
+@pytest.mark.parametrize(("operation", "size", "call", "options"), REQUESTS)
+async def test_a_request_that_fails_counts_as_an_error_without_bytes(
+    bench: Bench,
+    operation: int,
+    size: int,
+    call: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    bench.plain.error = OutOfRange("beyond the end")
+    with pytest.raises(OutOfRange):
+        await bench.call(*call, **options)
+    assert bench.row(operation) == {"2^3 µs": 1, "errors": 1, "ns": TOOK_NS}
+
+
+async def test_other_calls_are_handed_on_uncounted(bench: Bench) -> None:
+    assert bench.disk.info is bench.plain.info
+    assert (bench.disk.size, bench.disk.dirty) == (4096, True)
+    assert await bench.call("refresh") == 8192
+    assert await bench.call("extents", 0, 4096) == [(0, 4096, 0)]
+    await bench.call("cache", 512, 1024)
+    assert bench.plain.calls == [("refresh",), ("extents", 0, 4096), ("cache", 512, 1024)]
+    assert not any(bench.row(operation) for operation in range(len(OPERATIONS)))
+
+
+@pytest.mark.parametrize(
+    ("took_ns", "bucket"), [(1, 0), (1000, 0), (1001, 1), (2000, 1), (2001, 2), (4000, 2)]
+)
+async def test_buckets_of_the_data_path_are_those_of_count(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, took_ns: int, bucket: int
+) -> None:
+    """READ and WRITE have the arithmetic in line."""
+    for call, operation in ((REQUESTS[0], READ), (REQUESTS[1], WRITE)):
+        monkeypatch.setattr(metered, "clock", iter((0, took_ns)).__next__)
+        await bench.call(*call[2])
+        assert bench.row(operation)[f"2^{bucket} µs"] == 1
+    monkeypatch.setattr(metered, "clock", lambda: took_ns)
+    count(bench.metrics, FLUSH, 0, 0, False)
+    assert bench.row(FLUSH)[f"2^{bucket} µs"] == 1
+
+
+@pytest.mark.parametrize("place", ["", "/run/disk"])
+def test_only_disks_whose_metrics_are_served_count(place: str) -> None:
+    core = known(FakeLuns())
+    core.metrics.served_at = place
+    disk: Any = Plain()
+    for wrapped, kind in (
+        (metered_blocking(disk, core), MeteredBlocking),
+        (metered_async(disk, core), MeteredAsync),
+    ):
+        assert isinstance(wrapped, kind) if place else wrapped is disk
+
+
+def core_of_a_session() -> DiskCore:
+    session, _ = fake.session()
+    template = fake_target.disk(fake_target.FakeSession(), 2048)
+    return DiskCore(session, template.lun, template.info, template.geometry)
+
+
+LADDER: Any = SimpleNamespace(aborted=3, resets=1)
+
+
+def test_a_reading_tells_of_the_lun_and_its_session() -> None:
+    core = core_of_a_session()
+    count(core.metrics, READ, 0, 4096, False)
+    core.metrics.retried()
+    core.session.reconnects, core.session.replayed = 2, 7
+    (lun,) = look([(core, LADDER)]).luns
+    assert (lun.target, lun.lun, lun.name, lun.url) == ("iqn", 0, "lun0", core.info.url)
+    assert (lun.size, lun.portal, lun.connected) == (2048 * 512, "portal:3260", True)
+    assert (lun.retries, lun.reconnects, lun.replayed) == (1, 2, 7)
+    assert (lun.aborted, lun.resets, lun.unflushed) == (3, 1, 0)
+    assert {name: each.requests for name, each in lun.operations.items() if each.requests} == {
+        "read": 1
+    }
+    assert lun.operations["read"].bytes == 4096
+
+
+def test_commands_in_flight_are_those_of_the_lun() -> None:
+    core = core_of_a_session()
+    assert isinstance(core.lun, bytes)
+    for lun in (core.lun, core.lun, b"\0\5" + bytes(6)):
+        slot = core.session.queue.take_now()
+        assert slot is not None
+        slot.lun, slot.waiter = lun, fake.CountingWaiter()
+        slot.cdb[:] = bytes(16)
+        slot.flags, slot.direction = 0x81, 0
+        slot.waiter.pending += 1
+        core.session.queue.submit(slot)
+    assert look([(core, LADDER)]).luns[0].in_flight == 2
+
+
+def test_the_journal_and_the_lost_connection_are_told() -> None:
+    core = core_of_a_session()
+    core.keep_journal(1 << 20)
+    slot = core.begin_write(memoryview(bytes(1024)), 0, fake.CountingWaiter())
+    assert slot is not None
+    core.session.fail(ConnectionLost("gone"))
+    (lun,) = look([(core, LADDER)]).luns
+    assert not lun.connected
+    assert lun.unflushed == core.durability.journal.size  # type: ignore[union-attr]

@@ -1,0 +1,189 @@
+"""What is checked and repaired on a fresh connection before a LUN is used through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from iserblk.disk import resume
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.errors import LunChanged, NoSuchLun, ReservationLost
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation
+from iserblk.scsi import inquiry, opcodes
+from iserblk.scsi.sense import ILLEGAL_REQUEST, encode_fixed
+from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
+from tests.disk.fake_target import POWER_ON
+from tests.support import logs
+
+NAMES = {"INQUIRY", "TEST UNIT READY", "VPD 00", "VPD 80", "VPD 83"}
+
+
+def session_of(fake: FakeLuns) -> Session:
+    return fake  # type: ignore[return-value]
+
+
+def check(core: DiskCore, fresh: FakeLuns) -> None:
+    finish(resume.check_identity(core, session_of(fresh)))
+
+
+class Reservation:
+    """Stands in for the reservation of a disk. ``asked_before``: commands before its turn."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked_before: list[str] = []
+
+    def resume(self, fresh: Session, lun: bytes) -> Operation[None]:
+        assert isinstance(fresh, FakeLuns)
+        self.asked_before = [what for _, what in fresh.asked]
+        if self.error is not None:
+            raise self.error
+        yield 0.0
+
+
+@pytest.fixture
+def core() -> DiskCore:
+    return known(FakeLuns())
+
+
+def test_the_same_lun_may_have_another_size_and_other_limits(core: DiskCore) -> None:
+    """What is the disk's own (its name, URL and paths) stays."""
+    core.rename("backup")
+    core.info = replace(core.info, paths=({"portal": "a"},))
+    check(core, FakeLuns(FakeLun(blocks=4096)))
+    assert core.size == core.info.size == 4096 * 512
+    assert (core.info.name, core.info.url) == ("backup", "iser://portal/iqn/0")
+    assert core.info.paths == ({"portal": "a"},)
+
+
+def test_another_lun_is_refused_by_its_serial_number(core: DiskCore) -> None:
+    before = core.info
+    with pytest.raises(LunChanged) as raised:
+        check(core, FakeLuns(FakeLun(serial="S2", blocks=4096)))
+    assert all(word in str(raised.value) for word in (core.info.url, "S1", "S2"))
+    assert core.info is before and core.size == 2048 * 512
+
+
+def test_blocks_of_another_size_are_another_lun(core: DiskCore) -> None:
+    """All that the disk has cached and journalled is in blocks of the old size."""
+    before = core.info
+    with pytest.raises(LunChanged) as raised:
+        check(core, FakeLuns(FakeLun(blocks=256, block=4096)))
+    assert all(word in str(raised.value) for word in (core.info.url, "512", "4096"))
+    assert core.info is before
+
+
+class Tape(FakeLun):
+    def answer(self, cdb: bytearray) -> tuple[str, bytes]:
+        if cdb[0] == opcodes.INQUIRY and not cdb[1] & 1:
+            return "INQUIRY", inquiry.encode_standard(1, "Vendor", "Product", "1")
+        return super().answer(cdb)
+
+
+def test_a_lun_that_is_no_disk_any_more(core: DiskCore) -> None:
+    with pytest.raises(LunChanged) as raised:
+        check(core, FakeLuns(Tape()))
+    assert core.info.url in str(raised.value)
+
+
+def test_a_lun_that_is_not_there_may_come_back(core: DiskCore) -> None:
+    """The reconnector tries again, so this is not LunChanged."""
+    fresh = FakeLuns()
+    del fresh.luns[0]
+    with pytest.raises(NoSuchLun) as raised:
+        check(core, fresh)
+    assert not isinstance(raised.value, LunChanged)
+
+
+@pytest.mark.parametrize("serial", ["S1", "S2"])
+def test_a_reserved_lun_is_asked_for_no_more_than_its_names(core: DiskCore, serial: str) -> None:
+    """A nexus that is not registered gets RESERVATION CONFLICT for the rest."""
+    core.reservation = Reservation()  # type: ignore[assignment]
+    fresh = FakeLuns(FakeLun(serial=serial, blocks=4096))
+    if serial == "S1":
+        check(core, fresh)
+    else:
+        with pytest.raises(LunChanged):
+            check(core, fresh)
+    assert {what for _, what in fresh.asked} == NAMES
+    assert core.size == 2048 * 512
+
+
+def test_behind_its_reservation_the_whole_lun_is_looked_at(core: DiskCore) -> None:
+    reservation = Reservation()
+    core.reservation = reservation  # type: ignore[assignment]
+    fresh = FakeLuns(FakeLun(blocks=4096))
+    finish(resume.check_reservation(core, session_of(fresh)))
+    assert not reservation.asked_before
+    assert core.size == 4096 * 512
+
+
+def test_a_lost_reservation_leaves_the_disk_as_it_was(core: DiskCore) -> None:
+    core.reservation = Reservation(ReservationLost("lun0: it is another's"))  # type: ignore[assignment]
+    fresh = FakeLuns(FakeLun(blocks=4096))
+    with pytest.raises(ReservationLost):
+        finish(resume.check_reservation(core, session_of(fresh)))
+    assert core.size == 2048 * 512 and not fresh.asked
+
+
+def test_without_a_reservation_that_step_asks_nothing(core: DiskCore) -> None:
+    fresh = FakeLuns()
+    finish(resume.check_reservation(core, session_of(fresh)))
+    assert not fresh.asked
+
+
+@pytest.fixture
+def replays(core: DiskCore, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What was asked before each replay of the journal."""
+    found: list[list[str]] = []
+
+    def replay(self: DiskCore, fresh: Session) -> Iterator[float]:
+        assert isinstance(fresh, FakeLuns)
+        found.append([what for _, what in fresh.asked])
+        yield 0.0
+
+    monkeypatch.setattr(DiskCore, "replay", replay)
+    return found
+
+
+def test_the_journal_is_sent_behind_all_checks(core: DiskCore, replays: list[list[str]]) -> None:
+    reservation = Reservation()
+    core.reservation = reservation  # type: ignore[assignment]
+    fresh = FakeLuns()
+    finish(resume.resume(core, session_of(fresh)))
+    assert set(reservation.asked_before) == NAMES
+    assert replays == [[what for _, what in fresh.asked]]
+    assert "READ CAPACITY(16)" in replays[0]
+
+
+def test_nothing_is_sent_to_another_lun(core: DiskCore, replays: list[list[str]]) -> None:
+    with pytest.raises(LunChanged):
+        finish(resume.resume(core, session_of(FakeLuns(FakeLun(serial="S2")))))
+    assert not replays
+
+
+@pytest.mark.logs(logs.LOST_POWER)
+def test_the_first_commands_may_tell_of_a_loss(replays: list[list[str]]) -> None:
+    """The unit attention comes once on the fresh connection, so the disk must listen in time."""
+    refused = encode_fixed(ILLEGAL_REQUEST, 0x24, 0x00)
+    core = known(FakeLuns(FakeLun(errors={"MODE SENSE": refused})))
+    assert core.info.write_cache
+    core.keep_journal(4096)
+    core.durability.wrote()
+    fresh = FakeLuns(FakeLun(errors={"TEST UNIT READY": [POWER_ON]}))
+    finish(resume.resume(core, session_of(fresh)))
+    assert core.durability.replay_needed and len(replays) == 1
+
+
+def test_all_luns_of_a_session_are_resumed_in_order(replays: list[list[str]]) -> None:
+    old, fresh = FakeLuns(), FakeLuns()
+    for session in (old, fresh):
+        session.luns[5] = FakeLun(serial="S5")
+    cores = [known(old), known(old, 5)]
+    finish(resume.resume_all(cores, session_of(fresh)))
+    numbers = [number for number, _ in fresh.asked]
+    assert set(numbers) == {0, 5} and numbers == sorted(numbers)
+    assert len(replays) == 2
