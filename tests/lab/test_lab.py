@@ -105,7 +105,8 @@ def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("guests")
 def test_a_panic_is_reported() -> None:
-    done = lab("sh", "-c", "echo before; echo c >/proc/sysrq-trigger")
+    # Output takes a moment from the command to the host, and a panic does not wait for it.
+    done = lab("sh", "-c", "echo before; sleep 2; echo c >/proc/sysrq-trigger")
     assert (done.returncode, done.stdout) == (1, b"before\n")
     first, *rest = done.stderr.decode().splitlines()
     assert first.startswith("lab: the guest died: ") and CONSOLE_OF_A_PANIC in first

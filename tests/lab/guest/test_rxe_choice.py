@@ -63,8 +63,8 @@ def test_nobody_listens_by_rdma_cm(tmp_path: Path) -> None:
         assert "leads there, but: cannot connect to" in done.stderr
         assert "software iWARP is tried" in done.stderr
         provider, reason = connection(server.url)
-        assert provider == "iwarp" and "nobody listens" in reason
-        assert "nobody listens" in bad(4, "info", f"{server.url}/0", "--rcap", "verbs")
+        assert provider == "iwarp" and "no program listens" in reason
+        assert "no program listens" in bad(4, "info", f"{server.url}/0", "--rcap", "verbs")
 
 
 def test_no_device_leads_there(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_the_limit_on_locked_memory_is_looked_at_first() -> None:
         )
     assert "NotSupported the locked-memory limit is too small" in answers[1 << 20]
     assert "LimitMEMLOCK" in answers[1 << 20]
-    assert "rejected" in answers[32 << 20], "enough for a connection: and then nobody listens"
+    assert "rejected" in answers[32 << 20], "enough for a connection: and then no program listens"
 
 
 @pytest.mark.parametrize("mode", ["region", "window"])
