@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "initiator.reconnecting": {"errors", "initiator.session", "initiator.drivers"},
     "discovery": {"errors", "names", "options", "url", "iscsi", "initiator.connecting"},
-    "disk.seam": set(),
+    "disk.seam": {"initiator.session"},
     "disk.ranges": {"initiator.session"},
     "disk.durability": {
         *("errors", "scsi", "initiator.session", "initiator.commands"),
@@ -74,6 +74,28 @@ ALLOWED: dict[str, set[str]] = {
         *("initiator.connecting", "initiator.drivers"),
     },
     "nbd.kernel": {"errors", "credentials", "metrics"},
+    "nbd.messages": {"errors"},
+    "nbd.buffers": set(),
+    "nbd.exports": {"disk.seam", "nbd.messages"},
+    "nbd.handshake": {"errors", "nbd.messages", "nbd.exports"},
+    "nbd.transmission": {
+        *("errors", "initiator.session", "disk.seam", "nbd.messages", "nbd.buffers"),
+    },
+    "nbd.listening": {"errors"},
+    "nbd.tls": {"errors", "credentials", "sockets"},
+    "nbd.client": {
+        *("errors", "sockets", "waiting", "disk.seam", "nbd.messages", "nbd.buffers"),
+        *("nbd.exports", "nbd.handshake", "nbd.transmission", "nbd.tls"),
+    },
+    "nbd.server": {
+        "errors",
+        "waiting",
+        "nbd.buffers",
+        "nbd.exports",
+        "nbd.handshake",
+        "nbd.client",
+    },
+    "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
     "target.store": {"errors", "files"},
     "target.ports": {"errors", "scsi"},
     "target.seam": {"scsi", "target.ports"},
@@ -90,7 +112,7 @@ ALLOWED: dict[str, set[str]] = {
     "aio": {"disk.aio"},
     "cli": {
         *("errors", "files", "waiting", "names", "options", "url", "credentials", "iscsi"),
-        *("metrics", "disk", "discovery", "doctor", "nbd.kernel", "target"),
+        *("metrics", "disk", "discovery", "doctor", "nbd", "target"),
     },
 }
 # Only the drivers, the shells and the command line wait.
@@ -110,6 +132,8 @@ TRIO_ALLOWED = {
     "disk.multipath.first_session",
     "doctor.portal",
     "metrics.serving",
+    "nbd.client",
+    "nbd.server",
     "target.iscsi.accepting",
     "target.iscsi.listening",
     "target.server",

@@ -1,216 +1,206 @@
-"""``iserblk nbd``: runs nbdkit with the plugin of this project, in the foreground.
-
-The listening socket is made here and handed over as systemd does it (sd_listen_fds(3)). So port 0
-is possible, and errors of the address have our own texts. nbdkit ends when this process ends, even
-if this process is killed.
-"""
+"""``iserblk nbd``: LUNs over NBD, in the foreground; by our own server, or by nbdkit."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
+import logging
 import signal
 import socket
-import stat
-import subprocess
+import ssl
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
-from urllib.parse import quote
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 import click
+import trio
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
-from iserblk.credentials import Handed, handed_on
-from iserblk.disk.blocking import open_disks
-from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
+from iserblk.disk.aio import open_disks
+from iserblk.disk.multipath.addresses import settle
+from iserblk.errors import BadArgument, IserblkError
 from iserblk.metrics.address import default_option, words
-from iserblk.nbd.kernel.programs import PLUGIN, nbdkit_environment, nbdkit_program
+from iserblk.nbd import nbdkit, tls
+from iserblk.nbd.exports import Export
+from iserblk.nbd.handshake import Tls
+from iserblk.nbd.listening import handed_over, listen_handed_over, listen_tcp, listen_unix
+from iserblk.nbd.server import NbdServer
+from iserblk.waiting.descriptors import signals_noted
 
-# LISTEN_PID must be nbdkit's pid: the shell has that pid already, because exec keeps it.
-_HAND_OVER = 'exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
-_BACKLOG = 128
-_START_TIMEOUT_S = 60.0
-_END_TIMEOUT_S = 60.0
+log = logging.getLogger(__name__)
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command("nbd")
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option("--socket", "path", metavar="PATH", help="Listen on a Unix socket.")
 @click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; port 0: any free port.")
+@click.option("--read-only", is_flag=True, help="Refuse all writes.")
+@click.option(
+    "--tls",
+    "tls_mode",
+    type=click.Choice([each.value for each in Tls]),
+    default=Tls.OFF.value,
+    show_default=True,
+    help="on: clients may use TLS; require: they must.",
+)
+@click.option(
+    "--tls-certificates",
+    metavar="DIR",
+    help="Directory with ca-cert.pem, server-cert.pem, server-key.pem and perhaps ca-crl.pem.",
+)
+@click.option("--tls-verify-peer", is_flag=True, help="Clients must have a certificate of that CA.")
+@click.option(
+    "--tls-psk",
+    metavar="FILE",
+    help="Pre-shared keys in place of certificates: lines user:key, in hexadecimal digits.",
+)
+@click.option(
+    "--nbdkit", "by_nbdkit", is_flag=True, help="Serve by nbdkit with the plugin of iserblk."
+)
+@click.option(
+    "--filter", "filters", metavar="NAME", multiple=True, help="A filter of nbdkit; repeatable."
+)
 @click.option(
     "--threads",
     type=click.IntRange(1, 1024),
-    default=32,
-    show_default=True,
-    help="Requests that one client may have in flight.",
+    help="With --nbdkit: requests that one client may have in flight. Default 32.",
 )
 @connection_options
 def command(
     urls: tuple[str, ...],
     path: str | None,
     listen: str | None,
-    threads: int,
+    read_only: bool,
+    tls_mode: str,
+    tls_certificates: str | None,
+    tls_verify_peer: bool,
+    tls_psk: str | None,
+    by_nbdkit: bool,
+    filters: tuple[str, ...],
+    threads: int | None,
     **options: str | None,
 ) -> None:
     """Export the LUNs of URL… over NBD, until SIGTERM or SIGINT.
 
     Prints `ready NBD-URI` once clients can connect. The exports are called lun0, lun1, …; the
-    default export is that of the first URL. There is no authentication: every client that reaches
-    the socket can read and write.
+    default export is that of the first URL. Without --tls there is no authentication: every client
+    that reaches the socket can read and write.
     """
-    if (path is None) == (listen is None):
-        raise click.UsageError("Give either --socket PATH or --listen HOST:PORT.")
     given = connection(options)
-    nbdkit = nbdkit_program()
-    # Errors of the URLs are found here, because nbdkit has one exit status for all errors.
-    open_disks(urls, given).close()
-    listening = _unix(path) if path is not None else _tcp(listen or "")
-    with listening as (sock, uri), _handed(sock, urls, given) as handed:
-        arguments = [nbdkit, "--exit-with-parent", "--threads", str(threads)]
-        plugin = ["python", str(PLUGIN), *(f"uri={url}" for url in handed.urls)]
-        plugin += [f"{name}={value}" for name, value in handed.options.items()]
-        status = _serve(sock, arguments, plugin, uri, handed.descriptors)
+    if not by_nbdkit and (filters or threads is not None):
+        name = "--filter" if filters else "--threads"
+        raise BadArgument(f"{name} is for nbdkit: add --nbdkit")
+    mode = Tls(tls_mode)
+    if mode is Tls.OFF and (tls_certificates or tls_verify_peer or tls_psk):
+        raise BadArgument("--tls-… without --tls: add --tls require, or --tls on")
+    if mode is not Tls.OFF and (tls_certificates is None) == (tls_psk is None):
+        raise BadArgument("--tls: give either --tls-certificates DIR or --tls-psk FILE")
+    if by_nbdkit:
+        words = ["--threads", str(threads or 32), *(f"--filter={name}" for name in filters)]
+        words += ["--read-only"] if read_only else []
+        words += ["--tls", mode.value] if mode is not Tls.OFF else []
+        words += [f"--tls-certificates={tls_certificates}"] if tls_certificates else []
+        words += [f"--tls-psk={tls_psk}"] if tls_psk else []
+        words += ["--tls-verify-peer"] if tls_verify_peer else []
+        nbdkit.check(urls, given)
+        with _listening(path, listen) as (sockets, uri):
+            served = {**default_option(_place(sockets[0])), **given}
+            status = nbdkit.serve(sockets[0], urls, served, words, lambda: ready(uri))
+        tell_systemd("STOPPING=1")
+    else:
+        context = _context(mode, tls_certificates, tls_verify_peer, tls_psk)
+        with _listening(path, listen) as (sockets, uri):
+            served = {**default_option(_place(sockets[0])), **given}
+            status = _serve(urls, served, sockets, uri, read_only, mode, context)
     sys.exit(status)
 
 
+def _context(
+    mode: Tls, certificates: str | None, verify_peer: bool, psk: str | None
+) -> ssl.SSLContext | None:
+    if mode is Tls.OFF:
+        return None
+    if psk is not None:
+        return tls.by_keys(psk)
+    return tls.by_certificates(certificates or "", verify_peer)
+
+
 @contextlib.contextmanager
-def _handed(sock: socket.socket, urls: tuple[str, ...], given: dict[str, str]) -> Iterator[Handed]:
-    """URLs and options for nbdkit, without secrets. By default metrics are served at a Unix socket
-    whose name comes from the address of ``sock``."""
+def _listening(path: str | None, listen: str | None) -> Iterator[tuple[list[socket.socket], str]]:
+    count = handed_over()
+    if (path is not None) + (listen is not None) + (count > 0) != 1:
+        raise click.UsageError(
+            "Give either --socket PATH or --listen HOST:PORT, or a socket unit of systemd."
+        )
+    if count:
+        opened = listen_handed_over(count)
+    else:
+        opened = listen_unix(path) if path is not None else listen_tcp(listen or "")
+    with opened as found:
+        yield found
+
+
+def _place(sock: socket.socket) -> str:
+    """What metrics are named by."""
     bound = sock.getsockname()
-    place = bound if sock.family == socket.AF_UNIX else words((bound[0], bound[1]))
-    with handed_on(urls, {**default_option(place), **given}) as handed:
-        yield handed
+    return bound if sock.family == socket.AF_UNIX else words((bound[0], bound[1]))
 
 
 def _serve(
-    sock: socket.socket, arguments: list[str], plugin: list[str], uri: str, descriptors: list[int]
+    urls: Sequence[str],
+    given: Mapping[str, str],
+    sockets: Sequence[socket.socket],
+    uri: str,
+    read_only: bool,
+    mode: Tls,
+    context: ssl.SSLContext | None,
 ) -> int:
-    """Run nbdkit until it ends, with ``descriptors``; returns the exit status."""
-    told = 0
+    """The exit status."""
+    busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, given))
+    failed: list[str] = []
 
-    def end(number: int, _frame: FrameType | None) -> None:
-        nonlocal told
-        told = number
-        child.terminate()
+    async def body(early: list[int]) -> int:
+        told = 0
+        stop = trio.Event()
+        is_ready = False
 
-    with tempfile.TemporaryDirectory(prefix="iserblk-") as scratch:
-        pid_file = Path(scratch) / "pid"
-        child = subprocess.Popen(
-            ["/bin/sh", "-c", _HAND_OVER, "sh", *arguments, "--pidfile", str(pid_file), *plugin],
-            stdin=sock.fileno(),
-            env=nbdkit_environment(),
-            pass_fds=descriptors,
-        )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
-        try:
-            if _wait_for(pid_file, child):
-                ready(uri)
-            child.wait()
-        finally:
-            _end(child)
-    tell_systemd("STOPPING=1")
-    if told:
-        return 128 + told
-    if child.returncode:
-        raise IserblkError(f"nbdkit ended with status {child.returncode}")
-    return 0
+        async def end_on_signals(signals: AsyncIterator[int]) -> None:
+            nonlocal told
+            told = await anext(signals)
+            tell_systemd("STOPPING=1")
+            if is_ready:
+                stop.set()
+                await anext(signals)
+                log.error("told twice to end: not waiting for the target")
+            nursery.cancel_scope.cancel()
 
+        with trio.open_signal_receiver(*_ENDING) as signals:
+            if early:
+                return early[0]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end_on_signals, signals)
+                async with open_disks(urls, given) as disks:
+                    exports = {
+                        name: Export(name, disk, read_only) for name, disk in disks.disks.items()
+                    }
+                    server = NbdServer(exports, disks.default, busy_poll_us, mode, context)
+                    async with server.serving(sockets):
+                        is_ready = True
+                        ready(uri)
+                        await stop.wait()
+                    for name, disk in disks.disks.items():
+                        if disk.dirty:  # one without a write cache is sent nothing
+                            try:
+                                await disk.flush()
+                            except IserblkError as error:
+                                failed.append(f"{name}: the last flush failed, data may be lost: "
+                                              f"{error}")  # fmt: skip
+                nursery.cancel_scope.cancel()
+        return told
 
-def _wait_for(pid_file: Path, child: subprocess.Popen[bytes]) -> bool:
-    """True once nbdkit takes connections, False when it ended before that. Raises IserblkError
-    after ``_START_TIMEOUT_S``."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while child.poll() is None:
-        if pid_file.exists():
-            return True
-        if time.monotonic() > deadline:
-            raise IserblkError(f"nbdkit is not ready after {_START_TIMEOUT_S:g} s")
-        time.sleep(0.01)
-    return False
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End nbdkit if it still runs: it flushes first; after ``_END_TIMEOUT_S`` it is killed."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-@contextlib.contextmanager
-def _unix(path: str) -> Iterator[tuple[socket.socket, str]]:
-    path = os.path.abspath(path)
-    _remove_stale(path)
-    with socket.socket(socket.AF_UNIX) as sock:
-        try:
-            sock.bind(path)
-        except OSError as error:
-            words = error.strerror or str(error)
-            raise refusal(error)(f"--socket {path}: {words}") from None
-        try:
-            sock.listen(_BACKLOG)
-            yield sock, f"nbd+unix:///?socket={quote(os.fsencode(path))}"
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-
-def _remove_stale(path: str) -> None:
-    """Remove a socket at ``path`` on which no process listens. Raises BadArgument if ``path`` is
-    something else, Busy if a server listens there."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise BadArgument(f"--socket {path}: exists, and is no socket")
-    except OSError:
-        return  # does not exist, or cannot be looked at: then bind raises
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-        except OSError:
-            return
-        else:
-            raise Busy(f"--socket {path}: another server listens there")
-
-
-@contextlib.contextmanager
-def _tcp(listen: str) -> Iterator[tuple[socket.socket, str]]:
-    host, colon, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    number = port.isascii() and port.isdigit() and len(port) <= 5
-    if not colon or not host or not number or int(port) > 0xFFFF:
-        raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. 127.0.0.1:10809 (port 0: any)")
-    try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:  # the latter: no host could have that name
-        words = getattr(error, "strerror", None) or error
-        raise BadArgument(f"--listen {listen}: {words}") from None
-    family, _, _, _, address = found[0]
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(address)
-            sock.listen(_BACKLOG)
-        except OSError as error:
-            raise refusal(error)(f"--listen {listen}: {error.strerror}") from None
-        bound = sock.getsockname()
-        shown = f"[{bound[0]}]" if family == socket.AF_INET6 else bound[0]
-        yield sock, f"nbd://{shown}:{bound[1]}"
-
-
-def refusal(error: OSError) -> type[IserblkError]:
-    denied = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), PermissionDenied)
-    kinds: dict[int, type[IserblkError]] = {errno.EADDRINUSE: Busy, **denied}
-    return kinds.get(error.errno or 0, BadArgument)
+    with signals_noted(*_ENDING) as came:
+        told = trio.run(body, came)
+    if failed:
+        raise IserblkError("; ".join(failed))
+    return 128 + told

@@ -13,18 +13,25 @@ from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
 from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import AsyncDisk, Extent, LunInfo
+from iserblk.disk.seam import DirectDisk, Extent, LunInfo
 from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
 from iserblk.initiator.reconnecting import Reconnector
 
 
 class TrioDisk:
-    """Implements AsyncDisk: one LUN for trio."""
+    """Implements DirectDisk: one LUN for trio."""
 
     def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
         self.core = core
         self.driver = driver
         self.info: LunInfo = core.info
+        self.begin_read = core.begin_read
+        self.begin_write = core.begin_write
+        self.end_read = core.ended
+        self.end_write = core.ended_write
+        self.hold = driver.hold
+        self.release = driver.release
+        self.abandon = driver.abandon
 
     @property
     def size(self) -> int:
@@ -38,11 +45,10 @@ class TrioDisk:
         return await self.driver.run_operation(self.core.refresh())
 
     @trio.lowlevel.enable_ki_protection
-    async def read_into(self, buffer: memoryview, offset: int) -> None:
+    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
         core = self.core
         waiter = TrioWaiter()
-        deadline = 0.0
-        slot = core.begin_read(buffer, offset, waiter)
+        slot = core.begin_read(buffer, offset, waiter) if not deadline else None
         if slot is not None:
             try:
                 await self.driver.wait(waiter)
@@ -55,10 +61,11 @@ class TrioDisk:
         await self.driver.run_operation(core.read(buffer, offset, deadline))
 
     @trio.lowlevel.enable_ki_protection
-    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+    ) -> None:
         core = self.core
-        deadline = 0.0
-        if not fua:
+        if not fua and not deadline:
             waiter = TrioWaiter()
             slot = core.begin_write(buffer, offset, waiter)
             if slot is not None:
@@ -105,7 +112,7 @@ class TrioDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
     first."""
 
-    def __init__(self, disks: dict[str, AsyncDisk]) -> None:
+    def __init__(self, disks: dict[str, DirectDisk]) -> None:
         self.disks = disks
         self.default = next(iter(disks))
 

@@ -17,9 +17,9 @@ import trio
 from iserblk import __version__
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.addresses import Address
-from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent
+from iserblk.disk.seam import BlockingDisk, DirectDisk, Extent
 from iserblk.initiator.session.deadlines import Ladder
-from iserblk.initiator.session.slots import QUEUED
+from iserblk.initiator.session.slots import QUEUED, TaskSlot, Waiter
 from iserblk.metrics.address import parse_address
 from iserblk.metrics.counting import (
     BYTES,
@@ -145,10 +145,19 @@ class MeteredBlocking:
 
 
 class MeteredAsync:
-    """Implements AsyncDisk: passes each call on to another disk, and counts it."""
+    """Implements DirectDisk: passes each call on to another disk, and counts it. ``slots``: task
+    slots of the other disk's session."""
 
-    def __init__(self, disk: AsyncDisk, metrics: LunMetrics) -> None:
+    def __init__(self, disk: DirectDisk, metrics: LunMetrics, slots: int) -> None:
         self.disk = disk
+        self.hold = disk.hold
+        self.release = disk.release
+        self.abandon = disk.abandon
+        self._begin_read = disk.begin_read
+        self._begin_write = disk.begin_write
+        self._end_read = disk.end_read
+        self._end_write = disk.end_write
+        self._starts = [0] * slots  # of commands that are begun, by the index of their slot
         self._read = disk.read_into
         self._write = disk.write
         self._metrics = metrics
@@ -166,10 +175,10 @@ class MeteredAsync:
     async def refresh(self) -> int:
         return await self.disk.refresh()
 
-    async def read_into(self, buffer: memoryview, offset: int) -> None:
+    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
         start = clock()
         try:
-            await self._read(buffer, offset)
+            await self._read(buffer, offset, deadline)
         except BaseException:
             count(self._metrics, READ, start, 0, True)
             raise
@@ -179,10 +188,12 @@ class MeteredAsync:
         row[BYTES] += len(buffer)
         row[NANOSECONDS] += took
 
-    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+    ) -> None:
         start = clock()
         try:
-            await self._write(buffer, offset, fua)
+            await self._write(buffer, offset, fua, deadline)
         except BaseException:
             count(self._metrics, WRITE, start, 0, True)
             raise
@@ -223,14 +234,61 @@ class MeteredAsync:
     async def cache(self, offset: int, length: int) -> None:
         await self.disk.cache(offset, length)
 
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        start = clock()
+        slot = self._begin_read(buffer, offset, waiter)
+        if slot is not None:
+            self._starts[slot.index] = start
+        return slot
+
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        start = clock()
+        slot = self._begin_write(buffer, offset, waiter)
+        if slot is not None:
+            self._starts[slot.index] = start
+        return slot
+
+    def end_read(self, slot: TaskSlot) -> float:
+        """One that goes on counts as a request of its own, from there."""
+        index, length = slot.index, slot.length
+        try:
+            deadline = self._end_read(slot)
+        except BaseException:
+            count(self._metrics, READ, self._starts[index], 0, True)
+            raise
+        if not deadline:
+            took = clock() - self._starts[index]
+            row = self._rows[READ]
+            row[((took - 1) // 1000).bit_length()] += 1
+            row[BYTES] += length
+            row[NANOSECONDS] += took
+        return deadline
+
+    def end_write(self, slot: TaskSlot) -> float:
+        index, length = slot.index, slot.length
+        try:
+            deadline = self._end_write(slot)
+        except BaseException:
+            count(self._metrics, WRITE, self._starts[index], 0, True)
+            raise
+        if not deadline:
+            took = clock() - self._starts[index]
+            row = self._rows[WRITE]
+            row[((took - 1) // 1000).bit_length()] += 1
+            row[BYTES] += length
+            row[NANOSECONDS] += took
+        return deadline
+
 
 def metered_blocking(disk: BlockingDisk, core: DiskCore) -> BlockingDisk:
     """``disk``; where its metrics are served, a wrapper of it that counts."""
     return MeteredBlocking(disk, core.metrics) if core.metrics.served_at else disk
 
 
-def metered_async(disk: AsyncDisk, core: DiskCore) -> AsyncDisk:
-    return MeteredAsync(disk, core.metrics) if core.metrics.served_at else disk
+def metered_async(disk: DirectDisk, core: DiskCore) -> DirectDisk:
+    if not core.metrics.served_at:
+        return disk
+    return MeteredAsync(disk, core.metrics, len(core.session.queue.tasks))
 
 
 # --- serving them --------------------------------------------------------------------------------

@@ -17,8 +17,11 @@ The disk uses a buffer from the call to its return (also by exception), and not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from iserblk.initiator.session.slots import TaskSlot, Waiter
 
 # Flags of an extent, with the meaning of NBD's base:allocation.
 EXTENT_DATA = 0
@@ -170,3 +173,43 @@ class AsyncDisk(Protocol):
     async def extents(self, offset: int, length: int) -> list[Extent]: ...
 
     async def cache(self, offset: int, length: int) -> None: ...
+
+
+class DirectDisk(AsyncDisk, Protocol):
+    """An AsyncDisk for event-driven front-ends, which submit commands without a coroutine that
+    waits for them.
+
+    ``begin_read`` and ``begin_write`` send the one command of a request, if one is enough and a
+    slot is free, and return its slot; None: nothing was done, call ``read_into`` or ``write``.
+    ``waiter.task_done`` is called when the command has ended. The caller then calls ``end_read`` or
+    ``end_write`` once. It returns 0.0 when the request is done, or else a deadline: go on with
+    ``read_into`` or ``write`` and this deadline. It raises the error of the request.
+    """
+
+    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None: ...
+
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+    ) -> None: ...
+
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter, /) -> TaskSlot | None: ...
+
+    def begin_write(
+        self, buffer: memoryview, offset: int, waiter: Waiter, /
+    ) -> TaskSlot | None: ...
+
+    def end_read(self, slot: TaskSlot, /) -> float: ...
+
+    def end_write(self, slot: TaskSlot, /) -> float: ...
+
+    def hold(self) -> bool:
+        """Have commands that are begun from now on leave together, at ``release``. Returns the
+        argument of ``release``."""
+        ...
+
+    def release(self, held: bool, /) -> None: ...
+
+    def abandon(self, mine: Callable[[Waiter], bool], /) -> int:
+        """Begin to abort at the target the commands whose waiter is ``mine``; returns how many.
+        ``task_done`` is called for each when it has ended: only then its buffer is free."""
+        ...

@@ -145,11 +145,12 @@ class Strands:
         function: Callable[..., Coroutine[Any, Any, object]],
         *arguments: object,
         name: str = "strand",
-    ) -> None:
+    ) -> Strand:
         """Start ``function(*arguments)`` as a strand. ``name``: for error texts."""
         strand = Strand(function(*arguments), self, name)
         self._alive.add(strand)
         strand.wake()
+        return strand
 
     def rouse(self) -> None:
         """Wake the group's own task: it calls ``run``, and raises the error of a strand."""

@@ -21,7 +21,7 @@ from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
-from iserblk.initiator.session.slots import Operation
+from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
 from iserblk.waiting import strands
 from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
 from iserblk.waiting.descriptors import Nap, WriteWatch
@@ -180,6 +180,17 @@ class TrioDriver:
         else:
             self._gatherer.wake()
 
+    def hold(self) -> bool:
+        """Have commands that are submitted from now on leave together, at ``release``. Returns the
+        argument of ``release``."""
+        held, self._batch = self._batch, True
+        return held
+
+    def release(self, held: bool) -> None:
+        if not held:
+            self._batch = False
+            self.session.queue.flush()
+
     @trio.lowlevel.enable_ki_protection
     async def _gather(self) -> None:
         """Send commands a few turns of the loop late, together with those that came meanwhile."""
@@ -239,6 +250,16 @@ class TrioDriver:
         except BaseException:
             session.fail(ConnectionLost(f"{session.portal}: interrupted"))
             raise
+
+    def abandon(self, mine: Callable[[Waiter], bool]) -> int:
+        """Begin to abort at the target the commands whose waiter is ``mine``; returns how many.
+        Their waiters are told when they have ended: only then their buffers are free."""
+        now = monotonic()
+        slots = [slot for slot in self.session.queue.tasks if slot.state >= QUEUED]
+        slots = [slot for slot in slots if mine(slot.waiter)]
+        for slot in slots:
+            self.ladder.cancel(slot, now)
+        return len(slots)
 
     @trio.lowlevel.enable_ki_protection
     async def log_out(self) -> None:

@@ -1,0 +1,95 @@
+"""The memory of an NBD server: bounded for each client and for all together, and used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+GUARANTEED = 1 << 20  # bytes that each client may have whatever the others have
+CLIENT_BYTES = 8 << 20  # bytes of the requests of one client; a single one may be larger
+TOTAL_BYTES = 64 << 20  # bytes of all clients
+KEPT_BYTES = 16 << 20  # of buffers that no request uses
+HEADROOM = 64  # bytes in front of the data of a buffer, for the header of its reply
+CHUNK = 256 << 10  # bytes
+_KEPT_CHUNKS = 16
+
+
+class Chunk:
+    """Memory that bytes of a client are received into, as they come. ``users``: requests whose data
+    is in it."""
+
+    __slots__ = ("data", "users", "view")
+
+    def __init__(self) -> None:
+        self.data = bytearray(CHUNK)
+        self.view = memoryview(self.data)
+        self.users = 0
+
+
+class Memory:
+    """Of one server, used by one thread. ``used``: bytes of requests of all clients. ``kept``:
+    bytes that are kept for requests to come, those that clients keep included."""
+
+    def __init__(self, total: int = TOTAL_BYTES) -> None:
+        self.total = total
+        self.used = 0
+        self._given_back = False
+        self._waiting: dict[Callable[[], None], None] = {}  # oldest first
+        self._buffers: dict[int, list[bytearray]] = {}
+        self.kept = 0
+        self._chunks: list[Chunk] = []
+
+    def fits(self, length: int) -> bool:
+        return self.used + length <= self.total
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called once, when bytes have been given back."""
+        self._waiting[wake] = None
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        self._waiting.pop(wake, None)
+
+    def give_back(self, length: int) -> None:
+        """So many bytes of ``used`` are free again; ``share_out`` is to follow."""
+        self.used -= length
+        self._given_back = True
+
+    def share_out(self) -> None:
+        """Where something was given back: clients that wait look again, in the order in which they
+        came."""
+        if self._waiting and self._given_back:
+            self._given_back = False
+            waiting, self._waiting = self._waiting, {}
+            for wake in waiting:
+                wake()
+
+    def buffer(self, length: int) -> bytearray:
+        """HEADROOM bytes, and ``length`` more or a few. What is in it is what its last user left:
+        who sends it must have filled it."""
+        size = 1 << max(12, (length - 1).bit_length())
+        free = self._buffers.get(size)
+        if free:
+            self.kept -= size
+            return free.pop()
+        return bytearray(HEADROOM + size)
+
+    def keep(self, buffer: bytearray) -> None:
+        """Nobody uses ``buffer`` any more."""
+        size = len(buffer) - HEADROOM
+        if self.kept + size > KEPT_BYTES:
+            # Perhaps they are of sizes that no client asks for any more.
+            self.kept -= sum(size * len(free) for size, free in self._buffers.items())
+            self._buffers.clear()
+        if self.keeps(size):
+            self.kept += size
+            self._buffers.setdefault(size, []).append(buffer)
+
+    def keeps(self, length: int) -> bool:
+        """There is room to keep a buffer of so many bytes."""
+        return self.kept + length <= KEPT_BYTES
+
+    def chunk(self) -> Chunk:
+        return self._chunks.pop() if self._chunks else Chunk()
+
+    def keep_chunk(self, chunk: Chunk) -> None:
+        if len(self._chunks) < _KEPT_CHUNKS:
+            self._chunks.append(chunk)

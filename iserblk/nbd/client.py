@@ -1,0 +1,437 @@
+"""One NBD client, from its first byte to its last: the shell around handshake and transmission.
+
+A client is served by one trio task, which waits for its socket, and by one strand, which is resumed
+when commands of its requests have ended. Both do one thing, a **turn**: end the commands that have
+been answered, send the replies in one system call, receive what there is, and begin a command for
+each request. No request has a task, a thread or a lock. Requests that take more than one command
+(flushes, trims, what is not aligned, what has to be tried again) each have a strand.
+
+With many requests open the socket is not waited for: it is looked at in the turns in which answers
+come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Protocol
+
+import trio
+
+from iserblk.disk.seam import DirectDisk, Extent
+from iserblk.errors import BadArgument, IserblkError, OutOfRange, RemoteProtocolError
+from iserblk.nbd import messages as nbd
+from iserblk.nbd.buffers import Memory
+from iserblk.nbd.exports import Export
+from iserblk.nbd.handshake import Handshake, Look, State, Tls
+from iserblk.nbd.tls import PlainStream, TlsStream
+from iserblk.nbd.transmission import Request, Transmission
+from iserblk.sockets.wire import WOULD_BLOCK, wire
+from iserblk.waiting.busy_polling import BusyPoll, Pace
+from iserblk.waiting.descriptors import Nap
+from iserblk.waiting.strands import Strands, park
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 15.0
+MANY = 8  # open requests, from which on the socket is looked at when answers come
+_MOST_BUFFERS = 1024  # of one system call (IOV_MAX)
+_STEP = 4096  # bytes of a handshake that are received at once
+
+
+class Stream(Protocol):
+    """The bytes of a client. ``send`` and ``receive`` are those of ``sockets.wire.Wire``."""
+
+    def send(self, buffers: list[bytes | memoryview], size: int) -> int: ...
+
+    def receive(self, buffers: list[memoryview]) -> int: ...
+
+    def pending(self) -> bool:
+        """``receive`` may have something that the socket does not show."""
+        ...
+
+    def flush(self) -> bool:
+        """Send what ``send`` has taken and kept; whether nothing is left."""
+        ...
+
+    def say_goodbye(self) -> None:
+        """Nothing follows. Does not wait, and raises nothing."""
+        ...
+
+
+class Client:
+    """One connection. ``group``: of its strands. ``name``: for logs. ``sock``: the caller closes it
+    when ``serve`` has returned."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        name: str,
+        group: Strands,
+        memory: Memory,
+        busy_poll: BusyPoll,
+    ) -> None:
+        sock.setblocking(False)
+        self.name = name
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._wire = wire(sock, end_of_record=False)
+        self._stream: Stream = PlainStream(self._wire)
+        self._group = group
+        self._memory = memory
+        self._pace = Pace(busy_poll)
+        self._nap = Nap()  # of the task, while there is nothing to wait for in the socket
+        self._write_nap = Nap()
+        self._ending = Nap()  # while commands are being aborted
+        self._done: list[Request] = []  # whose commands have ended since the last turn
+        self._answers = 0
+        self._blocked = False  # the socket takes no more at the moment
+        self._over = False  # nothing more is received: the client has said so, or is gone
+        self._woken = False  # the strand
+        self._stopped = False
+        self._closing = False  # the group of the strands is
+
+    # -- handshake --------------------------------------------------------------------------------
+
+    async def shake_hands(
+        self,
+        exports: Mapping[str, Export],
+        default: str,
+        tls: Tls,
+        context: ssl.SSLContext | None,
+    ) -> tuple[Export, Transmission] | None:
+        """None: the client has ended it. Raises RemoteProtocolError, OSError, trio.TooSlowError."""
+        handshake = Handshake(exports, default, tls)
+        buffer = memoryview(bytearray(_STEP))
+        with trio.fail_after(HANDSHAKE_S):
+            while True:
+                await self._send_all(handshake.data_to_send())
+                if handshake.negotiated is not None:
+                    export = exports[handshake.negotiated.export]
+                    return export, Transmission(
+                        handshake.negotiated, self, self._memory, handshake.rest()
+                    )
+                if handshake.state is State.ENDED:
+                    return None
+                count = await self._receive_some(buffer)
+                if not count:
+                    return None
+                event = handshake.receive_data(bytes(buffer[:count]))
+                while event is not None:
+                    if isinstance(event, Look):
+                        await self._look(event.export)
+                        handshake.looked()
+                    else:
+                        assert context is not None
+                        await self._send_all(handshake.data_to_send())
+                        await self._secure(context)
+                        handshake.secured()
+                    event = handshake.receive_data(b"")
+
+    async def _look(self, export: Export) -> None:
+        """NBD has no way to tell a client of a change: so it is given what is true now."""
+        try:
+            await export.disk.refresh()
+        except IserblkError as error:
+            log.warning("%s: the size is the last one known: %s", export.name, error)
+
+    async def _secure(self, context: ssl.SSLContext) -> None:
+        stream = TlsStream(self._wire, context)
+        while not stream.shake_hands():
+            if not stream.flush():
+                await trio.lowlevel.wait_writable(self._fd)
+            else:
+                await trio.lowlevel.wait_readable(self._fd)
+        self._stream = stream
+
+    async def _send_all(self, data: bytes) -> None:
+        rest: bytes | memoryview = memoryview(data)
+        while rest or not self._stream.flush():
+            count = self._stream.send([rest], len(rest)) if rest else WOULD_BLOCK
+            if count == WOULD_BLOCK:
+                await trio.lowlevel.wait_writable(self._fd)
+            else:
+                rest = rest[count:]
+
+    async def _receive_some(self, buffer: memoryview) -> int:
+        while True:
+            count = self._stream.receive([buffer])
+            if count != WOULD_BLOCK:
+                return count
+            await trio.lowlevel.wait_readable(self._fd)
+
+    # -- transmission -----------------------------------------------------------------------------
+
+    async def serve(self, export: Export, transmission: Transmission) -> None:
+        """Until the client has ended, or is gone, and the last command of its requests has ended,
+        too. Raises nothing but Cancelled; its strands are closed by their group then, which aborts
+        the commands."""
+        self._export = export
+        self._disk: DirectDisk = export.disk
+        self._transmission = transmission
+        self._strand = self._group.start_soon(self._on_answers, name=self.name)
+        self._strand.abandon = self._abandon
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_writes)
+                await self._run()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._memory.forget(self._wake)
+        self._stopped = True
+        self._wake()
+        self._stream.say_goodbye()
+        transmission.close()
+
+    def stop(self) -> None:
+        """Receive nothing more: ``serve`` ends when what is open is answered."""
+        self._over = True
+        self._nap.wake()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)  # it wakes the task, which may wait for more
+
+    def hurry(self) -> None:
+        """After ``stop``, some time later: if the client takes no replies, give it up."""
+        if self._blocked:
+            self._lose()
+            self._nap.wake()
+
+    @trio.lowlevel.enable_ki_protection  # an interrupt is for the owner of the loop
+    async def _run(self) -> None:
+        """Body of the task."""
+        transmission = self._transmission
+        self._turn(first=True)
+        while not self._over or transmission.open or transmission.held or self._blocked:
+            if self._wants_input():
+                if transmission.open <= 1:
+                    self._pace.rest(self._answers)
+                await trio.lowlevel.wait_readable(self._fd)
+                self._pace.work()
+                self._turn()
+            else:
+                await self._nap.sleep()
+
+    async def _on_answers(self) -> None:
+        """Body of the strand."""
+        while True:
+            await park()
+            self._woken = False
+            if self._stopped:
+                return
+            self._turn(receive=self._transmission.open + len(self._done) >= MANY)
+            if self._over or self._wants_input():
+                self._nap.wake()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _watch_writes(self) -> None:
+        while True:
+            if not self._blocked:
+                await self._write_nap.sleep()
+            await trio.lowlevel.wait_writable(self._fd)
+            self._blocked = False
+            self._turn()
+            if self._over or self._wants_input():
+                self._nap.wake()
+
+    def _wants_input(self) -> bool:
+        transmission = self._transmission
+        return not (self._over or self._blocked or transmission.held or transmission.open >= MANY)
+
+    def answered(self, request: Request) -> None:
+        """Implements Answered."""
+        self._done.append(request)
+        if self._closing:
+            self._ending.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        """The strand takes a turn soon."""
+        if not self._woken:
+            self._woken = True
+            self._strand.wake()
+
+    def _turn(self, receive: bool = True, first: bool = False) -> None:
+        held = self._disk.hold()
+        transmission = self._transmission
+        try:
+            if self._done:
+                done, self._done = self._done, []
+                self._answers += len(done)
+                for request in done:
+                    self._end(request)
+            if transmission.out_size and not self._blocked:
+                self._send()
+            if transmission.held or first:
+                self._begin(transmission.resume())
+            if receive:
+                self._receive()
+            if transmission.out_size and not self._blocked:
+                self._send()  # refusals
+            self._memory.share_out()
+            if transmission.starved:
+                self._memory.wait(self._wake)
+        except RemoteProtocolError as error:
+            log.warning("%s: %s", self.name, error)
+            self._lose()
+        except OSError as error:
+            if error.errno not in _GONE:
+                log.warning("%s: %s", self.name, error.strerror or error)
+            self._lose()
+        except Exception:  # a bug; it ends this client only
+            log.exception("%s: internal error", self.name)
+            self._lose()
+        finally:
+            self._disk.release(held)
+
+    def _lose(self) -> None:
+        """The connection is over. What is open ends as it would, and is not answered."""
+        self._over = True
+        self._blocked = False
+        self._transmission.discard()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self) -> None:
+        transmission, stream = self._transmission, self._stream
+        while not (self._over or self._blocked):
+            buffers = transmission.get_buffers()
+            if not buffers:
+                break
+            count = stream.receive(buffers)
+            if count == WOULD_BLOCK:
+                return
+            if not count:
+                self._over = True
+                return
+            self._begin(transmission.received(count))
+            if not stream.pending():
+                break
+        if transmission.ended:
+            self._over = True
+
+    def _send(self) -> None:
+        transmission = self._transmission
+        out, size = transmission.out, transmission.out_size
+        if len(out) > _MOST_BUFFERS:
+            out = out[:_MOST_BUFFERS]
+            size = sum(map(len, out))
+        count = self._stream.send(out, size)
+        if count != WOULD_BLOCK:
+            transmission.sent(count)
+        if transmission.out_size or not self._stream.flush():
+            self._blocked = True
+            self._write_nap.wake()
+
+    def _begin(self, requests: list[Request]) -> None:
+        """Send the command of each, where one will do and there is room for it."""
+        disk = self._disk
+        for request in requests:
+            command = request.command
+            slot = None
+            if command == nbd.READ:
+                slot = disk.begin_read(request.data, request.offset, request)
+            elif command == nbd.WRITE and not request.flags:
+                slot = disk.begin_write(request.data, request.offset, request)
+            if slot is None:
+                self._group.start_soon(self._carry_out, request, 0.0, name=self.name)
+            else:
+                request.slot = slot
+
+    def _end(self, request: Request) -> None:
+        """The command of a request has ended."""
+        slot = request.slot
+        assert slot is not None  # ``_begin`` set it
+        try:
+            if request.command == nbd.READ:
+                deadline = self._disk.end_read(slot)
+            else:
+                deadline = self._disk.end_write(slot)
+        except IserblkError as error:
+            self._refuse(request, error)
+            return
+        if not deadline:
+            self._transmission.reply(request)
+        elif self._closing:
+            self._transmission.refuse(request, nbd.ESHUTDOWN, "the server is ending")
+        else:
+            self._group.start_soon(self._carry_out, request, deadline, name=self.name)
+
+    def _refuse(self, request: Request, error: IserblkError) -> None:
+        number = nbd.error_of(error)
+        if isinstance(error, OutOfRange) and request.command in (nbd.WRITE, nbd.WRITE_ZEROES):
+            number = nbd.ENOSPC
+        if number == nbd.ENOTSUP and not request.flags & nbd.FLAG_FAST_ZERO:
+            number = nbd.EINVAL
+        if number == nbd.EIO:
+            log.warning("%s: %s", self.name, error)
+        self._transmission.refuse(request, number, str(error))
+
+    async def _carry_out(self, request: Request, deadline: float) -> None:
+        """Body of a strand: a request that takes more than one command. ``deadline``: when it has
+        to be done, where it has begun already."""
+        extents: list[Extent] | None = None
+        try:
+            extents = await self._obey(request, deadline)
+        except IserblkError as error:
+            self._refuse(request, error)
+        except Exception:
+            log.exception("%s: internal error", self.name)
+            self._transmission.refuse(request, nbd.EIO, "internal error of the server")
+        else:
+            if extents is None:
+                self._transmission.reply(request)
+            else:
+                self._transmission.reply_status(request, extents)
+        self._answers += 1
+        self._wake()
+
+    async def _obey(self, request: Request, deadline: float) -> list[Extent] | None:
+        disk, offset, length, flags = self._disk, request.offset, request.length, request.flags
+        fua = flags & nbd.FLAG_FUA != 0
+        if offset + length > disk.size and request.command != nbd.FLUSH:
+            await disk.refresh()  # it may have grown
+        match request.command:
+            case nbd.READ:
+                await disk.read_into(request.data, offset, deadline)
+            case nbd.WRITE:
+                await disk.write(request.data, offset, fua, deadline)
+            case nbd.FLUSH:
+                await disk.flush()
+            case nbd.TRIM:
+                await disk.trim(offset, length, fua)
+            case nbd.WRITE_ZEROES:
+                await disk.zero(
+                    offset,
+                    length,
+                    may_trim=not flags & nbd.FLAG_NO_HOLE,
+                    fast=flags & nbd.FLAG_FAST_ZERO != 0,
+                    fua=fua,
+                )
+            case nbd.CACHE:
+                await disk.cache(offset, length)
+            case nbd.BLOCK_STATUS:
+                if not length:
+                    raise BadArgument("BLOCK_STATUS of nothing, or of a context that is not in use")
+                return await disk.extents(offset, length)
+        return None
+
+    async def _abandon(self, _waiter: object) -> None:
+        """The strands are being closed. Abort the commands, and wait until they have ended: before
+        that no buffer is free."""
+        self._over = self._closing = True
+        ended = len(self._done)
+        ended += self._disk.abandon(
+            lambda waiter: isinstance(waiter, Request) and waiter.owner is self
+        )
+        while len(self._done) < ended:
+            await self._ending.sleep()
+        for request in self._done:
+            self._end(request)
+        self._transmission.discard()
+
+
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN)

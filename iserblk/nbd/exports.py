@@ -1,0 +1,44 @@
+"""What a server tells of its exports: one for each LUN."""
+
+from __future__ import annotations
+
+from iserblk.disk.seam import DirectDisk
+from iserblk.nbd import messages as nbd
+
+
+class Export:
+    """One LUN as an export. ``read_only``: writes are refused, whatever the LUN allows."""
+
+    def __init__(self, name: str, disk: DirectDisk, read_only: bool = False) -> None:
+        self.name = name
+        self.disk = disk
+        info = disk.info
+        self.read_only = read_only or info.read_only
+        self.description = f"{info.vendor} {info.product}, {info.target} LUN {info.lun}"
+        # Any alignment works; whole blocks of the medium work best.
+        self.minimum = 1
+        self.preferred = max(info.physical_block_size, nbd.PREFERRED)
+        # A power of two, as the protocol wants, between 512 and the largest payload.
+        if self.preferred & (self.preferred - 1) or self.preferred > nbd.MOST_PAYLOAD:
+            self.preferred = nbd.PREFERRED
+
+    @property
+    def size(self) -> int:
+        return self.disk.size
+
+    def flags(self, structured: bool) -> int:
+        """Transmission flags. All connections share the LUN's session and nothing is cached here:
+        what one was answered is seen by the others, and a flush covers the writes of all."""
+        info = self.disk.info
+        flags = nbd.HAS_FLAGS | nbd.SEND_FLUSH | nbd.SEND_FUA | nbd.CAN_MULTI_CONN | nbd.SEND_CACHE
+        if info.rotational:
+            flags |= nbd.ROTATIONAL
+        if structured:
+            flags |= nbd.SEND_DF
+        if self.read_only:
+            return flags | nbd.READ_ONLY
+        # A fast zero that would not be fast is refused at once, which is what the flag promises.
+        flags |= nbd.SEND_WRITE_ZEROES | nbd.SEND_FAST_ZERO
+        if info.can_trim:
+            flags |= nbd.SEND_TRIM
+        return flags

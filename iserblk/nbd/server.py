@@ -1,0 +1,148 @@
+"""An NBD server on trio: listening sockets, and a client for each connection."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.nbd.buffers import Memory
+from iserblk.nbd.client import Client
+from iserblk.nbd.exports import Export
+from iserblk.nbd.handshake import Tls
+from iserblk.waiting.busy_polling import BusyPoll
+from iserblk.waiting.strands import Strands, open_strands
+
+log = logging.getLogger(__name__)
+
+MOST_CLIENTS = 256
+LAST_WORDS_S = 5.0  # that a client has for taking replies, when the server ends
+KEEPALIVE_S = 60  # of silence, after which a client's machine is asked for a sign of life
+_ACCEPT_PAUSE_S = 0.1  # when the process has no descriptor left
+
+
+class NbdServer:
+    """``exports`` by name; ``default``: what an empty name means. ``tls`` other than OFF needs a
+    ``context``."""
+
+    def __init__(
+        self,
+        exports: Mapping[str, Export],
+        default: str,
+        busy_poll_us: int,
+        tls: Tls = Tls.OFF,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._exports = exports
+        self._default = default
+        self._tls = tls
+        self._context = context
+        self._memory = Memory()
+        self._busy_poll = BusyPoll(busy_poll_us)
+        self._clients: set[Client] = set()
+        self._handshakes: dict[Client, trio.CancelScope] = {}  # oldest first
+
+    @asynccontextmanager
+    async def serving(self, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+        """Take connections of the listening ``sockets``, which stay the caller's to close, for as
+        long as the block runs. At its end nothing more is received, and what was received is
+        answered first. Cancelled, or left by an exception, it aborts what is open."""
+        async with open_strands() as group, trio.open_nursery() as nursery:
+            nursery.start_soon(self._busy_poll.run)
+            async with trio.open_nursery() as clients:
+                async with trio.open_nursery() as listeners:
+                    for each in sockets:
+                        each.setblocking(False)
+                        listeners.start_soon(self._accept, each, clients, group)
+                    yield
+                    listeners.cancel_scope.cancel()
+                for scope in list(self._handshakes.values()):
+                    scope.cancel()
+                for client in self._clients:
+                    client.stop()
+                clients.start_soon(self._hurry)
+            nursery.cancel_scope.cancel()
+
+    async def _hurry(self) -> None:
+        """Clients that take no replies do not hold up the end."""
+        while self._clients:
+            await trio.sleep(LAST_WORDS_S)
+            for client in self._clients:
+                client.hurry()
+
+    async def _accept(
+        self, listening: socket.socket, nursery: trio.Nursery, group: Strands
+    ) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listening)
+            try:
+                sock, address = listening.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                log.warning("a connection could not be accepted: %s", error.strerror)
+                await trio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            nursery.start_soon(self._serve, sock, _name(address), group)
+
+    async def _serve(self, sock: socket.socket, name: str, group: Strands) -> None:
+        """One connection. Raises nothing but Cancelled."""
+        with sock:
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # A client that vanished without a word does not stay for ever.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+            client = Client(sock, name, group, self._memory, self._busy_poll)
+            try:
+                with trio.CancelScope() as scope:
+                    self._make_room(client, scope)
+                    try:
+                        agreed = await client.shake_hands(
+                            self._exports, self._default, self._tls, self._context
+                        )
+                    finally:
+                        self._handshakes.pop(client, None)
+            except trio.TooSlowError:
+                log.warning("%s: no end of the handshake in time", name)
+                return
+            except RemoteProtocolError as error:
+                log.warning("%s: %s", name, error)
+                return
+            except ssl.SSLError as error:
+                log.warning("%s: TLS: %s", name, error.reason or error)
+                return
+            except OSError as error:
+                log.info("%s: went away: %s", name, error.strerror)
+                return
+            if scope.cancelled_caught or agreed is None:
+                return
+            export, transmission = agreed
+            log.info("%s: uses %s", name, export.name)
+            self._clients.add(client)
+            try:
+                await client.serve(export, transmission)
+            finally:
+                self._clients.discard(client)
+
+    def _make_room(self, client: Client, scope: trio.CancelScope) -> None:
+        """With too many clients the oldest one that is no further than the handshake is let go; or
+        the new one."""
+        self._handshakes[client] = scope
+        if len(self._clients) + len(self._handshakes) > MOST_CLIENTS:
+            oldest = next(iter(self._handshakes))
+            log.warning("%s: let go: there are %d clients", oldest.name, MOST_CLIENTS)
+            self._handshakes.pop(oldest).cancel()
+
+
+def _name(address: object) -> str:
+    """Of a peer, for logs."""
+    if isinstance(address, tuple):
+        host, port = address[:2]
+        return f"NBD client [{host}]:{port}" if ":" in host else f"NBD client {host}:{port}"
+    return "NBD client"

@@ -1,0 +1,180 @@
+"""TLS of an NBD server: contexts from the files that NBD programs share, and a socket behind it.
+
+A directory with certificates has ``ca-cert.pem``, ``server-cert.pem``, ``server-key.pem`` and
+perhaps ``ca-crl.pem``; a file with pre-shared keys has lines ``user:key`` in hexadecimal digits.
+These are the names that nbdkit, qemu and libnbd use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from pathlib import Path
+
+from iserblk.credentials import read_private
+from iserblk.errors import BadArgument, NotSupported
+from iserblk.sockets.wire import WOULD_BLOCK, Wire
+
+_STEP = 64 << 10  # bytes of TLS records that are read, or made, at once
+
+
+def by_certificates(directory: str, verify_peer: bool) -> ssl.SSLContext:
+    """``verify_peer``: clients have to show a certificate that the CA has signed. Raises
+    BadArgument naming the file."""
+    place = Path(directory)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for name in ("ca-cert.pem", "server-cert.pem", "server-key.pem"):
+        if not (place / name).is_file():
+            raise BadArgument(f"--tls-certificates {directory}: it has no {name}")
+    try:
+        context.load_cert_chain(place / "server-cert.pem", place / "server-key.pem")
+        context.load_verify_locations(place / "ca-cert.pem")
+        if (place / "ca-crl.pem").is_file():
+            context.load_verify_locations(place / "ca-crl.pem")
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise BadArgument(f"--tls-certificates {directory}: {reason}") from None
+    if verify_peer:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def by_keys(path: str) -> ssl.SSLContext:
+    """Raises BadArgument naming the file; NotSupported where Python's ssl has no pre-shared
+    keys (before 3.13)."""
+    if not hasattr(ssl.SSLContext, "set_psk_server_callback"):
+        raise NotSupported(
+            "--tls-psk: this Python has no pre-shared keys (3.13 has); use --tls-certificates, or "
+            "--nbdkit with nbdkit's own --tls-psk"
+        )
+    keys = _keys(path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHEPSK:DHEPSK:PSK")
+    set_callback = getattr(context, "set_psk_server_callback")  # noqa: B009 (not in 3.11)
+    set_callback(lambda identity: keys.get(identity or "", b""))
+    return context
+
+
+def _keys(path: str) -> dict[str, bytes]:
+    keys: dict[str, bytes] = {}
+    content = read_private(path, f"--tls-psk {path}").decode(errors="surrogateescape")
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        user, colon, digits = line.rpartition(":")
+        try:
+            key = bytes.fromhex(digits)
+        except ValueError:
+            key = b""
+        if not colon or not user or not key:
+            raise BadArgument(f"--tls-psk {path}: line {number} is not user:hexadecimal-key")
+        keys[user] = key
+    if not keys:
+        raise BadArgument(f"--tls-psk {path}: it has no keys")
+    return keys
+
+
+class PlainStream:
+    """Implements Stream without TLS."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.send = wire.send
+        self.receive = wire.receive
+
+    def pending(self) -> bool:
+        return False
+
+    def flush(self) -> bool:
+        return True
+
+    def say_goodbye(self) -> None:
+        pass
+
+
+class TlsStream:
+    """Implements Stream behind TLS, whose handshake is done by ``shake_hands``.
+
+    Raises OSError as the socket does; ssl.SSLError, which is one, where the client breaks TLS.
+    """
+
+    def __init__(self, wire: Wire, context: ssl.SSLContext) -> None:
+        self._wire = wire
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        self._records = memoryview(bytearray(_STEP))
+        self._unsent: bytes = b""  # records
+        self._decrypted = False  # there may be more of what has been received
+
+    def shake_hands(self) -> bool:
+        """True when TLS has begun. False: call ``flush``, and again when bytes have come."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.flush()
+                if not self._read_records():
+                    return False
+            else:
+                self.flush()
+                return True
+
+    def _read_records(self) -> bool:
+        count = self._wire.receive([self._records])
+        if count == WOULD_BLOCK:
+            return False
+        if count:
+            self._in.write(self._records[:count])
+        else:
+            self._in.write_eof()
+        return True
+
+    def receive(self, buffers: list[memoryview]) -> int:
+        while True:
+            try:
+                count = int(self._tls.read(len(buffers[0]), buffers[0]))
+            except ssl.SSLWantReadError:
+                self._decrypted = False
+                if not self._read_records():
+                    return WOULD_BLOCK
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return 0
+            else:
+                self._decrypted = True
+                return count
+
+    def pending(self) -> bool:
+        return self._decrypted
+
+    def send(self, buffers: list[bytes | memoryview], size: int) -> int:
+        if not self.flush():
+            return WOULD_BLOCK
+        taken = 0
+        for buffer in buffers:
+            self._tls.write(buffer)
+            taken += len(buffer)
+            if self._out.pending >= _STEP:
+                break
+        self.flush()
+        return taken
+
+    def flush(self) -> bool:
+        """Send records that were made; whether all have left."""
+        while True:
+            if not self._unsent:
+                self._unsent = self._out.read()
+                if not self._unsent:
+                    return True
+            count = self._wire.send([self._unsent], len(self._unsent))
+            if count == WOULD_BLOCK:
+                return False
+            self._unsent = self._unsent[count:]
+
+    def say_goodbye(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._tls.unwrap()  # whose answer is not waited for
+        with contextlib.suppress(OSError):
+            self.flush()
