@@ -9,8 +9,18 @@ CLIENT_BYTES = 8 << 20  # bytes of the requests of one client; a single one may 
 TOTAL_BYTES = 64 << 20  # bytes of all clients
 KEPT_BYTES = 16 << 20  # of buffers that no request uses
 HEADROOM = 64  # bytes in front of the data of a buffer, for the header of its reply
+LEAST = 4096  # bytes that the smallest buffer has behind its headroom
 CHUNK = 256 << 10  # bytes
 _KEPT_CHUNKS = 16
+
+
+def size_of(length: int) -> int:
+    """Bytes of the buffer for so many bytes of data: what such a request is counted with. At most
+    a quarter more than ``length``, or LEAST."""
+    if length <= LEAST:
+        return LEAST
+    step = 1 << ((length - 1).bit_length() - 3)
+    return (length + step - 1) & -step
 
 
 class Chunk:
@@ -62,10 +72,9 @@ class Memory:
             for wake in waiting:
                 wake()
 
-    def buffer(self, length: int) -> bytearray:
-        """HEADROOM bytes, and ``length`` more or a few. What is in it is what its last user left:
-        who sends it must have filled it."""
-        size = 1 << max(12, (length - 1).bit_length())
+    def buffer(self, size: int) -> bytearray:
+        """HEADROOM bytes, and ``size`` more, which is one that ``size_of`` returns. What is in it
+        is what its last user left: the caller must fill what it sends."""
         free = self._buffers.get(size)
         if free:
             self.kept -= size
@@ -73,11 +82,11 @@ class Memory:
         return bytearray(HEADROOM + size)
 
     def keep(self, buffer: bytearray) -> None:
-        """Nobody uses ``buffer`` any more."""
+        """Take back a ``buffer`` that is not used any more."""
         size = len(buffer) - HEADROOM
         if self.kept + size > KEPT_BYTES:
             # Perhaps they are of sizes that no client asks for any more.
-            self.kept -= sum(size * len(free) for size, free in self._buffers.items())
+            self.kept -= sum(each * len(free) for each, free in self._buffers.items())
             self._buffers.clear()
         if self.keeps(size):
             self.kept += size

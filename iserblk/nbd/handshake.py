@@ -29,6 +29,8 @@ from iserblk.nbd.messages import Negotiated, Option
 MOST_OPTION = 64 << 10  # bytes of the data of an option; what is longer is refused, and passed over
 MOST_PASSED_OVER = 1 << 20  # bytes of that in a handshake
 MOST_OPTIONS = 256  # in a handshake
+MOST_QUERIES = 1024  # for metadata contexts, in one option
+MOST_UNREAD = 256 << 10  # bytes of replies, after which no more options are looked at
 
 
 class Tls(Enum):
@@ -127,7 +129,8 @@ class Handshake:
         self._extended = False
         self._contexts_of: str | None = None  # the export for which base:allocation was selected
 
-    def _enter(self, event: Event) -> None:
+    def enter(self, event: Event) -> None:
+        """The one writer of ``state``. Raises LocalProtocolError, and has changed nothing then."""
         after = TABLE.get((self.state, event))
         if after is None:
             raise LocalProtocolError(f"an NBD handshake that is {self.state} cannot take: {event}")
@@ -148,6 +151,8 @@ class Handshake:
     def receive_data(self, data: bytes) -> Look | StartTls | None:
         """Take what has come, b"" to go on after an event. Returns what the caller has to do before
         the next option. Raises RemoteProtocolError; the state is ENDED then."""
+        if self.state is State.ENDED:
+            return None
         self._in += data
         try:
             while True:
@@ -164,7 +169,7 @@ class Handshake:
                 else:
                     return None
         except _Breach as breach:
-            self._enter(Event.BREACH)
+            self.enter(Event.BREACH)
             raise RemoteProtocolError("NBD", str(breach)) from None
 
     # -- what came --------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ class Handshake:
         if flags & ~(nbd.FIXED_NEWSTYLE | nbd.NO_ZEROES):
             raise _Breach(f"unknown client flags {flags:#x}")
         self._client_flags = flags
-        self._enter(Event.FLAGS)
+        self.enter(Event.FLAGS)
         return True
 
     def _take_option(self) -> tuple[int, bytes] | None:
@@ -198,12 +203,9 @@ class Handshake:
             if length <= MOST_OPTION:
                 break
             self._count_option()
-            self._passed_over += length
-            if option == Option.EXPORT_NAME or self._passed_over > MOST_PASSED_OVER:
-                raise _Breach(f"an option with {length} bytes of data")
-            self._reply(option, nbd.REP_ERR_TOO_BIG, f"at most {MOST_OPTION} bytes".encode())
-            del self._in[: nbd.OPTION.size]
-            self._to_pass_over = length
+            self._pass_over(option, length)
+            if self.state is State.ENDED:
+                return None
         if len(self._in) < nbd.OPTION.size + length:
             return None
         data = bytes(self._in[nbd.OPTION.size : nbd.OPTION.size + length])
@@ -211,40 +213,71 @@ class Handshake:
         self._count_option()
         return option, data
 
+    def _pass_over(self, option: int, length: int) -> None:
+        """Answer an option with too much data, before the data has come."""
+        self._passed_over += length
+        if option == Option.EXPORT_NAME or self._passed_over > MOST_PASSED_OVER:
+            raise _Breach(f"an option with {length} bytes of data")
+        del self._in[: nbd.OPTION.size]
+        self._to_pass_over = length
+        try:
+            self._check(option)
+            if option == Option.ABORT:  # whose data is ignored
+                self._abort(option, b"")
+                return
+            if option == Option.SET_META_CONTEXT:
+                self._contexts_of = None  # as by any that fails
+            raise _Refused(nbd.REP_ERR_TOO_BIG, f"at most {MOST_OPTION} bytes")
+        except _Refused as refused:
+            self._refuse(option, refused)
+
     def _count_option(self) -> None:
         self._options += 1
         if self._options > MOST_OPTIONS:
             raise _Breach(f"more than {MOST_OPTIONS} options, and no export was chosen")
+        if len(self._out) > MOST_UNREAD:
+            raise _Breach("an option before the replies to others were read")
+
+    def _check(self, option: int) -> Obey:
+        """The function of ``option``. Raises _Refused where it may not be used now."""
+        if not self._client_flags & nbd.FIXED_NEWSTYLE and option != Option.EXPORT_NAME:
+            raise _Refused(nbd.REP_ERR_INVALID, "the client did not ask for fixed newstyle")
+        if (
+            self._tls is Tls.REQUIRE
+            and not self._secure
+            and option not in (Option.ABORT, Option.STARTTLS)
+        ):
+            raise _Refused(nbd.REP_ERR_TLS_REQD, "this server wants TLS")
+        obey = _OBEY.get(option)
+        if obey is None:
+            raise _Refused(nbd.REP_ERR_UNSUP, f"unknown option {option}")
+        return obey
 
     def _obey(self, option: int, data: bytes) -> Look | StartTls | None:
         try:
-            if not self._client_flags & nbd.FIXED_NEWSTYLE and option != Option.EXPORT_NAME:
-                raise _Refused(nbd.REP_ERR_INVALID, "the client did not ask for fixed newstyle")
-            if (
-                self._tls is Tls.REQUIRE
-                and not self._secure
-                and option not in (Option.ABORT, Option.STARTTLS)
-            ):
-                raise _Refused(nbd.REP_ERR_TLS_REQD, "this server wants TLS")
-            obey = _OBEY.get(option)
-            if obey is None:
-                raise _Refused(nbd.REP_ERR_UNSUP, f"unknown option {option}")
-            return obey(self, option, data)
+            return self._check(option)(self, option, data)
         except _Refused as refused:
-            if option == Option.EXPORT_NAME:  # which knows no error
-                raise _Breach(f"EXPORT_NAME: {refused}") from None
-            self._reply(option, refused.reply, str(refused).encode())
+            self._refuse(option, refused)
             return None
+
+    def _refuse(self, option: int, refused: _Refused) -> None:
+        if option == Option.EXPORT_NAME:  # which knows no error
+            raise _Breach(f"EXPORT_NAME: {refused}") from None
+        self._reply(option, refused.reply, nbd.string(str(refused)))
 
     # -- options ----------------------------------------------------------------------------------
 
     def _export_name(self, option: int, data: bytes) -> Look:
+        if self._extended:
+            raise _Refused(nbd.REP_ERR_INVALID, "it does not go with extended headers")
         return self._look(option, _string(data), [])
 
     def _info(self, option: int, data: bytes) -> Look:
         reader = _Reader(data)
         name = reader.string()
-        wanted = [reader.number(2) for _ in range(reader.number(2))]
+        count = reader.number(2)
+        reader.expect(count, 2)
+        wanted = [reader.number(2) for _ in range(count)]
         reader.end()
         return self._look(option, name, wanted)
 
@@ -252,7 +285,7 @@ class Handshake:
         self._chosen = self._find(name)
         self._option = option
         self._wanted = wanted
-        self._enter(Event.LOOK)
+        self.enter(Event.LOOK)
         return Look(self._chosen)
 
     def _find(self, name: str) -> Export:
@@ -263,13 +296,13 @@ class Handshake:
 
     def _abort(self, option: int, _data: bytes) -> None:
         self._reply(option, nbd.REP_ACK)
-        self._enter(Event.ABORT)
+        self.enter(Event.ABORT)
 
     def _list(self, option: int, data: bytes) -> None:
         _Reader(data).end()
         for export in self._exports.values():
             name = export.name.encode()
-            told = len(name).to_bytes(4) + name + _cut(export.description)
+            told = len(name).to_bytes(4) + name + nbd.string(export.description)
             self._reply(option, nbd.REP_SERVER, told)
         self._reply(option, nbd.REP_ACK)
 
@@ -283,7 +316,7 @@ class Handshake:
             # They would be taken for what came by TLS.
             raise _Breach("bytes behind STARTTLS that are not encrypted")
         self._reply(option, nbd.REP_ACK)
-        self._enter(Event.STARTTLS)
+        self.enter(Event.STARTTLS)
         return StartTls()
 
     def _structured_reply(self, option: int, data: bytes) -> None:
@@ -310,7 +343,11 @@ class Handshake:
             raise _Refused(nbd.REP_ERR_INVALID, "structured replies have to be asked for first")
         reader = _Reader(data)
         name = reader.string()
-        queries = [reader.string() for _ in range(reader.number(4))]
+        count = reader.number(4)
+        reader.expect(count, 4)
+        if count > MOST_QUERIES:
+            raise _Refused(nbd.REP_ERR_TOO_BIG, f"at most {MOST_QUERIES} queries")
+        queries = [reader.string() for _ in range(count)]
         reader.end()
         export = self._find(name)
         found = nbd.BASE_ALLOCATION in queries
@@ -327,15 +364,18 @@ class Handshake:
     # -- what the caller has done -----------------------------------------------------------------
 
     def secured(self) -> None:
-        """TLS has begun: all that came before is forgotten."""
-        self._enter(Event.SECURED)
+        """TLS has begun: all that came before is forgotten. Raises LocalProtocolError in any state
+        but SECURING."""
+        self.enter(Event.SECURED)
         self._secure = True
         self._forget()
 
     def looked(self) -> None:
-        """The size of the export is known. Then ``receive_data(b"")`` goes on."""
+        """The size of the export is known. Then ``receive_data(b"")`` goes on. Raises
+        LocalProtocolError in any state but LOOKING."""
         option, export = self._option, self._chosen
-        assert export is not None
+        self.enter(Event.TELL if option == Option.INFO else Event.GO)
+        assert export is not None  # as in every LOOKING state
         flags = export.flags(self._structured)
         contexts = self._contexts_of == export.name
         if self._extended and contexts:
@@ -350,7 +390,6 @@ class Handshake:
             self._tell(option, export)
             self._reply(option, nbd.REP_ACK)
         self._chosen = None
-        self._enter(Event.TELL if option == Option.INFO else Event.GO)
         if self.state is State.TRANSMISSION:
             self.negotiated = Negotiated(
                 export.name, self._structured, self._extended, contexts, flags
@@ -361,7 +400,7 @@ class Handshake:
             if wanted == nbd.INFO_NAME:
                 told = nbd.INFO.pack(wanted) + export.name.encode()
             elif wanted == nbd.INFO_DESCRIPTION:
-                told = nbd.INFO.pack(wanted) + _cut(export.description)
+                told = nbd.INFO.pack(wanted) + nbd.string(export.description)
             elif wanted == nbd.INFO_BLOCK_SIZE:
                 told = nbd.INFO_BLOCK_SIZE_DATA.pack(
                     wanted, export.minimum, export.preferred, nbd.MOST_PAYLOAD
@@ -375,7 +414,8 @@ class Handshake:
         self._out += data
 
 
-_OBEY: dict[int, Callable[[Handshake, int, bytes], Look | StartTls | None]] = {
+Obey = Callable[[Handshake, int, bytes], Look | StartTls | None]
+_OBEY: dict[int, Obey] = {
     Option.EXPORT_NAME: Handshake._export_name,
     Option.ABORT: Handshake._abort,
     Option.LIST: Handshake._list,
@@ -408,6 +448,11 @@ class _Reader:
         self._at += count
         return self._data[self._at - count : self._at]
 
+    def expect(self, count: int, width: int) -> None:
+        """``count`` items of at least ``width`` bytes follow."""
+        if count * width > len(self._data) - self._at:
+            raise _Refused(nbd.REP_ERR_INVALID, "the option's data is too short")
+
     def end(self) -> None:
         if self._at != len(self._data):
             raise _Refused(nbd.REP_ERR_INVALID, "the option has more data than it should")
@@ -423,8 +468,3 @@ def _string(data: bytes) -> str:
     if "\0" in text:
         raise _Refused(nbd.REP_ERR_INVALID, "a string has a NUL")
     return text
-
-
-def _cut(text: str) -> bytes:
-    """As a string of the protocol."""
-    return text.encode()[: nbd.MOST_STRING]

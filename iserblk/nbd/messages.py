@@ -1,7 +1,8 @@
 """The messages of the NBD protocol: their numbers and layouts.
 
 Source: the protocol's own document (doc/proto.md of the NBD project) and its extension "extended
-headers". All numbers on the wire are big-endian.
+headers" (the same document on the branch extension-ext-header). All numbers on the wire are
+big-endian.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ STATUS_PAYLOAD = struct.Struct(">Q")
 
 MOST_PAYLOAD = 32 << 20  # bytes that clients may send or ask for without having asked the server
 PREFERRED = 4096
-MOST_EXTENTS = 1 << 14  # of one answer
+MOST_EXTENTS = 1 << 12  # of one answer
 
 EPERM = 1
 EIO = 5
@@ -173,6 +174,14 @@ _ERRORS = {
     errno.EOPNOTSUPP: ENOTSUP,
     errno.ESHUTDOWN: ESHUTDOWN,
 }
+
+
+def string(text: str) -> bytes:
+    """``text`` as a string of the protocol: UTF-8 without NUL, cut where it is too long."""
+    data = text.replace("\0", "?").encode(errors="replace")
+    if len(data) > MOST_STRING:
+        data = data[:MOST_STRING].decode(errors="ignore").encode()  # not inside a character
+    return data
 
 
 def error_of(error: IserblkError) -> int:

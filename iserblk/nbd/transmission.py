@@ -10,7 +10,11 @@ header is packed directly in front of the data.
     out, sent(n)    what is to be sent
 
 The memory that requests take is bounded, by ``buffers``. Where there is none for the next one,
-``get_buffers`` answers with none, and the client waits; ``resume`` goes on.
+``get_buffers`` answers with none, and the client waits; ``resume`` goes on. What is counted is the
+memory itself: the buffers of reads and large writes, whole chunks in which small writes lie, and
+room for the answer of a BLOCK_STATUS. A request is counted until its reply has been sent. Answers
+to what is refused at once are bounded by what one chunk can hold, as long as the caller receives
+nothing while it cannot send.
 
 What comes is untrusted: ``received`` and ``resume`` raise RemoteProtocolError and nothing else.
 """
@@ -24,17 +28,42 @@ from iserblk.disk.seam import Extent
 from iserblk.errors import RemoteProtocolError
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.nbd import messages as nbd
-from iserblk.nbd.buffers import CHUNK, CLIENT_BYTES, GUARANTEED, HEADROOM, Chunk, Memory
+from iserblk.nbd.buffers import (
+    CHUNK,
+    CLIENT_BYTES,
+    GUARANTEED,
+    HEADROOM,
+    LEAST,
+    Chunk,
+    Memory,
+    size_of,
+)
 from iserblk.nbd.messages import Negotiated
 
 SMALL = 64 << 10  # bytes of a write's data that stays where it was received
 MOST_REQUESTS = 1024  # of a client, not answered
-_MOST_CHUNKS = CLIENT_BYTES // CHUNK  # with data of requests
 _STEP = 4096  # bytes received behind the data of a large write: all of them are copied
 _ROOM = 8192  # with less room in a chunk the next one is taken
-_MOST_STATUS_PAYLOAD = 256
+_MOST_STATUS_PAYLOAD = 256  # bytes
+STATUS_COST = nbd.MOST_EXTENTS * nbd.EXTENDED_EXTENT.size  # bytes of a large answer
 
 _CHANGES = (nbd.WRITE, nbd.TRIM, nbd.WRITE_ZEROES)
+# Transmission flags without which a command, or a flag of it, is refused.
+_OFFERS = {
+    nbd.FLUSH: nbd.SEND_FLUSH,
+    nbd.TRIM: nbd.SEND_TRIM,
+    nbd.CACHE: nbd.SEND_CACHE,
+    nbd.WRITE_ZEROES: nbd.SEND_WRITE_ZEROES,
+}
+_FLAG_OFFERS = (
+    (nbd.FLAG_FUA, nbd.SEND_FUA),
+    (nbd.FLAG_DF, nbd.SEND_DF),
+    (nbd.FLAG_FAST_ZERO, nbd.SEND_FAST_ZERO),
+)
+
+# In place of a command that has data which it should not have.
+_NO_DATA = -1
+_NO_CONTEXT = -2
 
 
 class Answered(Protocol):
@@ -49,7 +78,8 @@ class Request:
     ``data``: for a READ the memory to be filled, for a WRITE what was received. ``buffer``: the
     request's own memory, with HEADROOM in front of the data; a small WRITE has its data in
     ``chunk`` instead. ``reply``: of a READ the data, and room for the header in front of it.
-    ``slot``: of its command, while that is under way.
+    ``slot``: of its command, while that is under way. ``cost``: bytes of memory that it is counted
+    with.
     """
 
     __slots__ = (
@@ -57,6 +87,7 @@ class Request:
         "chunk",
         "command",
         "cookie",
+        "cost",
         "data",
         "flags",
         "length",
@@ -74,6 +105,7 @@ class Request:
         self.cookie = 0
         self.offset = 0
         self.length = 0
+        self.cost = 0
         self.data: memoryview = _NOTHING
         self.buffer: bytearray | None = None
         self.reply: memoryview = _NOTHING
@@ -95,14 +127,17 @@ class Transmission:
     """Of one connection. ``owner`` hears of its requests.
 
     ``out``: buffers to be sent, in order, ``out_size`` bytes. ``ended``: the client has said
-    DISC, and nothing more is received. ``open``: requests that are not answered yet. ``held``:
-    there is no room for the next request; ``starved``: because other clients have the memory.
+    DISC, and nothing more is received. ``open``: requests that were handed to the caller, and whose
+    replies have not been sent yet. ``held``: there is no room for the next request; ``starved``:
+    because other clients have the memory.
     """
 
     def __init__(
         self, negotiated: Negotiated, owner: Answered, memory: Memory, first: bytes = b""
     ) -> None:
-        """``first``: what came behind the handshake, for ``resume``."""
+        """``first``: what came behind the handshake, for ``resume``. Raises RemoteProtocolError."""
+        if len(first) > CHUNK:
+            raise RemoteProtocolError("NBD", "requests before the handshake was over")
         self.negotiated = negotiated
         self.out: list[bytes | memoryview] = []
         self.out_size = 0
@@ -113,7 +148,7 @@ class Transmission:
         self._memory = memory
         self._used = 0  # bytes
         self._leaving: deque[Request | None] = deque()  # whose memory the buffers of ``out`` are
-        self._sent = 0  # bytes of the first of them
+        self._lost = False  # nothing is sent any more
         self._extended = negotiated.extended
         self._header = nbd.EXTENDED_REQUEST if self._extended else nbd.REQUEST
         self._magic = nbd.EXTENDED_REQUEST_MAGIC if self._extended else nbd.REQUEST_MAGIC
@@ -126,25 +161,18 @@ class Transmission:
             else nbd.SIMPLE_REPLY.size
         )
         self._reply_at = HEADROOM - reply
-        # Commands that this export takes, and their flags.
-        self._flags = {command: nbd.FLAGS[command] for command in nbd.FLAGS if self._takes(command)}
-        if not negotiated.flags & nbd.SEND_DF:
-            self._flags[nbd.READ] &= ~nbd.FLAG_DF
+        self._flags = _offered(negotiated)
         self._idle: list[Request] = []
         self._idle_reads: dict[int, list[Request]] = {}  # with their memory, by length
         self._chunk = memory.chunk()
-        self._chunks = 1
         self._start = 0  # of what is not parsed yet
         self._end = 0
         self._large: Request | None = None  # a WRITE whose data is being received
         self._filled = 0  # bytes of it
         self._to_pass_over = 0  # bytes of the data of a WRITE that was refused
         self._expect_large = False
-        if first:
-            if len(first) > CHUNK:
-                raise RemoteProtocolError("NBD", "requests before the handshake was over")
-            self._chunk.view[: len(first)] = first
-            self._end = len(first)
+        self._chunk.view[: len(first)] = first
+        self._end = len(first)
 
     # -- receiving --------------------------------------------------------------------------------
 
@@ -153,39 +181,43 @@ class Transmission:
         are valid until ``received``."""
         if self.held or self.ended:
             return []
+        chunk = self._chunk
+        if self._start == self._end and not chunk.users:
+            self._start = self._end = 0
+        end = self._end
         large = self._large
         if large is not None:
-            return [large.data[self._filled :], self._tail(_STEP)]
-        return [self._tail(_STEP if self._expect_large else CHUNK)]
+            rest = large.data[self._filled :]
+            return [rest, chunk.view[end : end + _STEP]] if end < CHUNK else [rest]
+        if self._start == end:
+            enough = CHUNK - end >= _ROOM
+        else:  # the request that has begun may be larger than what is left
+            enough = CHUNK - self._start >= SMALL + nbd.EXTENDED_REQUEST.size
+        if not enough:
+            if not self._next_chunk():
+                return []
+            chunk, end = self._chunk, self._end
+        return [chunk.view[end : end + (_STEP if self._expect_large else CHUNK)]]
 
-    def _tail(self, most: int) -> memoryview:
-        """Room of the chunk for up to ``most`` bytes; never none."""
-        if self._start == self._end:
-            if not self._chunk.users:
-                self._start = self._end = 0
-            elif CHUNK - self._end < _ROOM:
-                self._next_chunk()
-        elif CHUNK - self._start < SMALL + nbd.EXTENDED_REQUEST.size:
-            self._next_chunk()  # a request that has begun may be larger than what is left
-        return self._chunk.view[self._end : min(CHUNK, self._end + most)]
-
-    def _next_chunk(self) -> None:
-        """The rest of what was received moves to the beginning of another one."""
+    def _next_chunk(self) -> bool:
+        """The rest of what was received moves to the beginning of a chunk that has room. False:
+        there is no memory for another one."""
         before, rest = self._chunk, self._end - self._start
-        self._chunk = self._memory.chunk()
-        self._chunks += 1
+        if before.users:
+            # It stays as long as the writes in it, and is counted from now on.
+            if not self._fits(CHUNK):
+                return False
+            self._used += CHUNK
+            self._memory.used += CHUNK
+            self._chunk = self._memory.chunk()
         self._chunk.view[:rest] = before.view[self._start : self._end]
         self._start, self._end = 0, rest
-        if not before.users:
-            self._drop_chunk(before)
-
-    def _drop_chunk(self, chunk: Chunk) -> None:
-        self._chunks -= 1
-        self._memory.keep_chunk(chunk)
+        return True
 
     def received(self, count: int) -> list[Request]:
         """So many bytes are in the buffers, at least one. Returns the requests that are complete,
-        with the memory that they need; refused ones have been answered."""
+        with the memory that they need; refused ones have been answered. Raises RemoteProtocolError:
+        what came with the breach is dropped, and nothing more is received."""
         large = self._large
         if large is not None:
             into = min(count, large.length - self._filled)
@@ -203,6 +235,7 @@ class Transmission:
             if self._filled < large.length:
                 return found
             self._large = None
+            self.open += 1
             found.append(large)
         if self._to_pass_over:
             self._pass_over()
@@ -213,27 +246,30 @@ class Transmission:
         while not self.ended and self._end - self._start >= size:
             got, flags, command, cookie, offset, length = header.unpack_from(data, self._start)
             if got != magic:
-                raise RemoteProtocolError("NBD", f"a request begins with {got:#x}")
+                raise self._breach(found, f"a request begins with {got:#x}")
+            # An extended WRITE has data also where it lacks the flag that it must have: a client
+            # that forgets the flag does not forget the data.
             payload = length if command == nbd.WRITE else 0
             behind = 0  # bytes behind the header that go with it
             if extended and flags & nbd.FLAG_PAYLOAD_LEN:
                 flags &= ~nbd.FLAG_PAYLOAD_LEN
                 payload = length
-                if command == nbd.BLOCK_STATUS:
-                    if length > _MOST_STATUS_PAYLOAD:
-                        raise RemoteProtocolError(
-                            "NBD", f"BLOCK_STATUS with {length} bytes of data"
-                        )
+                if command == nbd.BLOCK_STATUS and length <= _MOST_STATUS_PAYLOAD:
                     if self._end - self._start - size < length:
                         break  # it has not come yet
                     behind = length
                     length = self._status_length(self._start + size, behind)
-                elif command != nbd.WRITE:
-                    command = -1  # nothing else has data: refused below
+                    if length < 0:
+                        command = _NO_CONTEXT
+                elif command not in (nbd.WRITE, nbd.DISC):
+                    command = _NO_DATA
             if payload > nbd.MOST_PAYLOAD:
-                raise RemoteProtocolError("NBD", f"a request with {payload} bytes of data")
+                raise self._breach(found, f"a request with {payload} bytes of data")
             allowed = most_flags.get(command)
             if allowed is None or flags & ~allowed:
+                if command == nbd.DISC:  # whatever its flags are, it has no answer
+                    self.ended = True
+                    break
                 if not self._refuse_early(command, flags, cookie, offset, payload):
                     break
                 continue
@@ -243,7 +279,8 @@ class Transmission:
                     self._start += size
                     self._answer_error(cookie, offset, error, f"at most {nbd.MOST_PAYLOAD} bytes")
                     continue
-                if not self._fits(length):
+                cost = LEAST if length <= LEAST else size_of(length)
+                if not self._fits(cost):
                     break
                 idle = self._idle_reads.get(length)
                 if idle:
@@ -251,77 +288,85 @@ class Transmission:
                     request.flags = flags
                     request.cookie = cookie
                     request.offset = offset
-                    self._memory.kept -= length
+                    self._memory.kept -= cost
                     self.open += 1
-                    self._used += length
-                    self._memory.used += length
+                    self._used += cost
+                    self._memory.used += cost
                 else:
-                    request = self._take(command, flags, cookie, offset, length)
-                    buffer = self._memory.buffer(length)
+                    request = self._take(command, flags, cookie, offset, length, cost)
+                    buffer = self._memory.buffer(cost)
                     request.buffer = buffer
                     request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
                     request.reply = memoryview(buffer)[self._reply_at : HEADROOM + length]
                 self._start += size
                 self._expect_large = False
-            elif command == nbd.WRITE:
-                if not self._fits(length):
-                    break
-                if length <= SMALL:
-                    begin = self._start + size
-                    if self._end - begin < length:
-                        break  # the rest of its data comes next
-                    request = self._take(command, flags, cookie, offset, length)
-                    self._chunk.users += 1
-                    request.chunk = self._chunk
-                    request.data = self._chunk.view[begin : begin + length]
-                    self._start = begin + length
-                    self._expect_large = False
-                else:
-                    request = self._take(command, flags, cookie, offset, length)
-                    if not self._begin_large(request):
-                        break
-            else:
+            elif command == nbd.WRITE and length <= SMALL:
                 if not self._fits(0):
                     break
-                self._start += size + behind
-                if command == nbd.DISC:
-                    self.ended = True
+                begin = self._start + size
+                if self._end - begin < length:
+                    break  # the rest of its data comes next
+                request = self._take(command, flags, cookie, offset, length, 0)
+                self._chunk.users += 1
+                request.chunk = self._chunk
+                request.data = self._chunk.view[begin : begin + length]
+                self._start = begin + length
+                self._expect_large = False
+            elif command == nbd.WRITE:
+                cost = size_of(length)
+                if not self._fits(cost):
                     break
-                request = self._take(command, flags, cookie, offset, length)
+                request = self._take(command, flags, cookie, offset, length, cost)
+                if not self._begin_large(request):
+                    break
+            elif command == nbd.DISC:
+                self.ended = True
+                break
+            else:
+                cost = STATUS_COST if command == nbd.BLOCK_STATUS else 0
+                if not self._fits(cost):
+                    break
+                self._start += size + behind
+                request = self._take(command, flags, cookie, offset, length, cost)
             found.append(request)
         return found
 
-    def _fits(self, length: int) -> bool:
-        """There is memory for a request with so many bytes of data; else ``held`` is set."""
-        used = self._used + length
-        if (
-            (used > CLIENT_BYTES and self._used)
-            or self.open >= MOST_REQUESTS
-            or self._chunks > _MOST_CHUNKS
-        ):
+    def _breach(self, found: list[Request], text: str) -> RemoteProtocolError:
+        """For a breach of the protocol: nobody will hear of the requests that were ``found``."""
+        for request in found:
+            self._release(request)
+        self.ended = True
+        return RemoteProtocolError("NBD", text)
+
+    def _fits(self, cost: int) -> bool:
+        """There is memory for a request of that cost; else ``held`` is set."""
+        used = self._used + cost
+        if (used > CLIENT_BYTES and self._used) or self.open >= MOST_REQUESTS:
             self.held = True
-        elif used > GUARANTEED and not self._memory.fits(length):
+        elif used > GUARANTEED and not self._memory.fits(cost):
             self.held = self.starved = True
         return not self.held
 
-    def _take(self, command: int, flags: int, cookie: int, offset: int, length: int) -> Request:
+    def _take(
+        self, command: int, flags: int, cookie: int, offset: int, length: int, cost: int
+    ) -> Request:
         request = self._idle.pop() if self._idle else Request(self._owner)
         request.command = command
         request.flags = flags
         request.cookie = cookie
         request.offset = offset
         request.length = length
+        request.cost = cost
         self.open += 1
-        if command <= nbd.WRITE:
-            self._used += length
-            self._memory.used += length
+        self._used += cost
+        self._memory.used += cost
         return request
 
     def _begin_large(self, request: Request) -> bool:
         """Its data lands in a buffer of its own; what has come of it is moved there. Whether that
         is all."""
         length = request.length
-        buffer = self._memory.buffer(length)
+        buffer = self._memory.buffer(request.cost)
         request.buffer = buffer
         request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
         begin = self._start + self._header.size
@@ -332,15 +377,8 @@ class Transmission:
         if here == length:
             return True
         self._large, self._filled = request, here
+        self.open -= 1  # until it is whole
         return False
-
-    def _takes(self, command: int) -> bool:
-        flags = self.negotiated.flags
-        if command in _CHANGES and flags & nbd.READ_ONLY:
-            return False
-        if command == nbd.TRIM:
-            return bool(flags & nbd.SEND_TRIM)
-        return command != nbd.BLOCK_STATUS or self.negotiated.contexts
 
     def _refuse_early(
         self, command: int, flags: int, cookie: int, offset: int, payload: int
@@ -354,12 +392,16 @@ class Transmission:
             error, text = nbd.EPERM, "the export is read-only"
         elif command == nbd.BLOCK_STATUS and not self.negotiated.contexts:
             error, text = nbd.EINVAL, "no metadata context was selected"
+        elif command == _NO_CONTEXT:
+            error, text = nbd.EINVAL, "a metadata context that was not selected, or none"
+        elif command == _NO_DATA:
+            error, text = nbd.EINVAL, "data that does not go with the command"
         elif command not in nbd.FLAGS:
-            error, text = nbd.EINVAL, "unknown command, or one that has no data"
-        elif flags & ~self._flags.get(command, flags):
-            error, text = nbd.EINVAL, f"flags {flags:#x} do not go with command {command}"
-        else:
+            error, text = nbd.EINVAL, f"unknown command {command}"
+        elif command not in self._flags:
             error, text = nbd.EINVAL, f"the export has no command {command}"
+        else:
+            error, text = nbd.EINVAL, f"flags {flags:#x} do not go with command {command}"
         self._start += self._header.size
         self._answer_error(cookie, offset, error, text)
         self._to_pass_over = payload
@@ -373,18 +415,21 @@ class Transmission:
 
     def _status_length(self, begin: int, count: int) -> int:
         """The length that a BLOCK_STATUS with data asks for: it names the contexts that it wants.
-        0, which is refused: the data makes no sense."""
+        -1: it does not name the one that there is, once."""
         data = bytes(self._chunk.view[begin : begin + count])
         wanted, rest = data[: nbd.STATUS_PAYLOAD.size], data[nbd.STATUS_PAYLOAD.size :]
         numbers = [rest[at : at + 4] for at in range(0, len(rest), 4)]
         if numbers != [nbd.CONTEXT_ID.pack(nbd.ALLOCATION_ID)]:
-            return 0
+            return -1
         return int(nbd.STATUS_PAYLOAD.unpack(wanted)[0])
 
     # -- replying ---------------------------------------------------------------------------------
 
     def reply(self, request: Request) -> None:
         """It has succeeded. The request, and its memory, are not the caller's any more."""
+        if self._lost:
+            self._release(request)
+            return
         length = request.length
         buffer = request.buffer
         if request.command == nbd.READ and length and buffer is not None:
@@ -423,12 +468,11 @@ class Transmission:
             header = self._chunk_header(request.cookie, request.offset, nbd.TYPE_NONE, 0)
         else:
             header = nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, 0, request.cookie)
-        self._put(header)
-        self._release(request)
+        self._put(header, request)
 
     def reply_status(self, request: Request, extents: list[Extent]) -> None:
         """A BLOCK_STATUS has succeeded. ``extents``: as the disk tells of them, from the offset of
-        the request on."""
+        the request on, at least one."""
         end = request.offset + request.length
         told: list[tuple[int, int]] = []
         most = 1 if request.flags & nbd.FLAG_REQ_ONE else nbd.MOST_EXTENTS
@@ -444,21 +488,22 @@ class Transmission:
             data = nbd.CONTEXT_ID.pack(nbd.ALLOCATION_ID)
             data += b"".join([nbd.EXTENT.pack(*extent) for extent in told])
             kind = nbd.TYPE_BLOCK_STATUS
-        self._put(self._chunk_header(request.cookie, request.offset, kind, len(data)) + data)
-        self._release(request)
+        header = self._chunk_header(request.cookie, request.offset, kind, len(data))
+        self._put(header + data, request)
 
     def refuse(self, request: Request, error: int, text: str) -> None:
         """It has failed. The request, and its memory, are not the caller's any more."""
-        self._answer_error(request.cookie, request.offset, error, text)
-        self._release(request)
+        self._answer_error(request.cookie, request.offset, error, text, request)
 
-    def _answer_error(self, cookie: int, offset: int, error: int, text: str) -> None:
+    def _answer_error(
+        self, cookie: int, offset: int, error: int, text: str, request: Request | None = None
+    ) -> None:
         if not self.negotiated.structured:
-            self._put(nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, error, cookie))
+            self._put(nbd.SIMPLE_REPLY.pack(nbd.SIMPLE_REPLY_MAGIC, error, cookie), request)
             return
-        words = text.encode(errors="replace")[: nbd.MOST_STRING]
+        words = nbd.string(text)
         data = nbd.ERROR_DATA.pack(error, len(words)) + words
-        self._put(self._chunk_header(cookie, offset, nbd.TYPE_ERROR, len(data)) + data)
+        self._put(self._chunk_header(cookie, offset, nbd.TYPE_ERROR, len(data)) + data, request)
 
     def _chunk_header(self, cookie: int, offset: int, kind: int, length: int) -> bytes:
         """Of the one chunk of a reply."""
@@ -468,10 +513,15 @@ class Transmission:
             )
         return nbd.CHUNK.pack(nbd.CHUNK_MAGIC, nbd.REPLY_DONE, kind, cookie, length)
 
-    def _put(self, message: bytes) -> None:
+    def _put(self, message: bytes, request: Request | None) -> None:
+        """``request``: to be released when ``message`` has left."""
+        if self._lost:
+            if request is not None:
+                self._release(request)
+            return
         self.out.append(message)
         self.out_size += len(message)
-        self._leaving.append(None)
+        self._leaving.append(request)
 
     def sent(self, count: int) -> None:
         """So many bytes of ``out`` have left."""
@@ -493,16 +543,22 @@ class Transmission:
                 self._release(request)
         del self.out[:whole]
         if count:
-            self.out[0] = self.out[0][count:]
+            self.out[0] = memoryview(self.out[0])[count:]
 
     def discard(self) -> None:
         """Nothing more is sent, and nothing received: the connection is over. What is open ends as
         it would, but is not answered."""
-        self.ended = True
+        self.ended = self._lost = True
         self.held = self.starved = False
         self.out_size = 0
         self.sent(0)
+        self._drop_large()
+        self._memory.share_out()
+
+    def _drop_large(self) -> None:
+        """The rest of its data does not come."""
         if self._large is not None:
+            self.open += 1
             self._release(self._large)
             self._large = None
 
@@ -510,37 +566,62 @@ class Transmission:
 
     def _release(self, request: Request) -> None:
         """It is answered, and its memory is free."""
+        memory = self._memory
         self.open -= 1
-        if request.command <= nbd.WRITE:
+        cost = request.cost
+        if cost:
+            self._used -= cost
+            memory.give_back(cost)
+        if request.command == nbd.READ:
             length = request.length
-            self._used -= length
-            self._memory.give_back(length)
-            if request.command == nbd.READ and (
-                self._memory.keeps(length) or self._forget_others(length)
-            ):
+            if memory.keeps(cost) or self._forget_others(length, cost):
                 # With its buffer and views: most clients ask for the same length again.
-                self._memory.kept += length
+                memory.kept += cost
                 self._idle_reads.setdefault(length, []).append(request)
                 return
+        if request.command <= nbd.WRITE:
             request.data = request.reply = _NOTHING
             buffer, chunk = request.buffer, request.chunk
             if buffer is not None:
                 request.buffer = None
-                self._memory.keep(buffer)
+                memory.keep(buffer)
             if chunk is not None:
                 request.chunk = None
                 chunk.users -= 1
                 if not chunk.users and chunk is not self._chunk:
-                    self._drop_chunk(chunk)
+                    self._used -= CHUNK
+                    memory.give_back(CHUNK)
+                    memory.keep_chunk(chunk)
         self._idle.append(request)
 
-    def _forget_others(self, length: int) -> bool:
+    def _forget_others(self, length: int, cost: int) -> bool:
         """Keep no memory for reads of other lengths. Whether there is room for this one now."""
         for other in [each for each in self._idle_reads if each != length]:
-            self._memory.kept -= other * len(self._idle_reads.pop(other))
-        return self._memory.keeps(length)
+            self._memory.kept -= size_of(other) * len(self._idle_reads.pop(other))
+        return self._memory.keeps(cost)
 
     def close(self) -> None:
-        """After ``discard``, when no request is open."""
-        self._forget_others(0)
-        self._memory.keep_chunk(self._chunk)
+        """Nothing more is received, and no request is open: give all memory back."""
+        self.ended = True
+        self._drop_large()
+        self._forget_others(-1, 0)
+        if not self._chunk.users:
+            self._memory.keep_chunk(self._chunk)
+        self._memory.share_out()
+
+
+def _offered(negotiated: Negotiated) -> dict[int, int]:
+    """The commands that an export takes, and the flags of each."""
+    told = negotiated.flags
+    refused = sum(flag for flag, offer in _FLAG_OFFERS if not told & offer)
+    offered = {
+        command: flags & ~refused
+        for command, flags in nbd.FLAGS.items()
+        if command not in _OFFERS or told & _OFFERS[command]
+    }
+    if told & nbd.READ_ONLY:
+        for command in _CHANGES:
+            offered.pop(command, None)
+    if not negotiated.contexts:
+        del offered[nbd.BLOCK_STATUS]
+    return offered
