@@ -15,6 +15,7 @@ import trio
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
+from iserblk.cli.running import first
 from iserblk.disk.aio import open_disks
 from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import BadArgument, IserblkError
@@ -199,8 +200,11 @@ def _serve(
                 nursery.cancel_scope.cancel()
         return told
 
-    with signals_noted(*_ENDING) as came:
-        told = trio.run(body, came)
+    try:
+        with signals_noted(*_ENDING) as came:
+            told = trio.run(body, came)
+    except BaseExceptionGroup as group:
+        raise first(group) from None
     if failed:
         raise IserblkError("; ".join(failed))
     return 128 + told

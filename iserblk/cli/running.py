@@ -25,7 +25,7 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
         with signals_noted(*_ENDING) as noted:
             results, number = trio.run(_with_signals, body, noted)
     except BaseExceptionGroup as group:
-        raise _first(group) from None
+        raise first(group) from None
     if not results:
         sys.exit(128 + number)
     return results[0]
@@ -53,9 +53,9 @@ async def _with_signals(body: Callable[[], Awaitable[T]], early: list[int]) -> t
     return results, number
 
 
-def _first(error: BaseException) -> BaseException:
+def first(error: BaseException) -> BaseException:
     """The first IserblkError, else the first OSError, in a group of errors; else the group."""
     if isinstance(error, BaseExceptionGroup):
         known = error.subgroup(IserblkError) or error.subgroup(OSError)
-        return error if known is None else _first(known.exceptions[0])
+        return error if known is None else first(known.exceptions[0])
     return error
