@@ -197,6 +197,7 @@ def test_a_port_that_says_nothing() -> None:
         ("click", "info", 1),
         ("trio", "info", 1),
         ("trio", "nbd", 1),
+        ("trio", "nbd --nbdkit", 1),
         ("trio", "mount", 2),
         ("trio", "fuse_mount", 2),
         ("trio", "nbdkit", 1),
@@ -247,7 +248,7 @@ def test_no_fuse_device(url: str, place: Path) -> None:
 
 def test_no_nbdkit(url: str, tmp_path: Path) -> None:
     (tmp_path / "python3").symlink_to(sys.executable)
-    command = f"PATH={tmp_path} exec {' '.join(COMMAND)} nbd {url}/0 --socket {tmp_path}/s"
+    command = f"PATH={tmp_path} exec {' '.join(COMMAND)} nbd {url}/0 --socket {tmp_path}/s --nbdkit"
     done = hidden("/usr/sbin", command)
     assert "nbdkit is missing: run scripts/setup" in one_line(done, 1)
 

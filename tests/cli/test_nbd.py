@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import select
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from iserblk.cli import nbd
 from tests.cli.commands import bad, iserblk, serving
 from tests.cli.runs import MIB
 from tests.support.nbdkit import need, run
@@ -20,7 +18,7 @@ from tests.support.target import END_S
 
 
 def test_nbd_on_a_unix_socket(url: str, tmp_path: Path) -> None:
-    need("nbdkit", "nbdinfo", "nbdcopy")
+    need("nbdinfo", "nbdcopy")
     path = tmp_path / "a socket"
     with serving("nbd", url, "--socket", path, log=tmp_path / "log") as server:
         assert server.url == f"nbd+unix:///?socket={str(path).replace(' ', '%20')}"
@@ -32,7 +30,7 @@ def test_nbd_on_a_unix_socket(url: str, tmp_path: Path) -> None:
 
 
 def test_nbd_on_a_socket_whose_name_is_not_utf8(url: str, tmp_path: Path) -> None:
-    need("nbdkit", "nbdinfo")
+    need("nbdinfo")
     path = tmp_path / os.fsdecode(b"socket-\xff")
     with serving("nbd", f"{url}/1", "--socket", path, log=tmp_path / "log") as server:
         assert server.url == f"nbd+unix:///?socket={tmp_path}/socket-%FF"
@@ -42,7 +40,7 @@ def test_nbd_on_a_socket_whose_name_is_not_utf8(url: str, tmp_path: Path) -> Non
 
 
 def test_nbd_on_tcp(url: str, tmp_path: Path) -> None:
-    need("nbdkit", "nbdinfo")
+    need("nbdinfo")
     with serving("nbd", f"{url}/1", "--listen", "127.0.0.1:0", log=tmp_path / "log") as server:
         assert re.fullmatch(r"nbd://127\.0\.0\.1:\d+", server.url)
         assert run("nbdinfo", "--size", server.url).strip() == str(4 * MIB)
@@ -60,7 +58,8 @@ def test_nbd_works_behind_another_python(url: str, tmp_path: Path) -> None:
     (tmp_path / "lib" / "python3.11" / "os.py").write_text("raise SystemExit('wrong library')")
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     socket_path = tmp_path / "s"
-    with serving("nbd", url, "--socket", socket_path, log=tmp_path / "log", PATH=path) as server:
+    words = ("nbd", url, "--socket", socket_path, "--nbdkit")
+    with serving(*words, log=tmp_path / "log", PATH=path) as server:
         assert run("nbdinfo", "--size", server.url).strip() == str(64 * MIB)
 
 
@@ -68,7 +67,8 @@ def test_nbd_ends_when_it_is_killed(url: str, tmp_path: Path) -> None:
     """No nbdkit stays behind, and the next ``iserblk nbd`` replaces the stale socket."""
     need("nbdkit", "nbdinfo")
     path = tmp_path / "s"
-    with serving("nbd", url, "--socket", path, log=tmp_path / "log") as server:
+    words = ("nbd", url, "--socket", path, "--nbdkit")
+    with serving(*words, log=tmp_path / "log") as server:
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
         (child,) = children.read_text().split()
         pidfd = os.pidfd_open(int(child))
@@ -78,37 +78,30 @@ def test_nbd_ends_when_it_is_killed(url: str, tmp_path: Path) -> None:
         finally:
             os.close(pidfd)
     assert path.exists()
-    with serving("nbd", url, "--socket", path, log=tmp_path / "log") as server:
+    with serving(*words, log=tmp_path / "log") as server:
         assert run("nbdinfo", "--size", server.url).strip() == str(64 * MIB)
 
 
-def test_nbd_refuses(url: str, tmp_path: Path) -> None:
-    need("nbdkit")
+@pytest.mark.parametrize("words", [(), ("--nbdkit",)])
+def test_nbd_refuses(url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
+    if words:
+        need("nbdkit")
     (tmp_path / "file").touch()
-    assert "no socket" in bad(7, "nbd", url, "--socket", tmp_path / "file")
-    assert "No such file" in bad(7, "nbd", url, "--socket", tmp_path / "no" / "s")
-    assert "too long" in bad(7, "nbd", url, "--socket", tmp_path / ("s" * 200))
-    assert "give HOST:PORT" in bad(7, "nbd", url, "--listen", "10809")
+    assert "no socket" in bad(7, "nbd", *words, url, "--socket", tmp_path / "file")
+    assert "No such file" in bad(7, "nbd", *words, url, "--socket", tmp_path / "no" / "s")
+    assert "too long" in bad(7, "nbd", *words, url, "--socket", tmp_path / ("s" * 200))
+    assert "give HOST:PORT" in bad(7, "nbd", *words, url, "--listen", "10809")
     for host in ("no.such.invalid", "a..b", "a" * 64):
-        assert f"--listen {host}:0: " in bad(7, "nbd", url, "--listen", f"{host}:0")
-    assert "give HOST:PORT" in bad(7, "nbd", url, "--listen", f"127.0.0.1:{'9' * 5000}")
-    bad(21, "nbd", f"{url}x", "--socket", tmp_path / "s")
-    bad(24, "nbd", url.replace("//", "//user%secret@"), "--socket", tmp_path / "s")
+        assert f"--listen {host}:0: " in bad(7, "nbd", *words, url, "--listen", f"{host}:0")
+    assert "give HOST:PORT" in bad(7, "nbd", *words, url, "--listen", f"127.0.0.1:{'9' * 5000}")
+    bad(21, "nbd", *words, f"{url}x", "--socket", tmp_path / "s")
+    bad(24, "nbd", *words, url.replace("//", "//user%secret@"), "--socket", tmp_path / "s")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_nbd_without_nbdkit(url: str, tmp_path: Path) -> None:
     if shutil.which("nbdkit", path="/usr/sbin"):
         pytest.skip("nbdkit is in /usr/sbin, which is always searched")
-    done = iserblk("nbd", url, "--socket", tmp_path / "s", PATH=str(tmp_path))
+    done = iserblk("nbd", url, "--socket", tmp_path / "s", "--nbdkit", PATH=str(tmp_path))
     assert done.returncode == 1
     assert "scripts/setup" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(errno.EROFS, 13), (errno.EPERM, 13), (errno.EACCES, 13), (errno.EADDRINUSE, 28)],
-)
-def test_a_place_that_nbd_may_not_listen_in_is_no_bad_argument(number: int, status: int) -> None:
-    """Directories that do not allow a socket, a read-only file system among them."""
-    assert nbd.refusal(OSError(number, "")).exit_status == status

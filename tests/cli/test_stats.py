@@ -148,7 +148,7 @@ def places(tmp_path: Path) -> list[str]:
 
 
 def test_nbd_and_mount_are_listed(target: TargetProcess, tmp_path: Path) -> None:
-    need("nbdkit", "nbdinfo")
+    need("nbdinfo")
     need_fuse()
     nbd, files = tmp_path / "a socket", tmp_path / "files"
     files.mkdir()
@@ -190,26 +190,32 @@ def test_told_where_and_told_not_to(target: TargetProcess, tmp_path: Path) -> No
         server.end(signal.SIGTERM)
 
 
-def test_one_that_was_killed_is_not_listed(target: TargetProcess, tmp_path: Path) -> None:
-    need("nbdkit")
+@pytest.mark.parametrize("server", [(), ("--nbdkit",)])
+def test_one_that_was_killed_is_not_listed(
+    target: TargetProcess, tmp_path: Path, server: tuple[str, ...]
+) -> None:
+    need(*(["nbdkit"] if server else []))
     path = tmp_path / "socket"
     user = runtime(tmp_path)
-    words = ("nbd", target.url, "--socket", path)
-    with serving(*words, log=tmp_path / "log", **user) as server:
+    words = ("nbd", target.url, "--socket", path, *server)
+    with serving(*words, log=tmp_path / "log", **user) as running:
         assert str(path) in places(tmp_path)
-        children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(server.process.pid)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        (child,) = children.stdout.split()
-        os.kill(int(child), signal.SIGKILL)
-        server.process.wait(END_S)
+        if server:
+            children = subprocess.run(
+                ["ps", "-o", "pid=", "--ppid", str(running.process.pid)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            (child,) = children.stdout.split()
+            os.kill(int(child), signal.SIGKILL)
+        else:
+            running.process.kill()
+        running.process.wait(END_S)
         assert str(path) not in places(tmp_path)
-    with serving(*words, log=tmp_path / "log", **user) as server:
+    with serving(*words, log=tmp_path / "log", **user) as running:
         assert str(path) in places(tmp_path)
-        server.end(signal.SIGTERM)
+        running.end(signal.SIGTERM)
 
 
 # --- what is wrong -------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ NBDKIT = ("nbdkit", "-f", "-U", "{at}/s", "python", str(PLUGIN), "uri={url}")
 WAYS = {
     "info": _iserblk("info", "{url}"),
     "nbd": _iserblk("nbd", "{url}", "--socket", "{at}/s"),
+    "nbd --nbdkit": _iserblk("nbd", "{url}", "--socket", "{at}/s", "--nbdkit"),
     "copy from": _iserblk("copy", "{url}", "{at}/f"),
     "copy to": _iserblk("copy", str(PLUGIN), "{url}"),
     "trim": _iserblk("trim", "{url}"),
