@@ -32,7 +32,8 @@ class Job(NamedTuple):
     name: str
     pattern: str  # fio's rw=
     block: int  # bytes of one request
-    depth: int  # requests in flight
+    depth: int  # requests in flight, of all connections
+    connections: int = 1  # of the client to the front-end; each has the same part of the depth
 
     @property
     def large(self) -> bool:
@@ -51,6 +52,11 @@ JOBS = (
     Job("4k-randwrite-d32", "randwrite", 4096, 32),
     Job("1m-read-d8", "read", 1 << 20, 8),
     Job("1m-write-d8", "write", 1 << 20, 8),
+)
+# Only NBD has clients that open several connections to one disk.
+CONNECTION_JOBS = (
+    Job("4k-randread-d32-c4", "randread", 4096, 32, 4),
+    Job("4k-randwrite-d32-c4", "randwrite", 4096, 32, 4),
 )
 NET_JOBS = (
     *(job for job in JOBS if job.name != "4k-randwrite-d1"),
@@ -121,14 +127,20 @@ def run_client(command: Sequence[str], seconds: float) -> ClientUse:
 
 
 def fio_command(job: Job, engine: Sequence[str], seconds: float) -> list[str]:
-    """A command line of fio. ``engine``: the options that say what to read and write, and how."""
+    """A command line of fio. ``engine``: the options that say what to read and write, and how.
+
+    With several connections fio runs as many jobs, because each job of its nbd engine has its own
+    connection, and reports them as one.
+    """
+    several = [f"--numjobs={job.connections}", "--group_reporting"] if job.connections > 1 else []
     return [
         "fio",
         f"--name={job.name}",
         *engine,
         f"--rw={job.pattern}",
         f"--bs={job.block}",
-        f"--iodepth={job.depth}",
+        f"--iodepth={job.depth // job.connections}",
+        *several,
         fio_runtime(seconds),
         "--time_based",
         "--thread",  # one process: its CPU time and memory are one line

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchlib.goals import Outcome, Verdict, peer_of
+from benchlib.goals import Goal, Kind, Outcome, Verdict, peer_of
 from benchlib.results import Row, Spread, ratio
 
 JSON_VERSION = 1
@@ -79,24 +79,33 @@ def goals_table(outcomes: Sequence[Outcome]) -> Table:
     colour = {Verdict.MET: "green", Verdict.MISSED: "red", Verdict.UNKNOWN: "dim"}
     for outcome in outcomes:
         goal = outcome.goal
-        if goal.memory:
-            wanted = f"{goal.text} < {goal.wanted / _MEBI:.0f} MiB"
-            reached, no_crc = (
-                "–" if value is None else f"{value / _MEBI:.0f} MiB"
-                for value in (outcome.value, outcome.value_no_crc)
-            )
-        else:
-            wanted = f"≥ {goal.wanted:g} {goal.text}"
-            reached, no_crc = (
-                "–" if value is None else f"{value:.2f}"
-                for value in (outcome.value, outcome.value_no_crc)
-            )
         verdict = outcome.verdict
         table.add_row(
-            goal.section, goal.job, goal.subject, wanted, reached, no_crc,
+            goal.section,
+            goal.job,
+            goal.subject,
+            _wanted(goal),
+            _reached(goal, outcome.value),
+            _reached(goal, outcome.value_no_crc),
             f"[{colour[verdict]}]{verdict.value}[/]",
-        )  # fmt: skip
+        )
     return table
+
+
+def _wanted(goal: Goal) -> str:
+    if goal.kind is Kind.MEMORY:
+        return f"peak memory of {goal.other} < {goal.wanted / _MEBI:.0f} MiB"
+    if goal.kind is Kind.CPU:
+        return f"CPU time of {goal.other} ≤ {goal.wanted:g} µs"
+    return f"≥ {goal.wanted:g} of {goal.other}"
+
+
+def _reached(goal: Goal, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if goal.kind is Kind.MEMORY:
+        return f"{value / _MEBI:.0f} MiB"
+    return f"{value:.1f} µs" if goal.kind is Kind.CPU else f"{value:.2f}"
 
 
 def absences(rows: Sequence[Row]) -> list[str]:
@@ -148,7 +157,7 @@ def as_json(
                 "job": outcome.goal.job,
                 "subject": outcome.goal.subject,
                 "other": outcome.goal.other,
-                "kind": "peak_rss_bytes" if outcome.goal.memory else "ratio",
+                "kind": outcome.goal.kind.value,
                 "wanted": outcome.goal.wanted,
                 "value": outcome.value,
                 "value_no_crc": outcome.value_no_crc,

@@ -17,6 +17,8 @@ from benchlib.goals import (
     OURS,
     OURS_FLUSHED,
     OURS_ISCSI,
+    OURS_NBDKIT,
+    OURS_NBDKIT_TCP,
     OURS_NO_CRC,
     OURS_NO_JOURNAL,
     OURS_NO_POLL,
@@ -24,7 +26,7 @@ from benchlib.goals import (
     OURS_TCP,
     PEERS,
 )
-from benchlib.load import JOBS, MEMORY_JOBS, NET_JOBS, Job, JobFailed
+from benchlib.load import CONNECTION_JOBS, JOBS, MEMORY_JOBS, NET_JOBS, Job, JobFailed
 from benchlib.results import Row, Sample
 from benchlib.servers import Absent
 from benchlib.subjects import Bench, Endpoint
@@ -63,20 +65,22 @@ class Section:
 SECTIONS = (
     Section(
         "nbd",
-        JOBS,
+        (*JOBS, *CONNECTION_JOBS),
         {
             OURS: partial(subjects.nbd_ours, mpa_crc="yes"),
             OURS_NO_CRC: partial(subjects.nbd_ours, mpa_crc="no"),
             OURS_NO_POLL: partial(subjects.nbd_ours, mpa_crc="yes", busy_poll=False),
             OURS_NO_JOURNAL: partial(subjects.nbd_ours, mpa_crc="yes", journal="off"),
             OURS_FLUSHED: subjects.nbd_flushed,
+            OURS_NBDKIT: partial(subjects.nbd_ours, mpa_crc="yes", nbdkit=True),
             OURS_TCP: subjects.nbd_tcp,
+            OURS_NBDKIT_TCP: partial(subjects.nbd_tcp, nbdkit=True),
             PEERS["nbd"]: subjects.nbd_qemu,
             "memory": subjects.nbd_memory,
             "python-null": partial(subjects.nbd_null, sleep_us=0),
             CEILINGS["nbd"]: partial(subjects.nbd_null, sleep_us=150),
         },
-        memory_subjects=(OURS, OURS_NO_CRC, PEERS["nbd"]),
+        memory_subjects=(OURS, OURS_NO_CRC, OURS_NBDKIT, PEERS["nbd"]),
         large_writes_only=(OURS_FLUSHED,),
     ),
     Section(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from benchlib import load, proc
+from benchlib.goals import NBDKIT, SERVER
 from benchlib.load import ClientUse, Job, Measurement
 from benchlib.network import TARGET_ADDRESS, Network
 from benchlib.servers import Absent, Server, run
@@ -193,11 +194,16 @@ def _ours(url: str, mpa_crc: str, busy_poll: bool) -> str:
 # --- NBD ---------------------------------------------------------------------------------------
 
 
-def nbd_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, journal: str = "") -> Endpoint:
+def nbd_ours(
+    bench: Bench, mpa_crc: str, busy_poll: bool = True, journal: str = "", nbdkit: bool = False
+) -> Endpoint:
+    """Our own server; with ``nbdkit`` our plugin in nbdkit."""
     target, url = bench.our_target(busy_poll)
     url = _ours(url, mpa_crc, busy_poll) + (f"&journal={journal}" if journal else "")
     name = f"{mpa_crc}-{busy_poll}-{journal}"
-    return bench.once(name, lambda: _nbd(bench, name, url, {"target": target}))
+    return bench.once(
+        f"nbd-{name}-{nbdkit}", lambda: _nbd(bench, name, url, {"target": target}, nbdkit)
+    )
 
 
 def nbd_flushed(bench: Bench) -> Endpoint:
@@ -211,19 +217,29 @@ def nbd_flushed(bench: Bench) -> Endpoint:
     return replace(without, command=command)
 
 
-def nbd_tcp(bench: Bench) -> Endpoint:
+def nbd_tcp(bench: Bench, nbdkit: bool = False) -> Endpoint:
     """Ours over Traditional iSCSI, on the peers' target."""
     tgtd, url = bench.tgtd()
-    return _nbd(bench, "tcp", url, {"tgtd": tgtd})
+    return _nbd(bench, "tcp", url, {"tgtd": tgtd}, nbdkit)
 
 
-def _nbd(bench: Bench, name: str, url: str, target: dict[str, Server]) -> Endpoint:
+def _nbd(bench: Bench, name: str, url: str, target: dict[str, Server], nbdkit: bool) -> Endpoint:
+    if not nbdkit:
+        server, socket = nbd_server(bench, name, [url])
+        return _through_nbd(socket, {SERVER: server, **target})
+    server, socket = nbd_server(
+        bench, f"nbdkit-{name}", [url], "--nbdkit", "--threads", str(THREADS)
+    )
+    server.starter = SERVER
+    return _through_nbd(socket, {NBDKIT: server, **target})
+
+
+def nbd_server(bench: Bench, name: str, urls: Sequence[str], *options: str) -> tuple[Server, Path]:
+    """``iserblk nbd``, ready for clients, and its socket. Raises Absent."""
     socket = bench.path(f"ours-{name}.sock")
-    command = iserblk("nbd", url, "--socket", str(socket), "--threads", str(THREADS))
-    server = bench.start(f"nbd-{name}", command)
-    server.starter = "iserblk nbd"
+    server = bench.start(f"nbd-{name}", iserblk("nbd", *urls, "--socket", str(socket), *options))
     server.wait_until(lambda: ready_url(server))
-    return _through_nbd(socket, {"nbdkit": server, **target})
+    return server, socket
 
 
 def nbd_qemu(bench: Bench) -> Endpoint:
@@ -253,7 +269,7 @@ def _nbdkit(bench: Bench, name: str, arguments: Sequence[str]) -> Endpoint:
     command = ["nbdkit", "-f", "-t", str(THREADS), "-U", str(socket), *arguments]
     server = bench.start(name, command)
     server.wait_until(socket.exists)
-    return _through_nbd(socket, {"nbdkit": server})
+    return _through_nbd(socket, {NBDKIT: server})
 
 
 def _through_nbd(socket: Path, servers: dict[str, Server]) -> Endpoint:

@@ -69,6 +69,22 @@ def test_fio_command_names_the_load() -> None:
     assert "--uri=nbd+unix:///?socket=/tmp/nbd.sock" in command
 
 
+def test_fio_has_a_connection_for_each_of_its_jobs() -> None:
+    job = Job("4k-randread-d32-c4", "randread", 4096, 32, 4)
+    command = load.fio_command(job, load.fio_nbd("/tmp/nbd.sock"), 2.5)
+    assert {"--numjobs=4", "--iodepth=8", "--group_reporting"} <= set(command)
+    assert not any("numjobs" in word for word in load.fio_command(READ, [], 2.5))
+
+
+def test_fio_reports_its_jobs_as_one() -> None:
+    job = Job("4k-randread-d8-c4", "randread", 4096, 8, 4)
+    command = load.fio_command(job, ["--ioengine=null", "--size=1M"], 0.2)
+    output = load.run_client(command, 0.2).output
+    (whole,) = json.loads(output)["jobs"]
+    assert load.parse_fio(output, job).ios == whole["read"]["total_ios"]
+    assert whole["job options"]["numjobs"] == "4"
+
+
 def test_fio_runs_for_parts_of_a_second() -> None:
     command = load.fio_command(READ, ["--ioengine=null", "--size=1M"], 0.3)
     measured = load.parse_fio(load.run_client(command, 0.3).output, READ)
@@ -147,9 +163,11 @@ def test_iserblk_bench_is_told_the_job() -> None:
 
 
 def test_job_names_say_what_they_are() -> None:
-    for job in (*load.JOBS, *load.MEMORY_JOBS):
+    for job in (*load.JOBS, *load.CONNECTION_JOBS, *load.MEMORY_JOBS):
         size = {4096: "4k", 1 << 20: "1m"}[job.block]
-        assert job.name == f"{size}-{job.pattern}-d{job.depth}"
+        connections = f"-c{job.connections}" if job.connections > 1 else ""
+        assert job.name == f"{size}-{job.pattern}-d{job.depth}{connections}"
+        assert job.depth % job.connections == 0
         assert job.large == (size == "1m")
         assert job.writes == ("write" in job.name)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from benchlib import goals, results
-from benchlib.goals import OURS, OURS_TCP, Verdict
-from benchlib.load import JOBS, MEMORY_JOBS, Job, Measurement
+from benchlib.goals import NBDKIT, OURS, OURS_NBDKIT, OURS_NBDKIT_TCP, OURS_TCP, SERVER, Verdict
+from benchlib.load import CONNECTION_JOBS, JOBS, MEMORY_JOBS, Job, Measurement
 from benchlib.results import Row, Sample, Spread
 
 SMALL, LARGE = JOBS[0], JOBS[-1]
@@ -77,17 +79,22 @@ def verdicts(*rows: Row) -> dict[tuple[str, str, str, str], Verdict]:
 @pytest.mark.parametrize(
     ("section", "job", "subject", "other", "factor"),
     [
-        ("nbd", "4k-randread-d1", OURS, "qemu-nbd", 0.7),
-        ("nbd", "4k-randwrite-d32", OURS, "python-150us", 0.6),
-        ("nbd", "1m-write-d8", OURS, "qemu-nbd", 1.0),
+        ("nbd", "4k-randread-d1", OURS, "qemu-nbd", 1.2),
+        ("nbd", "4k-randwrite-d32", OURS, "qemu-nbd", 1.5),
+        ("nbd", "1m-write-d8", OURS, "qemu-nbd", 2.0),
+        ("nbd", "4k-randread-d32-c4", OURS, "qemu-nbd", 1.5),
+        ("nbd", "4k-randwrite-d32", OURS_NBDKIT, "python-150us", 0.6),
+        ("nbd", "4k-randread-d32", OURS_NBDKIT_TCP, "python-150us", 0.6),
         ("fuse", "4k-randwrite-d1", OURS, "qemu-fuse", 0.7),
         ("fuse", "4k-randread-d32", OURS, "pyfuse3-null", 0.6),
         ("fuse", "1m-read-d8", OURS, "qemu-fuse", 1.0),
         ("api", "4k-randread-d32", OURS, "iscsi-perf", 0.6),
         ("nbd", "4k-randwrite-d32", OURS, "iserblk-nojournal", 0.95),
         ("nbd", "1m-read-d8", OURS, "iserblk-nojournal", 0.95),
-        ("nbd", "4k-randread-d1", OURS_TCP, "qemu-nbd", 0.8),
-        ("nbd", "4k-randwrite-d32", OURS_TCP, "python-150us", 0.6),
+        ("nbd", "4k-randread-d1", OURS_TCP, "qemu-nbd", 1.0),
+        ("nbd", "4k-randread-d32", OURS_TCP, "qemu-nbd", 1.25),
+        ("nbd", "1m-read-d8", OURS_TCP, "qemu-nbd", 1.4),
+        ("nbd", "4k-randwrite-d32-c4", OURS_TCP, "qemu-nbd", 1.25),
         ("fuse", "1m-write-d8", OURS_TCP, "qemu-fuse", 1.0),
         ("api", "4k-randread-d1", OURS_TCP, "iscsi-perf", 0.8),
         ("api", "1m-read-d8", OURS_TCP, "iscsi-perf", 1.0),
@@ -96,7 +103,7 @@ def verdicts(*rows: Row) -> dict[tuple[str, str, str, str], Verdict]:
 def test_goals_compare_with_the_right_row(
     section: str, job: str, subject: str, other: str, factor: float
 ) -> None:
-    the_job = next(found for found in JOBS if found.name == job)
+    the_job = next(found for found in (*JOBS, *CONNECTION_JOBS) if found.name == job)
     theirs = row(section, the_job, other, 10000.0)
     key = (section, job, subject, other)
     assert verdicts(row(section, the_job, subject, factor * 10000), theirs)[key] is Verdict.MET
@@ -105,13 +112,33 @@ def test_goals_compare_with_the_right_row(
     assert verdicts(theirs)[key] is Verdict.UNKNOWN
 
 
-def test_memory_stays_below_its_limit() -> None:
-    job = MEMORY_JOBS[0]
-    key = ("nbd", job.name, OURS, goals.MEMORY_PROCESS)
-    limit = 150 << 20
-    assert verdicts(row("nbd", job, OURS, 10.0, rss=limit - 1))[key] is Verdict.MET
-    assert verdicts(row("nbd", job, OURS, 10.0, rss=limit))[key] is Verdict.MISSED
-    assert verdicts()[key] is Verdict.UNKNOWN
+@pytest.mark.parametrize("job", MEMORY_JOBS, ids=lambda job: job.name)
+@pytest.mark.parametrize(
+    ("subject", "process", "limit"),
+    [(OURS, SERVER, 110 << 20), (OURS_NBDKIT, NBDKIT, 150 << 20)],
+)
+def test_memory_stays_below_its_limit(job: Job, subject: str, process: str, limit: int) -> None:
+    def verdict(*sizes: int) -> Verdict:
+        row = Row("nbd", job, subject)
+        row.samples += [replace(sample(10.0, job), peak_rss={process: size}) for size in sizes]
+        return verdicts(row)["nbd", job.name, subject, process]
+
+    assert verdict(5, limit - 1) is Verdict.MET
+    assert verdict(limit, 5) is Verdict.MISSED
+    assert verdict() is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("job", ["4k-randread-d32", "4k-randwrite-d32"])
+def test_processor_time_has_a_limit(job: str) -> None:
+    the_job = next(found for found in JOBS if found.name == job)
+
+    def verdict(cpu_s: float) -> Verdict:
+        run = replace(sample(10_000.0, the_job), cpu_seconds={SERVER: cpu_s, "fio": 9.0})
+        return verdicts(Row("nbd", the_job, OURS, [run]))["nbd", job, OURS, SERVER]
+
+    assert verdict(0.4) is Verdict.MET  # 20 µs for each of 20,000 requests
+    assert verdict(0.41) is Verdict.MISSED
+    assert verdicts()["nbd", job, OURS, SERVER] is Verdict.UNKNOWN
 
 
 def test_crc_on_decides_and_off_stands_beside_it() -> None:

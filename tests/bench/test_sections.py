@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from benchlib import goals, report, storage
-from benchlib.load import JOBS, Job, Measurement
+from benchlib.load import JOBS, MEMORY_JOBS, Job, Measurement
 from benchlib.results import Row, Sample, Spread
 from benchlib.sections import SECTIONS, Plan, Section, Stopped, in_rounds, run_section
 from benchlib.servers import Absent, Server
@@ -120,6 +120,9 @@ def test_rows_are_chosen_by_glob() -> None:
     assert len(nbd.rows("*/4k-*-d1/*")) == 2 * len(small)
     assert [row.job.name for row in nbd.rows("nbd/*/iserblk-flushed")] == ["1m-write-d8"]
     assert not fuse.rows("nbd/*")
+    several = {row.job.name for row in nbd.rows("*") if row.job.connections > 1}
+    assert several == {"4k-randread-d32-c4", "4k-randwrite-d32-c4"}
+    assert not [row for row in fuse.rows("*") if row.job.connections > 1]
     two = nbd.rows("nbd/4k-randread-d1/iserblk", "nbd/*-d1/memory", "*/4k-randread-d1/memory")
     assert [row.name for row in two] == [
         "nbd/4k-randread-d1/iserblk",
@@ -134,30 +137,30 @@ def test_every_goal_is_about_rows_that_exist() -> None:
     for goal in goals.goals():
         assert f"{goal.section}/{goal.job}/{goal.subject}" in known
         assert f"{goal.section}/{goal.job}/{goals.OURS_NO_CRC}" in known
-        if not goal.memory:
+        if goal.kind is goals.Kind.RATIO:
             assert f"{goal.section}/{goal.job}/{goal.other}" in known
 
 
-def measured(section: str, subject: str, rate: float) -> Row:
+def measured(section: str, subject: str, rate: float, job: Job = JOB) -> Row:
     sample = Sample(
         Measurement(int(rate), int(rate) * JOB.block, 1.0, 5.0, 6.0),
-        {"nbdkit": 0.5, "fio": 0.1},
-        {"nbdkit": 3 << 20, "fio": 1 << 20},
+        {goals.SERVER: 0.5, "fio": 0.1},
+        {goals.SERVER: 3 << 20, "fio": 1 << 20},
     )
-    return Row(section, JOB, subject, [sample])
+    return Row(section, job, subject, [sample])
 
 
 def test_report_shows_rows_reasons_and_verdicts() -> None:
     rows = [
         measured("nbd", goals.OURS, 8000),
-        measured("nbd", "qemu-nbd", 10000),
+        measured("nbd", "qemu-nbd", 5000),
         Row("nbd", JOB, "memory", absent="nbdkit: [plugin] is not there"),
     ]
     text = io.StringIO()
     report.print_report(Console(file=text, width=200), rows, goals.judge(rows))
     printed = text.getvalue()
     assert "8.0 K/s (8.0–8.0)" in printed
-    assert "0.80" in printed
+    assert "1.60" in printed
     assert "nbd/*/memory: nbdkit: [plugin] is not there" in printed
     assert " met " in printed
     assert "4k-randread-d32" not in printed  # the goal of a row that was not run
@@ -165,6 +168,22 @@ def test_report_shows_rows_reasons_and_verdicts() -> None:
     report.print_report(Console(file=text, width=200), rows, goals.judge(rows))
     assert f"nbd/*/{goals.OURS}: failed: it died" in text.getvalue()
     assert "not measured" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rate", "job", "words"),
+    [
+        (25000, "4k-randwrite-d32", "CPU time of iserblk nbd ≤ 20 µs │ 20.0 µs │ – │ met"),
+        (10000, "4k-randwrite-d32", "CPU time of iserblk nbd ≤ 20 µs │ 50.0 µs │ – │ missed"),
+        (10000, "1m-write-d32", "peak memory of iserblk nbd < 110 MiB │ 3 MiB │ – │ met"),
+    ],
+)
+def test_goals_are_shown_in_their_units(rate: float, job: str, words: str) -> None:
+    the_job = next(each for each in (*JOBS, *MEMORY_JOBS) if each.name == job)
+    rows = [measured("nbd", goals.OURS, rate, the_job)]
+    text = io.StringIO()
+    Console(file=text, width=200).print(report.goals_table(goals.judge(rows)))
+    assert words in " ".join(text.getvalue().split())
 
 
 def test_front_ends_through_a_network_are_compared_with_their_peers() -> None:
@@ -186,7 +205,7 @@ def test_rates_of_large_jobs_are_mebibytes() -> None:
 def test_json_holds_everything(tmp_path: Path) -> None:
     rows = [
         measured("nbd", goals.OURS, 8000),
-        measured("nbd", "qemu-nbd", 10000),
+        measured("nbd", "qemu-nbd", 5000),
         Row("nbd", JOB, "memory", absent="not there"),
     ]
     file = tmp_path / "out.json"
@@ -194,11 +213,13 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     content = json.loads(file.read_text(encoding="utf-8"))
     assert content["version"] == report.JSON_VERSION
     ours, _peer, memory = content["rows"]
-    assert ours["ratios"] == {"qemu-nbd": 0.8}
+    assert ours["ratios"] == {"qemu-nbd": 1.6}
     assert ours["rate"]["median"] == 8000
-    assert ours["samples"][0]["peak_rss"]["nbdkit"] == 3 << 20
+    assert ours["samples"][0]["peak_rss"][goals.SERVER] == 3 << 20
     assert memory["missing"] == "not there"
     assert content["goals"][0]["verdict"] == "met"
+    kinds = {goal["kind"] for goal in content["goals"]}
+    assert kinds == {"ratio", "cpu_us_per_io", "peak_rss_bytes"}
 
 
 def test_backing_files_are_equal_and_allocated(tmp_path: Path) -> None:
