@@ -7,6 +7,7 @@
     load       clients: fio, iscsi-perf, ours      results  samples, medians, ratios
     storage    the backing files                   machine  describes this machine
     command    exit statuses and signals           profile  where the time goes, per layer
+    growth     cost of a request as load grows     nbd_load its client, a program of its own
 
 Imports nothing of iserblk: the bench sees what a user sees.
 """

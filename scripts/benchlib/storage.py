@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 FILE_SIZE = 256 << 20
@@ -20,13 +22,14 @@ def place_for_files() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def fill(files: tuple[Path, Path], size: int) -> None:
-    """Write the same random bytes into both files, completely allocated and on the disk."""
-    with files[0].open("wb") as first, files[1].open("wb") as second:
+def fill(paths: Sequence[Path], size: int) -> None:
+    """Write the same random bytes into all files, completely allocated and on the disk."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open("wb")) for path in paths]
         for _ in range(size // _CHUNK):
             chunk = os.urandom(_CHUNK)
-            for file in (first, second):
+            for file in files:
                 file.write(chunk)
-        for file in (first, second):
+        for file in files:
             file.flush()
             os.fsync(file.fileno())

@@ -151,10 +151,18 @@ class Bench:
         return cast(T, found)
 
     def _start_our_target(self, name: str, file: Path, *options: str) -> tuple[Server, str]:
+        server, url = self.start_target(name, [f"{file}:wce=1"], *options)
+        return server, f"{url}/0"
+
+    def start_target(self, name: str, luns: Sequence[str], *options: str) -> tuple[Server, str]:
+        """Our target with LUNs as its ``--lun`` names them, and its URL, without a LUN. Raises
+        Absent."""
         command = iserblk("target", "--listen", f"{self.address}:0", "--iqn", OUR_IQN, *options)
-        server = self.start(name, [*command, "--lun", f"{file}:wce=1"], target=True)
+        for lun in luns:
+            command += ["--lun", lun]
+        server = self.start(name, command, target=True)
         portal = server.wait_until(lambda: ready_url(server)).removeprefix("iser://").split("/")[0]
-        return server, f"iser://{portal}/{OUR_IQN}/0"
+        return server, f"iser://{portal}/{OUR_IQN}"
 
     def _start_tgtd(self) -> tuple[Server, str]:
         sbin = Path(peer("tgt")) / "usr/sbin"

@@ -1,0 +1,199 @@
+"""Shows how the cost of a request grows with requests in flight, connections and exports.
+
+    scripts/bench growth [--seconds S] [--rounds N]
+
+4 KiB random reads through the built-in NBD server, over iSER, on LUNs of one target. Each row's
+requests go to one process of the server, which serves as many LUNs as the row has exports; rows
+with the same number of exports share it. All rows have the same client (nbd_load.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchlib import machine, proc
+from benchlib.command import run_command
+from benchlib.goals import SERVER
+from benchlib.load import Job, JobFailed, Measurement
+from benchlib.report import by_process, rate_text
+from benchlib.results import Row, Spread
+from benchlib.sections import explain, measure
+from benchlib.servers import Absent
+from benchlib.storage import FILE_SIZE, fill, place_for_files
+from benchlib.subjects import Bench, Endpoint, nbd_server
+
+_CLIENT = Path(__file__).resolve().parent / "nbd_load.py"
+_WARM_UP = 1  # rounds
+_PIPE_WIDTH = 140
+
+
+class Load(NamedTuple):
+    """The load of one row. Each export has the same number of ``connections``, which are counted
+    over all exports, as are the requests in flight."""
+
+    in_flight: int
+    connections: int
+    exports: int
+
+    @property
+    def job(self) -> Job:
+        name = f"4k-randread-d{self.in_flight}-c{self.connections}"
+        return Job(name, "randread", 4096, self.in_flight, self.connections)
+
+    @property
+    def row(self) -> Row:
+        return Row("growth", self.job, f"{self.exports}-exports")
+
+
+LOADS = (
+    *(Load(in_flight, 1, 1) for in_flight in (1, 8, 32, 128)),
+    *(Load(32, connections, 1) for connections in (4, 16)),
+    *(Load(32, exports, exports) for exports in (16, 64)),
+)
+
+
+@dataclass(slots=True)
+class Growth:
+    """Rows by load. ``stretch``: by depth, the CPU time of the server for a request in the dearest
+    row of that depth, divided by that in the cheapest; only for depths of several rows."""
+
+    rows: dict[Load, Row]
+
+    def server_us(self, load: Load) -> Spread:
+        samples = self.rows[load].samples
+        return Spread.of([s.cpu_seconds[SERVER] / s.measured.ios * 1e6 for s in samples])
+
+    def stretch(self) -> dict[int, float]:
+        found = {}
+        for depth in dict.fromkeys(load.in_flight for load in self.rows):
+            costs = [self.server_us(load).median for load in self.rows if load.in_flight == depth]
+            if len(costs) > 1:
+                found[depth] = max(costs) / min(costs)
+        return found
+
+
+def client_command(socket: Path, exports: int, job: Job, seconds: float) -> list[str]:
+    """A command line of the client: its connections take the exports in turn."""
+    names = [f"lun{number % exports}" for number in range(job.connections)]
+    words = [str(socket), str(seconds), str(job.depth), *names]
+    return [sys.executable, "-P", str(_CLIENT), *words]
+
+
+def parse_client(output: str, job: Job, _seconds: float) -> Measurement:
+    """Read what the client printed. Raises JobFailed."""
+    try:
+        counted = json.loads(output)
+        ios, took = int(counted["ios"]), float(counted["seconds"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise JobFailed(f"the client's JSON is not understood: {error!r}") from None
+    if not ios:
+        raise JobFailed("the client: 0 requests done")
+    return Measurement(ios, ios * job.block, took)
+
+
+def open_servers(bench: Bench, file: Path, exports: Iterable[int]) -> dict[int, Endpoint]:
+    """One target, and a server for each number of exports. Raises Absent.
+
+    All LUNs are ``file``, read-only: so the rows with many exports read no more memory than those
+    with one.
+    """
+    counts = sorted(set(exports))
+    luns = [f"{file}:ro:serial=bench{number}" for number in range(counts[-1])]
+    target, url = bench.start_target("target", luns)
+    found = {}
+    for count in counts:
+        urls = [f"{url}/{lun}?mpa-crc=yes" for lun in range(count)]
+        server, socket = nbd_server(bench, f"{count}-exports", urls)
+        servers = {SERVER: server, "target": target}
+        command = partial(client_command, socket, count)
+        found[count] = Endpoint("client", command, parse_client, servers)
+    return found
+
+
+def measure_growth(
+    loads: Sequence[Load],
+    endpoints: dict[int, Endpoint],
+    rounds: int,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> Growth:
+    """Run all loads, one after the other; every second round in the opposite order. A first round
+    does not count. Raises JobFailed."""
+    rows = {load: load.row for load in loads}
+    for number in range(_WARM_UP + rounds):
+        for load in reversed(loads) if number % 2 else loads:
+            row, endpoint = rows[load], endpoints[load.exports]
+            progress(f"{row.name}, round {number}")
+            try:
+                sample = measure(endpoint, row.job, seconds)
+            except (JobFailed, proc.NoSuchProcess) as reason:
+                raise JobFailed(f"{row.name} failed: {explain(endpoint, reason)}") from None
+            if number >= _WARM_UP:
+                row.samples.append(sample)
+    return Growth(rows)
+
+
+def print_growth(console: Console, growth: Growth) -> None:
+    table = Table(title="4 KiB random reads, built-in NBD server over iSER", title_justify="left")
+    for heading in ("in flight", "connections", "exports", "median (low–high)", "server µs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("CPU time per request")
+    for load, row in growth.rows.items():
+        cost = growth.server_us(load)
+        table.add_row(
+            *(str(number) for number in load),
+            rate_text(row.rate(), large=False),
+            f"{cost.median:.1f} ({cost.low:.1f}–{cost.high:.1f})",
+            by_process(row.cpu_us_per_io(), "µs"),
+        )
+    console.print(table)
+    for depth, ratio in growth.stretch().items():
+        console.print(
+            f"{depth} in flight: a request takes {ratio:.2f} times the server's CPU time in the"
+            " dearest row, compared with the cheapest"
+        )
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(0.1), default=3.0,
+              help="Seconds of each run (default 3).")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), default=3,
+              help="Rounds of each row (default 3), after one that does not count.")  # fmt: skip
+def growth(seconds: float, rounds: int) -> None:
+    """Show how the cost of a request grows with requests in flight, connections and exports."""
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    about = machine.describe()
+    console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
+    with ExitStack() as stack:
+        scratch, disks = (
+            Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=where))
+            )
+            for where in ("/tmp", place_for_files())
+        )
+        file = disks / "lun"
+        fill([file], FILE_SIZE)
+        status = stack.enter_context(Console(stderr=True).status("starting"))
+        try:
+            bench = Bench(stack, scratch, file, file)
+            endpoints = open_servers(bench, file, [load.exports for load in LOADS])
+            found = measure_growth(LOADS, endpoints, rounds, seconds, status.update)
+        except (Absent, JobFailed) as error:
+            raise click.ClickException(str(error)) from None
+    print_growth(console, found)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(growth, "scripts/bench growth"))
