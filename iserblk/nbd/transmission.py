@@ -169,7 +169,8 @@ class Transmission:
         self._end = 0
         self._large: Request | None = None  # a WRITE whose data is being received
         self._filled = 0  # bytes of it
-        self._to_pass_over = 0  # bytes of the data of a WRITE that was refused
+        self._to_pass_over = 0  # bytes of the data of a WRITE that is to be refused
+        self._refusal = (0, 0, 0, "")  # the answer to it: cookie, offset, error, text
         self._expect_large = False
         self._chunk.view[: len(first)] = first
         self._end = len(first)
@@ -383,8 +384,8 @@ class Transmission:
     def _refuse_early(
         self, command: int, flags: int, cookie: int, offset: int, payload: int
     ) -> bool:
-        """Answer a request that cannot be carried out, and pass over its data. False: no more may
-        be answered now."""
+        """Pass over the data of a request that cannot be carried out, and answer it. False: no more
+        may be answered now."""
         if not self._fits(0):
             return False
         read_only = command in _CHANGES and self.negotiated.flags & nbd.READ_ONLY
@@ -403,7 +404,9 @@ class Transmission:
         else:
             error, text = nbd.EINVAL, f"flags {flags:#x} do not go with command {command}"
         self._start += self._header.size
-        self._answer_error(cookie, offset, error, text)
+        # Not before the data has come: clients (libnbd) look for the request of an answer only
+        # among those that they have sent whole.
+        self._refusal = cookie, offset, error, text
         self._to_pass_over = payload
         self._pass_over()
         return True
@@ -412,6 +415,8 @@ class Transmission:
         count = min(self._to_pass_over, self._end - self._start)
         self._start += count
         self._to_pass_over -= count
+        if not self._to_pass_over:
+            self._answer_error(*self._refusal)
 
     def _status_length(self, begin: int, count: int) -> int:
         """The length that a BLOCK_STATUS with data asks for: it names the contexts that it wants.
