@@ -9,23 +9,27 @@ environment, because nbdkit and a daemonised mount run in other processes:
     FAKE_CLOSE_S how long the logout of a mount takes, and a line "closing" before it
     FAKE_LOCALS  reads and writes leave a note in thread-local storage, and log what they found
     FAKE_LOG     file that gets one line per call; reads and writes only where there are faults
+    FAKE_SIZE    file with the size that the disks have grown to, when they are asked for it
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 import threading
 import types
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from iserblk import errors
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO, Extent, LunInfo
+from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.waiting.strands import elsewhere
 
 MIB = 1 << 20
@@ -95,6 +99,16 @@ class FakeDisk:
             raise errors.OutOfRange(f"{method}: {offset}+{length} is past the end")
         if method in ("write", "trim", "zero") and self.info.read_only:
             raise errors.WriteProtected(f"{self.info.name} is read-only")
+
+    def refresh(self) -> int:
+        fail("refresh")
+        path = Path(os.environ.get("FAKE_SIZE", os.devnull))
+        size = int(path.read_text() or 0) if path.exists() else 0
+        if size > self.info.size:
+            self.holes.update(range(self.info.size // BLOCK, size // BLOCK))
+            self.data.extend(bytes(size - self.info.size))
+            self.info = dataclasses.replace(self.info, size=size)
+        return self.info.size
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         self.check("read", offset, len(buffer))
@@ -197,6 +211,8 @@ class BlockingFake:
         return self.fake.dirty
 
     def refresh(self) -> int:
+        self.fake.refresh()
+        self.info = self.fake.info
         return self.size
 
 
@@ -223,7 +239,8 @@ def open_blocking(urls: Sequence[str], options: Mapping[str, str]) -> BlockingSe
 
 
 class AsyncFake:
-    """Implements AsyncDisk: each method of a FakeDisk after a checkpoint."""
+    """Implements DirectDisk: each method of a FakeDisk after a checkpoint. No command is begun
+    without a coroutine that waits for it."""
 
     def __init__(self, disk: FakeDisk) -> None:
         self.info = disk.info
@@ -238,20 +255,72 @@ class AsyncFake:
         return self.fake.dirty
 
     async def refresh(self) -> int:
+        await elsewhere(trio.lowlevel.checkpoint)
+        self.fake.refresh()
         self.info = self.fake.info
         return self.size
 
-    async def read_into(self, buffer: memoryview, offset: int) -> None:
+    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
         await elsewhere(trio.lowlevel.checkpoint)
         self.fake.read_into(buffer, offset)
 
-    async def write(self, buffer: memoryview, offset: int, fua: bool = False) -> None:
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+    ) -> None:
         await elsewhere(trio.lowlevel.checkpoint)
         self.fake.write(buffer, offset, fua)
 
     async def flush(self) -> None:
         await elsewhere(trio.lowlevel.checkpoint)
         self.fake.flush()
+
+    async def trim(
+        self, offset: int, length: int, fua: bool = False, *, patient: bool = False
+    ) -> None:
+        await elsewhere(trio.lowlevel.checkpoint)
+        self.fake.trim(offset, length, fua, patient=patient)
+
+    async def zero(
+        self,
+        offset: int,
+        length: int,
+        *,
+        may_trim: bool = False,
+        fast: bool = False,
+        fua: bool = False,
+        patient: bool = False,
+    ) -> None:
+        await elsewhere(trio.lowlevel.checkpoint)
+        self.fake.zero(offset, length, may_trim=may_trim, fast=fast, fua=fua, patient=patient)
+
+    async def extents(self, offset: int, length: int) -> list[Extent]:
+        await elsewhere(trio.lowlevel.checkpoint)
+        return self.fake.extents(offset, length)
+
+    async def cache(self, offset: int, length: int) -> None:
+        await elsewhere(trio.lowlevel.checkpoint)
+        self.fake.cache(offset, length)
+
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        return None
+
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        return None
+
+    def end_read(self, slot: TaskSlot) -> float:
+        raise AssertionError("no command was begun")
+
+    def end_write(self, slot: TaskSlot) -> float:
+        raise AssertionError("no command was begun")
+
+    def hold(self) -> bool:
+        return False
+
+    def release(self, held: bool) -> None:
+        pass
+
+    def abandon(self, mine: Callable[[Waiter], bool]) -> int:
+        return 0
 
 
 class AsyncSet:
