@@ -21,6 +21,7 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 BLOCK = 4096
 _BUFFER = 256 << 10
@@ -45,11 +46,10 @@ class LoadFailed(Exception):
 class Connection:
     """One connection to one export."""
 
-    def __init__(self, path: str, export: str) -> None:
-        """Raises OSError, LoadFailed."""
+    def __init__(self, sock: socket.socket, export: str) -> None:
+        """Shakes hands over ``sock``, which the caller closes. Raises OSError, LoadFailed."""
         self._name = export
-        self._sock = socket.socket(socket.AF_UNIX)
-        self._sock.connect(path)
+        self._sock = sock
         self._have = 0  # bytes of replies that are in the buffer
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
@@ -99,35 +99,46 @@ class Connection:
         self._have = rest
         return replies
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         self._sock.sendall(_REQUEST.pack(_REQUEST_MAGIC, 0, _DISCONNECT, 0, 0, 0))
-        self._sock.close()
 
 
 def run(path: str, seconds: float, in_flight: int, exports: Sequence[str]) -> tuple[int, float]:
     """The answered requests, and the seconds that they took. Raises OSError, LoadFailed."""
-    connections = [Connection(path, export) for export in exports]
+    with ExitStack() as stack:
+        connections = []
+        for export in exports:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(path)
+            connections.append(Connection(sock, export))
+        counted = _keep_busy(connections, seconds, in_flight)
+        for connection in connections:
+            connection.disconnect()
+    return counted
+
+
+def _keep_busy(
+    connections: Sequence[Connection], seconds: float, in_flight: int
+) -> tuple[int, float]:
     by_fd = {each.fileno(): each for each in connections}
-    ready = select.epoll()
-    for fd in by_fd:
-        ready.register(fd, select.EPOLLIN)
     turns = itertools.cycle(connections)
     unanswered = ios = 0
-    started = time.monotonic()
-    while (now := time.monotonic()) < started + seconds or unanswered:
-        if now < started + seconds:
-            chosen = list(itertools.islice(turns, in_flight - unanswered))
-            for connection in chosen:
-                connection.request()
-            for connection in dict.fromkeys(chosen):
-                connection.send()
-            unanswered = in_flight
-        for fd, _events in ready.poll():
-            answered = by_fd[fd].answered()
-            unanswered -= answered
-            ios += answered
-    for connection in connections:
-        connection.close()
+    with select.epoll() as ready:
+        for fd in by_fd:
+            ready.register(fd, select.EPOLLIN)
+        started = time.monotonic()
+        while (now := time.monotonic()) < started + seconds or unanswered:
+            if now < started + seconds:
+                chosen = list(itertools.islice(turns, in_flight - unanswered))
+                for connection in chosen:
+                    connection.request()
+                for connection in dict.fromkeys(chosen):
+                    connection.send()
+                unanswered = in_flight
+            for fd, _events in ready.poll():
+                answered = by_fd[fd].answered()
+                unanswered -= answered
+                ios += answered
     return ios, now - started
 
 
