@@ -72,7 +72,13 @@ class Bench:
         if asynchronous:
             made = SimpleNamespace(**{name: self._awaitable(name) for name in NAMES})
             made.info, made.size, made.dirty = self.plain.info, self.plain.size, self.plain.dirty
-        self.disk: Any = (MeteredAsync if asynchronous else MeteredBlocking)(made, self.metrics)
+            for name in DIRECT:
+                setattr(made, name, getattr(self.plain, name))
+        self.disk: Any = (
+            MeteredAsync(made, self.metrics, SLOTS)
+            if asynchronous
+            else MeteredBlocking(made, self.metrics)
+        )
 
     def _awaitable(self, name: str) -> Callable[..., object]:
         async def called(*arguments: object, **options: object) -> object:
@@ -92,6 +98,8 @@ class Bench:
         return {name: number for name, number in {**buckets, **sums}.items() if number}
 
 
+SLOTS = 3
+DIRECT = ("begin_read", "begin_write", "end_read", "end_write", "hold", "release", "abandon")
 NAMES = ("refresh", "read_into", "write", "flush", "trim", "zero", "extents", "cache")
 BUFFER = memoryview(bytearray(512))
 REQUESTS: list[tuple[int, int, tuple[Any, ...], dict[str, Any]]] = [
@@ -136,7 +144,10 @@ async def test_a_request_is_counted_and_handed_on(
     assert not any(bench.row(other) for other in range(len(OPERATIONS)) if other != operation)
     ((name, *rest),) = bench.plain.calls
     flags = {each[0]: each[1] for each in rest if isinstance(each, tuple)}
-    assert [name, *(each for each in rest if not isinstance(each, tuple))] == list(call)
+    handed_on = [name, *(each for each in rest if not isinstance(each, tuple))]
+    if "async" in type(bench.disk).__name__.lower() and name in ("read_into", "write"):
+        assert handed_on.pop() == 0.0  # no deadline of its own
+    assert handed_on == list(call)
     assert flags == options or flags == {name: False for name in flags} | options
 
 
@@ -240,3 +251,63 @@ def test_the_journal_and_the_lost_connection_are_told() -> None:
     (lun,) = look([(core, LADDER)]).luns
     assert not lun.connected
     assert lun.unflushed == core.durability.journal.size  # type: ignore[union-attr]
+
+
+# --- commands that a front-end begins itself -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
+def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -> None:
+    bench = Bench(asynchronous=True)
+    slots = [SimpleNamespace(index=index, length=512 << index) for index in range(SLOTS)]
+    free = iter(slots)
+    bench.disk = MeteredAsync(direct(lambda: next(free, None), 0.0), bench.metrics, SLOTS)
+    begin, end = getattr(bench.disk, f"begin_{kind}"), getattr(bench.disk, f"end_{kind}")
+    begun = [begin(BUFFER, 0, None) for _ in range(SLOTS + 1)]
+    assert begun == [*slots, None]  # the last one was not begun, and does not count
+    assert not bench.row(operation)
+    assert [end(slot) for slot in slots] == [0.0, 0.0, 0.0]
+    row = bench.row(operation)
+    # Begun at 0, 1 and 2, and ended at 4, 5 and 6.
+    assert row["ns"] == SLOTS * 4 * TOOK_NS and row["bytes"] == 512 + 1024 + 2048
+    assert "errors" not in row
+
+
+@pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
+def test_a_command_that_fails_or_goes_on(kind: str, operation: int) -> None:
+    bench = Bench(asynchronous=True)
+    slot = SimpleNamespace(index=1, length=512)
+    for outcome in (7.5, OutOfRange("past the end")):
+        bench.disk = MeteredAsync(direct(lambda: slot, outcome), bench.metrics, SLOTS)
+        getattr(bench.disk, f"begin_{kind}")(BUFFER, 0, None)
+        if isinstance(outcome, float):  # it counts when it has gone on, by another call
+            assert getattr(bench.disk, f"end_{kind}")(slot) == outcome
+            assert not bench.row(operation)
+        else:
+            with pytest.raises(OutOfRange):
+                getattr(bench.disk, f"end_{kind}")(slot)
+            assert bench.row(operation)["errors"] == 1
+
+
+def direct(take: Callable[[], object], outcome: object) -> Any:
+    return Direct(take, outcome)
+
+
+class Direct(Plain):
+    """``take``: what begins a command. ``outcome``: what ending one returns or raises."""
+
+    def __init__(self, take: Callable[[], object], outcome: object) -> None:
+        super().__init__()
+        self._take = take
+        self._outcome = outcome
+
+    def _begin(self, *_: object) -> object:
+        return self._take()
+
+    def _end(self, _slot: object) -> object:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    begin_read = begin_write = _begin
+    end_read = end_write = _end

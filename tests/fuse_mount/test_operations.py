@@ -26,7 +26,7 @@ SIZE = 8 * MIB
 
 def files(options: MountOptions | None = None, **changes: Any) -> LunFiles:
     disks = {f"lun{each}": AsyncFake(FakeDisk(lun_info(each, **changes))) for each in range(2)}
-    return LunFiles(disks, options or MountOptions())  # type: ignore[arg-type]
+    return LunFiles(disks, options or MountOptions())
 
 
 NO_CONTEXT: Any = None  # the request's context, which the operations do not use
@@ -116,11 +116,11 @@ async def test_a_cancelled_read_gives_its_buffer_back() -> None:
     buffers: list[object] = []
 
     class Recording(AsyncFake):
-        async def read_into(self, buffer: memoryview, offset: int) -> None:
+        async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
             buffers.append(buffer.obj)
-            await super().read_into(buffer, offset)
+            await super().read_into(buffer, offset, deadline)
 
-    fs = LunFiles({"lun0": Recording(FakeDisk(lun_info(0)))}, MountOptions())  # type: ignore[dict-item]
+    fs = LunFiles({"lun0": Recording(FakeDisk(lun_info(0)))}, MountOptions())
     with trio.CancelScope() as scope:
         scope.cancel()
         await fs.read(0, 0, 4096)
@@ -173,7 +173,7 @@ async def test_errors_are_errnos_and_bugs_are_eio(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fakes = [FakeDisk(lun_info(each)) for each in range(2)]
-    fs = LunFiles({each.info.name: AsyncFake(each) for each in fakes}, MountOptions())  # type: ignore[misc]
+    fs = LunFiles({each.info.name: AsyncFake(each) for each in fakes}, MountOptions())
     for error, number in (
         (CommandTimeout("late"), errno.EIO),
         (ScsiError("medium"), errno.EIO),
@@ -216,7 +216,7 @@ async def test_statfs_is_full() -> None:
 @pytest.mark.parametrize("how", ["getattr", "read", "write", "truncate"])
 async def test_a_grown_lun_is_larger_at_once(how: str) -> None:
     disk = AsyncFake(FakeDisk(lun_info(0)))
-    fs = LunFiles({"lun0": disk}, MountOptions())  # type: ignore[dict-item]
+    fs = LunFiles({"lun0": disk}, MountOptions())
     disk.fake.info = replace(disk.info, size=SIZE + MIB)
     disk.fake.data += bytes(MIB)
     if how == "read":

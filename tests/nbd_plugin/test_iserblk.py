@@ -1,7 +1,7 @@
 """The nbdkit plugin in a real nbdkit, over fake disks, driven by libnbd: what is about nbdkit.
 
-What holds for our own server, too, is in tests/contract/test_nbd_front_ends.py. Tests with real disks are in
-tests/cli/test_nbd.py and tests/integration/test_accept_nbd.py.
+What holds for our own server, too, is in tests/contract/test_nbd_front_ends.py. Tests with real
+disks are in tests/cli/test_nbd.py and tests/integration/test_accept_nbd.py.
 """
 
 from __future__ import annotations
