@@ -17,6 +17,7 @@ from typing import Any
 
 from iserblk.initiator.session import life
 from iserblk.iscsi import stages
+from iserblk.nbd import handshake
 
 TOP = Path(__file__).resolve().parent.parent
 Table = Mapping[Any, StrEnum]  # (state, event) → state; states and events are StrEnums
@@ -48,6 +49,12 @@ SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
         "phase from the security stage.",
         stages.State.START,
         stages.TARGET,
+    ),
+    (
+        "An NBD handshake, as the server sees it",
+        "`TABLE` in iserblk/nbd/handshake.py. Options that only negotiate stay in their state.",
+        handshake.State.GREETED,
+        handshake.TABLE,
     ),
 ]
 
