@@ -18,6 +18,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Mapping
+from math import inf
 from typing import Protocol
 
 import trio
@@ -107,7 +108,7 @@ class Client:
         """None: the client has ended it. Raises RemoteProtocolError, OSError, trio.TooSlowError."""
         handshake = Handshake(exports, default, tls)
         buffer = memoryview(bytearray(_STEP))
-        with trio.fail_after(HANDSHAKE_S):
+        with trio.fail_after(HANDSHAKE_S) as limit:
             while True:
                 await self._send_all(handshake.data_to_send())
                 if handshake.negotiated is not None:
@@ -123,7 +124,10 @@ class Client:
                 event = handshake.receive_data(bytes(buffer[:count]))
                 while event is not None:
                     if isinstance(event, Look):
+                        left = limit.deadline - trio.current_time()
+                        limit.deadline = inf  # the limit is the client's, not the target's
                         await self._look(event.export)
+                        limit.deadline = trio.current_time() + left
                         handshake.looked()
                     else:
                         assert context is not None
@@ -233,7 +237,7 @@ class Client:
                 await self._write_nap.sleep()
             await trio.lowlevel.wait_writable(self._fd)
             self._blocked = False
-            self._turn()
+            self._turn(flush=True)
             if self._over or self._wants_input():
                 self._nap.wake()
 
@@ -254,7 +258,7 @@ class Client:
             self._woken = True
             self._strand.wake()
 
-    def _turn(self, receive: bool = True, first: bool = False) -> None:
+    def _turn(self, receive: bool = True, first: bool = False, flush: bool = False) -> None:
         held = self._disk.hold()
         transmission = self._transmission
         try:
@@ -263,10 +267,11 @@ class Client:
                 self._answers += len(done)
                 for request in done:
                     self._end(request)
-            if transmission.out_size and not self._blocked:
+            if (transmission.out_size or flush) and not self._blocked:
                 self._send()
             if transmission.held or first:
                 self._begin(transmission.resume())
+                receive = True  # with TLS there may be bytes that the socket does not show
             if receive:
                 self._receive()
             if transmission.out_size and not self._blocked:
@@ -319,7 +324,7 @@ class Client:
         if len(out) > _MOST_BUFFERS:
             out = out[:_MOST_BUFFERS]
             size = sum(map(len, out))
-        count = self._stream.send(out, size)
+        count = self._stream.send(out, size) if size else 0
         if count != WOULD_BLOCK:
             transmission.sent(count)
         if transmission.out_size or not self._stream.flush():

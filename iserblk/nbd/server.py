@@ -46,6 +46,7 @@ class NbdServer:
         self._busy_poll = BusyPoll(busy_poll_us)
         self._clients: set[Client] = set()
         self._handshakes: dict[Client, trio.CancelScope] = {}  # oldest first
+        self._ending = False
 
     @asynccontextmanager
     async def serving(self, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
@@ -61,16 +62,17 @@ class NbdServer:
                         listeners.start_soon(self._accept, each, clients, group)
                     yield
                     listeners.cancel_scope.cancel()
+                self._ending = True
                 for scope in list(self._handshakes.values()):
                     scope.cancel()
                 for client in self._clients:
                     client.stop()
-                clients.start_soon(self._hurry)
+                nursery.start_soon(self._hurry)
             nursery.cancel_scope.cancel()
 
     async def _hurry(self) -> None:
         """Clients that take no replies do not hold up the end."""
-        while self._clients:
+        while True:
             await trio.sleep(LAST_WORDS_S)
             for client in self._clients:
                 client.hurry()
@@ -93,6 +95,8 @@ class NbdServer:
     async def _serve(self, sock: socket.socket, name: str, group: Strands) -> None:
         """One connection. Raises nothing but Cancelled."""
         with sock:
+            if self._ending:
+                return
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # A client that vanished without a word does not stay for ever.
