@@ -15,6 +15,8 @@ from iserblk.credentials import read_private
 from iserblk.errors import BadArgument, NotSupported
 from iserblk.sockets.wire import WOULD_BLOCK, Wire
 
+_CA, _REVOKED = "ca-cert.pem", "ca-crl.pem"
+_CERTIFICATE, _KEY = "server-cert.pem", "server-key.pem"
 _STEP = 64 << 10  # bytes of TLS records that are read, or made, at once
 
 
@@ -24,21 +26,29 @@ def by_certificates(directory: str, verify_peer: bool) -> ssl.SSLContext:
     place = Path(directory)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for name in ("ca-cert.pem", "server-cert.pem", "server-key.pem"):
+    for name in (_CA, _CERTIFICATE, _KEY):
         if not (place / name).is_file():
             raise BadArgument(f"--tls-certificates {directory}: it has no {name}")
+    files = f"{_CERTIFICATE}, {_KEY}"  # for the text of an error
     try:
-        context.load_cert_chain(place / "server-cert.pem", place / "server-key.pem")
-        context.load_verify_locations(place / "ca-cert.pem")
-        if (place / "ca-crl.pem").is_file():
-            context.load_verify_locations(place / "ca-crl.pem")
+        context.load_cert_chain(place / _CERTIFICATE, place / _KEY, _no_pass_phrase)
+        files = _CA
+        context.load_verify_locations(place / files)
+        if (place / _REVOKED).is_file():
+            files = _REVOKED
+            context.load_verify_locations(place / files)
             context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise BadArgument(f"--tls-certificates {directory}: {reason}") from None
+    except OSError as error:  # also of ssl
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise BadArgument(f"--tls-certificates {directory}: {files}: {reason}") from None
     if verify_peer:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _no_pass_phrase() -> str:
+    """(Without this, the terminal is asked.)"""
+    raise BadArgument(f"--tls-certificates: {_KEY} is encrypted; give a key without a pass phrase")
 
 
 def by_keys(path: str) -> ssl.SSLContext:
@@ -118,6 +128,10 @@ class TlsStream:
                 self.flush()
                 if not self._read_records():
                     return False
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self.flush()  # the alert that tells the client why
+                raise
             else:
                 self.flush()
                 return True
