@@ -105,7 +105,7 @@ def command(
         words += [f"--tls-psk={tls_psk}"] if tls_psk else []
         words += ["--tls-verify-peer"] if tls_verify_peer else []
         nbdkit.check(urls, given)
-        with _listening(path, listen) as (sockets, uri):
+        with _listening(path, listen, by_nbdkit) as (sockets, uri):
             served = {**default_option(_place(sockets[0])), **given}
             status = nbdkit.serve(sockets[0], urls, served, words, lambda: ready(uri))
         tell_systemd("STOPPING=1")
@@ -128,12 +128,16 @@ def _context(
 
 
 @contextlib.contextmanager
-def _listening(path: str | None, listen: str | None) -> Iterator[tuple[list[socket.socket], str]]:
+def _listening(
+    path: str | None, listen: str | None, by_nbdkit: bool = False
+) -> Iterator[tuple[list[socket.socket], str]]:
     count = handed_over()
     if (path is not None) + (listen is not None) + (count > 0) != 1:
         raise click.UsageError(
             "Give either --socket PATH or --listen HOST:PORT, or a socket unit of systemd."
         )
+    if count > 1 and by_nbdkit:
+        raise BadArgument(f"--nbdkit takes one socket of systemd, and there are {count}")
     if count:
         opened = listen_handed_over(count)
     else:

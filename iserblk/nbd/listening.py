@@ -16,6 +16,7 @@ from urllib.parse import quote
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
 
 _BACKLOG = 128
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 _FIRST_FD = 3  # sd_listen_fds(3)
 
 
@@ -41,8 +42,10 @@ def listen_handed_over(count: int) -> Iterator[tuple[list[socket.socket], str]]:
                 raise BadArgument(
                     f"LISTEN_FDS: descriptor {fd}: {error.strerror}; it must be a listening socket"
                 ) from None
-            if not listens or sock.type != socket.SOCK_STREAM:
-                raise BadArgument(f"LISTEN_FDS: descriptor {fd} is no listening stream socket")
+            if not listens or sock.type != socket.SOCK_STREAM or sock.family not in _FAMILIES:
+                raise BadArgument(
+                    f"LISTEN_FDS: descriptor {fd} is no listening Unix or TCP stream socket"
+                )
             sockets.append(sock)
         yield sockets, uri_of(sockets[0])
 
@@ -73,14 +76,17 @@ def _remove_stale(path: str) -> None:
     except OSError:
         return  # not there, or not to be seen: bind says why
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # it would wait for room among those that are to be accepted
         try:
             probe.connect(path)
+        except BlockingIOError:
+            pass
         except ConnectionRefusedError:
             os.unlink(path)
+            return
         except OSError:
             return
-        else:
-            raise Busy(f"--socket {path}: another server listens there")
+        raise Busy(f"--socket {path}: another server listens there")
 
 
 @contextlib.contextmanager
