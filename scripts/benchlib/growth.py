@@ -2,9 +2,9 @@
 
     scripts/bench growth [--seconds S] [--rounds N]
 
-4 KiB random reads through the built-in NBD server, over iSER, on LUNs of one target. Each row's
-requests go to one process of the server, which serves as many LUNs as the row has exports; rows
-with the same number of exports share it. All rows have the same client (nbd_load.py).
+4 KiB random reads through the built-in NBD server, over iSER. Each row's requests go to one process
+of the server, which exports all LUNs of one target, in one session; rows with the same number of
+exports share both. All rows have the same client (nbd_load.py).
 """
 
 from __future__ import annotations
@@ -104,18 +104,16 @@ def parse_client(output: str, job: Job, _seconds: float) -> Measurement:
 
 
 def open_servers(bench: Bench, file: Path, exports: Iterable[int]) -> dict[int, Endpoint]:
-    """One target, and a server for each number of exports. Raises Absent.
+    """A target and a server for each number of exports. Raises Absent.
 
     All LUNs are ``file``, read-only: so the rows with many exports read no more memory than those
     with one.
     """
-    counts = sorted(set(exports))
-    luns = [f"{file}:ro:serial=bench{number}" for number in range(counts[-1])]
-    target, url = bench.start_target("target", luns)
     found = {}
-    for count in counts:
-        urls = [f"{url}/{lun}?mpa-crc=yes" for lun in range(count)]
-        server, socket = nbd_server(bench, f"{count}-exports", urls)
+    for count in sorted(set(exports)):
+        luns = [f"{file}:ro:serial=bench{number}" for number in range(count)]
+        target, url = bench.start_target(f"target-{count}", luns)
+        server, socket = nbd_server(bench, f"{count}-exports", [f"{url}?mpa-crc=yes"])
         servers = {SERVER: server, "target": target}
         command = partial(client_command, socket, count)
         found[count] = Endpoint("client", command, parse_client, servers)
