@@ -13,7 +13,6 @@ import errno
 import fcntl
 import json
 import logging
-import logging.handlers
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from typing import Any, NoReturn
 
 from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem, UsageError
 from fuse_mount.options import MountOptions, parse_options
+from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.metrics.address import default_option
 from iserblk.url import parse_url
@@ -431,16 +431,5 @@ def _detach() -> None:
     """Leave the terminal: a session of its own, no standard streams, logs go to syslog."""
     os.setsid()
     os.chdir("/")
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
-    os.close(null)
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-    if os.path.exists("/dev/log"):
-        syslog = logging.handlers.SysLogHandler(
-            "/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON
-        )
-        syslog.setFormatter(logging.Formatter(f"iserblk-mount[{os.getpid()}]: %(message)s"))
-        root.addHandler(syslog)
+    release_streams()
+    log_to_syslog("iserblk-mount")

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "iserblk"
 # modules are, one each. The name of such a package stands for all that is in it.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "background": set(),
     "crc": set(),
     "files": set(),
     "secret": set(),
@@ -73,7 +74,6 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "names", "options", "url", "rcap.iwarp", "rcap.verbs"),
         *("initiator.connecting", "initiator.drivers"),
     },
-    "nbd.kernel": {"errors", "credentials", "metrics"},
     "nbd.messages": {"errors"},
     "nbd.buffers": set(),
     "nbd.exports": {"disk.seam", "nbd.messages"},
@@ -94,6 +94,14 @@ ALLOWED: dict[str, set[str]] = {
         "nbd.exports",
         "nbd.handshake",
         "nbd.client",
+    },
+    "nbd.serving": {
+        *("errors", "waiting", "disk.aio", "disk.multipath"),
+        *("nbd.exports", "nbd.handshake", "nbd.server"),
+    },
+    "nbd.kernel": {
+        *("errors", "background", "credentials", "metrics", "url"),
+        *("nbd.listening", "nbd.serving"),
     },
     "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
     "target.store": {"errors", "files"},
@@ -134,6 +142,7 @@ TRIO_ALLOWED = {
     "metrics.serving",
     "nbd.client",
     "nbd.server",
+    "nbd.serving",
     "target.iscsi.accepting",
     "target.iscsi.listening",
     "target.server",
