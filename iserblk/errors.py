@@ -209,3 +209,12 @@ class ReservationConflict(ScsiError):
 
 class OutOfRange(ScsiError):
     errno = _errno.EINVAL
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first IserblkError, else the first OSError, in a group of errors (several tasks failed);
+    else the group. An error that is no group is returned unchanged."""
+    if isinstance(error, BaseExceptionGroup):
+        known = error.subgroup(IserblkError) or error.subgroup(OSError)
+        return error if known is None else first_error(known.exceptions[0])
+    return error

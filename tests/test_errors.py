@@ -55,3 +55,12 @@ def test_a_refused_login_carries_its_status() -> None:
 )
 def test_what_applications_see(kind: type[IserblkError], number: int) -> None:
     assert kind.errno == number
+
+
+def test_of_a_group_the_first_known_error_counts() -> None:
+    busy, gone, bug = errors.Busy("in use"), OSError(errno.EPIPE, "gone"), ZeroDivisionError()
+    assert errors.first_error(ExceptionGroup("", [bug, gone, ExceptionGroup("", [busy])])) is busy
+    assert errors.first_error(ExceptionGroup("", [bug, gone])) is gone
+    group = ExceptionGroup("", [bug])
+    assert errors.first_error(group) is group
+    assert errors.first_error(bug) is bug

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import click
-import trio
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
-from iserblk.cli.running import first
-from iserblk.disk.aio import open_disks
-from iserblk.disk.multipath.addresses import settle
-from iserblk.errors import BadArgument, IserblkError
+from iserblk.errors import BadArgument
 from iserblk.metrics.address import default_option, words
 from iserblk.nbd import nbdkit, tls
-from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.listening import handed_over, listen_handed_over, listen_tcp, listen_unix
-from iserblk.nbd.server import NbdServer
-from iserblk.waiting.descriptors import signals_noted
-
-log = logging.getLogger(__name__)
-
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+from iserblk.nbd.serving import serve
 
 
 @click.command("nbd")
@@ -113,7 +101,17 @@ def command(
         context = _context(mode, tls_certificates, tls_verify_peer, tls_psk)
         with _listening(path, listen) as (sockets, uri):
             served = {**default_option(_place(sockets[0])), **given}
-            status = _serve(urls, served, sockets, uri, read_only, mode, context)
+            number = serve(
+                urls,
+                served,
+                sockets,
+                lambda: ready(uri),
+                lambda: tell_systemd("STOPPING=1"),
+                read_only=read_only,
+                tls=mode,
+                context=context,
+            )
+            status = 128 + number
     sys.exit(status)
 
 
@@ -150,65 +148,3 @@ def _place(sock: socket.socket) -> str:
     """What metrics are named by."""
     bound = sock.getsockname()
     return bound if sock.family == socket.AF_UNIX else words((bound[0], bound[1]))
-
-
-def _serve(
-    urls: Sequence[str],
-    given: Mapping[str, str],
-    sockets: Sequence[socket.socket],
-    uri: str,
-    read_only: bool,
-    mode: Tls,
-    context: ssl.SSLContext | None,
-) -> int:
-    """The exit status."""
-    busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, given))
-    failed: list[str] = []
-
-    async def body(early: list[int]) -> int:
-        told = 0
-        stop = trio.Event()
-        is_ready = False
-
-        async def end_on_signals(signals: AsyncIterator[int]) -> None:
-            nonlocal told
-            told = await anext(signals)
-            tell_systemd("STOPPING=1")
-            if is_ready:
-                stop.set()
-                await anext(signals)
-                log.error("told twice to end: not waiting for the target")
-            nursery.cancel_scope.cancel()
-
-        with trio.open_signal_receiver(*_ENDING) as signals:
-            if early:
-                return early[0]
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(end_on_signals, signals)
-                async with open_disks(urls, given) as disks:
-                    exports = {
-                        name: Export(name, disk, read_only) for name, disk in disks.disks.items()
-                    }
-                    server = NbdServer(exports, disks.default, busy_poll_us, mode, context)
-                    async with server.serving(sockets):
-                        is_ready = True
-                        ready(uri)
-                        await stop.wait()
-                    for name, disk in disks.disks.items():
-                        if disk.dirty:  # one without a write cache is sent nothing
-                            try:
-                                await disk.flush()
-                            except IserblkError as error:
-                                failed.append(f"{name}: the last flush failed, data may be lost: "
-                                              f"{error}")  # fmt: skip
-                nursery.cancel_scope.cancel()
-        return told
-
-    try:
-        with signals_noted(*_ENDING) as came:
-            told = trio.run(body, came)
-    except BaseExceptionGroup as group:
-        raise first(group) from None
-    if failed:
-        raise IserblkError("; ".join(failed))
-    return 128 + told

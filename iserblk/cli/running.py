@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import trio
 
-from iserblk.errors import IserblkError
+from iserblk.errors import first_error
 from iserblk.waiting.descriptors import signals_noted
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -25,7 +25,7 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
         with signals_noted(*_ENDING) as noted:
             results, number = trio.run(_with_signals, body, noted)
     except BaseExceptionGroup as group:
-        raise first(group) from None
+        raise first_error(group) from None
     if not results:
         sys.exit(128 + number)
     return results[0]
@@ -51,11 +51,3 @@ async def _with_signals(body: Callable[[], Awaitable[T]], early: list[int]) -> t
             results.append(await body())
             nursery.cancel_scope.cancel()
     return results, number
-
-
-def first(error: BaseException) -> BaseException:
-    """The first IserblkError, else the first OSError, in a group of errors; else the group."""
-    if isinstance(error, BaseExceptionGroup):
-        known = error.subgroup(IserblkError) or error.subgroup(OSError)
-        return error if known is None else first(known.exceptions[0])
-    return error

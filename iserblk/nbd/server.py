@@ -47,6 +47,7 @@ class NbdServer:
         self._clients: set[Client] = set()
         self._handshakes: dict[Client, trio.CancelScope] = {}  # oldest first
         self._ending = False
+        self._left = trio.Event()
 
     @asynccontextmanager
     async def serving(self, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
@@ -76,6 +77,11 @@ class NbdServer:
             await trio.sleep(LAST_WORDS_S)
             for client in self._clients:
                 client.hurry()
+
+    async def wait_unused(self) -> None:
+        """Return once clients have used exports, and the last of those clients has gone. Clients
+        that do not get as far as an export do not count."""
+        await self._left.wait()
 
     async def _accept(
         self, listening: socket.socket, nursery: trio.Nursery, group: Strands
@@ -133,6 +139,8 @@ class NbdServer:
                 await client.serve(export, transmission)
             finally:
                 self._clients.discard(client)
+                if not self._clients:
+                    self._left.set()
 
     def _make_room(self, client: Client, scope: trio.CancelScope) -> None:
         """With too many clients the oldest one that is no further than the handshake is let go; or

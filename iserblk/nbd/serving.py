@@ -1,0 +1,100 @@
+"""Runs an NBD server of this project in this process, from the first login to the last flush."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import trio
+
+from iserblk.disk.aio import open_disks
+from iserblk.disk.multipath.addresses import settle
+from iserblk.errors import IserblkError, first_error
+from iserblk.nbd.exports import Export
+from iserblk.nbd.handshake import Tls
+from iserblk.nbd.server import NbdServer
+from iserblk.waiting.descriptors import signals_noted
+
+log = logging.getLogger(__name__)
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve(
+    urls: Sequence[str],
+    options: Mapping[str, str],
+    sockets: Sequence[socket.socket],
+    ready: Callable[[], None],
+    stopping: Callable[[], None],
+    *,
+    read_only: bool = False,
+    tls: Tls = Tls.OFF,
+    context: ssl.SSLContext | None = None,
+    until_unused: bool = False,
+) -> int:
+    """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM or SIGINT; with
+    ``until_unused`` also until the last client has gone. Then what was received is answered, and
+    everything is flushed; a second signal ends that. Returns the number of the signal, or 0.
+
+    ``ready`` is called once clients can connect, ``stopping`` at the first signal, both in the trio
+    loop. Raises IserblkError when the LUNs cannot be opened, or the last flush failed.
+    """
+    busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
+    failed: list[str] = []
+
+    async def body(early: list[int]) -> int:
+        told = 0
+        stop = trio.Event()
+        is_ready = False
+
+        async def end_on_signals(signals: AsyncIterator[int]) -> None:
+            nonlocal told
+            told = await anext(signals)
+            stopping()
+            if is_ready:
+                stop.set()
+                await anext(signals)
+                log.error("told twice to end: not waiting for the target")
+            nursery.cancel_scope.cancel()
+
+        async def end_when_unused(server: NbdServer) -> None:
+            await server.wait_unused()
+            stop.set()
+
+        with trio.open_signal_receiver(*_ENDING) as signals:
+            if early:
+                return early[0]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end_on_signals, signals)
+                async with open_disks(urls, options) as disks:
+                    exports = {
+                        name: Export(name, disk, read_only) for name, disk in disks.disks.items()
+                    }
+                    server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
+                    async with server.serving(sockets):
+                        if until_unused:
+                            nursery.start_soon(end_when_unused, server)
+                        is_ready = True
+                        ready()
+                        await stop.wait()
+                    for name, disk in disks.disks.items():
+                        if disk.dirty:  # one without a write cache is sent nothing
+                            try:
+                                await disk.flush()
+                            except IserblkError as error:
+                                failed.append(f"{name}: the last flush failed, data may be lost: "
+                                              f"{error}")  # fmt: skip
+                nursery.cancel_scope.cancel()
+        return told
+
+    try:
+        with signals_noted(*_ENDING) as came:
+            told = trio.run(body, came)
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+    if failed:
+        raise IserblkError("; ".join(failed))
+    return told

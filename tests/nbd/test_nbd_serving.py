@@ -1,0 +1,102 @@
+"""A server in this process, from its first login to its last flush."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iserblk.errors import ConnectFailed
+from iserblk.nbd import messages as nbd
+from iserblk.nbd.listening import listen_unix
+from iserblk.nbd.serving import serve
+from tests.support.target import END_S, TargetProcess, running_target
+
+SIZE = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    files = tmp_path_factory.mktemp("target")
+    with running_target([f"{files}/lun:size={SIZE}"], files / "log") as process:
+        yield process
+
+
+class Watcher:
+    """The callbacks of a server."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def ready(self) -> None:
+        self.told.append("ready")
+
+    def stopping(self) -> None:
+        self.told.append("stopping")
+
+
+def use(path: Path) -> None:
+    """Look at the size of the default export, and go."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(END_S)
+        sock.connect(str(path))
+        sock.recv(nbd.GREETING.size, socket.MSG_WAITALL)
+        flags = nbd.CLIENT_FLAGS.pack(nbd.FIXED_NEWSTYLE | nbd.NO_ZEROES)
+        sock.sendall(flags + nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.Option.EXPORT_NAME, 0))
+        told = sock.recv(nbd.EXPORT_NAME_REPLY.size, socket.MSG_WAITALL)
+        assert nbd.EXPORT_NAME_REPLY.unpack(told)[0] == SIZE
+
+
+def test_until_the_last_client_has_gone(target: TargetProcess, tmp_path: Path) -> None:
+    watcher = Watcher()
+    client = threading.Thread(target=use, args=[tmp_path / "socket"])
+
+    def ready() -> None:
+        watcher.ready()
+        client.start()
+
+    with listen_unix(str(tmp_path / "socket")) as (sockets, _):
+        number = serve([f"{target.url}/0"], {}, sockets, ready, watcher.stopping, until_unused=True)
+    client.join()
+    assert (number, watcher.told) == (0, ["ready"])
+
+
+def test_until_a_signal(target: TargetProcess, tmp_path: Path) -> None:
+    """A client that has come and gone does not end it."""
+    watcher = Watcher()
+
+    def use_and_end() -> None:
+        use(tmp_path / "socket")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    client = threading.Thread(target=use_and_end)
+
+    def ready() -> None:
+        watcher.ready()
+        client.start()
+
+    with listen_unix(str(tmp_path / "socket")) as (sockets, _):
+        number = serve([f"{target.url}/0"], {}, sockets, ready, watcher.stopping)
+    client.join()
+    assert (number, watcher.told) == (signal.SIGTERM, ["ready", "stopping"])
+
+
+def test_errors_are_raised_singly(tmp_path: Path) -> None:
+    watcher = Watcher()
+    with (
+        listen_unix(str(tmp_path / "socket")) as (sockets, _),
+        pytest.raises(ConnectFailed, match="Connection refused"),
+    ):
+        serve(
+            ["iser://127.0.0.1:1/iqn.2026-11.example:a/0"],
+            {},
+            sockets,
+            watcher.ready,
+            watcher.stopping,
+        )
+    assert watcher.told == []
