@@ -52,7 +52,13 @@ _LOOK_S = 1.0  # how often an attach in the foreground checks for a signal
     type=click.IntRange(1, 16),
     default=4,
     show_default=True,
-    help="NBD connections from the kernel to nbdkit; each serves 16 requests at once.",
+    help="NBD connections from the kernel to the server.",
+)
+@click.option(
+    "--nbdkit",
+    "by_nbdkit",
+    is_flag=True,
+    help="Serve by nbdkit with the plugin of iserblk, 16 requests at once on each connection.",
 )
 @json_option
 @connection_options
@@ -61,6 +67,7 @@ def command(
     foreground: bool,
     words: tuple[str, ...],
     connections: int,
+    by_nbdkit: bool,
     as_json: bool,
     **options: str | None,
 ) -> None:
@@ -76,11 +83,11 @@ def command(
     if not urls:
         raise BadArgument(f"{arguments[0]}: not a URL; write iser://HOST/TARGET-IQN/LUN")
     settle(urls, given)
-    check_system(PLACES)
+    check_system(PLACES, by_nbdkit=by_nbdkit)
     wanted = [device.find(path, PLACES) for path in paths]
     if len(set(wanted)) < len(wanted):
         raise BadArgument("one device is named twice")
-    luns = _find(urls, given)
+    luns = _find(urls, given, by_nbdkit)
     if wanted and len(wanted) != len(luns):
         raise BadArgument(
             f"{len(luns)} LUNs for {len(wanted)} device(s): name one LUN per device "
@@ -117,14 +124,14 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _find(urls: Sequence[str], given: Mapping[str, str]) -> list[Lun]:
-    """Log in, and find the LUNs that the URLs mean. Errors are found here, because nbdkit has one
-    exit status for all of them."""
+def _find(urls: Sequence[str], given: Mapping[str, str], by_nbdkit: bool) -> list[Lun]:
+    """Log in, and find the LUNs that the URLs mean. Errors are found here, before anything is
+    started."""
     with open_disks(urls, given) as disks:
-        return [_lun(urls, given, disk.info) for disk in disks.disks.values()]
+        return [_lun(urls, given, disk.info, by_nbdkit) for disk in disks.disks.values()]
 
 
-def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo) -> Lun:
+def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit: bool) -> Lun:
     paths = []
     for text in urls:
         url = parse_url(text)
@@ -134,7 +141,7 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo) -> Lun:
             paths.append(f"{head}{number}{question}{query}")
     io_timeout = max(address.options.io_timeout for address in settle(paths, given))
     shown = parse_url(paths[0]).redacted()
-    return Lun(paths, shown, given, io_timeout, info.size, info.block_size)
+    return Lun(paths, shown, given, io_timeout, info.size, info.block_size, by_nbdkit)
 
 
 def _say(luns: Sequence[Lun], attached: Sequence[Device], as_json: bool) -> None:
@@ -181,12 +188,12 @@ def _listen() -> list[int]:
 
 def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
     """Wait until other processes have detached every device; after a signal, detach them here.
-    Raises IserblkError when an nbdkit died."""
+    Raises IserblkError when a server died."""
     left = list(attached)
     while left and not told:
         for each in list(left):
-            with Server(Home(each)) as nbdkit:
-                if nbdkit.ended(0 if told else _LOOK_S / len(left)):
+            with Server(Home(each)) as server:
+                if server.ended(0 if told else _LOOK_S / len(left)):
                     left.remove(each)
                     _bereaved(each)
     tell_systemd("STOPPING=1")
@@ -195,8 +202,8 @@ def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
 
 
 def _bereaved(each: Device) -> None:
-    """Called when the device's nbdkit has ended: because another process is detaching the device,
-    or because nbdkit died. Raises IserblkError if it died."""
+    """Called when the device's server has ended: because another process is detaching the device,
+    or because the server died. Raises IserblkError if it died."""
     home = Home(each)
     deadline = time.monotonic() + 2.0
     while home.is_ours() and time.monotonic() < deadline:
@@ -205,8 +212,8 @@ def _bereaved(each: Device) -> None:
         try:
             detach(each)
         except Busy as error:
-            raise IserblkError(f"nbdkit has died; {error}") from None
-        raise IserblkError(f"{each.path}: detached, as nbdkit has died")
+            raise IserblkError(f"the server has died; {error}") from None
+        raise IserblkError(f"{each.path}: detached, as its server has died")
 
 
 def _detach_when_unused(each: Device, told: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ PLACES = Places()
 @click.command("detach")
 @click.argument("paths", metavar="/dev/nbdX…", nargs=-1, required=True)
 def command(paths: tuple[str, ...]) -> None:
-    """Flush and disconnect /dev/nbdX; return when the device is free and nbdkit has ended.
+    """Flush and disconnect /dev/nbdX; return when the device is free and its server has ended.
 
     Refuses while the device is mounted or open. Works even if the target has died. If the exit
     status is not 0, written data may be lost.

@@ -1,19 +1,20 @@
-"""LUNs as /dev/nbdX: nbdkit on a private socket, and the kernel's NBD client at its other end.
+"""LUNs as /dev/nbdX: an NBD server on a private socket, and the kernel's NBD client at its other
+end.
 
-    /dev/nbdX ── kernel ── unix socket ── nbdkit, nbd_plugin/iserblk.py ── the LUN
+    /dev/nbdX ── kernel ── unix socket ── server ── the LUN
 
-There is one nbdkit per device. Each device has a directory with its state (module ``state``), so
-that another process can end the attachment, or clean up after an attach that was killed:
+Each device has a server, which is a process of its own: module ``serving``, or nbdkit with
+nbd_plugin/iserblk.py. Each device has a directory with its state (module ``state``), so that
+another process can end the attachment, or clean up after an attach that was killed:
 
     /run/iserblk/nbd0.lock      held (flock) while an attach or detach of nbd0 is under way
     /run/iserblk/nbd0/          mode 0700: a process that reaches the socket can use the LUN
-        socket, nbdkit.pid      where nbdkit listens; its process id
+        socket, server.pid      where the server listens; its process id
         client.pid              process id of the nbd-client that connected the device. sysfs shows
                                 that id, too; if both are equal, the device is still ours
         state.json              what detach needs to know
 
-nbd-client hands the sockets to the kernel and ends. nbdkit ends when the kernel has closed them
-(its exitlast filter), also after a disconnect by nbd-client -d instead of iserblk detach. nbdkit
-keeps running while the target is lost: without nbdkit the kernel would fail all requests, and some
-kernels hang.
+nbd-client hands the sockets to the kernel and ends. The server ends when the kernel has closed
+them, also after a disconnect by nbd-client -d instead of iserblk detach. It keeps running while the
+target is lost: without it the kernel would fail all requests, and some kernels hang.
 """

@@ -23,7 +23,8 @@ _CLIENT_S = 15.0  # nbd-client takes milliseconds
 @dataclass(slots=True, frozen=True)
 class Lun:
     """The LUN to attach. ``urls``: its paths; ``url``: for messages, without user info and options;
-    ``options``: for all of ``urls``; ``io_timeout``: seconds; ``size``, ``block_size``: bytes."""
+    ``options``: for all of ``urls``; ``io_timeout``: seconds; ``size``, ``block_size``: bytes;
+    ``by_nbdkit``: which server serves it."""
 
     urls: Sequence[str]
     url: str
@@ -31,13 +32,15 @@ class Lun:
     io_timeout: float
     size: int
     block_size: int
+    by_nbdkit: bool = False
 
 
-def check_system(places: Places) -> None:
+def check_system(places: Places, *, by_nbdkit: bool = False) -> None:
     """Check what an attach needs on this machine, and load the nbd module if necessary. Raises
     PermissionDenied, NotSupported or another IserblkError."""
     device.need_root()
-    nbdkit_program()
+    if by_nbdkit:
+        nbdkit_program()
     client.nbd_client()
     device.need_module(places)
 
@@ -46,7 +49,7 @@ def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) ->
     """Attach ``lun`` to the device ``wanted``, or to the first free device. Returns the device when
     it is usable.
 
-    ``wanted`` may be a device whose nbdkit has died, if no process uses it any more.
+    ``wanted`` may be a device whose server has died, if no process uses it any more.
 
     Raises Busy when ``wanted``, or every device, is in use; else IserblkError. After any exception,
     also that of a signal, nothing is left of the attempt.
@@ -60,7 +63,7 @@ def attach(lun: Lun, wanted: Device | None, connections: int, places: Places) ->
         return wanted
     for candidate in device.every(places):
         with contextlib.suppress(Busy), locked(candidate) as home:
-            if candidate.client:  # also if its nbdkit has died: its user may still rely on it
+            if candidate.client:  # also if its server has died: its user may still rely on it
                 continue
             _clear_dead(home)
             if _try(home, lun, connections):
@@ -84,7 +87,7 @@ def _try(home: Home, lun: Lun, connections: int) -> bool:
 def _connect(home: Home, lun: Lun, connections: int) -> None:
     with _or_nothing(home):
         home.make(State(lun.url, lun.io_timeout, home.device.changed()))
-        server.start(home, lun.urls, lun.options)
+        server.start(home, lun.urls, lun.options, by_nbdkit=lun.by_nbdkit)
         client.connect(home, lun.block_size, connections, lun.io_timeout)
         client.wait_until_usable(home.device, lun.size)
 
@@ -99,20 +102,20 @@ def _or_nothing(home: Home) -> Iterator[None]:
 
 
 def _clear_dead(home: Home) -> None:
-    """Clean up after an attach or detach that was killed; also after an nbdkit that was killed. Of
-    a device that still has its nbdkit, nothing is changed. Raises Busy when a process still uses
-    the device of a dead nbdkit."""
+    """Clean up after an attach or detach that was killed; also after a server that was killed. Of
+    a device that still has its server, nothing is changed. Raises Busy when a process still uses
+    the device of a dead server."""
     if not home.exists():
         return
     server.let_clients_finish(home, _CLIENT_S)
-    with server.Server(home) as nbdkit:
+    with server.Server(home) as running:
         if not home.device.client:
             log.info("%s: cleaning up after an attach that was killed", home.device.path)
-        elif not home.is_ours() or not nbdkit.ended():
+        elif not home.is_ours() or not running.ended():
             return
         else:
             os.close(home.device.claim())
-            log.warning("%s: its nbdkit has died; detaching it", home.device.path)
+            log.warning("%s: its server has died; detaching it", home.device.path)
     clear(home)
 
 

@@ -1,4 +1,4 @@
-"""Runs nbd-client, which connects a device of the kernel to nbdkit, and disconnects it."""
+"""Runs nbd-client, which connects a device of the kernel to its server, and disconnects it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def nbd_client() -> str:
 
 
 def kernel_timeout(io_timeout: float) -> int:
-    """Seconds after which the kernel gives a connection to nbdkit up.
+    """Seconds after which the kernel gives a connection up.
 
-    This is for an nbdkit that hangs. A healthy nbdkit answers every command within io-timeout and
+    This is for a server that hangs. A healthy server answers every command within io-timeout and
     two steps of task management, and one request may be a few commands. The kernel repeats a
     request that it gave up on another connection. If the first connection were not dead, an old
     write could then land after a newer write. So this timeout is much longer than any of ours.
@@ -39,7 +39,7 @@ def kernel_timeout(io_timeout: float) -> int:
 
 
 def connect(home: Home, block_size: int, connections: int, io_timeout: float) -> None:
-    """Connect the device of ``home`` to nbdkit. ``block_size``: bytes. Raises IserblkError; the
+    """Connect the device of ``home`` to its server. ``block_size``: bytes. Raises IserblkError; the
     device is then not connected, or another process has connected it (``home.is_ours``)."""
     words = [nbd_client(), "-unix", str(home.socket), str(home.device.path), "-name", ""]
     words += ["-block-size", str(min(block_size, _BLOCKS[-1]))]

@@ -1,4 +1,4 @@
-"""Detach a device: flush if possible, disconnect, end nbdkit, and remove all state."""
+"""Detach a device: flush if possible, disconnect, end the server, and remove all state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_S = 0.1
 
 
 def detach(device: Device) -> None:
-    """Flush, disconnect, and return when the device is free and nbdkit has ended.
+    """Flush, disconnect, and return when the device is free and the server has ended.
 
     If the target does not answer, this takes as long as the cached requests need to fail:
     io-timeout for each 64 of them, and about a minute more. Raises Busy while the device is in use
@@ -53,26 +53,26 @@ def detach(device: Device) -> None:
 
 
 def clear(home: Home) -> None:
-    """Disconnect the device if we connected it, end nbdkit, and remove the directory, whatever the
-    state is. Does not flush. Raises Busy when a process keeps the device open; nbdkit has ended
-    then."""
+    """Disconnect the device if we connected it, end the server, and remove the directory, whatever
+    the state is. Does not flush. Raises Busy when a process keeps the device open; the server has
+    ended then."""
     if home.is_ours():
         client.disconnect(home.device)
     _release(home)
 
 
 def _release(home: Home) -> None:
-    """Wait until the kernel has disconnected, then end nbdkit, and remove the directory. Raises
+    """Wait until the kernel has disconnected, then end the server, and remove the directory. Raises
     Busy as ``clear``."""
     device = home.device
-    with Server(home) as nbdkit:
+    with Server(home) as server:
         if not _free(home, _FREE_S):
-            nbdkit.kill()
+            server.kill()
             if not _free(home, _FREE_S):
                 raise Busy(f"{device.path}: disconnected, but {_names(device)} still has it open; "
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
-        if not nbdkit.end(home.state().io_timeout + _PATIENCE_S):
-            log.warning("%s: nbdkit did not end in time, and was killed", device.path)
+        if not server.end(home.state().io_timeout + _PATIENCE_S):
+            log.warning("%s: its server did not end in time, and was killed", device.path)
     home.remove()
 
 
@@ -116,7 +116,7 @@ def _flush(home: Home, claim: int, state: State) -> str:
     """Write what the kernel has cached, and let the target flush. Returns why that failed, or "".
 
     Waits while requests go on ending, well or with errors. If none ends for longer than a request
-    may take, nbdkit is killed, and the kernel then fails the rest.
+    may take, the server is killed, and the kernel then fails the rest.
     """
     device = home.device
     failures: list[str] = []
@@ -136,9 +136,9 @@ def _flush(home: Home, claim: int, state: State) -> str:
         if device.completed() != progress:
             progress, deadline = device.completed(), time.monotonic() + patience
         elif time.monotonic() > deadline:
-            log.warning("%s: no request ended for %g s; killing nbdkit", device.path, patience)
-            with Server(home) as nbdkit:
-                nbdkit.kill()
+            log.warning("%s: no request ended for %g s; killing the server", device.path, patience)
+            with Server(home) as server:
+                server.kill()
             deadline = time.monotonic() + patience
     if failures and device.changed() == state.changed:
         log.info("%s: the flush failed (%s), but nothing was written", device.path, failures[0])

@@ -1,4 +1,4 @@
-"""Starts nbdkit in the background for a device, and ends it."""
+"""Starts the server of a device in the background, ours or nbdkit, and ends it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from iserblk.credentials import handed_on
 from iserblk.errors import IserblkError
 from iserblk.metrics.address import default_option
+from iserblk.nbd.kernel.orders import PROGRAM, READY, error_of, words_of
 from iserblk.nbd.kernel.programs import (
     PLUGIN,
     last_line,
@@ -21,29 +23,81 @@ from iserblk.nbd.kernel.programs import (
     nbdkit_program,
     signals_held,
 )
-from iserblk.nbd.kernel.state import Home, read_pid
+from iserblk.nbd.kernel.state import Home, read_pid, write_pid
 
-# Threads of each connection. The kernel spreads requests over the connections by processor.
+# Of nbdkit, for each connection. The kernel spreads requests over the connections by processor.
 _THREADS = 16
 _START_S = 60.0
 
 
-def start(home: Home, urls: Sequence[str], options: Mapping[str, str]) -> None:
-    """Start nbdkit; return when it accepts connections at ``home.socket``. It logs to syslog.
+def start(
+    home: Home, urls: Sequence[str], options: Mapping[str, str], *, by_nbdkit: bool = False
+) -> None:
+    """Start the server; return when it accepts connections at ``home.socket``. It logs to syslog.
 
-    nbdkit ends when its last client disconnects, so do not connect for a test before the real
+    The server ends when its last client disconnects, so do not connect for a test before the real
     client. It gets secrets through descriptors that it inherits. It serves metrics unless
-    ``options`` say otherwise. Raises IserblkError; nbdkit may still be starting then.
+    ``options`` say otherwise. Raises IserblkError; a server may still be starting then.
     """
     metrics = default_option(str(home.device.path), home.device.places.run)
     with handed_on(urls, {**metrics, **options}) as handed:
-        words = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.nbdkit_pid)]
-        words += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
-        words += [f"uri={url}" for url in handed.urls]
-        words += [f"{name}={value}" for name, value in handed.options.items()]
-        _run(words, handed.descriptors)
+        words = words_of(handed.urls, handed.options)
+        if by_nbdkit:
+            _start_nbdkit(home, words, handed.descriptors)
+        else:
+            _start_own(home, words, handed.descriptors)
+
+
+def _start_own(home: Home, words: Sequence[str], descriptors: Sequence[int]) -> None:
+    program = [sys.executable, "-P", "-m", PROGRAM, str(home.socket)]
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as pipe:
+        try:
+            with signals_held():
+                process = subprocess.Popen(
+                    [*program, str(write_end), *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=[write_end, *descriptors],
+                )
+                write_pid(home.server_pid, process.pid)
+        finally:
+            os.close(write_end)
+        said = _read(pipe.fileno(), time.monotonic() + _START_S)
+    if said == READY:
+        process.returncode = 0  # it outlives this process; else Python warns of that
+        return
+    status = process.poll()
+    process.kill()
+    process.wait()
+    if said:
+        raise error_of(said)
+    if status is None:
+        raise IserblkError(f"the server is not ready after {_START_S:g} s; syslog may say why")
+    raise IserblkError(f"the server ended unexpectedly (status {status}); syslog may say why")
+
+
+def _read(pipe: int, deadline: float) -> bytes:
+    """What is written to ``pipe`` until its end, or until ``deadline``."""
+    said = b""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        data = os.read(pipe, 1 << 16)
+        if not data:
+            break
+        said += data
+    return said
+
+
+def _start_nbdkit(home: Home, words: Sequence[str], descriptors: Sequence[int]) -> None:
+    program = [nbdkit_program(), "--unix", str(home.socket), "--pidfile", str(home.server_pid)]
+    program += ["--threads", str(_THREADS), "--filter=exitlast", "python", str(PLUGIN)]
+    _run([*program, *words], descriptors)
     deadline = time.monotonic() + _START_S
-    while not read_pid(home.nbdkit_pid):  # in the background nbdkit logs in again, which takes time
+    while not read_pid(home.server_pid):  # in the background nbdkit logs in again: it takes time
         if time.monotonic() > deadline:
             raise IserblkError(f"nbdkit is not ready after {_START_S:g} s; syslog may say why")
         time.sleep(0.01)
@@ -78,16 +132,16 @@ def _run(words: Sequence[str], descriptors: Sequence[int]) -> None:
 
 
 class Server:
-    """The nbdkit of a device, if it is running. pidfds refer to its processes, so a signal can hit
+    """The server of a device, if it is running. pidfds refer to its processes, so a signal can hit
     no other process.
 
     While nbdkit starts, it may be several processes. Use this class as a context manager.
     """
 
     def __init__(self, home: Home) -> None:
-        pid = read_pid(home.nbdkit_pid)
+        pid = read_pid(home.server_pid)
         # nbdkit writes its pid file late, and an attach may have been killed before that.
-        self._processes = _Processes([pid] if pid else _everyone(home), home.socket, nbdkit=True)
+        self._processes = _Processes([pid] if pid else _everyone(home), home.socket, servers=True)
         self.ended = self._processes.ended
 
     def __enter__(self) -> Server:
@@ -97,7 +151,7 @@ class Server:
         self._processes.close()
 
     def end(self, within_s: float) -> bool:
-        """Ask nbdkit to flush, log out and end; kill it if it has not ended after ``within_s``.
+        """Ask it to flush, log out and end; kill it if it has not ended after ``within_s``.
         True: it ended by itself."""
         if self.ended():
             return True
@@ -108,7 +162,7 @@ class Server:
         return False
 
     def kill(self) -> None:
-        """Kill nbdkit. The kernel then fails the requests that are under way."""
+        """Kill it. The kernel then fails the requests that are under way."""
         self._processes.send(signal.SIGKILL)
         self.ended(10.0)
 
@@ -116,7 +170,7 @@ class Server:
 def let_clients_finish(home: Home, within_s: float) -> None:
     """Wait until the nbd-client of an attach that was killed has ended; kill it after ``within_s``.
     Only then is it certain whether the device is connected."""
-    clients = _Processes(_everyone(home), home.socket, nbdkit=False)
+    clients = _Processes(_everyone(home), home.socket, servers=False)
     try:
         if not clients.ended(within_s):
             clients.send(signal.SIGKILL)
@@ -126,16 +180,16 @@ def let_clients_finish(home: Home, within_s: float) -> None:
 
 
 class _Processes:
-    """Those processes of ``pids`` that have ``socket`` on their command line: nbdkit, or with
-    ``nbdkit=False`` its clients."""
+    """Those processes of ``pids`` that have ``socket`` on their command line: the server, or with
+    ``servers=False`` its clients."""
 
-    def __init__(self, pids: Iterable[int], socket: Path, *, nbdkit: bool) -> None:
+    def __init__(self, pids: Iterable[int], socket: Path, *, servers: bool) -> None:
         self._fds: list[int] = []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 fd = os.pidfd_open(pid)
                 words = _command_line(pid)
-                if os.fsencode(socket) in words and (b"nbdkit" in words[0]) == nbdkit:
+                if os.fsencode(socket) in words and _serves(words) == servers:
                     self._fds.append(fd)
                 else:
                     os.close(fd)
@@ -158,6 +212,11 @@ class _Processes:
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
+
+
+def _serves(words: Sequence[bytes]) -> bool:
+    """Whether a command line is that of a server."""
+    return b"nbdkit" in words[0] or PROGRAM.encode() in words
 
 
 def _everyone(home: Home) -> list[int]:

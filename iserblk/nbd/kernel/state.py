@@ -33,7 +33,7 @@ class Home:
         self.device = device
         self.directory = device.places.run / device.name
         self.socket = self.directory / "socket"
-        self.nbdkit_pid = self.directory / "nbdkit.pid"
+        self.server_pid = self.directory / "server.pid"
         self.client_pid = self.directory / "client.pid"
         self.metrics = socket_of(str(device.path), device.places.run)
         self._state = self.directory / "state.json"
@@ -54,7 +54,7 @@ class Home:
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self.metrics.unlink()  # an nbdkit that was killed leaves its socket
+            self.metrics.unlink()  # a server that was killed leaves its socket
 
     def state(self) -> State:
         """The state given to ``make``; harmless defaults if the file is missing or incomplete."""
@@ -76,6 +76,13 @@ def read_pid(path: Path) -> int:
     except OSError:
         return 0
     return int(text) if text.isdigit() else 0
+
+
+def write_pid(path: Path, pid: int) -> None:
+    """Write a pid file, in one step."""
+    part = path.with_suffix(".new")
+    part.write_text(f"{pid}\n")
+    part.rename(path)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from iserblk.nbd.kernel.orders import PROGRAM
 from tests.cli.commands import good, iserblk
 
 MIB = 1 << 20
@@ -42,14 +43,14 @@ def connected() -> list[str]:
 
 
 def servers() -> list[str]:
-    """The command lines of all nbdkit processes."""
+    """The command lines of all servers of devices."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if words[0].endswith("nbdkit"):
+        if words[0].endswith("nbdkit") or PROGRAM in words:
             found.append(" ".join(words))
     return found
 

@@ -1,4 +1,4 @@
-"""Devices that are in use or absent, and devices whose nbdkit or target dies. Nothing is left.
+"""Devices that are in use or absent, and devices whose server or target dies. Nothing is left.
 
 All against our own target: it can be killed, and needs no RDMA device.
 """
@@ -76,8 +76,8 @@ def in_the_background(*arguments: object, **changes: str) -> Iterator[subprocess
         process.communicate()
 
 
-def nbdkit_of(name: str) -> int:
-    return int((RUN / name / "nbdkit.pid").read_text())
+def server_of(name: str) -> int:
+    return int((RUN / name / "server.pid").read_text())
 
 
 # --- before anything is connected --------------------------------------------------------------
@@ -221,18 +221,21 @@ def test_detach_from_a_target_that_hangs(mortal: TargetProcess) -> None:
     nothing_left()
 
 
-def test_attach_cleans_up_after_an_nbdkit_that_died(target: TargetProcess, tmp_path: Path) -> None:
-    good("attach", f"{target.url}/0", DEVICE)
+@pytest.mark.parametrize("words", [[], ["--nbdkit"]], ids=["own", "nbdkit"])
+def test_attach_cleans_up_after_a_server_that_died(
+    words: list[str], target: TargetProcess, tmp_path: Path
+) -> None:
+    good("attach", *words, f"{target.url}/0", DEVICE)
     run("mkfs.ext4", "-q", DEVICE)
     run("sync", DEVICE)
     with mounted(DEVICE, tmp_path / "place"):
-        os.kill(nbdkit_of("nbd0"), signal.SIGKILL)
+        os.kill(server_of("nbd0"), signal.SIGKILL)
         time.sleep(1)
         assert "mounted on" in bad(28, "attach", f"{target.url}/0", DEVICE)
         assert "mounted on" in bad(28, "detach", DEVICE)
-    done = iserblk("attach", f"{target.url}/0", DEVICE)
+    done = iserblk("attach", *words, f"{target.url}/0", DEVICE)
     assert (done.returncode, done.stdout) == (0, f"ready {DEVICE}\n")
-    assert "its nbdkit has died" in done.stderr
+    assert "its server has died" in done.stderr
     run("fsck.ext4", "-p", DEVICE)
     # And after nbd-client, used instead of ours.
     run("nbd-client", "-d", DEVICE)

@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from iserblk.nbd.kernel.orders import PROGRAM
 from tests.cli.commands import environment
 from tests.nbd.kernel.fake_kernel import FakeKernel
 from tests.support.forking import Forked
@@ -16,18 +17,22 @@ SIZE = 8 << 20
 
 
 class Attacher:
-    """Runs ``iserblk`` over the fake kernel."""
+    """Runs ``iserblk`` over the fake kernel. ``by_nbdkit``: which servers attach starts."""
 
-    def __init__(self, kernel: FakeKernel) -> None:
+    def __init__(self, kernel: FakeKernel, *, by_nbdkit: bool = False) -> None:
         self.kernel = kernel
+        self.by_nbdkit = by_nbdkit
         self.run = kernel.root / "run"
         path = f"{kernel.root}/bin:{os.environ['PATH']}"
         self.environment = environment(PATH=path)
 
     def start(self, *arguments: object, **changes: str) -> Forked:
+        words = [*map(str, arguments)]
+        if words[0] == "attach" and self.by_nbdkit:
+            words.insert(1, "--nbdkit")
         return Forked(
             "tests.nbd.kernel.faked",
-            [str(self.kernel.root), *map(str, arguments)],
+            [str(self.kernel.root), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**self.environment, **changes},
@@ -51,14 +56,15 @@ class Attacher:
         return line
 
     def servers(self) -> list[int]:
-        """The nbdkit processes whose files are below the test's directory."""
+        """The server processes whose files are below the test's directory."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 words = path.read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if words[0].endswith("nbdkit") and f"{self.run}/" in " ".join(words):
+            serves = words[0].endswith("nbdkit") or PROGRAM in words
+            if serves and f"{self.run}/" in " ".join(words):
                 found.append(int(path.parent.name))
         return found
 

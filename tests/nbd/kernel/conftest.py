@@ -17,7 +17,6 @@ from tests.support.target import TargetProcess, running_target
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
-    need("nbdkit")
     files = tmp_path_factory.mktemp("target")
     specs = [f"{files}/{number}:size={SIZE << number}" for number in range(3)]
     with running_target(specs, files / "log") as process:
@@ -31,10 +30,12 @@ def kernel(tmp_path: Path) -> Iterator[FakeKernel]:
     kernel.end()
 
 
-@pytest.fixture
-def tool(kernel: FakeKernel) -> Iterator[Attacher]:
-    """An Attacher; checks that nothing is left at the end."""
-    tool = Attacher(kernel)
+@pytest.fixture(params=["own", "nbdkit"])
+def tool(kernel: FakeKernel, request: pytest.FixtureRequest) -> Iterator[Attacher]:
+    """An Attacher, for each kind of server; checks that nothing is left at the end."""
+    tool = Attacher(kernel, by_nbdkit=request.param == "nbdkit")
+    if tool.by_nbdkit:
+        need("nbdkit")
     yield tool
     try:
         tool.assert_nothing_left()

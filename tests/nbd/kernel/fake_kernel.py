@@ -1,5 +1,5 @@
 """A kernel's NBD devices, as far as attach and detach see them: files instead of sysfs and /dev,
-and an ``nbd-client`` that really connects to nbdkit. A real kernel is in tests/lab.
+and an ``nbd-client`` that really connects to the server. A real kernel is in tests/lab.
 
 Run as a program, this module is that nbd-client.
 """

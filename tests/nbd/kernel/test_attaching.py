@@ -1,4 +1,4 @@
-"""attach and detach with a real target, a real nbdkit and a fake kernel."""
+"""attach and detach with a real target, real servers and a fake kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetPro
 
 
 def test_with_a_secret(tool: Attacher, kernel: FakeKernel, tmp_path: Path) -> None:
-    """The nbdkits of two devices get the secret of a file; no command line and no file in the run
+    """The servers of two devices get the secret of a file; no command line and no file in the run
     directory shows it. A refusal does not show a secret of the URL."""
     secret = "hush-hush-hush"
     for name, text in (("accounts", f"host:{secret}\n"), ("secret", f"{secret}\n")):
@@ -125,7 +125,7 @@ def test_what_is_refused(
 
 
 @pytest.mark.parametrize("then", ["attach", "detach"])
-@pytest.mark.parametrize("moment", ["state.json", "nbdkit.pid", "client.pid"])
+@pytest.mark.parametrize("moment", ["state.json", "server.pid", "client.pid"])
 def test_an_attach_that_is_killed(
     moment: str, then: str, tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
@@ -145,7 +145,7 @@ def test_an_attach_that_is_killed(
     assert tool.ended("detach", "nbd0")[0] == 0
 
 
-@pytest.mark.parametrize("moment", ["state.json", "nbdkit.pid", "client.pid"])
+@pytest.mark.parametrize("moment", ["state.json", "server.pid", "client.pid"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_an_attach_that_is_told_to_end(
     moment: str, number: int, status: int, tool: Attacher, target: TargetProcess

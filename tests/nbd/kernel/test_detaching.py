@@ -18,7 +18,7 @@ def test_a_pid_file_that_names_somebody_else(
     home.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"]) as innocent:
         try:
-            (home / "nbdkit.pid").write_text(f"{innocent.pid}\n")
+            (home / "server.pid").write_text(f"{innocent.pid}\n")
             (home / "client.pid").write_text(f"{innocent.pid}\n")
             (home / "state.json").write_text("{")
             assert tool.ended("detach", "nbd0")[0] == 0

@@ -1,4 +1,4 @@
-"""An nbdkit that dies under a device."""
+"""A server that dies under a device."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tests.nbd.kernel.fake_kernel import FakeKernel
 from tests.support.target import END_S, TargetProcess
 
 
-def test_a_dead_nbdkit(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+def test_a_dead_server(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
     tool.good("attach", f"{target.url}/0", "nbd0")
     (pid,) = tool.servers()
     os.kill(pid, signal.SIGKILL)
     assert tool.good("attach", f"{target.url}/1") == f"ready {path_of(kernel, 'nbd1')}\n"
     status, out, err = tool.ended("attach", f"{target.url}/1", "nbd0")
     assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")
-    assert "its nbdkit has died; detaching it" in err
+    assert "its server has died; detaching it" in err
     assert kernel.size("nbd0") == SIZE * 2
     tool.good("detach", "nbd0", "nbd1")
 
 
-def test_nbdkit_dies_in_the_foreground(
+def test_a_server_dies_in_the_foreground(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
     process = tool.start("attach", "-f", f"{target.url}/0")
@@ -31,4 +31,4 @@ def test_nbdkit_dies_in_the_foreground(
     os.kill(tool.servers()[0], signal.SIGKILL)
     _, err = process.communicate(timeout=END_S)
     assert process.returncode == 1
-    assert "nbd0: detached, as nbdkit has died" in err
+    assert "nbd0: detached, as its server has died" in err

@@ -31,9 +31,9 @@ def test_it_comes_back_as_it_was_made(home: Home) -> None:
 
 def test_making_it_afresh_removes_what_was_left(home: Home) -> None:
     home.make(STATE)
-    home.nbdkit_pid.write_text("1\n")
+    home.server_pid.write_text("1\n")
     home.make(STATE)
-    assert not home.nbdkit_pid.exists()
+    assert not home.server_pid.exists()
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"url": "x"}', '{"a": 1}'])
