@@ -1,0 +1,71 @@
+"""Our NBD server in the test's own loop, over fake disks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from iserblk.nbd.exports import Export
+from iserblk.nbd.server import NbdServer
+from iserblk.waiting.strands import elsewhere
+from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
+
+
+class HeldDisk(AsyncFake):
+    """A disk whose reads, writes and questions for the size wait for ``go``. ``waiting``: how many
+    do; ``ended``: how many do not any more, whatever their end was."""
+
+    def __init__(self, number: int = 0, **changes: object) -> None:
+        super().__init__(FakeDisk(lun_info(number, **changes)))
+        self.go = trio.Event()
+        self.waiting = 0
+        self.ended = 0
+        self.hold_size = False
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        try:
+            await elsewhere(self.go.wait)
+        finally:
+            self.waiting -= 1
+            self.ended += 1
+
+    async def refresh(self) -> int:
+        if self.hold_size:
+            await self._wait()
+        return await super().refresh()
+
+    async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
+        await self._wait()
+        await super().read_into(buffer, offset)
+
+    async def write(
+        self, buffer: memoryview, offset: int, fua: bool = False, deadline: float = 0.0
+    ) -> None:
+        await self._wait()
+        await super().write(buffer, offset, fua)
+
+
+def fake(number: int = 0, **changes: object) -> AsyncFake:
+    return AsyncFake(FakeDisk(lun_info(number, **changes)))
+
+
+def server_of(*disks: AsyncFake) -> NbdServer:
+    exports = {disk.info.name: Export(disk.info.name, disk) for disk in disks}
+    return NbdServer(exports, disks[0].info.name, 0)
+
+
+@asynccontextmanager
+async def serving(place: Path, *disks: AsyncFake) -> AsyncIterator[Path]:
+    """Yields the Unix socket's path."""
+    path = place / "nbd"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen(100)
+        async with server_of(*disks).serving([listening]):
+            yield path
+    path.unlink()

@@ -1,0 +1,265 @@
+"""One NBD client of the server: its turns, its memory, and its ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.lowlevel
+
+from iserblk.errors import CommandTimeout
+from iserblk.nbd import messages as nbd
+from iserblk.nbd.buffers import CLIENT_BYTES, Memory
+from iserblk.nbd.client import Client
+from iserblk.nbd.exports import Export
+from iserblk.nbd.handshake import Tls
+from iserblk.waiting.busy_polling import BusyPoll
+from iserblk.waiting.strands import open_strands
+from tests.nbd.serving import HeldDisk, fake
+from tests.support.fake_disk import AsyncFake
+from tests.support.nbd_client import RawClient, Reply, go, request, write
+from tests.support.until import until
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Served:
+    """A client of the server, ``client``, and what is at the other end of its socket."""
+
+    def __init__(self, client: Client, raw: RawClient) -> None:
+        self.client = client
+        self.raw = raw
+        self.over = trio.Event()  # ``serve`` has returned
+
+    async def run(self, sock: socket.socket, export: Export) -> None:
+        with sock:
+            agreed = await self.client.shake_hands({"lun0": export}, "lun0", Tls.OFF, None)
+            if agreed is not None:
+                await self.client.serve(*agreed)
+        self.over.set()
+
+
+@asynccontextmanager
+async def served(
+    disk: AsyncFake, memory: Memory | None = None, count: int = 1, handshakes: bool = True
+) -> AsyncIterator[list[Served]]:
+    """Clients of one disk. At the end all must be over."""
+    export = Export("lun0", disk)
+    memory = memory or Memory()
+    async with open_strands() as group, trio.open_nursery() as nursery:
+        found = []
+        for number in range(count):
+            here, there = socket.socketpair()
+            there.setblocking(False)
+            raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
+            client = Client(here, f"client {number}", group, memory, BusyPoll(0))
+            found.append(Served(client, raw))
+            nursery.start_soon(found[-1].run, here, export)
+            if handshakes:
+                await raw.shake_hands()
+        yield found
+        for each in found:
+            await trio.aclose_forcefully(each.raw.stream)
+    assert all(each.over.is_set() for each in found)
+    assert memory.used == 0
+
+
+async def test_requests_right_behind_the_handshake() -> None:
+    """Clients need not wait for the answer to GO."""
+    async with served(fake(), handshakes=False) as (one,):
+        flags = nbd.CLIENT_FLAGS.pack(nbd.FIXED_NEWSTYLE | nbd.NO_ZEROES)
+        await one.raw.send(flags + go() + write(b"early", 7, 1) + request(nbd.READ, 7, 5, 2))
+        await one.raw.receive(nbd.GREETING.size)
+        while (await one.raw.option_reply())[0] != nbd.REP_ACK:
+            pass
+        found = await one.raw.replies({1: 0, 2: 5})
+        assert not found[1].error and not found[2].error
+
+
+async def test_byte_by_byte() -> None:
+    data = write(b"slowly", 100, 1) + write(os.urandom(70_000), 200, 2)
+    async with served(fake()) as (one,):
+        for at in range(60):
+            await one.raw.send(data[at : at + 1])
+            await trio.lowlevel.checkpoint()
+        await one.raw.send(data[60:])
+        assert await one.raw.replies({1: 0, 2: 0}) == {1: Reply(0, 1), 2: Reply(0, 2)}
+        await one.raw.send(request(nbd.READ, 100, 6, 3))
+        assert await one.raw.reply(6) == Reply(0, 3, b"slowly")
+
+
+async def test_a_client_that_sends_no_more_gets_its_answers() -> None:
+    """It has shut down its end for sending only."""
+    disk = HeldDisk()
+    async with served(disk) as (one,):
+        await one.raw.send(write(b"x", 0, 1) + request(nbd.FLUSH, cookie=2))
+        await until(lambda: disk.waiting == 1)
+        await one.raw.stream.send_eof()
+        disk.go.set()
+        await one.raw.replies({1: 0, 2: 0})
+        assert await one.raw.end() == b""
+        await one.over.wait()
+
+
+async def test_disc_behind_requests_ends_when_they_are_answered() -> None:
+    disk = HeldDisk()
+    async with served(disk) as (one,):
+        await one.raw.send(write(b"x", 0, 1) + request(nbd.DISC) + request(nbd.READ, 0, 1, 9))
+        await until(lambda: disk.waiting == 1)
+        disk.go.set()
+        assert await one.raw.reply() == Reply(0, 1)
+        assert await one.raw.end() == b""  # what is behind DISC is not looked at
+        await one.over.wait()
+
+
+@pytest.mark.parametrize("length", [5, 60 * KIB, MIB, 32 * MIB])
+@pytest.mark.parametrize("eof", [True, False])
+async def test_a_client_that_dies_in_the_middle_of_a_write(length: int, eof: bool) -> None:
+    """Nothing of the write is done, and its memory is free again."""
+    disk = fake(size=64 * MIB)
+    async with served(disk) as (one,):
+        whole = write(b"x" * length, 0, 1)
+        await one.raw.send(whole[: len(whole) // 2])
+        if eof:
+            await one.raw.stream.send_eof()
+            await one.raw.end()
+        else:
+            await trio.aclose_forcefully(one.raw.stream)
+        await one.over.wait()
+    assert not any(disk.fake.data[:length])
+
+
+async def test_a_client_that_dies_while_its_requests_are_open() -> None:
+    """They end as they would; the memory is free then and not before."""
+    disk, memory = HeldDisk(), Memory()
+    async with served(disk, memory) as (one,):
+        await one.raw.send(write(b"y" * 70_000, 0, 1) + request(nbd.READ, 0, MIB, 2))
+        await until(lambda: disk.waiting == 2)
+        await trio.aclose_forcefully(one.raw.stream)
+        assert not one.over.is_set()
+        assert memory.used >= MIB
+        disk.go.set()
+        await one.over.wait()
+    assert disk.fake.data[:70_000] == b"y" * 70_000
+
+
+@pytest.mark.logs("client 0: NBD: a request begins with")
+async def test_garbage_behind_requests() -> None:
+    """The connection ends when what was begun before has ended."""
+    disk = HeldDisk()
+    async with served(disk) as (one,):
+        await one.raw.send(write(b"x", 0, 1))
+        await until(lambda: disk.waiting == 1)
+        await one.raw.send(write(b"y", 1, 2) + b"garbage, and more of it than a request has")
+        await one.raw.end()
+        assert not one.over.is_set()
+        disk.go.set()
+        await one.over.wait()
+    assert disk.fake.data[:1] == b"x"
+
+
+async def test_a_client_that_reads_no_reply() -> None:
+    """Its requests wait, and take no more memory than one client may have; another one goes on."""
+    memory, disk = Memory(), fake(size=64 * MIB)
+    async with served(disk, memory, 2) as (one, other):
+        sent = 0
+        with trio.move_on_after(1):
+            for number in range(1000):
+                await one.raw.send(request(nbd.READ, number % 32 * MIB, MIB, number))
+                sent += 1
+        await until(lambda: memory.used > CLIENT_BYTES // 2)
+        for number in range(20):
+            await other.raw.send(write(bytes([number]) * 4096, number * 4096, number))
+            assert await other.raw.reply() == Reply(0, number)
+            assert memory.used <= CLIENT_BYTES + 2 * MIB
+        # When it does read, all of it comes.
+        await one.raw.replies(dict.fromkeys(range(sent), MIB))
+
+
+async def test_clients_share_the_memory() -> None:
+    """With less than all ask for, but enough for one, each gets on in its turn."""
+    memory, disk = Memory(total=9 * MIB), fake(size=64 * MIB)
+    async with served(disk, memory, 4) as clients:
+
+        async def ask(raw: RawClient) -> None:
+            for number in range(8):
+                await raw.send(request(nbd.READ, 0, 4 * MIB, number))
+                await raw.send(write(bytes(2 * MIB), 0, 100 + number))
+
+        async def work(each: Served) -> None:
+            requests = {number: 4 * MIB for number in range(8)}
+            requests |= dict.fromkeys(range(100, 108), 0)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, each.raw)
+                found = await each.raw.replies(requests)
+            assert not any(reply.error for reply in found.values())
+
+        async with trio.open_nursery() as nursery:
+            for each in clients:
+                nursery.start_soon(work, each)
+
+
+async def test_more_replies_than_one_system_call_takes() -> None:
+    async with served(fake()) as (one,):
+        await one.raw.send(b"".join(request(nbd.READ, 0, 1, n) for n in range(3000)))
+        await one.raw.replies(dict.fromkeys(range(3000), 1))
+
+
+async def test_a_bug_is_an_error_for_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(AsyncFake):
+        async def flush(self) -> None:
+            raise ZeroDivisionError
+
+    disk = Broken(fake().fake)
+    async with served(disk) as (one,):
+        await one.raw.send(request(nbd.FLUSH, cookie=1))
+        assert await one.raw.reply() == Reply(nbd.EIO, 1)
+        await one.raw.send(request(nbd.READ, 0, 1, 2))
+        assert await one.raw.reply(1) == Reply(0, 2, b"\0")
+    assert caplog.messages == ["client 0: internal error"]
+
+
+async def test_an_error_of_the_target_is_logged_with_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(AsyncFake):
+        async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
+            raise CommandTimeout("no answer in 30 s")
+
+    async with served(Failing(fake().fake)) as (one,):
+        await one.raw.send(request(nbd.READ, 0, 4096, 1))
+        assert await one.raw.reply(4096) == Reply(nbd.EIO, 1)
+    assert caplog.messages == ["client 0: no answer in 30 s"]
+
+
+async def test_a_disk_that_has_grown_is_used_to_its_end() -> None:
+    """By a client that does not know: the range is looked at again before it is refused."""
+
+    class Growing(AsyncFake):
+        async def refresh(self) -> int:
+            grown = fake(size=16 * MIB)
+            self.fake, self.info = grown.fake, grown.info
+            return self.size
+
+    disk = Growing(fake().fake)
+    async with served(disk) as (one,):
+        disk.fake, disk.info = fake().fake, fake().info
+        await one.raw.send(write(b"new", 12 * MIB, 1))
+        assert await one.raw.reply() == Reply(0, 1)
+    assert disk.fake.data[12 * MIB : 12 * MIB + 3] == b"new"
+
+
+async def test_cancelled_all_is_aborted() -> None:
+    disk = HeldDisk()
+    with trio.CancelScope() as scope:
+        async with served(disk) as (one,):
+            await one.raw.send(write(b"x", 0, 1) + request(nbd.READ, 0, 1, 2))
+            await until(lambda: disk.waiting == 2)
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert disk.ended == 2
+    assert disk.fake.data[:1] == b"\0"

@@ -1,0 +1,196 @@
+"""Clients come, are limited, and go; and the end of a server."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from iserblk.nbd import client as client_module
+from iserblk.nbd import messages as nbd
+from iserblk.nbd import server as server_module
+from tests.nbd.serving import HeldDisk, fake, server_of, serving
+from tests.support.nbd_client import RawClient, Reply, connect, connected, go, request, write
+from tests.support.until import until
+
+MIB = 1 << 20
+
+
+async def is_let_go(client: RawClient) -> bool:
+    """The server has ended the connection. (The limit is that of the test.)"""
+    await client.end()
+    return True
+
+
+async def test_clients_of_several_exports(tmp_path: Path) -> None:
+    disks = fake(0), fake(1, size=MIB)
+    async with (
+        serving(tmp_path, *disks) as path,
+        await connect(path) as first,
+        await connect(path) as second,
+    ):
+        assert await first.shake_hands() == 8 * MIB
+        assert await second.shake_hands("lun1") == MIB
+        await first.send(write(b"first", 0, 1))
+        await second.send(write(b"second", 0, 2))
+        assert await first.reply() == Reply(0, 1)
+        assert await second.reply() == Reply(0, 2)
+        await first.send(request(nbd.READ, 0, 5, 3))
+        assert await first.reply(5) == Reply(0, 3, b"first")
+        await first.send(request(nbd.DISC))
+        assert await is_let_go(first)
+
+
+async def test_what_was_received_is_answered_at_the_end(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    async with trio.open_nursery() as nursery, serving(tmp_path, disk) as path:
+        client = await connected(path)
+        await client.send(write(b"in flight", 0, 1) + request(nbd.READ, 0, 100, 2))
+        await until(lambda: disk.waiting == 2)
+        half = await connect(path)
+        await half.greet()
+
+        async def let_go_on() -> None:
+            assert await is_let_go(half)  # a handshake is not waited for
+            disk.go.set()
+
+        nursery.start_soon(let_go_on)
+    async with client, half:
+        await client.replies({1: 0, 2: 100})
+        assert await client.end() == b""
+    assert bytes(disk.fake.data[:9]) == b"in flight"
+
+
+async def test_cancelled_it_aborts_what_is_open(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    with trio.CancelScope() as scope:
+        async with serving(tmp_path, disk) as path:
+            client = await connected(path)
+            await client.send(write(b"in flight", 0, 1))
+            await until(lambda: disk.waiting == 1)
+            scope.cancel()
+    async with client:
+        assert await client.end() == b""
+    assert bytes(disk.fake.data[:9]) == bytes(9)
+
+
+async def test_a_client_that_takes_no_replies_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LAST_WORDS_S", 0.05)
+    disk = fake()
+    async with serving(tmp_path, disk) as path:
+        client = await connected(path)
+        await client.send(request(nbd.READ, 0, 4 * MIB, 1))
+        await client.receive(1)
+    async with client:
+        with pytest.raises(EOFError):
+            await client.receive(4 * MIB + nbd.SIMPLE_REPLY.size - 1)
+
+
+@pytest.mark.parametrize("said", [b"", b"\0", nbd.CLIENT_FLAGS.pack(3), None])
+async def test_a_handshake_takes_no_longer_than_it_may(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    said: bytes | None,
+) -> None:
+    """None: a byte again and again, none of which ends an option."""
+    monkeypatch.setattr(client_module, "HANDSHAKE_S", 0.2)
+    async with serving(tmp_path, fake()) as path, await connect(path) as client:
+        if said is not None:
+            await client.send(said)
+        else:
+            await client.greet()
+            with pytest.raises(trio.BrokenResourceError):
+                for byte in nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.Option.GO, 60_000) + bytes(
+                    60_000
+                ):
+                    await client.send(bytes([byte]))
+                    await trio.sleep(0.02)
+        assert await is_let_go(client)
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text == "NBD client: no end of the handshake in time"
+
+
+async def test_the_limit_of_a_handshake_is_not_for_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that is away delays what it is asked for: clients wait for it."""
+    monkeypatch.setattr(client_module, "HANDSHAKE_S", 0.1)
+    disk = HeldDisk()
+    disk.hold_size = True
+    async with serving(tmp_path, disk) as path, await connect(path) as client:
+        await client.greet()
+        await client.send(go())
+        await until(lambda: disk.waiting == 1)
+        await trio.sleep(0.2)
+        disk.go.set()
+        assert (await client.option_reply())[0] == nbd.REP_INFO
+
+
+async def test_too_many_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that say nothing make room, the oldest first; those that are at work stay."""
+    monkeypatch.setattr(server_module, "MOST_CLIENTS", 3)
+    async with serving(tmp_path, fake()) as path, await connected(path) as worker:
+        silent = [await connect(path) for _ in range(2)]
+        for each in silent:
+            await each.receive(nbd.GREETING.size)
+        async with await connected(path) as second, await connected(path) as third:
+            for each in silent:
+                assert await is_let_go(each)
+            async with await connect(path) as fourth:
+                assert await is_let_go(fourth)
+            for each in (worker, second, third):
+                await each.send(request(nbd.READ, 0, 1, 7))
+                assert await each.reply(1) == Reply(0, 7, b"\0")
+        # Where one has gone there is room again.
+        async with await connect(path) as fifth:
+            assert await fifth.shake_hands() == 8 * MIB
+        for each in silent:
+            await each.stream.aclose()
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == ["NBD client: let go: there are 3 clients"] * 3
+
+
+async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
+    def open_now() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async with serving(tmp_path, fake()) as path:
+        async with await connected(path):
+            pass
+        before = open_now()
+        for number in range(200):
+            client = await connect(path)
+            if number % 2:
+                await client.shake_hands()
+            await client.stream.aclose()
+        await until(lambda: open_now() <= before)
+
+
+@pytest.mark.logs("NBD: an option does not begin with IHAVEOPT")
+async def test_garbage_in_the_handshake_ends_the_connection(tmp_path: Path) -> None:
+    async with serving(tmp_path, fake()) as path:
+        async with await connect(path) as client:
+            await client.greet()
+            await client.send(b"GET / HTTP/1.1\r\n\r\n")
+            assert await is_let_go(client)
+        async with await connected(path) as other:
+            await other.send(request(nbd.READ, 0, 1, 7))
+            assert await other.reply(1) == Reply(0, 7, b"\0")
+
+
+async def test_over_tcp_clients_have_names(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        async with server_of(fake()).serving([listening]):
+            stream = await trio.open_tcp_stream(*listening.getsockname())
+            name = f"NBD client 127.0.0.1:{stream.socket.getsockname()[1]}"
+            async with RawClient(stream) as client:
+                await client.greet(flags=1 << 7)
+                assert await is_let_go(client)
+    assert caplog.messages == [f"{name}: NBD: unknown client flags 0x80"]
