@@ -1,0 +1,62 @@
+"""The subjects of section nbd: which processes they have, by the names that goals use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from benchlib import goals
+from benchlib.goals import NBDKIT, OURS, OURS_NBDKIT, SERVER, Kind
+from benchlib.load import Job
+from benchlib.sections import SECTIONS, measure
+from benchlib.subjects import Bench
+
+JOB = Job("4k-randread-d4-c2", "randread", 4096, 4, 2)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    file = tmp_path / "lun"
+    file.write_bytes(os.urandom(1 << 20))
+    with ExitStack() as stack:
+        yield Bench(stack, tmp_path, file, file)
+
+
+@pytest.mark.parametrize(
+    ("subject", "processes"),
+    [
+        (OURS, [SERVER, "target", "fio"]),
+        pytest.param(
+            OURS_NBDKIT,
+            [SERVER, NBDKIT, "target", "fio"],
+            marks=pytest.mark.skipif(not shutil.which("nbdkit"), reason="nbdkit is not installed"),
+        ),
+    ],
+)
+def test_processes_are_called_as_in_the_goals(
+    bench: Bench, subject: str, processes: list[str]
+) -> None:
+    section = next(each for each in SECTIONS if each.name == "nbd")
+    endpoint = section.openers[subject](bench)
+    sample = measure(endpoint, JOB, 0.2)
+    assert list(sample.cpu_seconds) == list(sample.peak_rss) == processes
+    about = {
+        goal.other
+        for goal in goals.goals()
+        if goal.subject == subject and goal.kind is not Kind.RATIO
+    }
+    assert about and about <= set(processes)
+
+
+def test_variants_share_no_server_and_a_variant_has_one(bench: Bench) -> None:
+    openers = next(each for each in SECTIONS if each.name == "nbd").openers
+    with_journal, without, flushed = (
+        openers[name](bench) for name in (OURS, goals.OURS_NO_JOURNAL, goals.OURS_FLUSHED)
+    )
+    assert with_journal.servers[SERVER] is not without.servers[SERVER]
+    assert flushed.servers[SERVER] is without.servers[SERVER]
+    assert with_journal.servers["target"] is without.servers["target"]
