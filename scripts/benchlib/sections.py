@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from benchlib.load import CONNECTION_JOBS, JOBS, MEMORY_JOBS, NET_JOBS, Job, Job
 from benchlib.results import Row, Sample
 from benchlib.servers import Absent
 from benchlib.subjects import Bench, Endpoint
+
+DYING_S = 1.0
+_POLL_S = 0.02
 
 Opener = Callable[[Bench], Endpoint]
 
@@ -236,8 +240,17 @@ def measure(endpoint: Endpoint, job: Job, seconds: float) -> Sample:
 
 
 def explain(endpoint: Endpoint, reason: Exception) -> str:
-    """Why a run failed: the words of a server that died, if there is one, else the client's."""
-    for name, server in endpoint.servers.items():
-        if not server.running():
-            return f"{name} died: {server.last_words()}"
+    """Why a run failed: the words of a server that died, if there is one, else the client's.
+
+    A server that dies may first close its connections, and then log out of its target: it is given
+    a moment for that.
+    """
+    deadline = time.monotonic() + DYING_S
+    while endpoint.servers:
+        for name, server in endpoint.servers.items():
+            if not server.running():
+                return f"{name} died: {server.last_words()}"
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
     return str(reason) or "a process ended during the run"

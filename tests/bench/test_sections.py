@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from benchlib import goals, report, storage
-from benchlib.load import JOBS, MEMORY_JOBS, Job, Measurement
+from benchlib import goals, report, sections, storage
+from benchlib.load import JOBS, MEMORY_JOBS, Job, JobFailed, Measurement
 from benchlib.results import Row, Sample, Spread
 from benchlib.sections import SECTIONS, Plan, Section, Stopped, in_rounds, run_section
 from benchlib.servers import Absent, Server
@@ -30,6 +30,10 @@ def endpoint(script: str) -> Callable[[Bench], Endpoint]:
         return ["sh", "-c", script, "client", job.name]
 
     return lambda _bench: Endpoint("client", command, parse)
+
+
+def parse_nothing(_output: str, job: Job, seconds: float) -> Measurement:
+    return Measurement(1, job.block, seconds)
 
 
 def refused(_bench: Bench) -> Endpoint:
@@ -95,6 +99,26 @@ def test_every_start_has_servers_of_its_own(tmp_path: Path) -> None:
     assert [len(row.samples) for row in rows] == [6, 6, 0] * 2
     assert (len(one.servers), len(other.servers)) == (3, 3)
     assert not any(server.running() for server in one.servers + other.servers)
+
+
+def test_server_that_is_about_to_die_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "DYING_S", 30)
+    program = "sleep 0.2; echo it broke; exit 3"
+    with Server("shell", ["sh", "-c", program], tmp_path) as server:
+        failed = Endpoint("client", lambda *_: [], parse_nothing, {"server": server})
+        reason = sections.explain(failed, JobFailed("the connection was closed"))
+    assert reason == "server died: it broke"
+
+
+def test_server_that_lives_on_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "DYING_S", 0)
+    with Server("shell", ["sleep", "60"], tmp_path) as server:
+        failed = Endpoint("client", lambda *_: [], parse_nothing, {"server": server})
+        assert sections.explain(failed, JobFailed("no such LUN")) == "no such LUN"
 
 
 def test_rounds_to_warm_up_do_not_count(tmp_path: Path) -> None:
