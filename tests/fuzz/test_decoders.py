@@ -14,10 +14,16 @@ from types import FrameType
 
 import pytest
 
-from tests.fuzz import engine, rows_iscsi, rows_scsi, rows_services, rows_stack
+from tests.fuzz import engine, rows_iscsi, rows_nbd, rows_scsi, rows_services, rows_stack
 from tests.fuzz.engine import Row
 
-ALL = (*rows_scsi.ROWS, *rows_iscsi.ROWS, *rows_stack.ROWS, *rows_services.ROWS)
+ALL = (
+    *rows_scsi.ROWS,
+    *rows_iscsi.ROWS,
+    *rows_stack.ROWS,
+    *rows_services.ROWS,
+    *rows_nbd.ROWS,
+)
 ROWS = {row.name: row for row in ALL}
 FEW = 4000
 MILLION = 1_000_000

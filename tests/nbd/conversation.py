@@ -115,7 +115,7 @@ class Reply(NamedTuple):
     offset: int = 0
 
 
-SIMPLE, STRUCTURED, EXTENDED = "simple", "structured", "extended"
+SIMPLE, STRUCTURED, EXTENDED = MODES = ("simple", "structured", "extended")
 
 
 def replies(stream: bytes, mode: str, reads: dict[int, int]) -> list[Reply]:

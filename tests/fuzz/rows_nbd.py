@@ -1,0 +1,169 @@
+"""What an NBD client says: the handshake, and the transmission in its three modes."""
+
+from __future__ import annotations
+
+import struct
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.nbd.buffers import CHUNK, Memory
+from iserblk.nbd.handshake import Handshake, Look, Tls
+from iserblk.nbd.messages import Negotiated
+from iserblk.nbd.transmission import Request, Transmission
+from tests.fuzz.engine import Case, Row
+from tests.nbd import conversation as said
+from tests.nbd.conversation import EXTENDED, MODES, SIMPLE
+
+_EXPORTS = {"lun0": said.export("lun0"), "lun1": said.export("lun1", read_only=True)}
+_ALLOCATION = said.contexts("lun0", "base:allocation", "qemu:x")
+_OPTIONS = [
+    said.option(said.LIST),
+    said.option(said.STRUCTURED_REPLY),
+    said.option(said.EXTENDED_HEADERS),
+    said.option(said.LIST_META_CONTEXT, said.contexts("lun0")),
+    said.option(said.SET_META_CONTEXT, _ALLOCATION),
+    said.option(said.INFO, said.about("lun1", 0, 1, 2, 3)),
+    said.option(said.GO, said.about("lun0", 3)),
+    said.option(said.EXPORT_NAME, b"lun0"),
+    said.option(said.STARTTLS),
+    said.option(said.ABORT),
+    said.option(77, bytes(40)),
+]
+
+
+def _handshake(case: Case) -> None:
+    """Options, each changed or not, in pieces."""
+    chance = case.chance
+    handshake = Handshake(_EXPORTS, "lun0", chance.choice(list(Tls)))
+    flags = b"\0\0\0\3" if chance.random() < 0.95 else chance.randbytes(4)
+    stream = flags + _stream(case, _OPTIONS)
+    cut = int(chance.random() * len(stream))
+    for piece in (stream[:cut], stream[cut:]):
+        event = handshake.receive_data(piece)
+        while event is not None:
+            if isinstance(event, Look):
+                handshake.looked()
+            else:
+                handshake.secured()
+            event = handshake.receive_data(b"")
+        handshake.data_to_send()
+
+
+def _stream(case: Case, samples: list[bytes]) -> bytes:
+    """Four messages. Most are as they should be, or the changed ones would never be reached."""
+    chance = case.chance
+    return b"".join(
+        [chance.choice(samples) if chance.random() < 0.7 else case.data for _ in range(4)]
+    )
+
+
+class _Owner:
+    """Implements Answered."""
+
+    def answered(self, request: Request) -> None:
+        """Commands do not end here: their requests are replied to at once."""
+
+
+def _requests(mode: str) -> list[bytes]:
+    extended = mode == EXTENDED
+    found = [
+        said.request(command, 7, 512, 4096, flags, extended=extended)
+        for command, flags in (
+            *((said.READ, 0), (said.READ, said.DF), (said.FLUSH, 0), (said.TRIM, said.FUA)),
+            *((said.CACHE, 0), (said.WRITE_ZEROES, said.NO_HOLE | said.FAST_ZERO), (99, 0)),
+            *((said.BLOCK_STATUS, said.REQ_ONE), (said.DISC, 0)),
+        )
+    ]
+    found += [said.write(8, 0, bytes(length), extended=extended) for length in (0, 5, 700)]
+    found.append(said.write(8, 0, bytes(300), said.NO_HOLE, extended=extended))
+    found.append(said.write(8, 0, bytes(70_000), extended=extended))
+    if extended:
+        payload = struct.pack(">QI", 4096, 1)
+        for command in (said.BLOCK_STATUS, said.READ):
+            found.append(said.request(command, 9, 0, 12, said.PAYLOAD_LEN, payload, extended=True))
+    return found
+
+
+_SAMPLES = {mode: _requests(mode) for mode in MODES}
+_EVERYTHING = 0x1DFD  # all flags that this server has, but READ_ONLY
+
+
+def _transmission(mode: str, case: Case) -> None:
+    """Requests, each changed or not, in pieces; replied to in pieces. No memory is left over."""
+    chance = case.chance
+    memory = Memory()
+    structured = mode != SIMPLE
+    agreed = Negotiated(
+        "lun0",
+        structured,
+        mode == EXTENDED,
+        structured and chance.random() < 0.8,
+        _EVERYTHING | (2 if chance.random() < 0.2 else 0),
+    )
+    stream = _stream(case, _SAMPLES[mode])
+    transmission = Transmission(agreed, _Owner(), memory)
+    try:
+        while stream and not transmission.ended:
+            count = 0
+            most = 1 + int(chance.random() * len(stream))
+            for buffer in transmission.get_buffers():
+                piece = stream[count : min(most, count + len(buffer))]
+                buffer[: len(piece)] = piece
+                count += len(piece)
+            stream = stream[count:]
+            _answer(case, transmission, transmission.received(count))
+    except RemoteProtocolError:
+        transmission.discard()
+        assert not transmission.open
+        transmission.close()
+        assert not memory.used
+        raise
+    if transmission.out_size:
+        transmission.sent(transmission.out_size)
+    assert not transmission.open
+    transmission.close()
+    assert not memory.used
+
+
+def _answer(case: Case, transmission: Transmission, found: list[Request]) -> None:
+    """Reply to what was ``found``, and to what there was no room for before."""
+    while True:
+        for each in found:
+            if each.command == said.BLOCK_STATUS:
+                transmission.reply_status(each, [(each.offset, each.length or 1, 0)])
+            elif case.chance.random() < 0.2:
+                transmission.refuse(each, 5, "no")
+            else:
+                transmission.reply(each)
+        size = transmission.out_size
+        if size and transmission.held:
+            transmission.sent(size)
+        elif size:
+            transmission.sent(1 + int(case.chance.random() * size))
+        if not transmission.held:
+            return
+        assert not transmission.open
+        found = transmission.resume()
+        assert found or not transmission.held  # with everything given back there is room
+
+
+def _behind(case: Case) -> None:
+    """What came behind the handshake."""
+    length = case.chance.choice((0, 100, CHUNK, CHUNK + 1))
+    agreed = Negotiated("lun0", False, False, False, _EVERYTHING)
+    transmission = Transmission(agreed, _Owner(), Memory(), (case.data + bytes(length))[:length])
+    _answer(case, transmission, transmission.resume())
+
+
+ROWS = (
+    Row("NBD handshake", _handshake, _OPTIONS, each=4),
+    *(
+        Row(
+            f"NBD requests, {mode}",
+            lambda case, mode=mode: _transmission(mode, case),  # type: ignore[misc]
+            _SAMPLES[mode],
+            each=4,
+        )
+        for mode in MODES
+    ),
+    Row("NBD behind the handshake", _behind, _SAMPLES[SIMPLE]),
+)
