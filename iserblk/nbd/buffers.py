@@ -58,6 +58,11 @@ class Memory:
     def forget(self, wake: Callable[[], None]) -> None:
         self._waiting.pop(wake, None)
 
+    @property
+    def starved(self) -> bool:
+        """Clients wait for what others have."""
+        return bool(self._waiting)
+
     def give_back(self, length: int) -> None:
         """So many bytes of ``used`` are free again; ``share_out`` is to follow."""
         self.used -= length

@@ -204,6 +204,14 @@ class Client:
             self._lose()
             self._nap.wake()
 
+    def give_way(self, starved: bool) -> None:
+        """Called from time to time. ``starved``: others wait for memory. A client that has much of
+        it, and has not moved since the last call, is given up then."""
+        if self._transmission.hoards() and starved:
+            log.warning("%s: let go: others need the memory that it keeps waiting", self.name)
+            self._lose()
+            self._nap.wake()
+
     @trio.lowlevel.enable_ki_protection  # an interrupt is for the owner of the loop
     async def _run(self) -> None:
         """Body of the task."""

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 MOST_CLIENTS = 256
 LAST_WORDS_S = 5.0  # that a client has for taking replies, when the server ends
 KEEPALIVE_S = 60  # of silence, after which a client's machine is asked for a sign of life
+STALL_S = 10.0  # in which a client has to move something, when others wait for its memory
 _ACCEPT_PAUSE_S = 0.1  # when the process has no descriptor left
 
 
@@ -56,6 +57,7 @@ class NbdServer:
         answered first. Cancelled, or left by an exception, it aborts what is open."""
         async with open_strands() as group, trio.open_nursery() as nursery:
             nursery.start_soon(self._busy_poll.run)
+            nursery.start_soon(self._watch_memory)
             async with trio.open_nursery() as clients:
                 async with trio.open_nursery() as listeners:
                     for each in sockets:
@@ -70,6 +72,14 @@ class NbdServer:
                     client.stop()
                 nursery.start_soon(self._hurry)
             nursery.cancel_scope.cancel()
+
+    async def _watch_memory(self) -> None:
+        """Clients that stall with their memory full of requests do not stop the others."""
+        while True:
+            await trio.sleep(STALL_S)
+            starved = self._memory.starved
+            for client in list(self._clients):
+                client.give_way(starved)
 
     async def _hurry(self) -> None:
         """Clients that take no replies do not hold up the end."""

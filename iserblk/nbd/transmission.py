@@ -149,6 +149,7 @@ class Transmission:
         self._used = 0  # bytes
         self._leaving: deque[Request | None] = deque()  # whose memory the buffers of ``out`` are
         self._lost = False  # nothing is sent any more
+        self._moves = self._moves_seen = 0  # receives and sends that moved something
         self._extended = negotiated.extended
         self._header = nbd.EXTENDED_REQUEST if self._extended else nbd.REQUEST
         self._magic = nbd.EXTENDED_REQUEST_MAGIC if self._extended else nbd.REQUEST_MAGIC
@@ -219,6 +220,7 @@ class Transmission:
         """So many bytes are in the buffers, at least one. Returns the requests that are complete,
         with the memory that they need; refused ones have been answered. Raises RemoteProtocolError:
         what came with the breach is dropped, and nothing more is received."""
+        self._moves += 1
         large = self._large
         if large is not None:
             into = min(count, large.length - self._filled)
@@ -530,6 +532,7 @@ class Transmission:
 
     def sent(self, count: int) -> None:
         """So many bytes of ``out`` have left."""
+        self._moves += 1
         self.out_size -= count
         leaving = self._leaving
         if not self.out_size:
@@ -549,6 +552,14 @@ class Transmission:
         del self.out[:whole]
         if count:
             self.out[0] = memoryview(self.out[0])[count:]
+
+    def hoards(self) -> bool:
+        """Since the last call no byte has moved, though it is the client's turn: it owes the rest
+        of a write, or does not take replies. And it has more memory than it is guaranteed."""
+        still = self._moves == self._moves_seen
+        self._moves_seen = self._moves
+        its_turn = self._large is not None or self.out_size > 0
+        return still and its_turn and self._used > GUARANTEED
 
     def discard(self) -> None:
         """Nothing more is sent, and nothing received: the connection is over. What is open ends as

@@ -86,15 +86,17 @@ def test_those_that_wait_are_woken_once_in_the_order_in_which_they_came() -> Non
     waiting = Waiting(memory)
     memory.used = 100
     assert memory.fits(0) and not memory.fits(1)
+    assert not memory.starved
     for wake in (waiting.second, waiting.first, waiting.second):
         memory.wait(wake)
+    assert memory.starved
     memory.share_out()
     assert waiting.woken == []  # nothing was given back
     memory.give_back(40)
     assert memory.fits(40) and not memory.fits(41)
     memory.share_out()
     memory.share_out()
-    assert waiting.woken == ["second", "first"]
+    assert waiting.woken == ["second", "first"] and not memory.starved
 
 
 def test_a_client_that_is_gone_is_not_woken() -> None:

@@ -157,6 +157,29 @@ async def test_too_many_clients(
     assert texts == ["NBD client: let go: there are 3 clients"] * 3
 
 
+async def test_clients_that_stall_do_not_keep_memory_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two begin the largest writes and say no more: all memory is theirs. With nothing of its own
+    in flight, a third could wait for ever. A read within what is guaranteed does not wait."""
+    monkeypatch.setattr(server_module, "STALL_S", 0.05)
+    begun = nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.WRITE, 1, 0, nbd.MOST_PAYLOAD)
+    async with (
+        serving(tmp_path, fake()) as path,
+        await connected(path) as first,
+        await connected(path) as second,
+        await connected(path) as third,
+    ):
+        for stalled in (first, second):
+            await stalled.send(begun)
+        await third.send(request(nbd.READ, 0, 512, 1))
+        assert await third.reply(512) == Reply(0, 1, bytes(512))
+        await third.send(request(nbd.READ, 0, 2 * MIB, 2))
+        assert await third.reply(2 * MIB) == Reply(0, 2, bytes(2 * MIB))
+        assert await is_let_go(first)
+    assert "others need the memory" in caplog.text
+
+
 async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
     def open_now() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

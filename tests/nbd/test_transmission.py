@@ -369,6 +369,15 @@ def test_changes_of_a_read_only_export(length: int) -> None:
         flush(server)
 
 
+@pytest.mark.parametrize("length", [1, SMALL, 300_000])
+def test_a_refused_write_is_answered_when_its_data_has_come(server: Server, length: int) -> None:
+    """libnbd takes an answer to what it has not sent whole for a bug."""
+    data = server.write(bytes(length), flags=NO_HOLE)
+    assert server.feed(data[:-1]) == [] and server.replies() == []
+    assert server.feed(data[-1:]) == []
+    assert [each.error for each in server.replies()] == [EINVAL]
+
+
 @pytest.mark.parametrize(
     ("command", "flags", "offer"),
     [
@@ -862,6 +871,36 @@ def test_a_client_that_ends_wakes_those_that_wait(end: str) -> None:
     server.memory.wait(lambda: woken.append(1))
     getattr(server.transmission, end)()
     assert woken == [1] and server.memory.used == 0
+
+
+def test_a_client_that_stalls_with_much_memory_hoards(server: Server) -> None:
+    transmission, size = server.transmission, GUARANTEED + 1
+    data = server.write(bytes(size))
+    server.feed(data[:-2])
+    assert not transmission.hoards()  # it has moved since there was a first look
+    assert transmission.hoards() and transmission.hoards()
+    server.feed(data[-2:-1])
+    assert not transmission.hoards() and transmission.hoards()
+    (found,) = server.feed(data[-1:])
+    for _ in range(2):
+        assert not transmission.hoards()  # it is the disk's turn
+    transmission.reply(found)
+    server.send()
+    (found,) = server.feed(server.request(READ, length=size))
+    transmission.reply(found)
+    assert not transmission.hoards() and transmission.hoards()
+    server.send(1)
+    assert not transmission.hoards() and transmission.hoards()
+    server.send()
+    for _ in range(2):
+        assert not transmission.hoards()
+    server.at_rest()
+
+
+def test_little_memory_is_no_hoard(server: Server) -> None:
+    server.feed(server.write(bytes(GUARANTEED))[:-1])
+    for _ in range(2):
+        assert not server.transmission.hoards()
 
 
 def test_reads_of_many_lengths_do_not_keep_memory_without_bound(server: Server) -> None:
