@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ def libnbd() -> Any:
 
 
 class Server:
-    """A server in the foreground. ``words``: its parameters. ``log`` has the calls of the fake
-    disks; ``said`` is its stderr, after ``end``."""
+    """A server in the foreground. ``words``: its parameters; ``options``: those that both have, in
+    front of them. ``listen``: of our server, in place of the socket. ``uri``: of our server.
+    ``log`` has the calls of the fake disks."""
 
     def __init__(
         self,
@@ -40,6 +41,8 @@ class Server:
         words: list[str],
         luns: list[dict[str, Any]],
         read_only: bool = False,
+        options: Sequence[str] = (),
+        listen: str = "",
         **faults: str,
     ) -> None:
         self.kind = kind
@@ -59,11 +62,13 @@ class Server:
         if kind == BY_NBDKIT:
             environment.pop("PYTHONPATH")  # the plugin finds its packages by itself
             command = ["nbdkit", "-f", "-U", str(self.socket), "-P", str(pidfile)]
-            command += [*(["-r"] if read_only else []), "python", str(PLUGIN), *words]
+            command += [*(["-r"] if read_only else []), *options]
+            command += ["python", str(PLUGIN), *words]
         else:
             command = [sys.executable, "-m", "tests.contract.fake_server", URL]
-            command += ["--socket", str(self.socket), *(["--read-only"] if read_only else [])]
-            command += words
+            command += ["--listen", listen] if listen else ["--socket", str(self.socket)]
+            command += ["--read-only"] if read_only else []
+            command += [*options, *words]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -75,8 +80,9 @@ class Server:
         assert self.process.stdout is not None
         if kind == BY_NBDKIT:
             until_blocking(lambda: pidfile.exists() or self.process.poll() is not None)
+            self.uri = ""
         else:
-            self.process.stdout.readline()
+            _, _, self.uri = self.process.stdout.readline().strip().partition(" ")
 
     def client(self, export: str = "") -> Any:
         """A client that is not connected yet."""
@@ -167,12 +173,21 @@ class Starter:
         *words: str,
         luns: list[dict[str, Any]] | None = None,
         read_only: bool = False,
+        options: Sequence[str] = (),
+        listen: str = "",
         **faults: str,
     ) -> Server:
         if self._kind == BY_NBDKIT:
             words = (f"uri={URL}", *words)
         server = Server(
-            self._kind, self._directory, [*words], luns or [{}], read_only=read_only, **faults
+            self._kind,
+            self._directory,
+            [*words],
+            luns or [{}],
+            read_only=read_only,
+            options=options,
+            listen=listen,
+            **faults,
         )
         self._servers.append(server)
         return server
