@@ -50,6 +50,7 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),
+    "iserblk/nbd/nbdkit.py": "tests/cli/test_nbd.py, with --nbdkit",
     "iserblk/rcap/seam.py": "Protocols; tests/contract/test_queuepair.py",
     "iserblk/rcap/verbs/api.py": "pyverbs' names in one place; tests/rcap/verbs/test_statuses.py",
     "iserblk/rcap/verbs/cm.py": (
