@@ -23,7 +23,7 @@ from iserblk.nbd.kernel.programs import nbdkit_environment
 from tests.cli.commands import COMMAND, bad, environment, good
 from tests.cli.ways import FUSE, WAYS, ended, one_line
 from tests.support.fuse import need_fuse, running_mount
-from tests.support.nbdkit import need, running_nbdkit
+from tests.support.nbdkit import need, running_nbd
 from tests.support.target import END_S, IQN, ROOT, TargetProcess, running_target
 
 GIB = 1 << 30
@@ -276,10 +276,11 @@ def test_a_read_only_lun_through_fuse(url: str, place: Path, rest: None) -> None
         assert (place / "lun1").read_bytes() == b"written once" * 4096
 
 
-def test_a_read_only_lun_through_nbd(url: str, tmp_path: Path, rest: None) -> None:
+@pytest.mark.parametrize("by", ["iserblk", "nbdkit"])
+def test_a_read_only_lun_through_nbd(by: str, url: str, tmp_path: Path, rest: None) -> None:
     nbd = pytest.importorskip("nbd", reason="libnbd's Python module: python3-libnbd")
-    need("nbdkit")
-    with running_nbdkit([f"{url}/1"], tmp_path) as uri:
+    need(*(["nbdkit"] if by == "nbdkit" else []))
+    with running_nbd(by, [f"{url}/1"], tmp_path) as uri:
         client = nbd.NBD()
         client.connect_uri(uri)
         assert client.is_read_only()
@@ -298,10 +299,11 @@ def test_a_read_only_lun_through_nbd(url: str, tmp_path: Path, rest: None) -> No
 # --- the edges of a LUN ------------------------------------------------------------------------
 
 
-def test_edges_through_nbd(url: str, files: Path, tmp_path: Path, rest: None) -> None:
+@pytest.mark.parametrize("by", ["iserblk", "nbdkit"])
+def test_edges_through_nbd(by: str, url: str, files: Path, tmp_path: Path, rest: None) -> None:
     nbd = pytest.importorskip("nbd", reason="libnbd's Python module: python3-libnbd")
-    need("nbdkit")
-    with running_nbdkit([f"{url}/0"], tmp_path) as uri:
+    need(*(["nbdkit"] if by == "nbdkit" else []))
+    with running_nbd(by, [f"{url}/0"], tmp_path) as uri:
         client = nbd.NBD()
         client.connect_uri(uri)
         client.set_strict_mode(0)  # let the server judge

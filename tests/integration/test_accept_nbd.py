@@ -1,11 +1,12 @@
-"""Through NBD: nbdkit with our plugin, and the usual NBD clients."""
+"""Through NBD, by our own server and by nbdkit with our plugin, and with the usual NBD clients."""
 
 from __future__ import annotations
 
 import json
 import random
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,52 @@ import pytest
 
 from tests.integration.conftest import StartTarget
 from tests.support import fio
-from tests.support.nbdkit import need, run, running_nbdkit
+from tests.support.interop import Record, package
+from tests.support.nbdkit import need, run, running_nbd
 
 KIB = 1024
 MIB = 1 << 20
 
-Start = Callable[..., str]
+OURS = {"iserblk": "iserblk nbd", "nbdkit": "nbdkit plugin"}
+TRANSPORT = "NBD, Unix socket; iSER, software iWARP"
+
+
+class Start:
+    """``export(spec, …)`` → NBD URI of a fresh target's LUNs. ``by``: the server."""
+
+    def __init__(self, by: str, start_target: StartTarget, place: Path, stack: ExitStack) -> None:
+        self.by = by
+        self._start_target = start_target
+        self._place = place
+        self._stack = stack
+
+    def __call__(self, *specs: str, parameters: tuple[str, ...] = ()) -> str:
+        url = self._start_target(*specs).url
+        running = running_nbd(self.by, [url], self._place, parameters=parameters)
+        return self._stack.enter_context(running)
+
+    def passed(self, record: Record, peer: str, source: str, ran: str) -> None:
+        """A row of docs/interop.md. ``source``: the package of ``peer``."""
+        record(
+            ours=OURS[self.by],
+            peer=peer,
+            version=package(source),
+            transport=TRANSPORT,
+            ran=ran,
+        )
+
+
+@pytest.fixture(params=["iserblk", "nbdkit"])
+def by(request: pytest.FixtureRequest) -> str:
+    if request.param == "nbdkit":
+        need("nbdkit")
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def export(start_target: StartTarget, tmp_path: Path) -> Iterator[Start]:
-    """``export(spec, …)`` → NBD URI of a fresh target's LUNs."""
-    need("nbdkit")
+def export(by: str, start_target: StartTarget, tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
-
-        def start(*specs: str, parameters: tuple[str, ...] = ()) -> str:
-            url = start_target(*specs).url
-            return stack.enter_context(running_nbdkit([url], tmp_path, parameters=parameters))
-
-        yield start
+        yield Start(by, start_target, tmp_path, stack)
 
 
 def connect(uri: str) -> Any:
@@ -43,7 +71,9 @@ def connect(uri: str) -> Any:
 
 
 @pytest.mark.parametrize("crc", ["yes", "no"])
-def test_512_mib_of_random_data_in_and_out(export: Start, tmp_path: Path, crc: str) -> None:
+def test_512_mib_of_random_data_in_and_out(
+    export: Start, tmp_path: Path, crc: str, record: Record
+) -> None:
     need("nbdcopy", "qemu-img", "cmp")
     source, copy = tmp_path / "source", tmp_path / "copy"
     with source.open("wb") as file:
@@ -65,9 +95,11 @@ def test_512_mib_of_random_data_in_and_out(export: Start, tmp_path: Path, crc: s
         check=False,
     )
     assert found.returncode == 1 and "mismatch" in found.stdout
+    ran = f"512 MiB by nbdcopy to the LUN and back, qemu-img compare; mpa-crc={crc}"
+    export.passed(record, "nbdcopy, qemu-img", "libnbd-bin", ran)
 
 
-def test_what_nbdinfo_shows(export: Start, tmp_path: Path) -> None:
+def test_what_nbdinfo_shows(export: Start, tmp_path: Path, record: Record) -> None:
     need("nbdinfo")
     (tmp_path / "other").write_bytes(bytes(MIB))
     uri = export("lun:size=64M", "other:ro")
@@ -83,6 +115,8 @@ def test_what_nbdinfo_shows(export: Start, tmp_path: Path) -> None:
     assert second["export-size"] == MIB
     assert second["is_read_only"] is True
     assert second["can_trim"] is second["can_zero"] is False
+    ran = "nbdinfo --json and --list of two exports, one of them read-only"
+    export.passed(record, "nbdinfo", "libnbd-bin", ran)
 
 
 Span = tuple[int, int, bool]  # from, to, whether data is there
@@ -117,7 +151,9 @@ def qemu_map(uri: str) -> list[Span]:
     )
 
 
-def test_maps_agree_with_what_was_written_trimmed_and_zeroed(export: Start, tmp_path: Path) -> None:
+def test_maps_agree_with_what_was_written_trimmed_and_zeroed(
+    export: Start, tmp_path: Path, record: Record
+) -> None:
     need("nbdinfo", "qemu-img")
     uri = export("lun:size=256M")
     empty = [(0, 256 * MIB, False)]
@@ -157,6 +193,74 @@ def test_maps_agree_with_what_was_written_trimmed_and_zeroed(export: Start, tmp_
                 file.seek(start)
                 file.write(b"x" * (stop - start))
     assert "identical" in run("qemu-img", "compare", "-f", "raw", "-F", "raw", model, uri)
+    ran = "nbdinfo --map, qemu-img map: holes and data as written, trimmed and zeroed"
+    export.passed(record, "nbdinfo, qemu-img", "qemu-utils", ran)
+
+
+def test_qemu_img_writes_and_finds_no_difference(
+    export: Start, tmp_path: Path, record: Record
+) -> None:
+    """An image with holes, and back into a file of another format."""
+    need("qemu-img")
+    image, back = tmp_path / "image", tmp_path / "back.qcow2"
+    with image.open("wb") as file:
+        file.truncate(64 * MIB)
+        for at in (0, 5 * MIB + 512, 63 * MIB):
+            file.seek(at)
+            file.write(random.Random(at).randbytes(MIB))
+    uri = export("lun:size=64M")
+    run("qemu-img", "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw", image, uri)
+    run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", uri, back)
+    for other, kind in ((uri, "raw"), (back, "qcow2")):
+        words = ("qemu-img", "compare", "-f", "raw", "-F", kind, image, other)
+        assert "identical" in run(*words)
+    ran = "qemu-img convert of 64 MiB with holes to the LUN and back, 16 coroutines, compare"
+    export.passed(record, "qemu-img", "qemu-utils", ran)
+
+
+def test_qemu_io(export: Start, record: Record) -> None:
+    need("qemu-io")
+    uri = export("lun:size=16M")
+
+    def does(*commands: str) -> str:
+        return run(
+            "qemu-io", "-f", "raw", *[word for each in commands for word in ("-c", each)], uri
+        )
+
+    does("write -P 5 0 1M", "write -f -P 6 1M 64k", "write -P 7 4095 3", "flush")
+    does("write -z 512k 100k", "write -z -u 2M 1M", "discard 3M 1M", "aio_flush")
+    said = does(
+        "read -P 5 4098 500k", "read -P 7 4095 3", "read -P 0 512k 100k", "read -P 6 1M 64k"
+    )
+    assert "Pattern verification failed" not in said
+    does(*(f"aio_write -P {number} {number}M 1M" for number in range(16)), "aio_flush")
+    assert "failed" not in does(*(f"read -P {number} {number}M 1M" for number in range(16)))
+    ran = (
+        "qemu-io: write, write -f, write -z with and without -u, discard, aio_write, flush, read -P"
+    )
+    export.passed(record, "qemu-io", "qemu-utils", ran)
+
+
+def test_nbdsh(export: Start, record: Record) -> None:
+    pytest.importorskip("nbd", reason="not installed: python3-libnbd")
+    uri = export("lun:size=16M")
+    nbdsh = (sys.executable, "-m", "nbd")  # as the program does, with the python3 of PATH
+    script = """
+assert h.get_structured_replies_negotiated()
+h.pwrite(b"nbdsh" * 100, 123, nbd.CMD_FLAG_FUA)
+assert h.pread(500, 123) == b"nbdsh" * 100
+h.zero(100, 200)
+assert h.pread(100, 200) == bytes(100)
+h.trim(8192, 8192)
+h.cache(4096, 0)
+h.flush()
+entries = []
+h.block_status(16 << 20, 0, lambda context, offset, found, error: entries.extend(found))
+print(sum(entries[::2]))
+"""
+    assert run(*nbdsh, "--base-allocation", "-u", uri, "-c", script).strip() == str(16 * MIB)
+    ran = "nbdsh: write with FUA, read, zero, trim, cache, flush, block status"
+    export.passed(record, "nbdsh", "python3-libnbd", ran)
 
 
 def test_zeroes_that_must_stay_allocated_read_as_zeroes(export: Start) -> None:
@@ -169,23 +273,25 @@ def test_zeroes_that_must_stay_allocated_read_as_zeroes(export: Start) -> None:
     assert content == b"x" * MIB + bytes(2 * MIB) + b"x" * MIB
 
 
-def test_fio_verifies_what_it_wrote(export: Start) -> None:
+def test_fio_verifies_what_it_wrote(export: Start, record: Record) -> None:
     """Sixteen connections at depth 32, mixed sizes, each in its own region."""
     need("fio")
     if "nbd" not in run("fio", "--enghelp").split():
         pytest.skip("this fio has no nbd engine (built without libnbd)")
     uri = export(f"lun:size={fio.JOBS * 16}M")
     fio.verify("--ioengine=nbd", f"--uri={uri}", region=16 * MIB)
+    ran = "fio verify, sixteen connections at depth 32, blocks of 512 bytes to 1 MiB"
+    export.passed(record, "fio, engine nbd", "fio", ran)
 
 
 def test_a_killed_target_is_an_error_for_the_client(
-    start_target: StartTarget, tmp_path: Path
+    start_target: StartTarget, tmp_path: Path, by: str
 ) -> None:
-    """Reads and writes fail with EIO, nbdkit lives, and ends when it is told to."""
-    need("nbdkit")
+    """Reads and writes fail with EIO, the server lives, and ends when it is told to."""
     nbd = pytest.importorskip("nbd", reason="not installed: python3-libnbd")
     running = start_target("lun:size=16M")
-    with running_nbdkit([f"{running.url}?io-timeout=1"], tmp_path) as uri:
+    # At the end the flush fails, which our server tells by its status, too.
+    with running_nbd(by, [f"{running.url}?io-timeout=1"], tmp_path, status=1) as uri:
         client = connect(uri)
         client.pwrite(b"x" * 4096, 0)
         running.kill()

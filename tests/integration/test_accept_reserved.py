@@ -15,7 +15,7 @@ import pytest
 from tests.cli.commands import bad, good, serving
 from tests.integration.conftest import StartTarget
 from tests.support.fuse import need_fuse, running_mount
-from tests.support.nbdkit import need, run, running_nbdkit
+from tests.support.nbdkit import need, run, running_nbd
 
 MIB = 1 << 20
 LUN = f"lun:size={4 * MIB}"
@@ -31,12 +31,12 @@ def through(front_end: str, url: str, place: Path) -> Iterator[list[str]]:
         with running_mount([url], place / "luns") as mounted:
             yield ["raw", str(mounted / "lun0")]
     else:
-        with running_nbdkit([url], place) as uri:
+        with running_nbd(front_end, [url], place) as uri:
             yield ["raw", uri]
 
 
 @pytest.mark.parametrize("scheme", ["iser", "iscsi"])
-@pytest.mark.parametrize("front_end", ["fuse", "nbd"])
+@pytest.mark.parametrize("front_end", ["fuse", "iserblk", "nbdkit"])
 def test_others_are_kept_off(
     start_target: StartTarget, tmp_path: Path, front_end: str, scheme: str
 ) -> None:

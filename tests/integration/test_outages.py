@@ -20,7 +20,7 @@ from tests.integration.conftest import StartTarget
 from tests.support import fio
 from tests.support.faults.proxy import FaultProxy
 from tests.support.fuse import need_fuse, running_mount
-from tests.support.nbdkit import need, run, running_nbdkit
+from tests.support.nbdkit import need, run, running_nbd
 from tests.support.outages import Outages, Restarted, one_portal_at_a_time
 from tests.support.target import TargetProcess
 
@@ -29,7 +29,8 @@ REGION = MIB  # per job of fio
 SPEC = f"lun:size={fio.JOBS * REGION // MIB}M:volatile-cache=64M"
 SHORT_S, LONG_S = 6.0, 120.0
 UP_S, DOWN_S = 1.0, 0.3
-FRONT_ENDS = ("nbd", "fuse")
+NBD = ("iserblk", "nbdkit")
+FRONT_ENDS = (*NBD, "fuse")
 
 
 @contextmanager
@@ -37,11 +38,11 @@ def front_end(
     kind: str, urls: list[str], place: Path, options: tuple[str, ...] = ()
 ) -> Iterator[list[str]]:
     """The options of fio for this front-end."""
-    if kind == "nbd":
-        need("nbdkit", "fio")
+    if kind in NBD:
+        need("fio", *(["nbdkit"] if kind == "nbdkit" else []))
         if "nbd" not in run("fio", "--enghelp").split():
             pytest.skip("this fio has no nbd engine (built without libnbd)")
-        with running_nbdkit(urls, place, parameters=options) as uri:
+        with running_nbd(kind, urls, place, parameters=options) as uri:
             yield ["--ioengine=nbd", f"--uri={uri}"]
     else:
         need_fuse()
@@ -157,10 +158,10 @@ def requests(
 ) -> Iterator[tuple[dict[str, Io], type[Exception]]]:
     """The kinds of request, and the exception that a failed one raises, which has an ``errno``."""
     block = b"r" * 4096
-    if kind == "nbd":
-        need("nbdkit")
+    if kind in NBD:
+        need(*(["nbdkit"] if kind == "nbdkit" else []))
         nbd = pytest.importorskip("nbd", reason="not installed: python3-libnbd")
-        with running_nbdkit(urls, place, parameters=(f"io-timeout={io_timeout}",)) as uri:
+        with running_nbd(kind, urls, place, parameters=(f"io-timeout={io_timeout}",)) as uri:
             client = nbd.NBD()
             client.connect_uri(uri)
             yield (

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_outages import FRONT_ENDS, REGION, front_end, report, verify_for
+from tests.integration.test_outages import (
+    FRONT_ENDS,
+    NBD,
+    REGION,
+    front_end,
+    report,
+    verify_for,
+)
 from tests.support import fio
 from tests.support.faults.behaviours import Gate
 from tests.support.outages import Outages
@@ -56,8 +63,9 @@ def _swallowed(seconds: float, place: Path, kind: str, capsys: pytest.CaptureFix
            f"longest pause {slowest:.2f} s")  # fmt: skip
 
 
-def test_black_hole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _swallowed(SHORT_S, tmp_path, "nbd", capsys)
+@pytest.mark.parametrize("kind", NBD)
+def test_black_hole(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _swallowed(SHORT_S, tmp_path, kind, capsys)
 
 
 @pytest.mark.long

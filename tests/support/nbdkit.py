@@ -1,9 +1,11 @@
-"""nbdkit with our plugin, in the foreground."""
+"""NBD servers in the foreground: nbdkit with our plugin, and our own."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from tests.support.target import END_S, ROOT
 from tests.support.until import until_blocking
 
+OURS = [sys.executable, "-m", "iserblk.cli", "nbd"]
 PLUGIN = ROOT / "nbd_plugin" / "iserblk.py"
 
 
@@ -56,6 +59,46 @@ def running_nbdkit(
             process.kill()
             process.wait()
     assert process.returncode == 0, log.read_text()
+
+
+@contextmanager
+def running_nbd(
+    by: str,
+    urls: list[str],
+    directory: Path,
+    parameters: tuple[str, ...] = (),
+    status: int = 128 + signal.SIGTERM,
+) -> Iterator[str]:
+    """The same by ``by``: nbdkit, or iserblk (our server), which must go with ``status``.
+    ``parameters``: URL options, name=value."""
+    if by == "nbdkit":
+        with running_nbdkit(urls, directory, parameters=parameters) as uri:
+            yield uri
+        return
+    words = [f"--{each}" for each in parameters]
+    log = directory / "nbd.log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*OURS, *urls, "--socket", str(directory / "nbd.sock"), *words],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd=ROOT,
+        )
+    assert process.stdout is not None
+    try:
+        word, _, uri = process.stdout.readline().decode().strip().partition(" ")
+        assert word == "ready", log.read_text()
+        yield uri
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    assert process.returncode == status, log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def run(*words: object) -> str:
