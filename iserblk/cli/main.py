@@ -29,7 +29,7 @@ COMMANDS = {
     "target": "Serve files as LUNs.",
     "discover": "Show the targets that a portal knows, and their portals.",
     "info": "Show identity, size, limits and connection of LUNs.",
-    "nbd": "Export LUNs over NBD, through nbdkit.",
+    "nbd": "Export LUNs over NBD.",
     "attach": "Attach LUNs as block devices, /dev/nbdX.",
     "detach": "Flush and detach block devices.",
     "mount": "Mount LUNs as files, through FUSE.",
