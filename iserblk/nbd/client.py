@@ -206,7 +206,7 @@ class Client:
 
     def give_way(self, starved: bool) -> None:
         """Called from time to time. ``starved``: others wait for memory. A client that has much of
-        it, and has not moved since the last call, is given up then."""
+        it, and hardly moves, is given up then."""
         if self._transmission.hoards() and starved:
             log.warning("%s: let go: others need the memory that it keeps waiting", self.name)
             self._lose()

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MOST_CLIENTS = 256
 LAST_WORDS_S = 5.0  # that a client has for taking replies, when the server ends
 KEEPALIVE_S = 60  # of silence, after which a client's machine is asked for a sign of life
-STALL_S = 10.0  # in which a client has to move something, when others wait for its memory
+STALL_S = 10.0  # in which a client has to move LEAST_MOVED, when others wait for its memory
 _ACCEPT_PAUSE_S = 0.1  # when the process has no descriptor left
 
 

@@ -42,6 +42,7 @@ from iserblk.nbd.messages import Negotiated
 
 SMALL = 64 << 10  # bytes of a write's data that stays where it was received
 MOST_REQUESTS = 1024  # of a client, not answered
+LEAST_MOVED = 1 << 20  # bytes, from one call of ``hoards`` to the next
 _STEP = 4096  # bytes received behind the data of a large write: all of them are copied
 _ROOM = 8192  # with less room in a chunk the next one is taken
 _MOST_STATUS_PAYLOAD = 256  # bytes
@@ -149,7 +150,8 @@ class Transmission:
         self._used = 0  # bytes
         self._leaving: deque[Request | None] = deque()  # whose memory the buffers of ``out`` are
         self._lost = False  # nothing is sent any more
-        self._moves = self._moves_seen = 0  # receives and sends that moved something
+        self._moved = self._moved_before = 0  # bytes, now and at the last call of ``hoards``
+        self._slow = 0  # calls in a row
         self._extended = negotiated.extended
         self._header = nbd.EXTENDED_REQUEST if self._extended else nbd.REQUEST
         self._magic = nbd.EXTENDED_REQUEST_MAGIC if self._extended else nbd.REQUEST_MAGIC
@@ -220,7 +222,7 @@ class Transmission:
         """So many bytes are in the buffers, at least one. Returns the requests that are complete,
         with the memory that they need; refused ones have been answered. Raises RemoteProtocolError:
         what came with the breach is dropped, and nothing more is received."""
-        self._moves += 1
+        self._moved += count
         large = self._large
         if large is not None:
             into = min(count, large.length - self._filled)
@@ -532,7 +534,7 @@ class Transmission:
 
     def sent(self, count: int) -> None:
         """So many bytes of ``out`` have left."""
-        self._moves += 1
+        self._moved += count
         self.out_size -= count
         leaving = self._leaving
         if not self.out_size:
@@ -554,12 +556,16 @@ class Transmission:
             self.out[0] = memoryview(self.out[0])[count:]
 
     def hoards(self) -> bool:
-        """Since the last call no byte has moved, though it is the client's turn: it owes the rest
-        of a write, or does not take replies. And it has more memory than it is guaranteed."""
-        still = self._moves == self._moves_seen
-        self._moves_seen = self._moves
+        """Between the last two calls, and before, less than LEAST_MOVED has moved, though it was
+        the client's turn: it owes the rest of a write, or does not take replies. And it has more
+        memory than it is guaranteed."""
+        moved, self._moved_before = self._moved - self._moved_before, self._moved
         its_turn = self._large is not None or self.out_size > 0
-        return still and its_turn and self._used > GUARANTEED
+        if moved < LEAST_MOVED and its_turn and self._used > GUARANTEED:
+            self._slow += 1  # the first time its turn may have come a moment ago
+        else:
+            self._slow = 0
+        return self._slow > 1
 
     def discard(self) -> None:
         """Nothing more is sent, and nothing received: the connection is over. What is open ends as

@@ -18,6 +18,7 @@ from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CHUNK, CLIENT_BYTES, GUARANTEED, LEAST, Memory, size_of
 from iserblk.nbd.messages import Negotiated
 from iserblk.nbd.transmission import (
+    LEAST_MOVED,
     MOST_REQUESTS,
     SMALL,
     STATUS_COST,
@@ -874,32 +875,34 @@ def test_a_client_that_ends_wakes_those_that_wait(end: str) -> None:
 
 
 def test_a_client_that_stalls_with_much_memory_hoards(server: Server) -> None:
-    transmission, size = server.transmission, GUARANTEED + 1
+    transmission, size = server.transmission, LEAST_MOVED + GUARANTEED + 10
     data = server.write(bytes(size))
-    server.feed(data[:-2])
-    assert not transmission.hoards()  # it has moved since there was a first look
-    assert transmission.hoards() and transmission.hoards()
-    server.feed(data[-2:-1])
-    assert not transmission.hoards() and transmission.hoards()
+    server.feed(data[:1000])
+    assert not transmission.hoards()  # its turn may have come a moment ago
+    assert transmission.hoards()
+    server.feed(data[1000:1010])
+    assert transmission.hoards()  # a byte now and then does not help
+    server.feed(data[1010:-1])
+    assert not transmission.hoards()
     (found,) = server.feed(data[-1:])
-    for _ in range(2):
+    for _ in range(3):
         assert not transmission.hoards()  # it is the disk's turn
     transmission.reply(found)
     server.send()
     (found,) = server.feed(server.request(READ, length=size))
     transmission.reply(found)
     assert not transmission.hoards() and transmission.hoards()
-    server.send(1)
-    assert not transmission.hoards() and transmission.hoards()
+    server.send(LEAST_MOVED)
+    assert not transmission.hoards() and not transmission.hoards() and transmission.hoards()
     server.send()
-    for _ in range(2):
+    for _ in range(3):
         assert not transmission.hoards()
     server.at_rest()
 
 
 def test_little_memory_is_no_hoard(server: Server) -> None:
     server.feed(server.write(bytes(GUARANTEED))[:-1])
-    for _ in range(2):
+    for _ in range(3):
         assert not server.transmission.hoards()
 
 
