@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import socket
@@ -20,6 +21,7 @@ from iserblk.waiting.descriptors import signals_noted
 
 log = logging.getLogger(__name__)
 
+_SIZES_S = 10.0
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -34,13 +36,16 @@ def serve(
     tls: Tls = Tls.OFF,
     context: ssl.SSLContext | None = None,
     until_unused: bool = False,
+    resized: Callable[[str, int], None] | None = None,
 ) -> int:
     """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM or SIGINT; with
     ``until_unused`` also until the last client has gone. Then what was received is answered, and
     everything is flushed; a second signal ends that. Returns the number of the signal, or 0.
 
     ``ready`` is called once clients can connect, ``stopping`` at the first signal, both in the trio
-    loop. Raises IserblkError when the LUNs cannot be opened, or the last flush failed.
+    loop. ``resized`` is called, in another thread, with the name of an export and its new size in
+    bytes; the target is asked for the size every ten seconds. Raises IserblkError when the LUNs
+    cannot be opened, or the last flush failed.
     """
     busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
     failed: list[str] = []
@@ -64,6 +69,18 @@ def serve(
             await server.wait_unused()
             stop.set()
 
+        async def watch_sizes(exports: Mapping[str, Export]) -> None:
+            assert resized is not None
+            known = {name: export.size for name, export in exports.items()}
+            while True:
+                await trio.sleep(_SIZES_S)
+                for name, export in exports.items():
+                    with contextlib.suppress(IserblkError):  # a lost target is asked again
+                        await export.disk.refresh()
+                    if export.size != known[name]:
+                        known[name] = export.size
+                        await trio.to_thread.run_sync(resized, name, export.size)
+
         with trio.open_signal_receiver(*_ENDING) as signals:
             if early:
                 return early[0]
@@ -77,6 +94,8 @@ def serve(
                     async with server.serving(sockets):
                         if until_unused:
                             nursery.start_soon(end_when_unused, server)
+                        if resized is not None:
+                            nursery.start_soon(watch_sizes, exports)
                         is_ready = True
                         ready()
                         await stop.wait()
