@@ -100,8 +100,8 @@ ALLOWED: dict[str, set[str]] = {
         *("nbd.exports", "nbd.handshake", "nbd.server"),
     },
     "nbd.kernel": {
-        *("errors", "background", "credentials", "metrics", "url"),
-        *("nbd.listening", "nbd.serving"),
+        *("errors", "background", "credentials", "metrics"),
+        *("nbd.messages", "nbd.listening", "nbd.serving"),
     },
     "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
     "target.store": {"errors", "files"},

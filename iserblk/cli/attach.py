@@ -19,7 +19,7 @@ from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.nbd.kernel import device
-from iserblk.nbd.kernel.attaching import Lun, attach, check_system
+from iserblk.nbd.kernel.attaching import Lun, attach, check_system, replace
 from iserblk.nbd.kernel.detaching import detach
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.server import Server
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 PLACES = Places()
 _LOOK_S = 1.0  # how often an attach in the foreground checks for a signal
+_ENDING_S = 1.0  # between the end of a server and that of its device, when a process detaches it
 
 
 @click.command("attach")
@@ -60,6 +61,12 @@ _LOOK_S = 1.0  # how often an attach in the foreground checks for a signal
     is_flag=True,
     help="Serve by nbdkit with the plugin of iserblk, 16 requests at once on each connection.",
 )
+@click.option(
+    "--replace",
+    "to_replace",
+    is_flag=True,
+    help="If the LUN is attached at /dev/nbdX already, give the device a new server.",
+)
 @json_option
 @connection_options
 def command(
@@ -68,6 +75,7 @@ def command(
     words: tuple[str, ...],
     connections: int,
     by_nbdkit: bool,
+    to_replace: bool,
     as_json: bool,
     **options: str | None,
 ) -> None:
@@ -87,26 +95,32 @@ def command(
     wanted = [device.find(path, PLACES) for path in paths]
     if len(set(wanted)) < len(wanted):
         raise BadArgument("one device is named twice")
-    luns = _find(urls, given, by_nbdkit)
+    if to_replace and not wanted:
+        raise BadArgument("--replace: name the device: iserblk attach --replace URL /dev/nbdX")
+    luns = _find(urls, given, by_nbdkit, to_replace)
     if wanted and len(wanted) != len(luns):
         raise BadArgument(
             f"{len(luns)} LUNs for {len(wanted)} device(s): name one LUN per device "
             "(iser://HOST/TARGET-IQN/LUN), or leave the devices out"
         )
+    served: list[tuple[Device, Lun]] = []
     attached: list[Device] = []
     try:
         for index, lun in enumerate(luns):
             at = wanted[index] if wanted else None
-            attached.append(attach(lun, at, connections, PLACES))
+            if at is None or not (to_replace and replace(lun, at)):
+                at = attach(lun, at, connections, PLACES)
+                attached.append(at)
+            served.append((at, lun))
         told = _listen() if foreground else []
-        _say(luns, attached, as_json)
+        _say(served, as_json)
         if foreground:
             tell_systemd("READY=1")
     except BaseException:
-        _undo(attached)
+        _undo(attached)  # what was attached before stays, whatever its server is now
         raise
     if foreground:
-        _stay(attached, told)
+        _stay(dict(served), told)
 
 
 def _options(lists: Sequence[str]) -> dict[str, str]:
@@ -124,11 +138,21 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _find(urls: Sequence[str], given: Mapping[str, str], by_nbdkit: bool) -> list[Lun]:
+def _find(
+    urls: Sequence[str], given: Mapping[str, str], by_nbdkit: bool, in_use: bool
+) -> list[Lun]:
     """Log in, and find the LUNs that the URLs mean. Errors are found here, before anything is
-    started."""
-    with open_disks(urls, given) as disks:
+    started. ``in_use``: another process of ours may have reserved them."""
+    looked = [_without_reservation(text) for text in urls] if in_use else urls
+    options = {name: value for name, value in given.items() if not in_use or name != "reserve"}
+    with open_disks(looked, options) as disks:
         return [_lun(urls, given, disk.info, by_nbdkit) for disk in disks.disks.values()]
+
+
+def _without_reservation(text: str) -> str:
+    head, _, query = text.partition("?")
+    words = [word for word in query.split("&") if word and not word.startswith("reserve=")]
+    return f"{head}?{'&'.join(words)}" if words else head
 
 
 def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit: bool) -> Lun:
@@ -141,10 +165,15 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit
             paths.append(f"{head}{number}{question}{query}")
     io_timeout = max(address.options.io_timeout for address in settle(paths, given))
     shown = parse_url(paths[0]).redacted()
-    return Lun(paths, shown, given, io_timeout, info.size, info.block_size, by_nbdkit)
+    return Lun(paths, shown, given, io_timeout, info.size, info.block_size, _name(info), by_nbdkit)
 
 
-def _say(luns: Sequence[Lun], attached: Sequence[Device], as_json: bool) -> None:
+def _name(info: LunInfo) -> str:
+    """Names the LUN, whatever the path to it; by the target, where the LUN has no identifier."""
+    return " ".join(info.identifiers) or f"{info.target.lower()}/{info.lun} {info.serial}".rstrip()
+
+
+def _say(served: Sequence[tuple[Device, Lun]], as_json: bool) -> None:
     if as_json:
         found = [
             {
@@ -153,12 +182,12 @@ def _say(luns: Sequence[Lun], attached: Sequence[Device], as_json: bool) -> None
                 "size": lun.size,
                 "block_size": lun.block_size,
             }
-            for lun, device in zip(luns, attached, strict=True)
+            for device, lun in served
         ]
         print_json({"devices": found})
     else:
-        for each in attached:
-            click.echo(f"ready {each.path}")
+        for device, _ in served:
+            click.echo(f"ready {device.path}")
     sys.stdout.flush()
 
 
@@ -186,34 +215,40 @@ def _listen() -> list[int]:
     return told
 
 
-def _stay(attached: Sequence[Device], told: Sequence[int]) -> None:
-    """Wait until other processes have detached every device; after a signal, detach them here.
-    Raises IserblkError when a server died."""
-    left = list(attached)
+def _stay(served: Mapping[Device, Lun], told: Sequence[int]) -> None:
+    """Wait until other processes have detached every device; after a signal, detach them here. A
+    server that died gets a successor. Raises IserblkError when that cannot serve."""
+    left = dict(served)
     while left and not told:
-        for each in list(left):
+        for each, lun in list(left.items()):
             with Server(Home(each)) as server:
-                if server.ended(0 if told else _LOOK_S / len(left)):
-                    left.remove(each)
-                    _bereaved(each)
+                ended = server.ended(0 if told else _LOOK_S / len(left))
+            if ended and not told and not _has_successor(each, lun):
+                del left[each]
     tell_systemd("STOPPING=1")
     for each in left:
         _detach_when_unused(each, told)
 
 
-def _bereaved(each: Device) -> None:
+def _has_successor(each: Device, lun: Lun) -> bool:
     """Called when the device's server has ended: because another process is detaching the device,
-    or because the server died. Raises IserblkError if it died."""
-    home = Home(each)
-    deadline = time.monotonic() + 2.0
-    while home.is_ours() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if home.is_ours():
-        try:
-            detach(each)
-        except Busy as error:
-            raise IserblkError(f"the server has died; {error}") from None
-        raise IserblkError(f"{each.path}: detached, as its server has died")
+    or replacing the server, or because the server died. False: the device is detached. Raises
+    IserblkError when a server that died could get no successor."""
+    deadline = time.monotonic() + _ENDING_S
+    while Home(each).is_ours():
+        with Server(Home(each)) as server:
+            if not server.ended():
+                return True
+        if time.monotonic() > deadline:
+            try:
+                if replace(lun, each):
+                    log.warning("%s: its server has died; it has a new one", each.path)
+            except Busy:  # a detach or another replace is under way
+                deadline = time.monotonic() + _ENDING_S
+            except IserblkError as error:
+                raise IserblkError(f"{each.path}: its server has died; {error}") from None
+        time.sleep(_ENDING_S / 20)
+    return False
 
 
 def _detach_when_unused(each: Device, told: Sequence[int]) -> None:

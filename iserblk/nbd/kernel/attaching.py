@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from iserblk.errors import Busy
+from iserblk.errors import BadArgument, Busy
 from iserblk.nbd.kernel import client, device, server
-from iserblk.nbd.kernel.detaching import clear
+from iserblk.nbd.kernel.detaching import PATIENCE_S, clear
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.programs import nbdkit_program
 from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 
-_CLIENT_S = 15.0  # nbd-client takes milliseconds
-
 
 @dataclass(slots=True, frozen=True)
 class Lun:
     """The LUN to attach. ``urls``: its paths; ``url``: for messages, without user info and options;
     ``options``: for all of ``urls``; ``io_timeout``: seconds; ``size``, ``block_size``: bytes;
-    ``by_nbdkit``: which server serves it."""
+    ``name``: the same for all paths to the LUN, and for no other; ``by_nbdkit``: which server
+    serves it."""
 
     urls: Sequence[str]
     url: str
@@ -32,6 +32,7 @@ class Lun:
     io_timeout: float
     size: int
     block_size: int
+    name: str
     by_nbdkit: bool = False
 
 
@@ -41,7 +42,6 @@ def check_system(places: Places, *, by_nbdkit: bool = False) -> None:
     device.need_root()
     if by_nbdkit:
         nbdkit_program()
-    client.nbd_client()
     device.need_module(places)
 
 
@@ -86,10 +86,50 @@ def _try(home: Home, lun: Lun, connections: int) -> bool:
 
 def _connect(home: Home, lun: Lun, connections: int) -> None:
     with _or_nothing(home):
-        home.make(State(lun.url, lun.io_timeout, home.device.changed()))
+        changed = home.device.changed()
+        state = State(
+            lun.url, lun.io_timeout, changed, lun.name, connections, by_nbdkit=lun.by_nbdkit
+        )
+        home.make(state)
         server.start(home, lun.urls, lun.options, by_nbdkit=lun.by_nbdkit)
-        client.connect(home, lun.block_size, connections, lun.io_timeout)
+        client.connect(home, lun.block_size, state)
         client.wait_until_usable(home.device, lun.size)
+
+
+def replace(lun: Lun, wanted: Device) -> bool:
+    """Give the device ``wanted`` a new server for ``lun``, the LUN that is attached there. Requests
+    wait meanwhile. False: we have attached nothing there; nothing is changed.
+
+    The old server, if it still runs, answers what it has received, flushes and ends (nbdkit is
+    killed). Then its successor starts: it takes over the place of the metrics and the reservation.
+    Raises BadArgument
+    when another LUN is attached there, or the LUN is smaller than the device; Busy when another
+    attach or detach is under way; IserblkError when the successor cannot serve: requests wait for
+    some time, then fail, until another replace succeeds.
+    """
+    with locked(wanted) as home:
+        if not home.is_ours():
+            return False
+        state = home.state()
+        if lun.name != state.backend:
+            raise BadArgument(f"{wanted.path}: {state.url} is attached there, and {lun.url} is "
+                              "another LUN")  # fmt: skip
+        if lun.size < wanted.size:
+            raise BadArgument(f"{wanted.path}: {lun.url} has shrunk to {lun.size} bytes from "
+                              f"{wanted.size}: detach it, and attach it anew")  # fmt: skip
+        with server.Server(home) as old:
+            if state.by_nbdkit:
+                old.kill()  # told to end, it would wait for the kernel to disconnect
+            elif not old.end(state.io_timeout + PATIENCE_S):
+                log.warning("%s: its server did not end in time, and was killed", wanted.path)
+        state = dataclasses.replace(
+            state, url=lun.url, io_timeout=lun.io_timeout, by_nbdkit=lun.by_nbdkit
+        )
+        home.change(state)
+        server.start(home, lun.urls, lun.options, by_nbdkit=lun.by_nbdkit)
+        client.replace(home, state)
+        client.wait_until_usable(wanted, lun.size)
+    return True
 
 
 @contextlib.contextmanager
@@ -107,7 +147,6 @@ def _clear_dead(home: Home) -> None:
     the device of a dead server."""
     if not home.exists():
         return
-    server.let_clients_finish(home, _CLIENT_S)
     with server.Server(home) as running:
         if not home.device.client:
             log.info("%s: cleaning up after an attach that was killed", home.device.path)

@@ -1,30 +1,31 @@
-"""Runs nbd-client, which connects a device of the kernel to its server, and disconnects it."""
+"""Connects a device of the kernel to its server, gives it another server, and disconnects it."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from iserblk.errors import IserblkError
+from iserblk.errors import BadArgument, IserblkError
 from iserblk.nbd.kernel.device import Device
-from iserblk.nbd.kernel.programs import last_line, program, signals_held
-from iserblk.nbd.kernel.state import Home
+from iserblk.nbd.kernel.links import Link, kept, open_links
+from iserblk.nbd.kernel.netlink import KernelClient, Netlink, Settings
+from iserblk.nbd.kernel.programs import program, signals_held
+from iserblk.nbd.kernel.state import Home, State, write_pid
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 30.0  # for one run of nbd-client, which normally takes milliseconds
+KERNEL: KernelClient = Netlink()
 _USABLE_S = 10.0  # until the kernel shows the size
 _SETTLE_S = 15
+_UDEVADM_S = 30.0
+_TAKEN_S = 15.0  # until the kernel has noticed that the old connections are dead
+_POLL_S = 0.02
 _BLOCKS = (512, 1024, 2048, 4096)  # block sizes that the kernel's client supports, in bytes
-
-# The shell writes its process id to a file, then becomes nbd-client, which keeps that id.
-_REMEMBER = 'echo $$ >"$1"; shift; exec "$@"'
-
-
-def nbd_client() -> str:
-    return program("nbd-client", "the package nbd-client")
 
 
 def kernel_timeout(io_timeout: float) -> int:
@@ -38,17 +39,111 @@ def kernel_timeout(io_timeout: float) -> int:
     return int(2 * io_timeout) + 30
 
 
-def connect(home: Home, block_size: int, connections: int, io_timeout: float) -> None:
+def dead_timeout(io_timeout: float) -> int:
+    """Seconds for which requests wait while there is no server. Its successor has to start, and may
+    wait for the target as long as a request may."""
+    return int(io_timeout) + 30
+
+
+def connect(home: Home, block_size: int, state: State) -> None:
     """Connect the device of ``home`` to its server. ``block_size``: bytes. Raises IserblkError; the
     device is then not connected, or another process has connected it (``home.is_ours``)."""
-    words = [nbd_client(), "-unix", str(home.socket), str(home.device.path), "-name", ""]
-    words += ["-block-size", str(min(block_size, _BLOCKS[-1]))]
-    words += ["-connections", str(connections), "-timeout", str(kernel_timeout(io_timeout))]
-    with signals_held():
-        done = _run(["/bin/sh", "-c", _REMEMBER, "sh", str(home.client_pid), *words])
-    if done.returncode or not home.is_ours():
-        raise IserblkError(f"{home.device.path}: nbd-client could not connect it: "
-                           f"{last_line(done.stderr)}; `dmesg` may say more")  # fmt: skip
+    device = home.device
+    with open_links(home.socket, state.connections) as links, signals_held():
+        write_pid(home.client_pid, os.getpid())
+        settings = Settings(
+            size=links[0].size,
+            block_size=min(block_size, _BLOCKS[-1]),
+            flags=links[0].flags,
+            timeout=kernel_timeout(state.io_timeout),
+            dead_timeout=dead_timeout(state.io_timeout),
+            backend=state.backend,
+            sockets=_descriptors(links),
+        )
+        try:
+            KERNEL.connect(device.index, settings)
+        except OSError as error:
+            raise IserblkError(f"{device.path}: the kernel could not connect it: "
+                               f"{error.strerror}; `dmesg` may say more") from None  # fmt: skip
+
+
+def replace(home: Home, state: State) -> None:
+    """Connect the device of ``home``, whose connections are dead or just about to be, to the server
+    that listens there now. Requests that wait go on then.
+
+    The kernel ignores a socket if it does not know yet of a connection that is dead, and does not
+    say so. Then the socket closes with our descriptor, so we look, and try again. Raises
+    IserblkError when the kernel has taken no socket; with fewer than there were, a warning is
+    logged.
+    """
+    device = home.device
+    left = state.connections
+    deadline = time.monotonic() + _TAKEN_S
+    # The server must not lose its last client meanwhile: it would end.
+    with open_links(home.socket, 1):
+        while left and time.monotonic() < deadline:
+            with open_links(home.socket, left) as links:
+                inodes = {link.inode for link in links}
+                settings = Settings(
+                    size=max(links[0].size, device.size),
+                    timeout=kernel_timeout(state.io_timeout),
+                    dead_timeout=dead_timeout(state.io_timeout),
+                    backend=state.backend,
+                    sockets=_descriptors(links),
+                )
+                reconfigure(device, settings)
+            taken = len(kept(inodes))
+            left -= taken
+            if not taken:
+                time.sleep(_POLL_S)
+    if left == state.connections:
+        raise IserblkError(f"{device.path}: the kernel keeps its old connections; "
+                           "`dmesg` may say more")  # fmt: skip
+    if left:
+        log.warning("%s: %d of %d connections are new", device.path, state.connections - left,
+                    state.connections)  # fmt: skip
+
+
+def reconfigure(device: Device, settings: Settings) -> None:
+    """Raises IserblkError; BadArgument when another LUN is attached there."""
+    try:
+        KERNEL.reconfigure(device.index, settings)
+    except OSError as error:
+        if error.errno == errno.EINVAL and device.backend not in ("", settings.backend):
+            raise BadArgument(f"{device.path}: another LUN is attached there") from None
+        raise IserblkError(f"{device.path}: the kernel could not reconfigure it: "
+                           f"{error.strerror}; `dmesg` may say more") from None  # fmt: skip
+
+
+def resize(home: Home, size: int) -> None:
+    """Tell the kernel that the LUN has grown to ``size`` bytes. A device whose LUN has shrunk stays
+    as large as it was: a file system on it would not survive the change, and a read behind its end
+    fails anyway. Raises IserblkError."""
+    device = home.device
+    if size < device.size:
+        raise IserblkError(f"{device.path}: the LUN has shrunk to {size} bytes from {device.size}")
+    reconfigure(device, Settings(size=size, backend=home.state().backend))
+    log.info("%s: now has %d bytes", device.path, size)
+
+
+def wait_no_more(home: Home) -> None:
+    """Let requests fail at once when there is no connection left. An error is only logged."""
+    try:
+        reconfigure(home.device, Settings(dead_timeout=0, backend=home.state().backend))
+    except IserblkError as error:
+        log.info("%s", error)
+
+
+def disconnect(device: Device) -> None:
+    """Disconnect the device: requests that wait in the kernel fail. An error is only logged."""
+    try:
+        KERNEL.disconnect(device.index)
+    except OSError as error:
+        log.warning("%s: the kernel could not disconnect it: %s", device.path, error.strerror)
+
+
+def _descriptors(links: Sequence[Link]) -> list[int]:
+    return [link.sock.fileno() for link in links]
 
 
 def wait_until_usable(device: Device, size: int) -> None:
@@ -59,33 +154,22 @@ def wait_until_usable(device: Device, size: int) -> None:
         if time.monotonic() > deadline:
             raise IserblkError(f"{device.path}: connected, but the kernel shows {device.size} bytes"
                                f" instead of {size}; `dmesg` may say more")  # fmt: skip
-        time.sleep(0.02)
-    if Path("/run/udev/control").exists():
-        settle = _run([program("udevadm", "udev"), "settle", f"--timeout={_SETTLE_S}"])
-        if settle.returncode:
-            log.info("%s: udev is still busy after %d s", device.path, _SETTLE_S)
+        time.sleep(_POLL_S)
+    if Path("/run/udev/control").exists() and not _settled():
+        log.info("%s: udev is still busy after %d s", device.path, _SETTLE_S)
 
 
-def disconnect(device: Device) -> None:
-    """Disconnect the device: requests that wait in the kernel fail. An error is only logged."""
-    done = _run([nbd_client(), "-d", str(device.path)])
-    if done.returncode:
-        log.warning("%s: nbd-client -d: %s", device.path, last_line(done.stderr))
-
-
-def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program that ends quickly. Raises IserblkError when it has not ended in time."""
+def _settled() -> bool:
+    words = [program("udevadm", "udev"), "settle", f"--timeout={_SETTLE_S}"]
     try:
-        return subprocess.run(
+        done = subprocess.run(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=subprocess.DEVNULL,
             check=False,
-            timeout=_TIMEOUT_S,
+            timeout=_UDEVADM_S,
         )
     except subprocess.TimeoutExpired:
-        raise IserblkError(
-            f"{' '.join(words[-3:])}: still running after {_TIMEOUT_S:g} s"
-        ) from None
+        return False
+    return done.returncode == 0

@@ -10,14 +10,13 @@ import time
 from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import Device
-from iserblk.nbd.kernel.server import Server, let_clients_finish
+from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 20.0  # added to io-timeout, for two steps of task management and a slow machine
+PATIENCE_S = 20.0  # added to io-timeout, for two steps of task management and a slow machine
 _FREE_S = 15.0
-_CLIENT_S = 15.0
 _OPENERS_S = 3.0  # udev opens a device for a moment after each write to it
 _POLL_S = 0.1
 
@@ -32,7 +31,6 @@ def detach(device: Device) -> None:
     that may be lost.
     """
     with locked(device) as home:
-        let_clients_finish(home, _CLIENT_S)
         if not home.is_ours():
             _no_attachment(home)
             return
@@ -71,7 +69,7 @@ def _release(home: Home) -> None:
             if not _free(home, _FREE_S):
                 raise Busy(f"{device.path}: disconnected, but {_names(device)} still has it open; "
                            f"end that, then `iserblk detach {device.path}`")  # fmt: skip
-        if not server.end(home.state().io_timeout + _PATIENCE_S):
+        if not server.end(home.state().io_timeout + PATIENCE_S):
             log.warning("%s: its server did not end in time, and was killed", device.path)
     home.remove()
 
@@ -120,6 +118,9 @@ def _flush(home: Home, claim: int, state: State) -> str:
     """
     device = home.device
     failures: list[str] = []
+    with Server(home) as server:
+        if server.ended():
+            client.wait_no_more(home)
 
     def fsync() -> None:
         try:
@@ -129,7 +130,7 @@ def _flush(home: Home, claim: int, state: State) -> str:
 
     thread = threading.Thread(target=fsync, name="fsync", daemon=True)
     thread.start()
-    patience = state.io_timeout + _PATIENCE_S
+    patience = state.io_timeout + PATIENCE_S
     progress, deadline = device.completed(), time.monotonic() + patience
     while thread.is_alive():
         thread.join(_POLL_S)
@@ -137,6 +138,7 @@ def _flush(home: Home, claim: int, state: State) -> str:
             progress, deadline = device.completed(), time.monotonic() + patience
         elif time.monotonic() > deadline:
             log.warning("%s: no request ended for %g s; killing the server", device.path, patience)
+            client.wait_no_more(home)
             with Server(home) as server:
                 server.kill()
             deadline = time.monotonic() + patience

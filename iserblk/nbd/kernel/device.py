@@ -52,6 +52,16 @@ class Device:
         return int(pid) if pid.isdigit() else 0
 
     @property
+    def index(self) -> int:
+        return int(self.name.removeprefix("nbd"))
+
+    @property
+    def backend(self) -> str:
+        """The name of what is attached, as it was given to the kernel; "": none was given, the
+        device is not connected, or the kernel is older than Linux 5.14."""
+        return self._read("backend")
+
+    @property
     def size(self) -> int:
         """Size in bytes; 0 while the device is not connected."""
         return int(self._read("size") or 0) * SECTOR

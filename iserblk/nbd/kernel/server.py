@@ -39,6 +39,8 @@ def start(
     client. It gets secrets through descriptors that it inherits. It serves metrics unless
     ``options`` say otherwise. Raises IserblkError; a server may still be starting then.
     """
+    for left in (home.server_pid, home.socket):  # of a server that was killed
+        left.unlink(missing_ok=True)
     metrics = default_option(str(home.device.path), home.device.places.run)
     with handed_on(urls, {**metrics, **options}) as handed:
         words = words_of(handed.urls, handed.options)
@@ -141,7 +143,7 @@ class Server:
     def __init__(self, home: Home) -> None:
         pid = read_pid(home.server_pid)
         # nbdkit writes its pid file late, and an attach may have been killed before that.
-        self._processes = _Processes([pid] if pid else _everyone(home), home.socket, servers=True)
+        self._processes = _Processes([pid] if pid else _everyone(home), home.socket)
         self.ended = self._processes.ended
 
     def __enter__(self) -> Server:
@@ -167,29 +169,16 @@ class Server:
         self.ended(10.0)
 
 
-def let_clients_finish(home: Home, within_s: float) -> None:
-    """Wait until the nbd-client of an attach that was killed has ended; kill it after ``within_s``.
-    Only then is it certain whether the device is connected."""
-    clients = _Processes(_everyone(home), home.socket, servers=False)
-    try:
-        if not clients.ended(within_s):
-            clients.send(signal.SIGKILL)
-            clients.ended(within_s)
-    finally:
-        clients.close()
-
-
 class _Processes:
-    """Those processes of ``pids`` that have ``socket`` on their command line: the server, or with
-    ``servers=False`` its clients."""
+    """Those processes of ``pids`` that are servers, and have ``socket`` on their command line."""
 
-    def __init__(self, pids: Iterable[int], socket: Path, *, servers: bool) -> None:
+    def __init__(self, pids: Iterable[int], socket: Path) -> None:
         self._fds: list[int] = []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 fd = os.pidfd_open(pid)
                 words = _command_line(pid)
-                if os.fsencode(socket) in words and _serves(words) == servers:
+                if os.fsencode(socket) in words and _serves(words):
                     self._fds.append(fd)
                 else:
                     os.close(fd)

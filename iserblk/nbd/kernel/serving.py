@@ -16,7 +16,10 @@ from pathlib import Path
 
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import IserblkError
+from iserblk.nbd.kernel import client
+from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.orders import READY, from_words, refusal
+from iserblk.nbd.kernel.state import Home
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.serving import serve
 
@@ -25,14 +28,22 @@ log = logging.getLogger(__name__)
 
 def _serve(path: str, pipe: int, words: Sequence[str]) -> None:
     urls, options = from_words(words)
+    run = Path(path).parent
+    home = Home(Device(run.name, Places(run=run.parent)))
 
     def ready() -> None:
         release_streams()
         os.write(pipe, READY)
         os.close(pipe)
 
+    def resized(_name: str, size: int) -> None:
+        try:
+            client.resize(home, size)
+        except IserblkError as error:
+            log.warning("%s", error)
+
     with listen_unix(path) as (sockets, _uri):
-        serve(urls, options, sockets, ready, lambda: None, until_unused=True)
+        serve(urls, options, sockets, ready, lambda: None, until_unused=True, resized=resized)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -18,12 +18,17 @@ from iserblk.nbd.kernel.device import Device
 
 @dataclass(slots=True, frozen=True)
 class State:
-    """What detach needs to know. ``url``: the LUN, without user info and options. ``io_timeout``:
-    seconds. ``changed``: ``Device.changed()`` before the attach."""
+    """What detach, and a successor of the server, need to know. ``url``: the LUN, without user info
+    and options. ``io_timeout``: seconds. ``changed``: ``Device.changed()`` before the attach.
+    ``backend``: names the LUN. ``connections``: their number. ``by_nbdkit``: the server is
+    nbdkit."""
 
     url: str
     io_timeout: float
     changed: int
+    backend: str = ""
+    connections: int = 1
+    by_nbdkit: bool = False
 
 
 class Home:
@@ -47,9 +52,18 @@ class Home:
         self.remove()
         try:
             self.directory.mkdir(mode=0o700)
-            self._state.write_text(json.dumps(asdict(state)))
         except OSError as error:
             raise IserblkError(f"{self.directory}: {error.strerror}") from None
+        self.change(state)
+
+    def change(self, state: State) -> None:
+        """Replace the state by ``state``, in one step. Raises IserblkError."""
+        part = self._state.with_suffix(".new")
+        try:
+            part.write_text(json.dumps(asdict(state)))
+            part.rename(self._state)
+        except OSError as error:
+            raise IserblkError(f"{self._state}: {error.strerror}") from None
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -64,9 +78,13 @@ class Home:
             return State("an unknown LUN", 30.0, 0)
 
     def is_ours(self) -> bool:
-        """Whether the device is connected, and iserblk connected it."""
-        client = self.device.client
-        return client != 0 and client == read_pid(self.client_pid)
+        """Whether the device is connected, and iserblk connected it. (A process id can come
+        again; the name of the LUN tells devices apart, where the kernel shows it.)"""
+        device = self.device
+        client = device.client
+        if not client or client != read_pid(self.client_pid):
+            return False
+        return device.backend in ("", self.state().backend)
 
 
 def read_pid(path: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -23,8 +22,7 @@ class Attacher:
         self.kernel = kernel
         self.by_nbdkit = by_nbdkit
         self.run = kernel.root / "run"
-        path = f"{kernel.root}/bin:{os.environ['PATH']}"
-        self.environment = environment(PATH=path)
+        self.environment = environment()
 
     def start(self, *arguments: object, **changes: str) -> Forked:
         words = [*map(str, arguments)]

@@ -1,10 +1,21 @@
-"""The kernel's NBD client: its time limit."""
+"""What the kernel's NBD client is told: its time limits, a LUN that has grown, another server."""
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
-from iserblk.nbd.kernel.client import kernel_timeout
+from iserblk.errors import BadArgument, IserblkError
+from iserblk.nbd.kernel import client
+from iserblk.nbd.kernel.client import dead_timeout, kernel_timeout
+from iserblk.nbd.kernel.device import SECTOR, Device, Places
+from iserblk.nbd.kernel.netlink import Settings
+from iserblk.nbd.kernel.state import Home, State
+
+SIZE = 1 << 20
 
 
 @pytest.mark.parametrize("io_timeout", [1, 2.5, 30, 86400])
@@ -12,3 +23,88 @@ def test_our_error_comes_before_the_kernels(io_timeout: float) -> None:
     """The kernel's time limit is above io-timeout and twice five seconds of task management
     (deadlines.py)."""
     assert kernel_timeout(io_timeout) >= io_timeout + 2 * 5 + 10
+
+
+@pytest.mark.parametrize("io_timeout", [1, 2.5, 30, 86400])
+def test_a_successor_may_wait_for_the_target(io_timeout: float) -> None:
+    assert dead_timeout(io_timeout) >= io_timeout + 10
+
+
+class Recorder:
+    """Implements KernelClient: notes what it is told. ``error``: of every answer, if not 0."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.told: list[tuple[str, int, Settings | None]] = []
+        self.error = error
+
+    def _note(self, what: str, index: int, settings: Settings | None) -> None:
+        self.told.append((what, index, settings))
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def connect(self, index: int, settings: Settings) -> None:
+        self._note("connect", index, settings)
+
+    def reconfigure(self, index: int, settings: Settings) -> None:
+        self._note("reconfigure", index, settings)
+
+    def disconnect(self, index: int) -> None:
+        self._note("disconnect", index, None)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    kernel = Recorder()
+    monkeypatch.setattr(client, "KERNEL", kernel)
+    return kernel
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Of a device of SIZE bytes, on which the LUN ``naa.1`` is attached."""
+    places = Places(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc", tmp_path / "run")
+    directory = places.sys / "block" / "nbd7"
+    directory.mkdir(parents=True)
+    places.run.mkdir()
+    (directory / "size").write_text(f"{SIZE // SECTOR}\n")
+    (directory / "backend").write_text("naa.1\n")
+    home = Home(Device("nbd7", places))
+    home.make(State("iser://192.0.2.1/iqn.2026-11.example:disk/0", 30.0, 0, "naa.1", 4))
+    return home
+
+
+def test_growth(home: Home, kernel: Recorder) -> None:
+    client.resize(home, SIZE * 2)
+    assert kernel.told == [("reconfigure", 7, Settings(size=SIZE * 2, backend="naa.1"))]
+
+
+def test_a_device_does_not_shrink(home: Home, kernel: Recorder) -> None:
+    with pytest.raises(IserblkError, match=f"nbd7: the LUN has shrunk to {SIZE - 512} bytes"):
+        client.resize(home, SIZE - 512)
+    assert kernel.told == []
+
+
+def test_requests_wait_no_more(home: Home, kernel: Recorder) -> None:
+    client.wait_no_more(home)
+    assert kernel.told == [("reconfigure", 7, Settings(dead_timeout=0, backend="naa.1"))]
+    kernel.error = errno.EINVAL  # it is not connected any more
+    client.wait_no_more(home)
+
+
+def test_what_the_kernel_refuses(home: Home, kernel: Recorder) -> None:
+    kernel.error = errno.EINVAL
+    with pytest.raises(BadArgument, match="nbd7: another LUN is attached there"):
+        client.reconfigure(home.device, Settings(backend="naa.2"))
+    with pytest.raises(IserblkError, match="nbd7: the kernel could not reconfigure it: Invalid"):
+        client.reconfigure(home.device, Settings(backend="naa.1"))
+
+
+def test_a_device_that_cannot_be_disconnected(
+    home: Home, kernel: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.disconnect(home.device)
+    assert kernel.told == [("disconnect", 7, None)]
+    assert not caplog.records
+    kernel.error = errno.EPERM
+    client.disconnect(home.device)
+    assert "nbd7: the kernel could not disconnect it: Operation not permitted" in caplog.text

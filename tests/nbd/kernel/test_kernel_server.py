@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of
 from tests.nbd.kernel.fake_kernel import FakeKernel
-from tests.support.target import END_S, TargetProcess
+from tests.support.target import END_S, TargetProcess, running_target
 
 
 def test_a_dead_server(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
@@ -25,10 +26,33 @@ def test_a_dead_server(tool: Attacher, kernel: FakeKernel, target: TargetProcess
 def test_a_server_dies_in_the_foreground(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
+    """It gets a successor."""
     process = tool.start("attach", "-f", f"{target.url}/0")
-    assert process.stdout is not None
+    assert process.stdout is not None and process.stderr is not None
     process.stdout.readline()
-    os.kill(tool.servers()[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=END_S)
+    (first,) = tool.servers()
+    os.kill(first, signal.SIGKILL)
+    assert "nbd0: its server has died; it has a new one" in process.stderr.readline()
+    (second,) = tool.servers()
+    assert second != first
+    assert kernel.connected() == ["nbd0"]
+    process.terminate()
+    assert process.communicate(timeout=END_S) == ("", "")
+    assert process.returncode == 0
+
+
+def test_a_server_dies_in_the_foreground_and_so_does_the_target(
+    tool: Attacher, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    with running_target([f"{tmp_path}/lun:size={SIZE}"], tmp_path / "log") as mortal:
+        process = tool.start("attach", "-f", f"{mortal.url}/0")
+        assert process.stdout is not None
+        process.stdout.readline()
+        mortal.kill()
+        for pid in tool.servers():
+            os.kill(pid, signal.SIGKILL)
+        _, err = process.communicate(timeout=END_S * 2)
     assert process.returncode == 1
-    assert "nbd0: detached, as its server has died" in err
+    assert "nbd0: its server has died; " in err
+    assert kernel.connected() == ["nbd0"]
+    assert tool.ended("detach", "nbd0")[0] == 0

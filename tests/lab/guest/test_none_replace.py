@@ -1,0 +1,172 @@
+"""A device gets another server: requests wait, then go on; what the kernel does meanwhile.
+
+The facts of docs/devices.md about the kernel are measured here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iserblk.nbd.kernel.client import KERNEL
+from iserblk.nbd.kernel.links import kept, open_links
+from iserblk.nbd.kernel.netlink import Settings
+from tests.cli.commands import bad, good, iserblk
+from tests.lab.guest.attached import (
+    DEVICE,
+    MIB,
+    RUN,
+    SLOW_S,
+    attached,
+    block,
+    connected,
+    mounted,
+    nothing_left,
+    run,
+)
+from tests.support.target import TargetProcess, running_target
+from tests.support.until import until_blocking
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    files = tmp_path_factory.mktemp("target")
+    specs = [f"{files}/a:size=64M", f"{files}/b:size=64M"]
+    with running_target(specs, files / "log") as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    yield
+    for name in connected():  # after a failure: for the next test
+        iserblk("detach", name)
+    nothing_left()
+
+
+def server() -> int:
+    return int((RUN / "nbd0" / "server.pid").read_text())
+
+
+def ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def direct(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["dd", "bs=4k", "count=1", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_kernel_ignores_sockets_while_the_old_ones_live(target: TargetProcess) -> None:
+    with attached(f"{target.url}/0", DEVICE, "--connections", "2"):
+        backend = block("nbd0", "backend")
+        assert backend
+        home = RUN / "nbd0" / "socket"
+        with open_links(home, 2) as links:
+            inodes = {link.inode for link in links}
+            sockets = [link.sock.fileno() for link in links]
+            KERNEL.reconfigure(0, Settings(backend=backend, sockets=sockets))
+        assert kept(inodes) == set()
+        for other in ("another", None):
+            with pytest.raises(OSError, match="Invalid argument") as raised:
+                KERNEL.reconfigure(0, Settings(backend=other))
+            assert raised.value.errno == errno.EINVAL
+        with open_links(home, 1) as links, pytest.raises(OSError, match="busy") as raised:
+            sockets = [links[0].sock.fileno()]
+            KERNEL.connect(0, Settings(size=MIB, sockets=sockets))
+        assert raised.value.errno == errno.EBUSY
+
+
+def test_requests_wait_for_a_successor(target: TargetProcess) -> None:
+    """Requests that come while there is no server wait for it. Another LUN is refused."""
+    data = os.urandom(4096)
+    with attached(f"{target.url}/0", DEVICE, "-o", "io-timeout=60"):
+        with DEVICE.open("r+b", buffering=0) as disk:
+            disk.write(data)
+            os.fsync(disk.fileno())
+        old = server()
+        os.kill(old, signal.SIGKILL)
+        until_blocking(lambda: ended(old))
+        reader = direct(f"if={DEVICE}", "iflag=direct", "skip=8")
+        writer = direct("if=/dev/zero", f"of={DEVICE}", "oflag=direct", "seek=16")
+        assert "is another LUN" in bad(7, "attach", "--replace", f"{target.url}/1", DEVICE)
+        assert (reader.poll(), writer.poll()) == (None, None)
+        good("attach", "--replace", f"{target.url}/0", DEVICE, "-o", "io-timeout=60")
+        for process in (reader, writer):
+            assert process.wait(SLOW_S / 2) == 0, process.communicate()[1]
+            process.communicate()
+        run("dd", f"if={DEVICE}", "of=/dev/null", "bs=1M", "count=16", "iflag=direct")
+
+
+def test_requests_under_way_are_sent_again(target: TargetProcess) -> None:
+    """Those that the old server had received and not answered are sent again when the kernel's time
+    limit for them has passed, and not before; later requests do not wait for them."""
+    with attached(f"{target.url}/0", DEVICE, "-o", "io-timeout=15"):  # the kernel's limit: 60 s
+        old = server()
+        os.kill(old, signal.SIGSTOP)
+        early = direct("if=/dev/zero", f"of={DEVICE}", "oflag=direct", "seek=16")
+        until_blocking(lambda: block("nbd0", "inflight").split() == ["0", "1"])
+        os.kill(old, signal.SIGKILL)
+        good("attach", "--replace", f"{target.url}/0", DEVICE, "-o", "io-timeout=15")
+        run("dd", f"if={DEVICE}", "of=/dev/null", "bs=4k", "count=1", "skip=32", "iflag=direct")
+        assert early.poll() is None
+        assert early.wait(SLOW_S) == 0, early.communicate()[1]
+        early.communicate()
+
+
+def test_without_a_successor_requests_fail(target: TargetProcess) -> None:
+    with attached(f"{target.url}/0", DEVICE, "-o", "io-timeout=1"):
+        os.kill(server(), signal.SIGKILL)
+        done = direct(f"if={DEVICE}", "iflag=direct", "skip=8")
+        assert done.wait(SLOW_S / 2) == 1
+        assert "Input/output error" in done.communicate()[1]
+        # And afterwards a successor serves again.
+        good("attach", "--replace", f"{target.url}/0", DEVICE)
+        run("dd", f"if={DEVICE}", "of=/dev/null", "bs=4k", "count=1", "skip=8", "iflag=direct")
+
+
+@pytest.mark.parametrize("how", ["alive", "killed"])
+def test_a_file_system_sees_a_pause(how: str, target: TargetProcess, tmp_path: Path) -> None:
+    """fio writes and compares while the server is replaced. Requests under way at a server that is
+    killed are sent again when the kernel's time limit for them has passed."""
+    with attached(f"{target.url}/1", DEVICE, "-o", "io-timeout=2"):
+        run("mkfs.ext4", "-q", "-F", DEVICE)
+        with mounted(DEVICE, tmp_path / "place") as place:
+            words = (
+                *("fio", "--name=verify", f"--directory={place}", "--size=4M", "--bs=4k"),
+                *("--rw=randwrite", "--verify=crc32c", "--verify_state_save=0", "--direct=1"),
+                *("--ioengine=libaio", "--iodepth=8", "--fsync=32"),
+            )
+            with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as fio:
+                try:
+                    for _ in range(2):
+                        time.sleep(2)
+                        if how == "killed":
+                            os.kill(server(), signal.SIGKILL)
+                        good("attach", "--replace", f"{target.url}/1", DEVICE, "-o", "io-timeout=2")
+                    output, _ = fio.communicate(timeout=SLOW_S)
+                finally:
+                    fio.kill()
+            assert fio.returncode == 0, output
+        run("e2fsck", "-f", "-n", DEVICE)
+
+
+def test_growth_reaches_the_device(tmp_path: Path) -> None:
+    with (
+        running_target([f"{tmp_path}/lun:size=16M"], tmp_path / "log") as growing,
+        attached(f"{growing.url}/0", DEVICE),
+    ):
+        os.truncate(tmp_path / "lun", 32 * MIB)
+        until_blocking(lambda: block("nbd0", "size") == str(32 * MIB // 512))

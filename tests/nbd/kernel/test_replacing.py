@@ -1,0 +1,101 @@
+"""attach --replace: a device gets another server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.nbd.kernel.attachers import SIZE, Attacher, path_of
+from tests.nbd.kernel.fake_kernel import FakeKernel
+from tests.support.target import END_S, TargetProcess, running_target
+
+
+@pytest.mark.parametrize("how", ["alive", "killed"])
+def test_a_successor(
+    how: str, tool: Attacher, kernel: FakeKernel, target: TargetProcess, tmp_path: Path
+) -> None:
+    tool.good("attach", f"{target.url}/0", "nbd0", "--connections", "3")
+    (first,) = tool.servers()
+    if how == "killed":
+        os.kill(first, signal.SIGKILL)
+    said = tool.good("attach", "--replace", f"{target.url}/0?io-timeout=7", "nbd0")
+    assert said == f"ready {path_of(kernel, 'nbd0')}\n"
+    (second,) = tool.servers()
+    assert second != first
+    assert kernel.connected() == ["nbd0"]
+    assert (kernel.attribute("nbd0", "timeout"), kernel.size("nbd0")) == ("44", SIZE)
+    tool.good("detach", "nbd0")
+
+
+def test_from_one_kind_of_server_to_the_other(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    tool.good("attach", f"{target.url}/1", "nbd0")
+    tool.by_nbdkit = not tool.by_nbdkit
+    tool.good("attach", "--replace", f"{target.url}/1", "nbd0")
+    assert len(tool.servers()) == 1
+    tool.good("detach", "nbd0")
+
+
+def test_where_nothing_is_attached(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """It is an attach as any other: so a unit of systemd can always say --replace."""
+    tool.good("attach", "--replace", f"{target.url}/0", "nbd1")
+    assert kernel.connected() == ["nbd1"]
+    tool.good("detach", "nbd1")
+    kernel.connect_other("nbd2")
+    line = tool.refused(28, "attach", "--replace", f"{target.url}/0", "nbd2")
+    assert "in use by another program" in line
+    (kernel.root / "sys/block/nbd2/pid").unlink()
+
+
+def test_another_lun_is_refused(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    tool.good("attach", f"{target.url}/0", "nbd0")
+    before = tool.servers()
+    line = tool.refused(7, "attach", "--replace", f"{target.url}/1", "nbd0")
+    assert f"{target.url}/0 is attached there, and {target.url}/1 is another LUN" in line
+    assert "name the device" in tool.refused(7, "attach", "--replace", f"{target.url}/0")
+    assert tool.servers() == before
+    tool.good("detach", "nbd0")
+
+
+def test_a_lun_that_has_grown(tool: Attacher, kernel: FakeKernel, tmp_path: Path) -> None:
+    place = tmp_path / "lun"
+    with running_target([f"{place}:size={SIZE}"], tmp_path / "log") as first:
+        tool.good("attach", f"{first.url}/0", "nbd0")
+        listen = first.listen
+    with place.open("r+b") as file:
+        file.truncate(SIZE * 2)
+    second = TargetProcess([str(place)], tmp_path / "log", listen)
+    try:
+        tool.good("attach", "--replace", f"{second.url}/0", "nbd0")
+        assert kernel.size("nbd0") == SIZE * 2
+        tool.good("detach", "nbd0")
+    finally:
+        second.stop()
+
+
+def test_in_the_foreground_another_process_replaces(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    process = tool.start("attach", "-f", f"{target.url}/0", "nbd0")
+    assert process.stdout is not None
+    process.stdout.readline()
+    tool.good("attach", "--replace", f"{target.url}/0", "nbd0")
+    assert process.poll() is None
+    process.terminate()
+    assert process.communicate(timeout=END_S) == ("", "")
+    assert process.returncode == 0
+    assert kernel.connected() == []
+
+
+def test_a_reserved_lun(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> None:
+    url = f"{target.url}/2?reserve=exclusive"
+    tool.good("attach", url, "nbd0")
+    tool.good("attach", "--replace", url, "nbd0")
+    tool.good("attach", "--replace", f"{target.url}/2", "nbd0", "-o", "reserve=exclusive")
+    tool.good("detach", "nbd0")
