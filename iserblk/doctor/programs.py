@@ -7,12 +7,12 @@ from iserblk.doctor.kernel import ABSENT, NBD, module_state
 from iserblk.doctor.machine import Machine
 
 SETUP = "run scripts/setup"
+_NBDKIT = "iserblk nbd --nbdkit and iserblk attach --nbdkit"
 
 
 def check_programs(machine: Machine) -> list[Finding]:
     return [
         _nbdkit(machine),
-        _nbd_client(machine),
         _nbd_devices(machine),
         _fuse(machine),
         _pyfuse3(machine),
@@ -23,9 +23,7 @@ def check_programs(machine: Machine) -> list[Finding]:
 
 def _nbdkit(machine: Machine) -> Finding:
     if machine.program("nbdkit") is None:
-        return Finding(
-            "nbdkit", WARNING, "nbdkit is missing; iserblk nbd and iserblk attach need it", SETUP
-        )
+        return Finding("nbdkit", WARNING, f"nbdkit is missing; {_NBDKIT} need it", SETUP)
     plugins = [
         path
         for pattern in ("lib/*/nbdkit/plugins", "lib/nbdkit/plugins", "lib64/nbdkit/plugins")
@@ -35,21 +33,10 @@ def _nbdkit(machine: Machine) -> Finding:
         return Finding(
             "nbdkit",
             WARNING,
-            "nbdkit has no Python plugin; iserblk nbd and iserblk attach need it",
+            f"nbdkit has no Python plugin; {_NBDKIT} need it",
             f"install nbdkit-plugin-python, or {SETUP}",
         )
     return Finding("nbdkit", OK, "installed, with its Python plugin")
-
-
-def _nbd_client(machine: Machine) -> Finding:
-    if machine.program("nbd-client") is None:
-        return Finding(
-            "nbd-client",
-            WARNING,
-            "nbd-client is missing; iserblk attach needs it",
-            "install nbd-client, or run scripts/setup",
-        )
-    return Finding("nbd-client", OK, "installed")
 
 
 def _nbd_devices(machine: Machine) -> Finding:

@@ -33,14 +33,14 @@ def _verbs(has_device: bool) -> Finding:
 _NEEDS = {
     "iwarp": (),
     "verbs": ("verbs",),
-    "nbd": ("nbdkit",),
-    "attach": ("nbdkit", "nbd-client", "/dev/nbdX"),
+    "nbd": (),
+    "attach": ("/dev/nbdX",),
     "mount": ("FUSE", "pyfuse3"),
 }
 
 
 def what_works(findings: list[Finding]) -> dict[str, bool]:
-    """Which uses work: "iwarp" (always), "verbs" (iSER over RDMA devices), "nbd", "attach",
+    """Which uses work: "iwarp" and "nbd" (always), "verbs" (iSER over RDMA devices), "attach",
     "mount"."""
     good = {finding.name for finding in findings if finding.status == OK}
     return {use: good.issuperset(needs) for use, needs in _NEEDS.items()}

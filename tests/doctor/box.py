@@ -73,7 +73,7 @@ def named(findings: list[Finding], name: str) -> Finding:
 
 
 def install(box: Box) -> None:
-    for path in ("opt/bin/nbdkit", "usr/sbin/nbd-client", "bin/fusermount3"):
+    for path in ("opt/bin/nbdkit", "bin/fusermount3"):
         box.program(path)
     box.put("usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-python-plugin.so")
     box.put("etc/libibverbs.d/rxe.driver", "driver rxe\n")
