@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import sys
 import time
@@ -234,6 +236,7 @@ def _has_successor(each: Device, lun: Lun) -> bool:
     """Called when the device's server has ended: because another process is detaching the device,
     or replacing the server, or because the server died. False: the device is detached. Raises
     IserblkError when a server that died could get no successor."""
+    _reap()
     deadline = time.monotonic() + _ENDING_S
     while Home(each).is_ours():
         with Server(Home(each)) as server:
@@ -249,6 +252,13 @@ def _has_successor(each: Device, lun: Lun) -> bool:
                 raise IserblkError(f"{each.path}: its server has died; {error}") from None
         time.sleep(_ENDING_S / 20)
     return False
+
+
+def _reap() -> None:
+    """The servers that this process has started are its children: remove those that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _detach_when_unused(each: Device, told: Sequence[int]) -> None:

@@ -35,6 +35,7 @@ def test_a_server_dies_in_the_foreground(
     assert "nbd0: its server has died; it has a new one" in process.stderr.readline()
     (second,) = tool.servers()
     assert second != first
+    assert tool.by_nbdkit or not Path(f"/proc/{first}").exists()  # it is no zombie
     assert kernel.connected() == ["nbd0"]
     process.terminate()
     assert process.communicate(timeout=END_S) == ("", "")
