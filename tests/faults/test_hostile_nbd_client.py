@@ -176,7 +176,7 @@ async def _attack(place: Place, said: bytes, half_close: bool, in_transmission: 
         with contextlib.suppress(trio.BrokenResourceError):
             await client.send(said)
             if half_close:
-                await client.stream.send_eof()
+                await client.send_eof()
                 await client.end()  # which comes, without another byte of ours
 
 

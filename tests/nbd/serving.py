@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import trio
 
 from iserblk.nbd.exports import Export
+from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer
 from iserblk.waiting.strands import elsewhere
 from tests.support.fake_disk import AsyncFake, FakeDisk, lun_info
@@ -54,18 +56,22 @@ def fake(number: int = 0, **changes: object) -> AsyncFake:
     return AsyncFake(FakeDisk(lun_info(number, **changes)))
 
 
-def server_of(*disks: AsyncFake) -> NbdServer:
+def server_of(*disks: AsyncFake, context: ssl.SSLContext | None = None) -> NbdServer:
+    """With ``context`` clients have to use TLS."""
     exports = {disk.info.name: Export(disk.info.name, disk) for disk in disks}
-    return NbdServer(exports, disks[0].info.name, 0)
+    mode = Tls.REQUIRE if context else Tls.OFF
+    return NbdServer(exports, disks[0].info.name, 0, mode, context)
 
 
 @asynccontextmanager
-async def serving(place: Path, *disks: AsyncFake) -> AsyncIterator[Path]:
+async def serving(
+    place: Path, *disks: AsyncFake, context: ssl.SSLContext | None = None
+) -> AsyncIterator[Path]:
     """Yields the Unix socket's path."""
     path = place / "nbd"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(100)
-        async with server_of(*disks).serving([listening]):
+        async with server_of(*disks, context=context).serving([listening]):
             yield path
     path.unlink()

@@ -98,7 +98,7 @@ async def test_a_client_that_sends_no_more_gets_its_answers() -> None:
     async with served(disk) as (one,):
         await one.raw.send(write(b"x", 0, 1) + request(nbd.FLUSH, cookie=2))
         await until(lambda: disk.waiting == 1)
-        await one.raw.stream.send_eof()
+        await one.raw.send_eof()
         disk.go.set()
         await one.raw.replies({1: 0, 2: 0})
         assert await one.raw.end() == b""
@@ -125,7 +125,7 @@ async def test_a_client_that_dies_in_the_middle_of_a_write(length: int, eof: boo
         whole = write(b"x" * length, 0, 1)
         await one.raw.send(whole[: len(whole) // 2])
         if eof:
-            await one.raw.stream.send_eof()
+            await one.raw.send_eof()
             await one.raw.end()
         else:
             await trio.aclose_forcefully(one.raw.stream)

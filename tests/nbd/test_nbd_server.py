@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,20 @@ import trio
 from iserblk.nbd import client as client_module
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import server as server_module
+from iserblk.nbd import transmission
+from iserblk.nbd.tls import by_certificates
 from tests.nbd.serving import HeldDisk, fake, server_of, serving
-from tests.support.nbd_client import RawClient, Reply, connect, connected, go, request, write
+from tests.support.certificates import Authority
+from tests.support.nbd_client import (
+    RawClient,
+    Reply,
+    connect,
+    connected,
+    go,
+    option,
+    request,
+    write,
+)
 from tests.support.until import until
 
 MIB = 1 << 20
@@ -217,3 +230,60 @@ async def test_over_tcp_clients_have_names(caplog: pytest.LogCaptureFixture) -> 
                 await client.greet(flags=1 << 7)
                 assert await is_let_go(client)
     assert caplog.messages == [f"{name}: NBD: unknown client flags 0x80"]
+
+
+class Corked(trio.abc.Stream):
+    """Keeps what is sent until ``pull``: so it comes at once."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._kept = bytearray()
+        self.keeps = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self.keeps:
+            self._kept += data
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._stream.send_all(data)
+
+    async def pull(self) -> None:
+        self.keeps = False
+        await self._stream.send_all(bytes(self._kept))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def test_tls_records_that_wait_for_memory_are_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request has to wait for the first one's memory; the third has come with them, in
+    a record of its own, which the socket does not show any more."""
+    authority = Authority(tmp_path / "ca")
+    context = by_certificates(str(authority.server(tmp_path / "server")), False)
+    trust = ssl.create_default_context(cafile=str(tmp_path / "ca" / "ca-cert.pem"))
+    monkeypatch.setattr(transmission, "CLIENT_BYTES", 16 << 10)
+    disk = HeldDisk()
+    length = 12 << 10
+    async with serving(tmp_path, disk, context=context) as path, await connect(path) as plain:
+        await plain.greet()
+        await plain.send(option(nbd.Option.STARTTLS))
+        assert await plain.option_reply() == (nbd.REP_ACK, b"")
+        cork = Corked(plain.stream)
+        client = RawClient(trio.SSLStream(cork, trust, server_hostname="localhost"))
+        assert await client.choose() == 8 * MIB
+        cork.keeps = True
+        await client.send(request(nbd.READ, 0, length, 1) + request(nbd.READ, 0, length, 2))
+        await client.send(request(nbd.READ, 0, 1, 3))
+        await cork.pull()
+        await until(lambda: disk.waiting == 1)
+        disk.go.set()
+        found = await client.replies({1: length, 2: length, 3: 1})
+        assert not any(reply.error for reply in found.values())

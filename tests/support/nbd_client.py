@@ -47,7 +47,7 @@ def write(data: bytes, offset: int = 0, cookie: int = 0) -> bytes:
 class RawClient:
     """A client on a trio stream, closed by ``async with``."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
         self._in = bytearray()
 
@@ -57,12 +57,13 @@ class RawClient:
     async def __aexit__(self, *_: object) -> None:
         await trio.aclose_forcefully(self.stream)
 
-    @property
-    def socket(self) -> trio.socket.SocketType:
-        return self.stream.socket
-
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
+
+    async def send_eof(self) -> None:
+        """Nothing more comes from here. (Not with TLS.)"""
+        assert isinstance(self.stream, trio.SocketStream)
+        await self.stream.send_eof()
 
     async def receive(self, count: int) -> bytes:
         """Raises EOFError where the server has ended the connection before that."""
@@ -106,6 +107,10 @@ class RawClient:
     async def shake_hands(self, export: str = "") -> int:
         """To the transmission, with simple replies; the size."""
         await self.greet()
+        return await self.choose(export)
+
+    async def choose(self, export: str = "") -> int:
+        """As ``shake_hands``, when flags have been said."""
         await self.send(go(export))
         size = 0
         while True:
