@@ -115,6 +115,8 @@ def test_requests_under_way_are_sent_again(target: TargetProcess) -> None:
     limit for them has passed, and not before; later requests do not wait for them."""
     with attached(f"{target.url}/0", DEVICE, "-o", "io-timeout=15"):  # the kernel's limit: 60 s
         old = server()
+        with DEVICE.open("rb") as disk:  # the kernel looks for partitions now
+            disk.read(512)
         os.kill(old, signal.SIGSTOP)
         early = direct("if=/dev/zero", f"of={DEVICE}", "oflag=direct", "seek=16")
         until_blocking(lambda: block("nbd0", "inflight").split() == ["0", "1"])
