@@ -1,17 +1,21 @@
-"""What an NBD client says: the handshake, and the transmission in its three modes."""
+"""What an NBD client says: the handshake, and the transmission in its three modes; and what the
+server of a device says in the handshake for the kernel."""
 
 from __future__ import annotations
 
+import socket
 import struct
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.nbd.buffers import CHUNK, Memory
 from iserblk.nbd.handshake import Handshake, Look, Tls
+from iserblk.nbd.kernel.links import shake_hands
 from iserblk.nbd.messages import Negotiated
 from iserblk.nbd.transmission import Request, Transmission
 from tests.fuzz.engine import Case, Row
 from tests.nbd import conversation as said
 from tests.nbd.conversation import EXTENDED, MODES, SIMPLE
+from tests.nbd.kernel.test_links import GOOD, GREETING, reply
 
 _EXPORTS = {"lun0": said.export("lun0"), "lun1": said.export("lun1", read_only=True)}
 _ALLOCATION = said.contexts("lun0", "base:allocation", "qemu:x")
@@ -154,7 +158,17 @@ def _behind(case: Case) -> None:
     _answer(case, transmission, transmission.resume())
 
 
+def _server(case: Case) -> None:
+    """A server that has said it all, and says no more."""
+    ours, its = socket.socketpair()
+    with ours, its:
+        its.sendall(case.data)
+        its.shutdown(socket.SHUT_WR)
+        shake_hands(ours)
+
+
 ROWS = (
+    Row("NBD server", _server, (GOOD, GREETING + reply(1 << 31 | 6, b"no export"))),
     Row("NBD handshake", _handshake, _OPTIONS, each=4),
     *(
         Row(

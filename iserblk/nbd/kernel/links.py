@@ -65,7 +65,7 @@ def _open(path: Path) -> Link:
     try:
         sock.settimeout(_ANSWER_S)
         sock.connect(str(path))
-        size, flags = _shake_hands(sock)
+        size, flags = shake_hands(sock)
         sock.setblocking(True)
     except BaseException:
         sock.close()
@@ -73,8 +73,9 @@ def _open(path: Path) -> Link:
     return Link(sock, size, flags)
 
 
-def _shake_hands(sock: socket.socket) -> tuple[int, int]:
-    """Size and transmission flags of the default export. Raises OSError, RemoteProtocolError."""
+def shake_hands(sock: socket.socket) -> tuple[int, int]:
+    """Make the handshake on a connected socket. Returns size and transmission flags of the default
+    export. Raises OSError, RemoteProtocolError."""
     magic, options, flags = nbd.GREETING.unpack(_receive(sock, nbd.GREETING.size))
     if magic != nbd.MAGIC or options != nbd.OPTION_MAGIC or not flags & nbd.FIXED_NEWSTYLE:
         raise RemoteProtocolError("NBD", "the server does not speak fixed newstyle")
