@@ -222,6 +222,7 @@ def _stay(served: Mapping[Device, Lun], told: Sequence[int]) -> None:
     server that died gets a successor. Raises IserblkError when that cannot serve."""
     left = dict(served)
     while left and not told:
+        _reap()  # not when one is found to have ended: it may need a moment more
         for each, lun in list(left.items()):
             with Server(Home(each)) as server:
                 ended = server.ended(0 if told else _LOOK_S / len(left))
@@ -236,7 +237,6 @@ def _has_successor(each: Device, lun: Lun) -> bool:
     """Called when the device's server has ended: because another process is detaching the device,
     or replacing the server, or because the server died. False: the device is detached. Raises
     IserblkError when a server that died could get no successor."""
-    _reap()
     deadline = time.monotonic() + _ENDING_S
     while Home(each).is_ours():
         with Server(Home(each)) as server:
