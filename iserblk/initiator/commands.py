@@ -7,6 +7,7 @@ drivers for threads and for trio differ only in how they wait, so every operatio
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from time import monotonic
@@ -188,7 +189,7 @@ def release_ended(session: Session, slots: list[TaskSlot]) -> None:
             session.queue.release(slot)
 
 
-class Work(Generic[P]):
+class Work(ABC, Generic[P]):
     """What ``run`` does to pieces of one kind, with one command for each piece. ``name``: of the
     LUN, for messages. ``deadline``: of all commands with their retries (monotonic seconds).
     ``most``: commands in flight at once."""
@@ -201,11 +202,11 @@ class Work(Generic[P]):
         self.name = name
         self.deadline = deadline
 
+    @abstractmethod
     def fill(self, slot: TaskSlot, piece: P, waiter: Waiter | None) -> bool:
         """Write the command of ``piece`` into ``slot``. False: its blocks are locked, and
         ``waiter`` is told of a change. ``waiter`` is None while commands of the same work run: a
         work that holds claims must not wait for a lock whose holder waits for them."""
-        raise NotImplementedError
 
     def begun(self) -> None:
         """Called when commands are about to be submitted."""
