@@ -195,3 +195,25 @@ class Starter:
     def close(self) -> None:
         for server in self._servers:
             server.close()
+
+
+def exchange_many(client: Any, size: int) -> None:
+    """Write ``size`` bytes in requests of all sizes, all open at once, and read them back."""
+    nbd = libnbd()
+    sizes = [1, 512, 4096, 65_536, 65_537, MIB, 3 * MIB + 5]
+    blocks: list[tuple[int, bytes]] = []
+    at = 0
+    while at + max(sizes) < size:
+        blocks.append((at, os.urandom(sizes[len(blocks) % len(sizes)])))
+        at += len(blocks[-1][1])
+    for offset, data in blocks:
+        client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), offset)
+    while client.aio_in_flight():
+        client.poll(-1)
+    buffers = [nbd.Buffer(len(data)) for _, data in blocks]
+    for buffer, (offset, _) in zip(buffers, blocks, strict=True):
+        client.aio_pread(buffer, offset)
+    while client.aio_in_flight():
+        client.poll(-1)
+    for buffer, (_, data) in zip(buffers, blocks, strict=True):
+        assert bytes(buffer.to_bytearray()) == data

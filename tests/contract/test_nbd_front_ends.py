@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.contract.nbd_servers import BY_ISERBLK, SERVERS, Server, Start, Starter, libnbd
+from tests.contract.nbd_servers import (
+    BY_ISERBLK,
+    SERVERS,
+    Server,
+    Start,
+    Starter,
+    exchange_many,
+    libnbd,
+)
 from tests.support.until import until_blocking
 
 nbd = libnbd()
@@ -250,23 +258,7 @@ def test_many_requests_at_once_keep_apart(start: Start) -> None:
 def test_many_requests_of_one_connection(start: Start) -> None:
     """Of all sizes, with more bytes than a server keeps for one client."""
     client = start(luns=[{"size": 64 * MIB}]).connect()
-    sizes = [1, 512, 4096, 65_536, 65_537, MIB, 3 * MIB + 5]
-    blocks: list[tuple[int, bytes]] = []
-    at = 0
-    while at + max(sizes) < 64 * MIB:
-        blocks.append((at, os.urandom(sizes[len(blocks) % len(sizes)])))
-        at += len(blocks[-1][1])
-    for offset, data in blocks:
-        client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), offset)
-    while client.aio_in_flight():
-        client.poll(-1)
-    buffers = [nbd.Buffer(len(data)) for _, data in blocks]
-    for buffer, (offset, _) in zip(buffers, blocks, strict=True):
-        client.aio_pread(buffer, offset)
-    while client.aio_in_flight():
-        client.poll(-1)
-    for buffer, (_, data) in zip(buffers, blocks, strict=True):
-        assert bytes(buffer.to_bytearray()) == data
+    exchange_many(client, 64 * MIB)
 
 
 def test_connections_see_the_writes_of_each_other(start: Start) -> None:

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.contract.nbd_servers import BY_ISERBLK, SERVERS, Server, Start, Starter, libnbd
+from tests.contract.nbd_servers import (
+    BY_ISERBLK,
+    SERVERS,
+    Server,
+    Start,
+    Starter,
+    exchange_many,
+    libnbd,
+)
 from tests.support.certificates import Authority
 
 nbd = libnbd()
@@ -137,23 +145,7 @@ def test_clients_have_to_show_who_they_are(start: Start, places: Places) -> None
 def test_bulk_data(start: Start, places: Places) -> None:
     """More than the sockets take, with many requests open, large and small."""
     client = secure(served(start, places, "require"), places.client)
-    sizes = [1, 512, 4096, 65_536, 65_537, MIB, 3 * MIB + 5]
-    blocks: list[tuple[int, bytes]] = []
-    at = 0
-    while at + max(sizes) < 64 * MIB:
-        blocks.append((at, os.urandom(sizes[len(blocks) % len(sizes)])))
-        at += len(blocks[-1][1])
-    for offset, data in blocks:
-        client.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), offset)
-    while client.aio_in_flight():
-        client.poll(-1)
-    buffers = [nbd.Buffer(len(data)) for _, data in blocks]
-    for buffer, (offset, _) in zip(buffers, blocks, strict=True):
-        client.aio_pread(buffer, offset)
-    while client.aio_in_flight():
-        client.poll(-1)
-    for buffer, (_, data) in zip(buffers, blocks, strict=True):
-        assert bytes(buffer.to_bytearray()) == data
+    exchange_many(client, 64 * MIB)
     whole = os.urandom(32 * MIB)
     client.pwrite(whole, 0)
     assert client.pread(len(whole), 0) == whole
