@@ -24,8 +24,7 @@ class LunListener(Protocol):
 
     def farewell(self) -> Operation[None]:
         """The operation that the driver runs before it logs out. Raises nothing."""
-        return
-        yield
+        yield from ()
 
 
 class LunListeners:

@@ -153,7 +153,7 @@ class IwarpQueuePair:
         if self._closed:
             raise ConnectionLost("the connection is closed")
         stag = self._stags.advertise(buffer, rights)
-        if self._closed:  # by another thread in the meantime
+        if self._is_closed():  # by another thread in the meantime
             self._stags.clear()
             raise ConnectionLost("the connection is closed")
         return stag, 0
@@ -182,7 +182,7 @@ class IwarpQueuePair:
 
     def post(self, requests: list[seam.WorkRequest]) -> None:
         """See the seam. RDMA Reads beyond the ORD wait; so do all requests posted after them."""
-        if self._closed or self._error is not None or self._broken is not None:
+        if self._is_over():
             raise ConnectionLost(f"the connection has ended: {self._reason()}")
         if not self.ord:
             for request in requests:
@@ -190,8 +190,7 @@ class IwarpQueuePair:
                     raise LocalProtocolError("an RDMA Read, but the ORD of the connection is 0")
         self._tx.requests.extend(requests)
         self._flush()
-        # The connection may have ended in the meantime.
-        if self._closed or self._error is not None or self._broken is not None:
+        if self._is_over():  # it may have ended in the meantime
             self._tx.requests.clear()
             raise ConnectionLost(f"the connection has ended: {self._reason()}")
 
@@ -199,7 +198,7 @@ class IwarpQueuePair:
         if self._error is None and not self._closed:
             self._receive()
             tx = self._tx
-            if self._error is not None:
+            if self._has_failed():
                 self._end()
             elif tx.batch or tx.requests or self._rx.responses:
                 self._flush()
@@ -256,6 +255,18 @@ class IwarpQueuePair:
             self._stags.clear()
             self._blocked = False
             _close(self._sock)
+
+    # Calls, because a type checker, and so compiled code, takes a field that was just looked at as
+    # unchanged: it does not think of other threads, nor of what the calls in between may do.
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _has_failed(self) -> bool:
+        return self._error is not None
+
+    def _is_over(self) -> bool:
+        return self._closed or self._error is not None or self._broken is not None
 
     def _reason(self) -> str:
         return str(self._error or self._broken or "it was closed")
