@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import importlib
 
+from iserblk import _forms
+
+_forms.choose()
+
 TYPE_CHECKING = False  # as in typing, without loading typing
 if TYPE_CHECKING:
     from iserblk import aio as aio

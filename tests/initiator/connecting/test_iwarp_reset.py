@@ -13,6 +13,7 @@ from iserblk.initiator.connecting import iwarp
 from iserblk.rcap.iwarp import queuepair
 
 
+@pytest.mark.plain("derives from a compiled class")
 def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is reset before the initiator's first FPDU: the socket is closed."""
     made: list[socket.socket] = []

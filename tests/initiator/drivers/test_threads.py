@@ -158,6 +158,7 @@ def test_connection_lost_during_the_logout() -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.plain("replaces a method")
 def test_interrupt_while_answers_are_taken_in() -> None:
     """Answers may be lost then: the connection ends, and every command with it."""
     session, peer = linked()

@@ -287,6 +287,7 @@ def test_retire_in_the_middle_of_a_segment(benches: list[Bench]) -> None:
     memory.clear()
 
 
+@pytest.mark.plain("replaces a method")
 def test_request_posted_while_another_thread_ends_its_sending(
     benches: list[Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +376,7 @@ class RecordingSocket(socket.socket):
         return super().sendmsg(buffers, ancillary, flags)
 
 
+@pytest.mark.plain("replaces a function of its module")
 @pytest.mark.parametrize("crc", [True, False])
 @pytest.mark.parametrize("allowed", [True, False])
 def test_with_crc_each_send_ends_a_segment(
@@ -419,6 +421,7 @@ def test_largest_ulpdu(options: dict[str, int], crc: bool, declares: int, after:
         pair.close()
 
 
+@pytest.mark.plain("replaces a function of its module")
 def test_frames_follow_the_segment_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A smaller segment size is noticed soon, and used from the next batch on."""
     sizes = [1448]

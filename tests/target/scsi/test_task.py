@@ -9,6 +9,7 @@ from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
 from iserblk.target.seam import DATA_IN, NO_DATA, ScsiTask
 
 
+@pytest.mark.plain("looks at __slots__")
 def test_it_begins_as_every_task_does() -> None:
     """The constructor sets all fields of ScsiTask by itself, and to the same values."""
     task, plain = DeviceTask(b"\x12" * 6), ScsiTask(b"\x12" * 6)

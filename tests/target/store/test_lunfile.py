@@ -143,6 +143,7 @@ def test_permissions(nobody: Path) -> None:
     refused(nobody / "new", PermissionDenied, "Permission denied", size=SIZE)
 
 
+@pytest.mark.plain("replaces a function of its module")
 def test_a_device_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mounted block device is asked for with O_EXCL, and refused by the kernel."""
     path = tmp_path / "device"

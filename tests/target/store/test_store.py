@@ -138,6 +138,7 @@ def test_clearing_where_the_file_system_cannot(
     assert asked == modes
 
 
+@pytest.mark.plain("replaces a method")
 @pytest.mark.parametrize("operation", ["punch", "zero"])
 @pytest.mark.parametrize(
     ("offset", "length", "asked"),

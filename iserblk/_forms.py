@@ -1,0 +1,113 @@
+"""The two forms of the data path: compiled, and as it is written.
+
+setup.py compiles MODULES (with mypyc), each into an extension module beside its source, which
+Python's import prefers, and all of them into one library. The source stays the only one, and runs
+by itself with the same behaviour, at about two thirds of the speed. It does so
+
+- where nothing was compiled for this interpreter;
+- with ISERBLK_PLAIN=1 in the environment: for debuggers, coverage and tests;
+- in a checkout whose sources are newer than the library. So an edited module is never ignored; and
+  as compiled modules know each other's layout, all of them run as they are written then.
+
+``iserblk/__init__.py`` chooses, before any of them is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+
+MODULES = (
+    "iserblk.datamover.iser",
+    "iserblk.datamover.iser_initiator",
+    "iserblk.datamover.iser_target",
+    "iserblk.datamover.seam",
+    "iserblk.datamover.tcp_initiator",
+    "iserblk.datamover.tcp_stream",
+    "iserblk.datamover.tcp_target",
+    "iserblk.initiator.session.deadlines",
+    "iserblk.initiator.session.sending",
+    "iserblk.initiator.session.session",
+    "iserblk.initiator.session.slots",
+    "iserblk.iscsi.bhs",
+    "iserblk.nbd.buffers",
+    "iserblk.nbd.messages",
+    "iserblk.nbd.transmission",
+    "iserblk.rcap.iwarp.checks",
+    "iserblk.rcap.iwarp.ddp",
+    "iserblk.rcap.iwarp.markers",
+    "iserblk.rcap.iwarp.mpa",
+    "iserblk.rcap.iwarp.queuepair",
+    "iserblk.rcap.iwarp.rdmap",
+    "iserblk.rcap.iwarp.reads",
+    "iserblk.rcap.iwarp.receive",
+    "iserblk.rcap.iwarp.transmit",
+    "iserblk.rcap.seam",
+    "iserblk.rcap.stags",
+    "iserblk.scsi.cdb",
+    "iserblk.sockets.wire",
+    "iserblk.target.iscsi.buffers",
+    "iserblk.target.iscsi.connection",
+    "iserblk.target.iscsi.slot",
+    "iserblk.target.scsi.block",
+    "iserblk.target.scsi.commands",
+    "iserblk.target.scsi.device",
+    "iserblk.target.scsi.guard",
+    "iserblk.target.scsi.task",
+    "iserblk.target.scsi.unflushed",
+    "iserblk.target.seam",
+    "iserblk.target.store.lunfile",
+    "iserblk.target.store.store",
+    "iserblk.target.store.volatile",
+)
+
+LIBRARY = "iserblk__mypyc"  # the extension module, at the top level, that has the code of all
+
+NOT_COMPILED = "it is not compiled for this Python"
+STALE = "what was compiled is older than its sources"
+UNWANTED = "ISERBLK_PLAIN is set"
+
+_TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def source_of(module: str) -> str:
+    return os.path.join(_TOP, *module.split(".")) + ".py"
+
+
+def _why_plain() -> str:
+    if os.environ.get("ISERBLK_PLAIN", "0") not in ("", "0"):
+        return UNWANTED
+    try:
+        built = os.stat(os.path.join(_TOP, LIBRARY + EXTENSION_SUFFIXES[0])).st_mtime_ns
+    except OSError:
+        return NOT_COMPILED
+    # Where a package manager has put them, their times mean nothing.
+    if os.path.exists(os.path.join(_TOP, "setup.py")) and any(
+        os.stat(source_of(module)).st_mtime_ns > built for module in MODULES
+    ):
+        return STALE
+    return ""
+
+
+class _AsWritten:
+    """A finder that prefers the sources of MODULES."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name not in MODULES:
+            return None
+        from importlib.util import spec_from_file_location  # noqa: PLC0415 (rarely needed)
+
+        return spec_from_file_location(name, source_of(name))
+
+
+why_plain = ""
+"""Why the plain form runs; empty: the compiled one does."""
+
+
+def choose() -> None:
+    global why_plain  # noqa: PLW0603
+    why_plain = _why_plain()
+    if why_plain:
+        sys.meta_path.insert(0, _AsWritten())

@@ -1,0 +1,86 @@
+"""The two forms of the data path: which of them runs, and that it is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import iserblk
+from iserblk import _forms
+
+TOP = Path(iserblk.__file__).parent.parent
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+LIBRARY = f"{_forms.LIBRARY}{SUFFIX}"
+COMPILED = (TOP / LIBRARY).exists()
+SHOW = """
+import importlib
+from iserblk import _forms
+print(_forms.why_plain)
+for module in _forms.MODULES:
+    print(importlib.import_module(module).__file__)
+"""
+
+
+def show(top: Path, plain: str = "") -> tuple[str, set[str]]:
+    """Why the checkout at ``top`` runs its plain form, and the suffixes of its modules' files."""
+    shown = subprocess.run(
+        [sys.executable, "-P", "-c", SHOW],
+        env={**os.environ, "PYTHONPATH": str(top), "ISERBLK_PLAIN": plain},
+        cwd=top,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    reason, *files = shown.splitlines()
+    assert len(files) == len(_forms.MODULES)
+    assert all(Path(file).is_relative_to(top) for file in files)
+    return reason, {file.removeprefix(file.split(".")[0]) for file in files}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of this one, with what was compiled."""
+    top = tmp_path / "checkout"
+    shutil.copytree(TOP / "iserblk", top / "iserblk", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(TOP / "setup.py", top)
+    if COMPILED:
+        shutil.copy2(TOP / LIBRARY, top)
+    return top
+
+
+def test_this_process() -> None:
+    if _forms.why_plain == _forms.STALE:
+        pytest.fail("what was compiled is older than its sources: run scripts/setup")
+    from iserblk.rcap import stags  # noqa: PLC0415
+
+    assert stags.__file__.endswith(".py" if _forms.why_plain else SUFFIX)
+
+
+def test_as_written(checkout: Path) -> None:
+    assert show(checkout, plain="1") == (_forms.UNWANTED, {".py"})
+    (checkout / LIBRARY).unlink(missing_ok=True)
+    assert show(checkout) == (_forms.NOT_COMPILED, {".py"})
+    assert show(checkout, plain="0") == (_forms.NOT_COMPILED, {".py"})
+
+
+@pytest.mark.skipif(not COMPILED, reason="not compiled: run scripts/setup")
+def test_compiled_as_long_as_no_source_is_newer(checkout: Path) -> None:
+    assert show(checkout) == ("", {SUFFIX})
+    edited = checkout / "iserblk/rcap/stags.py"
+    built = (checkout / LIBRARY).stat().st_mtime_ns
+    os.utime(edited, ns=(built + 1, built + 1))
+    assert show(checkout) == (_forms.STALE, {".py"})
+    (checkout / "setup.py").unlink()  # then it is installed, and times tell nothing
+    assert show(checkout) == ("", {SUFFIX})
+
+
+def test_every_module_is_there() -> None:
+    assert len(set(_forms.MODULES)) == len(_forms.MODULES)
+    for module in _forms.MODULES:
+        assert Path(_forms.source_of(module)).is_file()
