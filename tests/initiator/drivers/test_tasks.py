@@ -87,6 +87,7 @@ async def test_one_read_after_the_other_keeps_the_loop_awake(
     peer.close()
 
 
+@pytest.mark.plain("replaces a method")
 async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in the pump, or ^C in the middle of it, leaves no operation waiting for ever."""
     session, peer = linked()
@@ -157,6 +158,7 @@ async def test_a_strand_gives_the_buffer_back_first() -> None:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.plain("replaces a method")
 async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each strand gets its own result, over several batches of answers. Commands are sent a few at
     a time, so that the target has work while more are prepared."""

@@ -89,6 +89,7 @@ def _nothing() -> None:
     pass
 
 
+@pytest.mark.plain("replaces a list by one that interferes")
 def test_last_slot_comes_back_while_a_thread_starts_to_wait() -> None:
     """The thread is woken by the thread that gave the slot back meanwhile, or it has the slot."""
     made, _ = session(depth=1)
@@ -109,6 +110,7 @@ def test_last_slot_comes_back_while_a_thread_starts_to_wait() -> None:
     assert slot is held or made.queue.take(waiter) is held
 
 
+@pytest.mark.plain("replaces a list by one that interferes")
 def test_free_slot_is_snatched_from_a_thread_that_saw_it() -> None:
     """The thread gets the slot, or waits for it."""
     made, _ = session(depth=1)
