@@ -23,6 +23,7 @@ from iserblk.initiator.session.slots import (
     INDEX_BITS,
     INDEX_MASK,
     ITT_MASK,
+    NOBODY,
     QUEUED,
     SENT,
     TAKEN,
@@ -175,6 +176,7 @@ class SendQueue:
         slot.state = FREE
         slot.data = None
         slot.error = None  # with its traceback, and the buffers that this refers to
+        slot.waiter = NOBODY  # and the buffers that this has
         slot.last = -1
         slot.deadline = 0.0
         self._free.append(slot)

@@ -43,7 +43,7 @@ Operation = Generator["Waiter | float", None, T]
 
 
 class _Nobody:
-    """The waiter of a slot that was never used."""
+    """The waiter of a slot that is not in use."""
 
     pending = 0
 
@@ -51,7 +51,7 @@ class _Nobody:
         pass
 
 
-_NOBODY = _Nobody()
+NOBODY = _Nobody()
 
 
 class TaskSlot(PduSlot):
@@ -103,7 +103,7 @@ class TaskSlot(PduSlot):
         self.sense = b""
         self.error: Exception | None = None
         self.deadline = 0.0
-        self.waiter: Waiter = _NOBODY
+        self.waiter: Waiter = NOBODY
 
     @property
     def complete(self) -> bool:

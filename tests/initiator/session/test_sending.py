@@ -3,6 +3,8 @@ down what it is given."""
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,3 +243,15 @@ def test_never_beyond_the_window(start: int, script: list[tuple[int, int]]) -> N
         count = len(ends.numbers)
         assert ends.numbers == [(start + i) & MASK for i in range(count)]
         assert count == min(submitted, highest + 1)
+
+
+def test_a_slot_that_is_given_back_keeps_nothing_of_its_caller() -> None:
+    """A waiter may have the buffers of its request; the next command of the slot may be far off."""
+    ends = Ends(1, 8)
+    slot = ends.submit()[0]
+    ends.respond(slot, 2, 9)
+    waiter = weakref.ref(ends.waiter)
+    ends.waiter = Waiter()
+    assert waiter() is not None
+    ends.session.queue.release(slot)
+    assert waiter() is None
