@@ -13,6 +13,7 @@ the garbage collector.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 
@@ -43,9 +44,13 @@ class Chunk:
     __slots__ = ("at", "data", "index", "used")
 
     def __init__(self, block: int) -> None:
-        self.data = memoryview(bytearray(CHUNK))
         # No copy is shorter than a block.
-        self.index = memoryview(bytearray(CHUNK // block * _RECORD * 8)).cast("Q")
+        index = CHUNK // block * _RECORD * 8
+        # Not from the heap, which would fill the index with zeros: where the copies are large, most
+        # of its pages are never touched.
+        memory = memoryview(mmap.mmap(-1, CHUNK + index, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self.data = memory[:CHUNK]
+        self.index = memory[CHUNK:].cast("Q")
         self.used = 0
         self.at = 0
 
