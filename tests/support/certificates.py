@@ -27,6 +27,7 @@ class Authority:
         _openssl(
             *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", _DAYS),
             *("-keyout", "ca-key.pem", "-out", "ca-cert.pem", "-subj", f"/CN={name}"),
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),  # Python 3.13 wants it
             cwd=place,
         )
         self._serial = 1
