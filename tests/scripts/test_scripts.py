@@ -181,6 +181,7 @@ def distros(tmp_path: Path) -> Distros:
     [
         (["--release", "woody"], "no such release: woody"),
         (["--release"], "--release needs a value"),
+        (["--without", "nbdkit*"], "no name of a package: nbdkit*"),
         (["--mirror", "somewhere"], "no URL: somewhere"),
         (["--keep", ""], "--keep needs a directory"),
         (["--frobnicate"], "no such option: --frobnicate"),
@@ -243,6 +244,24 @@ def test_distros_uses_a_kept_root_again(distros: Distros) -> None:
     assert distros.calls.read_text() == "debootstrap trixie\n"
     mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
     assert (distros.place / "kept" / "trixie" / "was").exists() and str(distros.place) not in mounts
+
+
+def test_distros_without_packages(distros: Distros) -> None:
+    """The root's apt does not have them, and a kept root that has them is not used."""
+    arguments = ["--release", "trixie", "--keep", str(distros.place / "kept")]
+    pins = ["cat", "/etc/apt/preferences.d/distros"]
+    usual = distros.run(*arguments, *pins)
+    assert (usual.returncode, usual.stdout) == (0, ""), usual.stderr
+    done = distros.run(*arguments, "--without", "nbdkit", "--without", "fio", *pins)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n\n") == [
+        "Package: nbdkit nbdkit-*\nPin: release *\nPin-Priority: -1",
+        "Package: fio fio-*\nPin: release *\nPin-Priority: -1",
+        "",
+    ]
+    assert "\n  trixie without nbdkit without fio: cat " in done.stderr
+    roots = sorted(path.name for path in (distros.place / "kept").iterdir() if path.is_dir())
+    assert roots == ["trixie", "trixie-without-nbdkit-without-fio"]
 
 
 def test_distros_of_a_checkout_of_another_user(distros: Distros, tmp_path: Path) -> None:
