@@ -4,8 +4,8 @@ No task is started per operation, and no channel is used: the pump reschedules t
 send costs as much as all of Python's work on a command. So commands of operations that one batch of
 answers woke are sent together. Commands of other origin (a front-end that reads its own queue) are
 gathered as long as each turn of the loop brings more, if enough are in flight to keep the target
-busy meanwhile. But no more than a few are gathered: else the target would have nothing to do until
-they come.
+busy meanwhile; those of several clients with a queue each, for one turn. But no more than a few are
+gathered: else the target would have nothing to do until they come.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ AT_ONCE = 8  # batches of answers for strands, before trio runs anything else
 GATHER_FROM = 4  # commands under way, from which number on others are gathered
 GATHER_DECAY = 0.97  # of the recent number of commands under way, per command
 GATHER_QUIET = 3  # turns of the loop without another command, after which they are sent
+GATHER_BESIDE = (
+    8  # commands under way beside those of a ``hold``, from which on it waits for others
+)
 GATHER_COMMANDS = 8  # at most, that are sent at once
 
 
@@ -81,6 +84,7 @@ class TrioDriver:
         self._lately = 0.0
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer = Nap()
+        self._quiet = GATHER_QUIET
         self._awake = BusyPoll(session.busy_poll_us)
         self._pace = Pace(self._awake)
         self._answered = 0
@@ -178,18 +182,28 @@ class TrioDriver:
         if self._lately < GATHER_FROM:
             self.session.queue.flush()
         else:
+            self._quiet = GATHER_QUIET
             self._gatherer.wake()
 
     def hold(self) -> bool:
-        """Have commands that are submitted from now on leave together, at ``release``. Returns the
-        argument of ``release``."""
+        """Have commands that are submitted from now on leave together, at ``release`` or a turn of
+        the loop later. Returns the argument of ``release``."""
         held, self._batch = self._batch, True
         return held
 
     def release(self, held: bool) -> None:
-        if not held:
-            self._batch = False
-            self.session.queue.flush()
+        if held:
+            return
+        self._batch = False
+        queue = self.session.queue
+        unsent = queue.unsent
+        if 0 < unsent < GATHER_COMMANDS and queue.busy - unsent >= GATHER_BESIDE:
+            # There are other clients, and some may be about to begin commands in this turn, too:
+            # a send for each would cost as much as all else that a command costs.
+            self._quiet = 1
+            self._gatherer.wake()
+        else:
+            queue.flush()
 
     @trio.lowlevel.enable_ki_protection
     async def _gather(self) -> None:
@@ -199,7 +213,7 @@ class TrioDriver:
             if not session.queue.unsent:
                 await self._gatherer.sleep()
             seen = quiet = 0
-            while quiet < GATHER_QUIET and seen < GATHER_COMMANDS:
+            while quiet < self._quiet and seen < GATHER_COMMANDS:
                 await trio.lowlevel.checkpoint()
                 quiet = quiet + 1 if session.queue.unsent == seen else 0
                 seen = session.queue.unsent

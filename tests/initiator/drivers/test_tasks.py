@@ -11,7 +11,8 @@ import trio.testing
 
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.drivers.tasks import GATHER_COMMANDS, TrioDriver
+from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.waiting.busy_polling import HITS
 from iserblk.waiting.strands import open_strands
@@ -197,6 +198,57 @@ async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) ->
             assert sorted(ended) == list(range(20))
             assert max(sent) == GATHER_COMMANDS
             assert session.queue.in_flight == 0
+            await driver.log_out()
+            peer.close()
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_several_clients_begin_in_one_turn_leaves_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But only while the target has enough to do."""
+    session, peer = linked(depth=20)
+    flush = session.queue.flush
+    sent: list[int] = []
+
+    def counted() -> None:
+        sent.append(session.queue.unsent)
+        flush()
+
+    monkeypatch.setattr(session.queue, "flush", counted)
+    driver = TrioDriver(session)
+    disk = TrioDisk(disk_of(session), driver)
+    waiters: list[TrioWaiter] = []
+
+    def client(number: int) -> TaskSlot:
+        waiters.append(TrioWaiter())
+        held = disk.hold()
+        slot = disk.begin_read(memoryview(bytearray(512)), number * 512, waiters[-1])
+        disk.release(held)
+        assert slot is not None
+        return slot
+
+    def answer(heard: Heard) -> None:
+        if heard.opcode == bhs.LOGOUT_REQUEST:
+            peer.goodbye(heard)
+        else:
+            peer.respond(heard)
+
+    with trio.fail_after(WAIT_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            await trio.testing.wait_all_tasks_blocked()
+            sent.clear()
+            slots = [client(number) for number in range(GATHER_BESIDE)]
+            assert sent == [1] * GATHER_BESIDE
+            slots += [client(GATHER_BESIDE + number) for number in range(3)]
+            assert sent == [1] * GATHER_BESIDE
+            await trio.testing.wait_all_tasks_blocked()
+            assert sent == [*[1] * GATHER_BESIDE, 3]
+            nursery.start_soon(peer.run, answer)
+            for waiter in waiters:
+                await waiter.wait()
+            assert [disk.end_read(slot) for slot in slots] == [0] * len(slots)
             await driver.log_out()
             peer.close()
             nursery.cancel_scope.cancel()
