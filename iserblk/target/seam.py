@@ -33,7 +33,7 @@ class ScsiTask:
     ``run`` put into the buffer).
     """
 
-    __slots__ = ("cancelled", "cdb", "direction", "length", "may_block", "plan", "sense", "status",
+    __slots__ = ("cancelled", "cdb", "direction", "length", "may_block", "sense", "status",
                  "transferred")  # fmt: skip
 
     def __init__(self, cdb: bytes) -> None:
@@ -42,7 +42,6 @@ class ScsiTask:
         self.length = 0
         self.may_block = False
         self.cancelled = False
-        self.plan: object = None  # for the device server only
         self.status = 0
         self.sense = GOOD
         self.transferred = 0

@@ -50,7 +50,6 @@ class DeviceTask(ScsiTask):
         self.length = 0
         self.may_block = False
         self.cancelled = False
-        self.plan = None
         self.status = 0
         self.sense = b""
         self.transferred = 0
