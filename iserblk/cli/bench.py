@@ -74,10 +74,24 @@ class Result:
     type=click.Choice(["randread", "randwrite", "read", "write"]),
     default="randread",
     show_default=True,
+    help="What to do: read or write, at random places or one after the other.",
 )
 @click.option("--bs", type=Size(), default="4k", show_default=True, help="Size of a request.")
-@click.option("--depth", type=click.IntRange(1, 1024), default=32, show_default=True)
-@click.option("--time", "seconds", type=Seconds(0.1, 86400), default=10.0, show_default=True)
+@click.option(
+    "--depth",
+    type=click.IntRange(1, 1024),
+    default=32,
+    show_default=True,
+    help="Requests in flight.",
+)
+@click.option(
+    "--time",
+    "seconds",
+    type=Seconds(0.1, 86400),
+    default=10.0,
+    show_default=True,
+    help="Seconds to measure.",
+)
 @click.option(
     "--face",
     type=click.Choice(["async", "blocking"]),
