@@ -7,6 +7,7 @@ or by the session, or is a flag whose order is written down where it is used.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -582,6 +583,10 @@ class DiskCore(LunListener):
             finally:
                 outcome = self.durability.end_flush(token, done)
             if outcome is Flushed.DONE:
+                # A program that only reads, writes and flushes would not ask for the size before
+                # it reaches the old end. The flush has succeeded, whatever the answer is.
+                with contextlib.suppress(IserblkError):
+                    yield from self.know_size(deadline)
                 return
             if outcome is Flushed.LOST:
                 raise IserblkError(
