@@ -53,6 +53,8 @@ def test_a_signal_while_it_connects(
     """The command ends at once with all its processes, although the portal never answers.
     ``group``: the signal goes to all of them, as with Ctrl-C in a terminal."""
     need_fuse()
+    if "nbdkit" in way:
+        need("nbdkit")
     with socket.create_server(("127.0.0.1", 0)) as server:
         portal = f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"
         process = subprocess.Popen(

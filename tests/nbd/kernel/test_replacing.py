@@ -10,6 +10,7 @@ import pytest
 
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of
 from tests.nbd.kernel.fake_kernel import FakeKernel
+from tests.support.nbdkit import need
 from tests.support.target import END_S, TargetProcess, running_target
 
 
@@ -33,6 +34,7 @@ def test_a_successor(
 def test_from_one_kind_of_server_to_the_other(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
+    need("nbdkit")
     tool.good("attach", f"{target.url}/1", "nbd0")
     tool.by_nbdkit = not tool.by_nbdkit
     tool.good("attach", "--replace", f"{target.url}/1", "nbd0")
