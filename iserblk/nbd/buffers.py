@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 GUARANTEED = 1 << 20  # bytes that each client may have whatever the others have
-CLIENT_BYTES = 8 << 20  # bytes of the requests of one client; a single one may be larger
+CLIENT_BYTES = 6 << 20  # bytes of the requests of one client; a single one may be larger
 TOTAL_BYTES = 64 << 20  # bytes of all clients
 KEPT_BYTES = 16 << 20  # of buffers that no request uses
 HEADROOM = 64  # bytes in front of the data of a buffer, for the header of its reply
