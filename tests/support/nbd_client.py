@@ -10,6 +10,7 @@ from typing import NamedTuple
 import trio
 
 from iserblk.nbd import messages as nbd
+from tests.support.until import until
 
 WHOLE = nbd.FIXED_NEWSTYLE | nbd.NO_ZEROES
 
@@ -143,13 +144,24 @@ class RawClient:
 
 async def connect(place: Path | str) -> RawClient:
     """Over a Unix socket."""
-    sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+
+    def is_connected() -> bool:
+        """Where too many wait to be accepted, a Unix socket refuses for the moment (EAGAIN); trio
+        would take that for a connection that is being made."""
+        try:
+            sock.connect(str(place))
+        except BlockingIOError:
+            return False
+        return True
+
     try:
-        await sock.connect(str(place))
+        await until(is_connected)
     except BaseException:
         sock.close()
         raise
-    return RawClient(trio.SocketStream(sock))
+    return RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
 
 
 async def connected(place: Path | str, export: str = "") -> RawClient:
