@@ -42,6 +42,7 @@ HANDSHAKE_S = 15.0
 MANY = 8  # open requests, from which on the socket is looked at when answers come
 _MOST_BUFFERS = 1024  # of one system call (IOV_MAX)
 _STEP = 4096  # bytes of a handshake that are received at once
+_BUG = "internal error of the server"
 
 
 class Stream(Protocol):
@@ -184,6 +185,11 @@ class Client:
                 nursery.start_soon(self._watch_writes)
                 await self._run()
                 nursery.cancel_scope.cancel()
+        except BaseException:
+            # The caller closes the socket before the strands are closed. A turn of theirs must not
+            # use its number, which another descriptor may have then.
+            self._lose()
+            raise
         finally:
             self._memory.forget(self._wake)
         self._stopped = True
@@ -342,29 +348,42 @@ class Client:
     def _begin(self, requests: list[Request]) -> None:
         """Send the command of each, where one will do and there is room for it."""
         disk = self._disk
-        for request in requests:
-            command = request.command
-            slot = None
-            if command == nbd.READ:
-                slot = disk.begin_read(request.data, request.offset, request)
-            elif command == nbd.WRITE and not request.flags:
-                slot = disk.begin_write(request.data, request.offset, request)
-            if slot is None:
-                self._group.start_soon(self._carry_out, request, 0.0, name=self.name)
-            else:
-                request.slot = slot
+        begun = 0
+        try:
+            for request in requests:
+                command = request.command
+                slot = None
+                if command == nbd.READ:
+                    slot = disk.begin_read(request.data, request.offset, request)
+                elif command == nbd.WRITE and not request.flags:
+                    slot = disk.begin_write(request.data, request.offset, request)
+                if slot is None:
+                    self._group.start_soon(self._carry_out, request, 0.0, name=self.name)
+                else:
+                    request.slot = slot
+                begun += 1
+        except Exception:
+            # A bug; it ends the client, which is over when no request is open.
+            for request in requests[begun:]:
+                request.slot = None
+                if not request.pending:  # else its command is under way, in spite of the error
+                    self._transmission.refuse(request, nbd.EIO, _BUG)
+            raise
 
     def _end(self, request: Request) -> None:
         """The command of a request has ended."""
         slot = request.slot
-        assert slot is not None  # ``_begin`` set it
         try:
+            assert slot is not None  # ``_begin`` set it
             if request.command == nbd.READ:
                 deadline = self._disk.end_read(slot)
             else:
                 deadline = self._disk.end_write(slot)
         except IserblkError as error:
             self._refuse(request, error)
+            return
+        except Exception:
+            self._refuse_for_bug(request)
             return
         if not deadline:
             self._transmission.reply(request)
@@ -373,13 +392,18 @@ class Client:
         else:
             self._group.start_soon(self._carry_out, request, deadline, name=self.name)
 
+    def _refuse_for_bug(self, request: Request) -> None:
+        """While the exception is being handled, which is logged."""
+        log.exception("%s: internal error", self.name)
+        self._transmission.refuse(request, nbd.EIO, _BUG)
+
     def _refuse(self, request: Request, error: IserblkError) -> None:
         number = nbd.error_of(error)
         if isinstance(error, OutOfRange) and request.command in (nbd.WRITE, nbd.WRITE_ZEROES):
             number = nbd.ENOSPC
         if number == nbd.ENOTSUP and not request.flags & nbd.FLAG_FAST_ZERO:
             number = nbd.EINVAL
-        if number == nbd.EIO:
+        if number == nbd.EIO and not self._closing:  # then the command was aborted by ourselves
             log.warning("%s: %s", self.name, error)
         self._transmission.refuse(request, number, str(error))
 
@@ -392,8 +416,7 @@ class Client:
         except IserblkError as error:
             self._refuse(request, error)
         except Exception:
-            log.exception("%s: internal error", self.name)
-            self._transmission.refuse(request, nbd.EIO, "internal error of the server")
+            self._refuse_for_bug(request)
         else:
             if extents is None:
                 self._transmission.reply(request)

@@ -140,6 +140,9 @@ class NbdServer:
             except OSError as error:
                 log.info("%s: went away: %s", name, error.strerror)
                 return
+            except Exception:  # a bug; it ends this client only
+                log.exception("%s: internal error", name)
+                return
             if scope.cancelled_caught or agreed is None:
                 return
             export, transmission = agreed

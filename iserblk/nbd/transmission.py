@@ -211,9 +211,9 @@ class Transmission:
             # It stays as long as the writes in it, and is counted from now on.
             if not self._fits(CHUNK):
                 return False
+            self._chunk = self._memory.chunk()  # it may fail: first
             self._used += CHUNK
             self._memory.used += CHUNK
-            self._chunk = self._memory.chunk()
         self._chunk.view[:rest] = before.view[self._start : self._end]
         self._start, self._end = 0, rest
         return True
@@ -234,11 +234,22 @@ class Transmission:
     def resume(self) -> list[Request]:
         """As ``received``, when memory has been given back."""
         found: list[Request] = []
+        try:
+            self._parse(found)
+        except Exception:
+            # Of a breach, or of a bug, or for want of memory: no caller will have heard of them.
+            for request in found:
+                self._release(request)
+            self.ended = True
+            raise
+        return found
+
+    def _parse(self, found: list[Request]) -> None:
         self.held = self.starved = False
         large = self._large
         if large is not None:
             if self._filled < large.length:
-                return found
+                return
             self._large = None
             self.open += 1
             found.append(large)
@@ -251,7 +262,7 @@ class Transmission:
         while not self.ended and self._end - self._start >= size:
             got, flags, command, cookie, offset, length = header.unpack_from(data, self._start)
             if got != magic:
-                raise self._breach(found, f"a request begins with {got:#x}")
+                raise RemoteProtocolError("NBD", f"a request begins with {got:#x}")
             # An extended WRITE has data also where it lacks the flag that it must have: a client
             # that forgets the flag does not forget the data.
             payload = length if command == nbd.WRITE else 0
@@ -269,7 +280,7 @@ class Transmission:
                 elif command not in (nbd.WRITE, nbd.DISC):
                     command = _NO_DATA
             if payload > nbd.MOST_PAYLOAD:
-                raise self._breach(found, f"a request with {payload} bytes of data")
+                raise RemoteProtocolError("NBD", f"a request with {payload} bytes of data")
             allowed = most_flags.get(command)
             if allowed is None or flags & ~allowed:
                 if command == nbd.DISC:  # whatever its flags are, it has no answer
@@ -298,8 +309,8 @@ class Transmission:
                     self._used += cost
                     self._memory.used += cost
                 else:
+                    buffer = self._memory.buffer(cost)  # it may fail: first
                     request = self._take(command, flags, cookie, offset, length, cost)
-                    buffer = self._memory.buffer(cost)
                     request.buffer = buffer
                     request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
                     request.reply = memoryview(buffer)[self._reply_at : HEADROOM + length]
@@ -321,8 +332,9 @@ class Transmission:
                 cost = size_of(length)
                 if not self._fits(cost):
                     break
+                buffer = self._memory.buffer(cost)
                 request = self._take(command, flags, cookie, offset, length, cost)
-                if not self._begin_large(request):
+                if not self._begin_large(request, buffer):
                     break
             elif command == nbd.DISC:
                 self.ended = True
@@ -334,14 +346,6 @@ class Transmission:
                 self._start += size + behind
                 request = self._take(command, flags, cookie, offset, length, cost)
             found.append(request)
-        return found
-
-    def _breach(self, found: list[Request], text: str) -> RemoteProtocolError:
-        """For a breach of the protocol: nobody will hear of the requests that were ``found``."""
-        for request in found:
-            self._release(request)
-        self.ended = True
-        return RemoteProtocolError("NBD", text)
 
     def _fits(self, cost: int) -> bool:
         """There is memory for a request of that cost; else ``held`` is set."""
@@ -367,11 +371,10 @@ class Transmission:
         self._memory.used += cost
         return request
 
-    def _begin_large(self, request: Request) -> bool:
+    def _begin_large(self, request: Request, buffer: bytearray) -> bool:
         """Its data lands in a buffer of its own; what has come of it is moved there. Whether that
         is all."""
         length = request.length
-        buffer = self._memory.buffer(request.cost)
         request.buffer = buffer
         request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
         begin = self._start + self._header.size

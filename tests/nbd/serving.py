@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
 
+from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer
@@ -50,6 +51,44 @@ class HeldDisk(AsyncFake):
     ) -> None:
         await self._wait()
         await super().write(buffer, offset, fua)
+
+
+class DirectFake(AsyncFake):
+    """A disk that begins a command for each read and write. They end at ``end``, or are aborted."""
+
+    def __init__(self, number: int = 0, **changes: object) -> None:
+        super().__init__(FakeDisk(lun_info(number, **changes)))
+        self.begun: list[Waiter] = []
+
+    def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        self.fake.read_into(buffer, offset)
+        return self._begin(waiter)
+
+    def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+        self.fake.write(buffer, offset)
+        return self._begin(waiter)
+
+    def _begin(self, waiter: Waiter) -> TaskSlot:
+        waiter.pending = 1
+        self.begun.append(waiter)
+        return TaskSlot(len(self.begun))
+
+    def end(self) -> None:
+        """All commands have ended."""
+        ended, self.begun = self.begun, []
+        for waiter in ended:
+            waiter.task_done()
+
+    def end_read(self, slot: TaskSlot) -> float:
+        return 0.0
+
+    def end_write(self, slot: TaskSlot) -> float:
+        return 0.0
+
+    def abandon(self, mine: Callable[[Waiter], bool]) -> int:
+        count = len(self.begun)
+        self.end()
+        return count
 
 
 def fake(number: int = 0, **changes: object) -> AsyncFake:

@@ -12,14 +12,15 @@ import trio
 import trio.lowlevel
 
 from iserblk.errors import CommandTimeout
+from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import CLIENT_BYTES, Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.waiting.busy_polling import BusyPoll
-from iserblk.waiting.strands import open_strands
-from tests.nbd.serving import HeldDisk, fake
+from iserblk.waiting.strands import open_strands, run
+from tests.nbd.serving import DirectFake, HeldDisk, fake
 from tests.support.fake_disk import AsyncFake
 from tests.support.nbd_client import RawClient, Reply, go, request, write
 from tests.support.until import until
@@ -221,6 +222,90 @@ async def test_a_bug_is_an_error_for_the_client(caplog: pytest.LogCaptureFixture
     assert caplog.messages == ["client 0: internal error"]
 
 
+@pytest.mark.parametrize("begun", [0, 1, 5])
+async def test_a_bug_while_requests_are_begun(caplog: pytest.LogCaptureFixture, begun: int) -> None:
+    """The connection ends. What was begun ends as it would, the rest at once; memory is free."""
+
+    class Broken(DirectFake):
+        def begin_write(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+            if len(self.begun) == begun:
+                raise ZeroDivisionError
+            return super().begin_write(buffer, offset, waiter)
+
+    disk, memory = Broken(), Memory()
+    async with served(disk, memory) as (one,):
+        await one.raw.send(b"".join(write(b"x" * 9000, 0, number) for number in range(7)))
+        assert await one.raw.end() == b""
+        assert len(disk.begun) == begun
+        disk.end()
+        await one.over.wait()
+    assert caplog.messages == ["client 0: internal error"]
+
+
+async def test_a_bug_behind_the_beginning_of_a_command(caplog: pytest.LogCaptureFixture) -> None:
+    """Its command is under way: until it has ended its memory is not free."""
+
+    class Broken(DirectFake):
+        def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
+            super().begin_read(buffer, offset, waiter)
+            raise ZeroDivisionError
+
+    disk, memory = Broken(), Memory()
+    async with served(disk, memory) as (one,):
+        await one.raw.send(request(nbd.READ, 0, MIB, 1) + request(nbd.READ, 0, MIB, 2))
+        assert await one.raw.end() == b""
+        assert (len(disk.begun), memory.used, one.over.is_set()) == (1, MIB, False)
+        disk.end()
+        await one.over.wait()
+    assert caplog.messages == ["client 0: internal error"] * 2
+
+
+async def test_a_bug_at_the_end_of_a_command(caplog: pytest.LogCaptureFixture) -> None:
+    """It is an error for its request, and for no other one."""
+
+    class Broken(DirectFake):
+        ended = 0
+
+        def end_write(self, slot: TaskSlot) -> float:
+            self.ended += 1
+            if self.ended == 2:
+                raise ZeroDivisionError
+            return 0.0
+
+    disk = Broken()
+    async with served(disk) as (one,):
+        await one.raw.send(b"".join(write(b"x", 0, number) for number in range(4)))
+        await until(lambda: len(disk.begun) == 4)
+        disk.end()
+        found = await one.raw.replies(dict.fromkeys(range(4), 0))
+    assert [found[number].error for number in range(4)] == [0, nbd.EIO, 0, 0]
+    assert caplog.messages == ["client 0: internal error"]
+
+
+@pytest.mark.parametrize(
+    "last", [request(nbd.READ, 0, MIB, 9), write(bytes(MIB), 0, 9)[:100]], ids=["read", "write"]
+)
+async def test_no_memory(caplog: pytest.LogCaptureFixture, last: bytes) -> None:
+    """None for the buffer of a request: its client goes, and others stay."""
+
+    class Poor(Memory):
+        def buffer(self, size: int) -> bytearray:
+            if size >= MIB:
+                raise MemoryError
+            return super().buffer(size)
+
+    disk, memory = DirectFake(), Poor()
+    async with served(disk, memory, 2) as (one, other):
+        await one.raw.send(write(b"x", 0, 1) + request(nbd.READ, 0, 512, 2) + last)
+        assert await one.raw.end() == b""
+        await one.over.wait()
+        await other.raw.send(request(nbd.READ, 0, 512, 3))
+        await until(lambda: disk.begun)
+        disk.end()
+        assert await other.raw.reply(512) == Reply(0, 3, bytes(512))
+    assert caplog.messages == ["client 0: internal error"]
+
+
 async def test_an_error_of_the_target_is_logged_with_the_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -261,3 +346,51 @@ async def test_cancelled_all_is_aborted() -> None:
     assert scope.cancelled_caught
     assert disk.ended == 2
     assert disk.fake.data[:1] == b"\0"
+
+
+async def test_cancelled_it_does_not_say_that_the_target_is_slow() -> None:
+    """Commands that the server itself aborts are no news."""
+
+    class Slow(DirectFake):
+        def end_read(self, slot: TaskSlot) -> float:
+            raise CommandTimeout("no answer in 30 s")
+
+    disk = Slow()
+    with trio.CancelScope() as scope:
+        async with served(disk) as (one,):
+            await one.raw.send(request(nbd.READ, 0, 1, 2))
+            await until(lambda: disk.begun)
+            scope.cancel()
+    assert scope.cancelled_caught
+
+
+async def test_cancelled_it_leaves_the_socket_alone() -> None:
+    """Its caller closes the socket; an answer that comes after that must not use the descriptor,
+    which is another connection's by then."""
+    disk, memory = DirectFake(), Memory()
+    here, there = socket.socketpair()
+    mine, other = socket.socketpair()
+    there.setblocking(False)
+    mine.setblocking(False)
+    other.setblocking(False)
+    with mine, other, trio.CancelScope() as scope:
+        async with open_strands() as group:
+            raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
+            one = Served(Client(here, "client", group, memory, BusyPoll(0)), raw)
+            async with raw, trio.open_nursery() as nursery:
+                nursery.start_soon(one.run, here, Export("lun0", disk))
+                await raw.shake_hands()
+                await raw.send(request(nbd.READ, 0, 512, 1))
+                await until(lambda: disk.begun)
+                number = here.fileno()
+                nursery.cancel_scope.cancel()
+            os.dup2(mine.fileno(), number)
+            other.send(b"not for the client")
+            disk.end()
+            run()
+            os.close(number)
+            assert mine.recv(100) == b"not for the client"
+            with pytest.raises(BlockingIOError):
+                other.recv(100)
+            scope.cancel()
+    assert scope.cancelled_caught

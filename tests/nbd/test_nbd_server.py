@@ -16,6 +16,7 @@ from iserblk.nbd import transmission
 from iserblk.nbd.tls import by_certificates
 from tests.nbd.serving import HeldDisk, fake, server_of, serving
 from tests.support.certificates import Authority
+from tests.support.fake_disk import AsyncFake
 from tests.support.nbd_client import (
     RawClient,
     Reply,
@@ -219,6 +220,24 @@ async def test_garbage_in_the_handshake_ends_the_connection(tmp_path: Path) -> N
         async with await connected(path) as other:
             await other.send(request(nbd.READ, 0, 1, 7))
             assert await other.reply(1) == Reply(0, 7, b"\0")
+
+
+async def test_a_bug_in_a_handshake_ends_that_client_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(AsyncFake):
+        async def refresh(self) -> int:
+            raise ZeroDivisionError
+
+    async with serving(tmp_path, fake(), Broken(fake(1).fake)) as path:
+        async with await connect(path) as client:
+            await client.greet()
+            await client.send(go("lun1"))
+            assert await is_let_go(client)
+        async with await connected(path) as other:
+            await other.send(request(nbd.READ, 0, 1, 7))
+            assert await other.reply(1) == Reply(0, 7, b"\0")
+    assert caplog.messages == ["NBD client: internal error"]
 
 
 async def test_over_tcp_clients_have_names(caplog: pytest.LogCaptureFixture) -> None:
