@@ -205,6 +205,12 @@ class Model:
             each.naked = False
             each.before = None
 
+    def perhaps_told(self) -> None:
+        """A flush has failed: it has reported a loss, or not been carried out."""
+        self._told = True
+        for each in self.granules:
+            each.before = None
+
     def lost(self) -> None:
         """Target and client have lost their memory."""
         self._incomplete = False

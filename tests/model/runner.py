@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 
 import trio
@@ -11,6 +12,7 @@ from iserblk.errors import IserblkError, LocalProtocolError, ScsiError
 from iserblk.iscsi import bhs
 from iserblk.scsi import sense
 from iserblk.scsi.sense import Sense
+from iserblk.scsi.sense_words import ASCQ_WORDS
 from tests.model.blocks import GRANULE, Model, content
 from tests.model.machine import AnyMachine, Machine
 from tests.model.script import (
@@ -40,6 +42,7 @@ from tests.support.faults.behaviours import (
     Sips,
 )
 from tests.support.faults.framing import Unit
+from tests.support.nbd_disk import NbdError
 
 JUNK = b"\xee"
 PATIENCE_S = 60.0  # of one step; only a failing test waits that long
@@ -68,12 +71,16 @@ def _after_login(unit: Unit) -> bool:
 
 
 class Runner:
-    """Runs scripts. ``may_fail``: operations may end with an error (outages outlast io-timeout)."""
+    """Runs scripts. ``seed``: of what the face chooses by itself. ``may_fail``: operations may end
+    with an error (outages outlast io-timeout)."""
 
-    def __init__(self, machine: AnyMachine, face: str, options: str, may_fail: bool) -> None:
+    def __init__(
+        self, machine: AnyMachine, face: str, options: str, seed: object, may_fail: bool
+    ) -> None:
         self._machine = machine
         self._face = face
         self._url = machine.url + options
+        self._seed = seed
         self._may_fail = may_fail
         self.model = Model(GRANULES, durable=not machine.write_cache)
         self.tally = Tally()
@@ -97,7 +104,7 @@ class Runner:
         """Run the steps of one client, from open to close."""
         if isinstance(self._machine, Machine):
             self._machine.troubles.forget()
-        async with one_disk(self._face, self._url) as self._disk:
+        async with one_disk(self._face, self._url, seed=self._seed) as self._disk:
             for step in steps:
                 with trio.fail_after(PATIENCE_S):
                     if isinstance(step, Group):
@@ -224,17 +231,23 @@ class Runner:
             )
 
     def _failed(self, error: IserblkError) -> None:
-        if self.model.may_tell and "were lost at the target" in str(error):
+        self.tally.errors += 1
+        assert not isinstance(error, NbdError) or error.errno == errno.EIO, repr(error)
+        if self.model.may_tell and isinstance(error, NbdError) and not error.has_text:
+            self.model.perhaps_told()
+        elif self.model.may_tell and "were lost at the target" in str(error):
             self.model.told()  # possible after any reconnection
         elif not self._is_failed_flush(error):
             assert self._may_fail and not isinstance(error, LocalProtocolError), repr(error)
-        self.tally.errors += 1
 
     def _is_failed_flush(self, error: IserblkError) -> bool:
         """Whether the error is one that the "flush" fault causes."""
+        if "flush" not in self.tally.faults:
+            return False
+        if isinstance(error, NbdError):
+            return not error.has_text or ASCQ_WORDS[sense.WRITE_ERROR] in str(error)
         return (
-            "flush" in self.tally.faults
-            and isinstance(error, ScsiError)
+            isinstance(error, ScsiError)
             and isinstance(error.sense, Sense)
             and error.sense.code == sense.WRITE_ERROR
         )

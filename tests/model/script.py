@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 GRANULES = 2048  # 1 MiB
-MOST = 96  # granules of one operation
+MOST = 96  # granules of one operation, if no other number is given
 
 READ, WRITE, ZERO, TRIM, EXTENTS, FLUSH = (
     "read", "write", "zero", "trim", "extents", "flush"
@@ -60,9 +60,9 @@ class Reopen(NamedTuple):
 Step = Group | Flush | Reopen
 
 
-def random_op(chance: random.Random) -> Op:
+def random_op(chance: random.Random, most: int) -> Op:
     kind = chance.choices((READ, WRITE, ZERO, TRIM, EXTENTS, FLUSH), (20, 20, 2, 2, 2, 1))[0]
-    count = chance.choice((1, 1, 2, 8, 8, 17, chance.randint(1, MOST)))
+    count = chance.choice((1, 1, 2, 8, 8, 17, chance.randint(1, most)))
     granule = chance.randrange(GRANULES - count)
     if chance.random() < 0.5:  # whole blocks of 4 KiB
         granule, count = granule & ~7, max(8, count & ~7)
@@ -93,14 +93,16 @@ def random_fault(chance: random.Random, weights: Weights) -> Fault:
     return Fault(kind, chance.randint(0, amount))
 
 
-def random_step(chance: random.Random, faults: float, weights: Weights, reopens: float) -> Step:
+def random_step(
+    chance: random.Random, faults: float, weights: Weights, reopens: float, most: int
+) -> Step:
     kind = chance.random()
     fault = random_fault(chance, weights) if chance.random() < faults else None
     if kind < 0.08:
         return Flush(fault)
     if kind < 0.08 + reopens:
         return Reopen()
-    ops = tuple(random_op(chance) for _ in range(chance.randint(1, 12)))
+    ops = tuple(random_op(chance, most) for _ in range(chance.randint(1, 12)))
     return Group(ops, fault, chance.randint(0, len(ops)))
 
 
@@ -110,13 +112,15 @@ def random_script(
     faults: float,
     weights: Weights | None = None,
     reopens: float = 0.005,
+    most: int = MOST,
 ) -> list[Step]:
-    """A script of at least ``operations``. ``faults``, ``reopens``: their chance in each step."""
+    """A script of at least ``operations``. ``faults``, ``reopens``: their chance in each step.
+    ``most``: granules of one operation."""
     chance = random.Random(str(seed))
     steps: list[Step] = []
     count = 0
     while count < operations:
-        step = random_step(chance, faults, weights or SHORT, reopens)
+        step = random_step(chance, faults, weights or SHORT, reopens, most)
         steps.append(step)
         count += len(step.ops) if isinstance(step, Group) else 1
     return steps

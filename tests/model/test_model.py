@@ -6,33 +6,33 @@ that is smaller than the disk. A failure prints the seed; ISERBLK_MODEL=SEED run
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iserblk.initiator import reconnecting
-from tests.model.blocks import GRANULE, Wrong
-from tests.model.machine import AnyMachine, Machine, machine
-from tests.model.runner import Runner, Tally
+from tests.model.blocks import Wrong
+from tests.model.machine import Machine
+from tests.model.playing import (
+    DIGESTS,
+    FAULTS,
+    QUICK,
+    TRANSPORTS,
+    play,
+    replayable,
+    scripts,
+    seeds,
+)
+from tests.model.runner import Tally
 from tests.model.script import (
     BROKEN,
     CHECKED,
-    EXTENTS,
-    GRANULES,
     READ,
     SHORT,
     TOO_LONG,
-    TRIM,
     TROUBLED,
     WRITE,
-    ZERO,
     Fault,
     Flush,
     Group,
@@ -44,64 +44,11 @@ from tests.model.script import (
 )
 from tests.support.faces import FACES
 
-REPLAY = "ISERBLK_MODEL"
-TRANSPORTS = ("iser", "iscsi")
-SIZE = GRANULES * GRANULE
-DIGESTS = "header_digest=crc32c&data_digest=crc32c"
-
-
-def play(
-    steps: list[Step],
-    seed: object,
-    face: str,
-    transport: str,
-    options: str = "",
-    may_fail: bool = False,
-    block: int = 4096,
-    cached: bool = True,
-    place: Path | None = None,
-    turns: bool = False,
-) -> Tally:
-    async def main(made: AnyMachine) -> Tally:
-        return await Runner(made, face, options, may_fail).run(steps)
-
-    with machine(SIZE, block, transport, seed, cached, place, turns) as made:
-        return trio.run(main, made)
-
-
-# -- hypothesis: short scripts, which shrink ----------------------------------------------------
-
-_OPS = st.builds(
-    Op,
-    st.sampled_from([READ, WRITE, WRITE, ZERO, TRIM, EXTENTS]),
-    st.integers(0, 100),
-    st.sampled_from([1, 3, 8, 16, 40]),
-    st.booleans(),
-)
-
-
-def _scripts(faults: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[Step]]:
-    groups = st.builds(
-        Group,
-        st.lists(_OPS, min_size=1, max_size=6).map(tuple),
-        faults,
-        st.integers(0, 4),
-        st.sampled_from([0, 0, 3]),
-    )
-    return st.lists(groups | groups | st.builds(Flush, faults) | st.just(Reopen()), max_size=12)
-
-
-QUICK = settings(
-    max_examples=6,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    deadline=None,
-)
-
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("face", FACES)
 @QUICK
-@given(_scripts(st.none()), st.integers(0, 1 << 16))
+@given(scripts(st.none()), st.integers(0, 1 << 16))
 def test_without_faults_but_for_power(
     face: str, transport: str, steps: list[Step], seed: int
 ) -> None:
@@ -150,44 +97,14 @@ def test_a_write_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.group_contains(Wrong)
 
 
-def _seeds(count: int) -> list[int]:
-    given_seed = os.environ.get(REPLAY)
-    if given_seed:
-        return [int(given_seed, 0)]
-    return [int.from_bytes(os.urandom(4), "big") for _ in range(count)]
-
-
-def replayable(seed: int, steps: list[Step], *words: Any, **more: Any) -> Tally:
-    try:
-        return play(steps, seed, *words, **more)
-    except Exception as error:
-        raise AssertionError(f"again with {REPLAY}={seed}") from error
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_many_operations_without_faults(transport: str) -> None:
-    for seed in _seeds(1):
+    for seed in seeds(1):
         replayable(seed, random_script(seed, 1000, 0.0), "async", transport)
 
 
 # -- with faults, which recovery hides ----------------------------------------------------------
 
-
-@pytest.fixture
-def recovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sessions connect again after short pauses."""
-    for name, seconds in (("FIRST_PAUSE_S", 0.005), ("MOST_PAUSE_S", 0.1), ("ADOPTED_S", 0.002)):
-        monkeypatch.setattr(reconnecting, name, seconds)
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-_FAULTS = st.none() | st.builds(
-    Fault,
-    st.sampled_from(["rst", "fin", "after up", "after down", "crash", "power"]),
-    st.integers(0, 30_000),
-)
 # Whether the disk has a write cache, which a crash loses.
 CACHED = (False, True)
 
@@ -196,7 +113,7 @@ CACHED = (False, True)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("face", FACES)
 @settings(QUICK, max_examples=5)
-@given(steps=_scripts(_FAULTS), seed=st.integers(0, 1 << 16))
+@given(steps=scripts(FAULTS), seed=st.integers(0, 1 << 16))
 def test_disasters(
     recovers: None, face: str, transport: str, cached: bool, steps: list[Step], seed: int
 ) -> None:
@@ -207,7 +124,7 @@ def test_disasters(
 @pytest.mark.parametrize("cached", CACHED)
 @pytest.mark.parametrize(("face", "transport"), [("async", "iser"), ("blocking", "iscsi")])
 def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bool) -> None:
-    for seed in _seeds(1):
+    for seed in seeds(1):
         steps = random_script(seed, 300, 0.2)
         tally = replayable(seed, steps, face, transport, cached=cached)
         assert not tally.errors
@@ -228,7 +145,7 @@ def test_without_the_journal_a_loss_is_noticed(recovers: None) -> None:
 
 @pytest.mark.parametrize("cached", CACHED)
 def test_disasters_with_digests(recovers: None, cached: bool) -> None:
-    for seed in _seeds(1):
+    for seed in seeds(1):
         steps = random_script(seed, 200, 0.2, CHECKED)
         replayable(seed, steps, "async", "iscsi", f"?{DIGESTS}", cached=cached)
 
@@ -238,7 +155,7 @@ def test_disasters_with_digests(recovers: None, cached: bool) -> None:
 def test_a_target_with_troubles(recovers: None, transport: str, turns: bool) -> None:
     """Temporary errors, flushes that fail, a write cache that is switched on and off. A loss that
     the client could not prevent is reported."""
-    for seed in _seeds(1):
+    for seed in seeds(1):
         steps = random_script(seed, 400, 0.25, TROUBLED, reopens=0.03)
         replayable(seed, steps, "async", transport, turns=turns)
 
@@ -246,25 +163,25 @@ def test_a_target_with_troubles(recovers: None, transport: str, turns: bool) -> 
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_cache_that_comes_and_goes(recovers: None, transport: str, turns: bool) -> None:
-    for seed in _seeds(1):
+    for seed in seeds(1):
         replayable(seed, dense_script(seed, 150), "async", transport, turns=turns)
 
 
 @pytest.mark.parametrize("cached", CACHED)
 def test_a_process_that_is_killed(recovers: None, tmp_path: Path, cached: bool) -> None:
-    for seed in _seeds(1):
+    for seed in seeds(1):
         steps = random_script(seed, 100, 0.1)
         replayable(seed, steps, "async", "iser", cached=cached, place=tmp_path)
 
 
 def test_outages_beyond_io_timeout(recovers: None) -> None:
     """Outages beyond io-timeout: requests fail, and failed writes may be carried out or not."""
-    for seed in _seeds(1):
+    for seed in seeds(1):
         steps = random_script(seed, 40, 0.15, TOO_LONG)
         replayable(seed, steps, "async", "iscsi", "?io-timeout=1", may_fail=True, cached=False)
 
 
-OPERATIONS, FAULTS = 200_000, 2_000
+OPERATIONS, STRIKES = 200_000, 2_000
 PER_RUN = 2_000
 
 
@@ -275,8 +192,8 @@ def test_two_hundred_thousand_operations(
 ) -> None:
     """Both faces, both transports, with cache and without; every tenth run has a target process."""
     total, number = Tally(), 0
-    while total.operations < OPERATIONS or sum(total.faults.values()) < FAULTS:
-        (seed,) = _seeds(1)
+    while total.operations < OPERATIONS or sum(total.faults.values()) < STRIKES:
+        (seed,) = seeds(1)
         number += 1
         place = None
         if number % 10 == 0:

@@ -1,4 +1,4 @@
-"""Both faces of the disk behind one set of names, so that a test is written once."""
+"""The faces of the disk, and NBD's wire, behind one set of names: a test is written once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import trio
 
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent, LunInfo
+from tests.support.nbd_disk import FORMS, through_nbd
 
 FACES = ("async", "blocking")
+NBD = "nbd"  # over one connection of each form
+NBD_FORMS = tuple(f"{NBD} {form}" for form in FORMS)  # over two connections of one form
+WAYS = (*FACES, NBD)
 THREADS = 64
 
 
@@ -81,11 +85,19 @@ async def opened(
 
 @asynccontextmanager
 async def one_disk(
-    face: str, url: str, options: Mapping[str, str] | None = None
+    face: str, url: str, options: Mapping[str, str] | None = None, seed: object = 0
 ) -> AsyncIterator[AsyncDisk]:
-    async with opened(face, url, options=options) as disks:
-        (disk,) = disks.values()
-        yield disk
+    """``face``: one of FACES, NBD or NBD_FORMS. ``seed``: of what a client of NBD chooses."""
+    if not face.startswith(NBD):
+        async with opened(face, url, options=options) as disks:
+            (disk,) = disks.values()
+            yield disk
+        return
+    forms = FORMS if face == NBD else (face.removeprefix(f"{NBD} "),) * 2
+    async with aio.open_disks([url], options or {}) as found:
+        (direct,) = found.disks.values()
+        async with through_nbd(direct, forms, seed) as disk:
+            yield disk
 
 
 async def read(disk: AsyncDisk, offset: int, length: int) -> bytes:
