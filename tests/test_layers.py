@@ -77,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.messages": {"errors"},
     "nbd.buffers": set(),
+    "nbd.limited_log": set(),
     "nbd.exports": {"disk.seam", "nbd.messages"},
     "nbd.handshake": {"errors", "nbd.messages", "nbd.exports"},
     "nbd.transmission": {
@@ -86,7 +87,7 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.tls": {"errors", "credentials", "sockets"},
     "nbd.client": {
         *("errors", "sockets", "waiting", "disk.seam", "nbd.messages", "nbd.buffers"),
-        *("nbd.exports", "nbd.handshake", "nbd.transmission", "nbd.tls"),
+        *("nbd.exports", "nbd.handshake", "nbd.transmission", "nbd.tls", "nbd.limited_log"),
     },
     "nbd.server": {
         "errors",
@@ -94,6 +95,7 @@ ALLOWED: dict[str, set[str]] = {
         "nbd.buffers",
         "nbd.exports",
         "nbd.handshake",
+        "nbd.limited_log",
         "nbd.client",
     },
     "nbd.serving": {

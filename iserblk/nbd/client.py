@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import socket
 import ssl
+import termios
+from array import array
 from collections.abc import Mapping
 from math import inf
 from typing import Protocol
@@ -29,6 +32,7 @@ from iserblk.nbd import messages as nbd
 from iserblk.nbd.buffers import Memory
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Handshake, Look, State, Tls
+from iserblk.nbd.limited_log import ClientLogs
 from iserblk.nbd.tls import PlainStream, TlsStream
 from iserblk.nbd.transmission import Request, Transmission
 from iserblk.sockets.wire import WOULD_BLOCK, wire
@@ -66,8 +70,8 @@ class Stream(Protocol):
 
 
 class Client:
-    """One connection. ``group``: of its strands. ``name``: for logs. ``sock``: the caller closes it
-    when ``serve`` has returned."""
+    """One connection. ``group``: of its strands. ``name``: for ``logs``, which all clients of a
+    server share. ``sock``: the caller closes it when ``serve`` has returned."""
 
     def __init__(
         self,
@@ -76,8 +80,10 @@ class Client:
         group: Strands,
         memory: Memory,
         busy_poll: BusyPoll,
+        logs: ClientLogs | None = None,
     ) -> None:
         sock.setblocking(False)
+        self._logs = logs or ClientLogs(log)
         self.name = name
         self._sock = sock
         self._fd = sock.fileno()
@@ -142,7 +148,9 @@ class Client:
         try:
             await export.disk.refresh()
         except IserblkError as error:
-            log.warning("%s: the size is the last one known: %s", export.name, error)
+            self._logs.failures.warning(
+                "%s: the size is the last one known: %s", export.name, error
+            )
 
     async def _secure(self, context: ssl.SSLContext) -> None:
         stream = TlsStream(self._wire, context)
@@ -198,11 +206,24 @@ class Client:
         transmission.close()
 
     def stop(self) -> None:
-        """Receive nothing more: ``serve`` ends when what is open is answered."""
+        """Receive nothing more: ``serve`` ends when what is open is answered. Requests that are in
+        the socket still are not answered: a client that is connected again may repeat them, which
+        the kernel does, and would not after an error."""
+        if not self._over and self._left_in_socket():
+            self._logs.conduct.warning(
+                "%s: the server ends; requests that it has not received are not answered", self.name
+            )
         self._over = True
         self._nap.wake()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)  # it wakes the task, which may wait for more
+
+    def _left_in_socket(self) -> int:
+        """Bytes that have come and were not received."""
+        count = array("i", [0])
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._fd, termios.FIONREAD, count)
+        return count[0]
 
     def hurry(self) -> None:
         """After ``stop``, some time later: if the client takes no replies, give it up."""
@@ -214,7 +235,9 @@ class Client:
         """Called from time to time. ``starved``: others wait for memory. A client that has much of
         it, and hardly moves, is given up then."""
         if self._transmission.hoards() and starved:
-            log.warning("%s: let go: others need the memory that it keeps waiting", self.name)
+            self._logs.conduct.warning(
+                "%s: let go: others need the memory that it keeps waiting", self.name
+            )
             self._lose()
             self._nap.wake()
 
@@ -294,11 +317,11 @@ class Client:
             if transmission.starved:
                 self._memory.wait(self._wake)
         except RemoteProtocolError as error:
-            log.warning("%s: %s", self.name, error)
+            self._logs.conduct.warning("%s: %s", self.name, error)
             self._lose()
         except OSError as error:
             if error.errno not in _GONE:
-                log.warning("%s: %s", self.name, error.strerror or error)
+                self._logs.conduct.warning("%s: %s", self.name, error.strerror or error)
             self._lose()
         except Exception:  # a bug; it ends this client only
             log.exception("%s: internal error", self.name)
@@ -404,7 +427,7 @@ class Client:
         if number == nbd.ENOTSUP and not request.flags & nbd.FLAG_FAST_ZERO:
             number = nbd.EINVAL
         if number == nbd.EIO and not self._closing:  # then the command was aborted by ourselves
-            log.warning("%s: %s", self.name, error)
+            self._logs.failures.warning("%s: %s", self.name, error)
         self._transmission.refuse(request, number, str(error))
 
     async def _carry_out(self, request: Request, deadline: float) -> None:

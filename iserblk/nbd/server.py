@@ -15,6 +15,7 @@ from iserblk.nbd.buffers import Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
+from iserblk.nbd.limited_log import ClientLogs
 from iserblk.waiting.busy_polling import BusyPoll
 from iserblk.waiting.strands import Strands, open_strands
 
@@ -45,6 +46,7 @@ class NbdServer:
         self._context = context
         self._memory = Memory()
         self._busy_poll = BusyPoll(busy_poll_us)
+        self._logs = ClientLogs(log)
         self._clients: set[Client] = set()
         self._handshakes: dict[Client, trio.CancelScope] = {}  # oldest first
         self._ending = False
@@ -55,31 +57,35 @@ class NbdServer:
         """Take connections of the listening ``sockets``, which stay the caller's to close, for as
         long as the block runs. At its end nothing more is received, and what was received is
         answered first. Cancelled, or left by an exception, it aborts what is open."""
-        async with open_strands() as group, trio.open_nursery() as nursery:
-            nursery.start_soon(self._busy_poll.run)
-            nursery.start_soon(self._watch_memory)
-            async with trio.open_nursery() as clients:
-                async with trio.open_nursery() as listeners:
-                    for each in sockets:
-                        each.setblocking(False)
-                        listeners.start_soon(self._accept, each, clients, group)
-                    yield
-                    listeners.cancel_scope.cancel()
-                self._ending = True
-                for scope in list(self._handshakes.values()):
-                    scope.cancel()
-                for client in self._clients:
-                    client.stop()
-                nursery.start_soon(self._hurry)
-            nursery.cancel_scope.cancel()
+        try:
+            async with open_strands() as group, trio.open_nursery() as nursery:
+                nursery.start_soon(self._busy_poll.run)
+                nursery.start_soon(self._look_round)
+                async with trio.open_nursery() as clients:
+                    async with trio.open_nursery() as listeners:
+                        for each in sockets:
+                            each.setblocking(False)
+                            listeners.start_soon(self._accept, each, clients, group)
+                        yield
+                        listeners.cancel_scope.cancel()
+                    self._ending = True
+                    for scope in list(self._handshakes.values()):
+                        scope.cancel()
+                    for client in self._clients:
+                        client.stop()
+                    nursery.start_soon(self._hurry)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._logs.tell()
 
-    async def _watch_memory(self) -> None:
+    async def _look_round(self) -> None:
         """Clients that stall with their memory full of requests do not stop the others."""
         while True:
             await trio.sleep(STALL_S)
             starved = self._memory.starved
             for client in list(self._clients):
                 client.give_way(starved)
+            self._logs.tell()
 
     async def _hurry(self) -> None:
         """Clients that take no replies do not hold up the end."""
@@ -103,7 +109,7 @@ class NbdServer:
             except BlockingIOError:
                 continue
             except OSError as error:
-                log.warning("a connection could not be accepted: %s", error.strerror)
+                self._logs.conduct.warning("a connection could not be accepted: %s", error.strerror)
                 await trio.sleep(_ACCEPT_PAUSE_S)
                 continue
             nursery.start_soon(self._serve, sock, _name(address), group)
@@ -118,7 +124,7 @@ class NbdServer:
                 # A client that vanished without a word does not stay for ever.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-            client = Client(sock, name, group, self._memory, self._busy_poll)
+            client = Client(sock, name, group, self._memory, self._busy_poll, self._logs)
             try:
                 with trio.CancelScope() as scope:
                     self._make_room(client, scope)
@@ -129,13 +135,13 @@ class NbdServer:
                     finally:
                         self._handshakes.pop(client, None)
             except trio.TooSlowError:
-                log.warning("%s: no end of the handshake in time", name)
+                self._logs.conduct.warning("%s: no end of the handshake in time", name)
                 return
             except RemoteProtocolError as error:
-                log.warning("%s: %s", name, error)
+                self._logs.conduct.warning("%s: %s", name, error)
                 return
             except ssl.SSLError as error:
-                log.warning("%s: TLS: %s", name, error.reason or error)
+                self._logs.conduct.warning("%s: TLS: %s", name, error.reason or error)
                 return
             except OSError as error:
                 log.info("%s: went away: %s", name, error.strerror)
@@ -161,7 +167,9 @@ class NbdServer:
         self._handshakes[client] = scope
         if len(self._clients) + len(self._handshakes) > MOST_CLIENTS:
             oldest = next(iter(self._handshakes))
-            log.warning("%s: let go: there are %d clients", oldest.name, MOST_CLIENTS)
+            self._logs.conduct.warning(
+                "%s: let go: there are %d clients", oldest.name, MOST_CLIENTS
+            )
             self._handshakes.pop(oldest).cancel()
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.errors import CommandTimeout
 from iserblk.nbd import client as client_module
+from iserblk.nbd import limited_log, transmission
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import server as server_module
-from iserblk.nbd import transmission
+from iserblk.nbd.limited_log import BURST
 from iserblk.nbd.tls import by_certificates
-from tests.nbd.serving import HeldDisk, fake, server_of, serving
+from tests.nbd.serving import DirectFake, HeldDisk, fake, server_of, serving
 from tests.support.certificates import Authority
 from tests.support.fake_disk import AsyncFake
 from tests.support.nbd_client import (
@@ -238,6 +240,78 @@ async def test_a_bug_in_a_handshake_ends_that_client_only(
             await other.send(request(nbd.READ, 0, 1, 7))
             assert await other.reply(1) == Reply(0, 7, b"\0")
     assert caplog.messages == ["NBD client: internal error"]
+
+
+async def test_what_many_hostile_clients_do_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the handshake and behind it. The rest of the log stays readable."""
+    async with serving(tmp_path, fake()) as path:
+        for number in range(40):
+            async with await (connected(path) if number % 2 else connect(path)) as client:
+                if not number % 2:
+                    await client.greet()
+                await client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert await is_let_go(client)
+    assert len(caplog.messages) == BURST + 1
+    assert caplog.messages[-1] == f"NBD clients: {40 - BURST} more lines are left out"
+
+
+async def test_requests_that_fail_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(AsyncFake):
+        async def flush(self) -> None:
+            raise CommandTimeout("no answer in 30 s")
+
+    count = 3 * BURST
+    async with serving(tmp_path, Failing(fake().fake)) as path, await connected(path) as client:
+        await client.send(b"".join(request(nbd.FLUSH, cookie=n) for n in range(count)))
+        await client.replies(dict.fromkeys(range(count), 0))
+    assert caplog.messages == [
+        *["NBD client: no answer in 30 s"] * BURST,
+        f"failed requests of NBD clients: {count - BURST} more lines are left out",
+    ]
+
+
+async def test_what_is_left_out_is_told_while_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "STALL_S", 0.05)
+    monkeypatch.setattr(limited_log, "BURST", 1)
+    async with serving(tmp_path, fake()) as path:
+        for _ in range(3):
+            async with await connect(path) as client:
+                await client.greet(flags=1 << 7)
+                assert await is_let_go(client)
+        await until(lambda: "left out" in caplog.text)
+
+
+async def test_requests_that_stay_in_the_socket_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With many open, a client is not received from. What waits in its socket is not answered, not
+    even with an error: the kernel repeats it at the next server."""
+    disk = DirectFake()
+    first = range(client_module.MANY)
+    async with trio.open_nursery() as nursery, serving(tmp_path, disk) as path:
+        client = await connected(path)
+        await client.send(b"".join(write(b"x", number, number) for number in first))
+        await until(lambda: len(disk.begun) == len(first))
+        await client.send(write(b"y", 100, 99))
+
+        async def let_go_on() -> None:
+            await until(lambda: caplog.messages)
+            disk.end()
+
+        nursery.start_soon(let_go_on)
+    async with client:
+        await client.replies(dict.fromkeys(first, 0))
+        assert await client.end() == b""
+    assert bytes(disk.fake.data[100:101]) == b"\0"
+    assert caplog.messages == [
+        "NBD client: the server ends; requests that it has not received are not answered"
+    ]
 
 
 async def test_over_tcp_clients_have_names(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,60 @@
+"""Log lines that clients can cause, limited in rate: so they cannot fill the disk of a log.
+
+Some lines may come at once; after that one in a while. What is left out is counted, and the count
+is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+BURST = 20  # lines at once
+EVERY_S = 10.0  # for each line more
+
+
+class LimitedLog:
+    """Warnings of one kind. ``what``: the kind, for the line with the count. ``clock``: seconds."""
+
+    def __init__(
+        self, log: logging.Logger, what: str, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._log = log
+        self._what = what
+        self._clock = clock
+        self._room = float(BURST)
+        self._since = clock()  # when ``_room`` was what it is
+        self._left_out = 0
+
+    def warning(self, text: str, *words: object) -> None:
+        """As ``Logger.warning``; or nothing, which is counted."""
+        now = self._clock()
+        self._room = min(BURST, self._room + (now - self._since) / EVERY_S)
+        self._since = now
+        if self._room < 1:
+            self._left_out += 1
+            return
+        self._room -= 1
+        self.tell()
+        self._log.warning(text, *words)
+
+    def tell(self) -> None:
+        """Log how many lines were left out since the last time. To be called now and then, as no
+        other line may follow."""
+        count, self._left_out = self._left_out, 0
+        if count:
+            self._log.warning("%s: %d more lines are left out", self._what, count)
+
+
+class ClientLogs:
+    """Of one server. ``conduct``: what clients do wrong; ``failures``: requests that failed at the
+    target. They are limited apart: hostile clients cannot hide a failing target."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = monotonic) -> None:
+        self.conduct = LimitedLog(log, "NBD clients", clock)
+        self.failures = LimitedLog(log, "failed requests of NBD clients", clock)
+
+    def tell(self) -> None:
+        self.conduct.tell()
+        self.failures.tell()
