@@ -13,6 +13,7 @@ import trio
 
 from iserblk.disk.aio import open_disks
 from iserblk.disk.multipath.addresses import settle
+from iserblk.disk.seam import DirectDisk
 from iserblk.errors import IserblkError, first_error
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
@@ -52,6 +53,7 @@ def serve(
 
     async def body(early: list[int]) -> int:
         told = 0
+        served: Mapping[str, DirectDisk] = {}
         stop = trio.Event()
         is_ready = False
 
@@ -63,6 +65,10 @@ def serve(
                 stop.set()
                 await anext(signals)
                 log.error("told twice to end: not waiting for the target")
+                for name, disk in served.items():
+                    if disk.dirty:
+                        log.error("%s: not flushed: what was written since the last flush may be "
+                                  "lost", name)  # fmt: skip
             nursery.cancel_scope.cancel()
 
         async def end_when_unused(server: NbdServer) -> None:
@@ -81,15 +87,20 @@ def serve(
                         known[name] = export.size
                         await trio.to_thread.run_sync(resized, name, export.size)
 
+        async def flush(name: str, disk: DirectDisk) -> None:
+            try:
+                await disk.flush()
+            except IserblkError as error:
+                failed.append(f"{name}: the last flush failed, data may be lost: {error}")
+
         with trio.open_signal_receiver(*_ENDING) as signals:
             if early:
                 return early[0]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(end_on_signals, signals)
                 async with open_disks(urls, options) as disks:
-                    exports = {
-                        name: Export(name, disk, read_only) for name, disk in disks.disks.items()
-                    }
+                    served = disks.disks
+                    exports = {name: Export(name, disk, read_only) for name, disk in served.items()}
                     server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
                     async with server.serving(sockets):
                         if until_unused:
@@ -99,13 +110,10 @@ def serve(
                         is_ready = True
                         ready()
                         await stop.wait()
-                    for name, disk in disks.disks.items():
-                        if disk.dirty:  # one without a write cache is sent nothing
-                            try:
-                                await disk.flush()
-                            except IserblkError as error:
-                                failed.append(f"{name}: the last flush failed, data may be lost: "
-                                              f"{error}")  # fmt: skip
+                    async with trio.open_nursery() as flushes:  # targets that are away: all at once
+                        for name, disk in served.items():
+                            if disk.dirty:  # one without a write cache is sent nothing
+                                flushes.start_soon(flush, name, disk)
                 nursery.cancel_scope.cancel()
         return told
 
