@@ -6,15 +6,20 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
 from iserblk.errors import ConnectFailed
 from iserblk.nbd import messages as nbd
+from iserblk.nbd import serving
 from iserblk.nbd.listening import listen_unix
 from iserblk.nbd.serving import serve
+from tests.nbd.serving import fake
+from tests.support.fake_disk import AsyncFake, AsyncSet
 from tests.support.target import END_S, TargetProcess, running_target
 
 SIZE = 4 << 20
@@ -84,6 +89,41 @@ def test_until_a_signal(target: TargetProcess, tmp_path: Path) -> None:
         number = serve([f"{target.url}/0"], {}, sockets, ready, watcher.stopping)
     client.join()
     assert (number, watcher.told) == (signal.SIGTERM, ["ready", "stopping"])
+
+
+def test_the_last_flushes_begin_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is away does not hold up the flush of another."""
+    begun: list[trio.Event] = []
+
+    class Away(AsyncFake):
+        async def flush(self) -> None:
+            begun.append(trio.Event())
+            if len(begun) == 2:
+                for each in begun:
+                    each.set()
+            await begun[-1].wait()
+
+    @asynccontextmanager
+    async def open_disks(*_: object) -> AsyncIterator[AsyncSet]:
+        luns = [fake(number).fake for number in range(2)]
+        for each in luns:
+            each.dirty = True
+        found = AsyncSet(luns)
+        found.disks = {each.info.name: Away(each) for each in luns}
+        yield found
+
+    monkeypatch.setattr(serving, "open_disks", open_disks)
+    watcher = Watcher()
+
+    def ready() -> None:
+        watcher.ready()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    url = "iser://127.0.0.1/iqn.2026-11.example:a"
+    with listen_unix(str(tmp_path / "socket")) as (sockets, _):
+        assert serve([url], {}, sockets, ready, watcher.stopping) == signal.SIGTERM
+    assert watcher.told == ["ready", "stopping"]
+    assert len(begun) == 2
 
 
 def test_errors_are_raised_singly(tmp_path: Path) -> None:
