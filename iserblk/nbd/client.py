@@ -46,6 +46,7 @@ HANDSHAKE_S = 15.0
 MANY = 8  # open requests, from which on the socket is looked at when answers come
 _MOST_BUFFERS = 1024  # of one system call (IOV_MAX)
 _STEP = 4096  # bytes of a handshake that are received at once
+_SCRATCH, _MOST_SCRATCHES = 64 << 10, 128
 _BUG = "internal error of the server"
 
 
@@ -203,6 +204,7 @@ class Client:
         self._stopped = True
         self._wake()
         self._stream.say_goodbye()
+        self._drop_unreceived()
         transmission.close()
 
     def stop(self) -> None:
@@ -224,6 +226,15 @@ class Client:
         with contextlib.suppress(OSError):
             fcntl.ioctl(self._fd, termios.FIONREAD, count)
         return count[0]
+
+    def _drop_unreceived(self) -> None:
+        """Closing a TCP socket in which something waits resets the connection: replies that have
+        not reached the client yet would be lost."""
+        scratch = [memoryview(bytearray(_SCRATCH))]
+        with contextlib.suppress(OSError):
+            for _ in range(_MOST_SCRATCHES):  # a client could send for ever
+                if self._wire.receive(scratch) <= 0:
+                    return
 
     def hurry(self) -> None:
         """After ``stop``, some time later: if the client takes no replies, give it up."""

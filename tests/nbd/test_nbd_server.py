@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import ssl
+import termios
+from array import array
 from pathlib import Path
 
 import pytest
@@ -312,6 +315,43 @@ async def test_requests_that_stay_in_the_socket_at_the_end(
     assert caplog.messages == [
         "NBD client: the server ends; requests that it has not received are not answered"
     ]
+
+
+async def test_what_stays_in_a_tcp_socket_costs_no_reply(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a client that is slow to take them."""
+    disk, count, length = DirectFake(), client_module.MANY, 2048
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.socket() as sock,
+    ):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel takes its least
+        sock.connect(listening.getsockname())
+        sock.setblocking(False)
+        client = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+
+        async def let_go_on() -> None:
+            await until(lambda: caplog.messages)  # of what is not received
+            disk.end()
+
+        async with client:
+            async with trio.open_nursery() as nursery, server_of(disk).serving([listening]):
+                await client.shake_hands()
+                await client.send(
+                    b"".join(request(nbd.READ, 0, length, number) for number in range(count))
+                )
+                await until(lambda: len(disk.begun) == count)
+                await client.send(request(nbd.READ, 0, length, 99))
+                await until(lambda: sent(sock))
+                nursery.start_soon(let_go_on)
+            await client.replies(dict.fromkeys(range(count), length))
+            assert await client.end() == b""
+
+
+def sent(sock: socket.socket) -> bool:
+    """All has arrived at the other end."""
+    left = array("i", [1])
+    fcntl.ioctl(sock, termios.TIOCOUTQ, left)
+    return not left[0]
 
 
 async def test_over_tcp_clients_have_names(caplog: pytest.LogCaptureFixture) -> None:
