@@ -100,7 +100,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.serving": {
         *("errors", "waiting", "disk.aio", "disk.multipath"),
-        *("nbd.exports", "nbd.handshake", "nbd.server"),
+        *("disk.seam", "nbd.exports", "nbd.handshake", "nbd.server"),
     },
     "nbd.kernel": {
         *("errors", "background", "credentials", "metrics"),
