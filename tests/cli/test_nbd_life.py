@@ -297,11 +297,12 @@ def test_two_sockets_of_systemd(target: TargetProcess, tmp_path: Path) -> None:
 def test_a_socket_of_systemd_and_another_place(target: TargetProcess, tmp_path: Path) -> None:
     log = tmp_path / "log"
     words = ("nbd", target.url, "--socket", tmp_path / "t")
-    with activated(log, [str(tmp_path / "s")], *words) as process:
-        until_blocking((tmp_path / "s").exists)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(tmp_path / "s"))
-            assert process.wait(END_S) == 7
+    with (
+        activated(log, [str(tmp_path / "s")], *words) as process,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        until_blocking(lambda: not client.connect_ex(str(tmp_path / "s")))
+        assert process.wait(END_S) == 7
     assert "or a socket unit of systemd" in log.read_text().splitlines()[-1]
 
 
