@@ -103,3 +103,25 @@ def test_a_trim_may_do_nothing() -> None:
     model.end_group()
     with pytest.raises(Wrong):
         model.check_read(0, old)
+
+
+@pytest.mark.parametrize("perhaps", [False, True])
+def test_a_flush_that_failed_without_a_reason_may_have_reported_a_loss(perhaps: bool) -> None:
+    """Written while the client could not keep it, then lost or not. A flush that succeeds says that
+    nothing was lost, but for a loss that was reported before."""
+    model = Model(4, durable=True)
+    old = write(model, 1)
+    model.turned()
+    new = write(model, 1)
+    model.power()
+    if perhaps:
+        model.perhaps_told()
+        assert model.may_tell
+    model.flushed()
+    model.check_read(1, new)
+    model.end_group()
+    if perhaps:
+        model.check_read(1, old)
+    else:
+        with pytest.raises(Wrong, match="legal are"):
+            model.check_read(1, old)
