@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -70,3 +71,8 @@ def initiator_name(given: str) -> str:
     # Hashed, because the machine's ID itself must not be sent to the network.
     digest = hashlib.sha256(f"iserblk {machine_id() or socket.gethostname()}".encode()).hexdigest()
     return f"iqn.2026-11.io.github.iserblk:{digest[:12]}"
+
+
+def random_isid() -> bytes:
+    """An ISID of one session alone: two processes must not reinstate each other's."""
+    return bytes((0x80, *secrets.token_bytes(5)))

@@ -29,6 +29,7 @@ class Options:
     mpa_crc: bool = True
     mpa_frames: int = 0  # TCP segments that a frame may fill; 0: as many as the peer accepts
     initiator_name: str = ""
+    isid: bytes = b""  # of the first session; b"": a random one
     io_timeout: float = 30.0
     queue_depth: int = 128
     journal: int = 64 << 20  # bytes; 0: none
@@ -175,6 +176,12 @@ def _name(key: str, value: str) -> str:
     return check_name(value, key)
 
 
+def _isid(key: str, value: str) -> bytes:
+    if not re.fullmatch("[0-9A-Fa-f]{12}", value):
+        raise BadArgument(f"{key}={shown(value)}: give 12 hexadecimal digits")
+    return bytes.fromhex(value)
+
+
 def _auth(key: str, value: str) -> str:
     known = {"sha-256": "sha256", "sha3256": "sha3-256"}.get(value.lower(), value.lower())
     if known not in ("none", "chap", "md5", "sha1", "sha256", "sha3-256"):
@@ -226,6 +233,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "mpa-crc": ("mpa_crc", _yes_no),
     "mpa-frames": ("mpa_frames", _frames),
     "initiator-name": ("initiator_name", _name),
+    "isid": ("isid", _isid),
     "io-timeout": ("io_timeout", _seconds),
     "queue-depth": ("queue_depth", _depth),
     "busy-poll": ("busy_poll_us", _microseconds),

@@ -103,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
         *("disk.seam", "nbd.exports", "nbd.handshake", "nbd.server"),
     },
     "nbd.kernel": {
-        *("errors", "background", "credentials", "metrics"),
+        *("errors", "names", "background", "credentials", "metrics"),
         *("nbd.messages", "nbd.listening", "nbd.serving"),
     },
     "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},

@@ -8,7 +8,7 @@ import pytest
 
 from iserblk import names as module
 from iserblk.errors import BadArgument
-from iserblk.names import check_name, initiator_name
+from iserblk.names import check_name, initiator_name, random_isid
 
 IQN = "iqn.2026-11.example:disk"
 
@@ -62,3 +62,10 @@ def test_initiator_name_of_the_machine(machine: Path, content: bytes | None) -> 
     (machine / "machine-id").unlink()
     names.add(initiator_name(""))  # of the host's name
     assert len(names) == 3
+
+
+def test_isids_are_random() -> None:
+    """And of the type that says so (RFC 7143 section 11.12.5)."""
+    first, second = random_isid(), random_isid()
+    assert first != second
+    assert len(first) == 6 and first[0] == 0x80

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 PLACES = Places()
 _LOOK_S = 1.0  # how often an attach in the foreground checks for a signal
+_LASTING = (7, 13, 24, 27)  # exit statuses of errors that another attempt does not mend
 _ENDING_S = 1.0  # between the end of a server and that of its device, when a process detaches it
 
 
@@ -53,9 +54,7 @@ _ENDING_S = 1.0  # between the end of a server and that of its device, when a pr
 @click.option(
     "--connections",
     type=click.IntRange(1, 16),
-    default=4,
-    show_default=True,
-    help="NBD connections from the kernel to the server.",
+    help="NBD connections from the kernel to the server. Default 1, with --nbdkit 4.",
 )
 @click.option(
     "--nbdkit",
@@ -75,7 +74,7 @@ def command(
     arguments: tuple[str, ...],
     foreground: bool,
     words: tuple[str, ...],
-    connections: int,
+    connections: int | None,
     by_nbdkit: bool,
     to_replace: bool,
     as_json: bool,
@@ -111,7 +110,7 @@ def command(
         for index, lun in enumerate(luns):
             at = wanted[index] if wanted else None
             if at is None or not (to_replace and replace(lun, at)):
-                at = attach(lun, at, connections, PLACES)
+                at = attach(lun, at, connections or (4 if by_nbdkit else 1), PLACES)
                 attached.append(at)
             served.append((at, lun))
         told = _listen() if foreground else []
@@ -131,6 +130,8 @@ def _options(lists: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in ",".join(lists).split(","):
         name, equals, value = word.partition("=")
+        if name == "isid":
+            raise BadArgument("-o isid: attach gives each server a session of its own")
         if word and not equals:
             raise BadArgument(f"-o {word}: write NAME=VALUE")
         if name.replace("_", "-") == "target-password":
@@ -219,15 +220,28 @@ def _listen() -> list[int]:
 
 def _stay(served: Mapping[Device, Lun], told: Sequence[int]) -> None:
     """Wait until other processes have detached every device; after a signal, detach them here. A
-    server that died gets a successor. Raises IserblkError when that cannot serve."""
+    server that died gets a successor. Raises IserblkError when none can serve, for io-timeout."""
     left = dict(served)
+    since: dict[Device, float] = {}  # the first successor that could not serve
     while left and not told:
         _reap()  # not when one is found to have ended: it may need a moment more
         for each, lun in list(left.items()):
             with Server(Home(each)) as server:
                 ended = server.ended(0 if told else _LOOK_S / len(left))
-            if ended and not told and not _has_successor(each, lun):
-                del left[each]
+            if not ended or told:
+                continue
+            try:
+                if not _has_successor(each, lun):
+                    del left[each]
+                since.pop(each, None)
+            except IserblkError as error:
+                said = f"{each.path}: its server has died; {error}"
+                now = time.monotonic()
+                if error.exit_status in _LASTING or now > since.get(each, now) + lun.io_timeout:
+                    raise IserblkError(said) from None
+                if each not in since:
+                    log.warning("%s; trying again", said)
+                    since[each] = now
     tell_systemd("STOPPING=1")
     for each in left:
         _detach_when_unused(each, told)
@@ -236,7 +250,7 @@ def _stay(served: Mapping[Device, Lun], told: Sequence[int]) -> None:
 def _has_successor(each: Device, lun: Lun) -> bool:
     """Called when the device's server has ended: because another process is detaching the device,
     or replacing the server, or because the server died. False: the device is detached. Raises
-    IserblkError when a server that died could get no successor."""
+    IserblkError when a successor of a server that died could not serve."""
     deadline = time.monotonic() + _ENDING_S
     while Home(each).is_ours():
         with Server(Home(each)) as server:
@@ -248,8 +262,6 @@ def _has_successor(each: Device, lun: Lun) -> bool:
                     log.warning("%s: its server has died; it has a new one", each.path)
             except Busy:  # a detach or another replace is under way
                 deadline = time.monotonic() + _ENDING_S
-            except IserblkError as error:
-                raise IserblkError(f"{each.path}: its server has died; {error}") from None
         time.sleep(_ENDING_S / 20)
     return False
 

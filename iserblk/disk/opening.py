@@ -43,7 +43,7 @@ async def open_session(address: Address) -> TrioDriver:
     """Connect and log in. The caller starts the driver's ``run``."""
     if address.paths is not None:
         return await open_path(address.paths, address.url.lun)
-    return TrioDriver(await connect(address.url, address.options))
+    return TrioDriver(await connect(address.url, address.options, address.options.isid))
 
 
 def reconnector(

@@ -10,8 +10,8 @@ from iserblk.cli.options import CONNECTION, Size, connection, connection_options
 from iserblk.options import OPTION_NAMES
 from tests.support.target import ROOT
 
-# Keys of libiscsi's URLs; the last could be secrets on a command line.
-URL_ONLY = {"auth", "header-digest", "data-digest", "target-user", "target-password"}
+# Keys of libiscsi's URLs; the last could be secrets on a command line. isid: for one session.
+URL_ONLY = {"isid", "auth", "header-digest", "data-digest", "target-user", "target-password"}
 
 
 def test_every_option_of_a_url_is_one_of_commands() -> None:

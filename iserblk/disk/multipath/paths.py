@@ -81,7 +81,8 @@ class Paths(LunListener):
             order.sort(key=lambda way: way is not wanted)
         for way in order:
             try:
-                session = await connect(*way.address, isid)
+                url, options = way.address
+                session = await connect(url, options, isid or options.isid)
             except IserblkError as error:
                 if self._before is None and isinstance(error, _NOT_WORTH_ANOTHER):
                     raise

@@ -6,7 +6,6 @@ and on the TCP stream of Traditional iSCSI.
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from dataclasses import dataclass
 from time import monotonic
@@ -29,7 +28,7 @@ from iserblk.iscsi.login_initiator import (
     LoginInitiator,
     LoginInitiatorConfig,
 )
-from iserblk.names import initiator_name
+from iserblk.names import initiator_name, random_isid
 from iserblk.options import Options
 from iserblk.rcap.seam import QueuePair
 from iserblk.url import Url
@@ -122,8 +121,7 @@ class Login:
         options, connection = self._options, self._connection
         self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
         if not self.isid:
-            # Random, and of this session alone: two processes must not reinstate each other.
-            self.isid = bytes((0x80, *secrets.token_bytes(5)))
+            self.isid = random_isid()
         login = LoginInitiator(
             LoginInitiatorConfig(
                 initiator_name=initiator_name(options.initiator_name),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from iserblk.errors import BadArgument, Busy
+from iserblk.names import random_isid
 from iserblk.nbd.kernel import client, device, server
 from iserblk.nbd.kernel.detaching import PATIENCE_S, clear
 from iserblk.nbd.kernel.device import Device, Places
@@ -88,12 +89,25 @@ def _connect(home: Home, lun: Lun, connections: int) -> None:
     with _or_nothing(home):
         changed = home.device.changed()
         state = State(
-            lun.url, lun.io_timeout, changed, lun.name, connections, by_nbdkit=lun.by_nbdkit
+            lun.url,
+            lun.io_timeout,
+            changed,
+            lun.name,
+            connections,
+            random_isid().hex(),
+            by_nbdkit=lun.by_nbdkit,
         )
         home.make(state)
-        server.start(home, lun.urls, lun.options, by_nbdkit=lun.by_nbdkit)
+        _start(home, lun, state)
         client.connect(home, lun.block_size, state)
         client.wait_until_usable(home.device, lun.size)
+
+
+def _start(home: Home, lun: Lun, state: State) -> None:
+    """Start the server. Its session has the ISID of its predecessor's: so the target ends what that
+    left there before the successor writes anything (RFC 7143 section 6.3.5)."""
+    isid = {"isid": state.isid} if state.isid else {}  # State of an older version has none
+    server.start(home, lun.urls, {**lun.options, **isid}, by_nbdkit=lun.by_nbdkit)
 
 
 def replace(lun: Lun, wanted: Device) -> bool:
@@ -126,7 +140,7 @@ def replace(lun: Lun, wanted: Device) -> bool:
             state, url=lun.url, io_timeout=lun.io_timeout, by_nbdkit=lun.by_nbdkit
         )
         home.change(state)
-        server.start(home, lun.urls, lun.options, by_nbdkit=lun.by_nbdkit)
+        _start(home, lun, state)
         client.replace(home, state)
         client.wait_until_usable(wanted, lun.size)
     return True

@@ -25,18 +25,23 @@ _SETTLE_S = 15
 _UDEVADM_S = 30.0
 _TAKEN_S = 15.0  # until the kernel has noticed that the old connections are dead
 _POLL_S = 0.02
+_LOOK_MS = 5_000  # after a request that may have been lost with its server
 _BLOCKS = (512, 1024, 2048, 4096)  # block sizes that the kernel's client supports, in bytes
 
 
-def kernel_timeout(io_timeout: float) -> int:
-    """Seconds after which the kernel gives a connection up.
+def kernel_timeout(io_timeout: float, connections: int) -> int:
+    """Seconds after which the kernel gives a connection up; 0: never.
 
-    This is for a server that hangs. A healthy server answers every command within io-timeout and
-    two steps of task management, and one request may be a few commands. The kernel repeats a
-    request that it gave up on another connection. If the first connection were not dead, an old
-    write could then land after a newer write. So this timeout is much longer than any of ours.
+    With one connection it is never: then the kernel sends a request again only if the connection
+    that it was sent on has been replaced, and looks for that every ``_LOOK_MS``.
+
+    With several, it gives up the connection of each request that takes longer. This is for a server
+    that hangs. A healthy server answers every command within io-timeout and two steps of task
+    management, and one request may be a few commands. The kernel repeats a request that it gave up
+    on another connection. If the first connection were not dead, an old write could then land after
+    a newer write. So this timeout is much longer than any of ours.
     """
-    return int(2 * io_timeout) + 30
+    return 0 if connections == 1 else int(2 * io_timeout) + 30
 
 
 def dead_timeout(io_timeout: float) -> int:
@@ -55,13 +60,14 @@ def connect(home: Home, block_size: int, state: State) -> None:
             size=links[0].size,
             block_size=min(block_size, _BLOCKS[-1]),
             flags=links[0].flags,
-            timeout=kernel_timeout(state.io_timeout),
+            timeout=kernel_timeout(state.io_timeout, state.connections),
             dead_timeout=dead_timeout(state.io_timeout),
             backend=state.backend,
             sockets=_descriptors(links),
         )
         try:
             KERNEL.connect(device.index, settings)
+            _look_after(device, state)
         except OSError as error:
             raise IserblkError(f"{device.path}: the kernel could not connect it: "
                                f"{error.strerror}; `dmesg` may say more") from None  # fmt: skip
@@ -86,12 +92,13 @@ def replace(home: Home, state: State) -> None:
                 inodes = {link.inode for link in links}
                 settings = Settings(
                     size=max(links[0].size, device.size),
-                    timeout=kernel_timeout(state.io_timeout),
+                    timeout=kernel_timeout(state.io_timeout, state.connections),
                     dead_timeout=dead_timeout(state.io_timeout),
                     backend=state.backend,
                     sockets=_descriptors(links),
                 )
                 reconfigure(device, settings)
+                _look_after(device, state)
             taken = len(kept(inodes))
             left -= taken
             if not taken:
@@ -102,6 +109,11 @@ def replace(home: Home, state: State) -> None:
     if left:
         log.warning("%s: %d of %d connections are new", device.path, state.connections - left,
                     state.connections)  # fmt: skip
+
+
+def _look_after(device: Device, state: State) -> None:
+    if state.connections == 1:
+        device.look_after(_LOOK_MS)  # after each NBD_ATTR_TIMEOUT, which sets it, too
 
 
 def reconfigure(device: Device, settings: Settings) -> None:
@@ -127,9 +139,11 @@ def resize(home: Home, size: int) -> None:
 
 
 def wait_no_more(home: Home) -> None:
-    """Let requests fail at once when there is no connection left. An error is only logged."""
+    """Let requests fail when there is no connection left: new ones at once, and those that the
+    server received before it died when the kernel looks after them. An error is only logged."""
     try:
-        reconfigure(home.device, Settings(dead_timeout=0, backend=home.state().backend))
+        settings = Settings(timeout=1, dead_timeout=0, backend=home.state().backend)
+        reconfigure(home.device, settings)
     except IserblkError as error:
         log.info("%s", error)
 

@@ -26,18 +26,20 @@ def detach(device: Device) -> None:
 
     If the target does not answer, this takes as long as the cached requests need to fail:
     io-timeout for each 64 of them, and about a minute more. Raises Busy while the device is in use
-    (nothing has changed then); BadArgument when iserblk has attached nothing there; IserblkError
-    when the flush failed: the device is free then, too, and data written since the flush before
-    that may be lost.
+    (nothing has changed then; but if its server has died, all requests fail from then on);
+    BadArgument when iserblk has attached nothing there; IserblkError when the flush failed: the
+    device is free then, too, and data written since the flush before that may be lost.
     """
     with locked(device) as home:
         if not home.is_ours():
             _no_attachment(home)
             return
         state = home.state()
-        claim = device.claim()
         try:
-            _wait_for_openers(device)
+            claim = _claim(device)
+        except Busy as error:
+            raise _with_dead_server(home, error) from None
+        try:
             failure = _flush(home, claim, state)
             client.disconnect(device)
         finally:
@@ -48,6 +50,17 @@ def detach(device: Device) -> None:
                 f"{device.path}: detached, but the last flush failed ({failure}): data written to "
                 f"{state.url} since the flush before that may be lost"
             )
+
+
+def _with_dead_server(home: Home, error: Busy) -> Busy:
+    """``error``: the device is in use. If its server has died, let all requests fail: they might
+    wait for a successor for ever, and nothing could be unmounted."""
+    with Server(home) as server:
+        if not server.ended():
+            return error
+    client.wait_no_more(home)
+    return Busy(f"{error}; its server has died: all requests fail, until `iserblk attach --replace`"
+                " gives it another")  # fmt: skip
 
 
 def clear(home: Home) -> None:
@@ -96,6 +109,17 @@ def _no_attachment(home: Home) -> None:
         raise BadArgument(f"{home.device.path}: nothing is attached to this device")
     log.warning("%s: cleaning up after an attach or detach that was killed", home.device.path)
     clear(home)
+
+
+def _claim(device: Device) -> int:
+    """As ``Device.claim``, and no other process has the device open."""
+    claim = device.claim()
+    try:
+        _wait_for_openers(device)
+    except BaseException:
+        os.close(claim)
+        raise
+    return claim
 
 
 def _wait_for_openers(device: Device) -> None:

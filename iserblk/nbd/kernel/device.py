@@ -82,6 +82,14 @@ class Device:
         statistics = self._statistics()
         return statistics[7] + statistics[14]
 
+    def look_after(self, milliseconds: int) -> None:
+        """Have the kernel look after each later request when that time has passed since it was
+        sent, and again each time that it passes. Does nothing where the kernel has no such setting
+        (before Linux 5.0)."""
+        with contextlib.suppress(OSError):
+            path = self.places.sys / "block" / self.name / "queue" / "io_timeout"
+            path.write_text(f"{milliseconds}\n")
+
     def mounts(self) -> list[str]:
         """Mount points of the device and its partitions, in our mount namespace."""
         numbers = {self._read("dev")}

@@ -21,13 +21,14 @@ class State:
     """What detach, and a successor of the server, need to know. ``url``: the LUN, without user info
     and options. ``io_timeout``: seconds. ``changed``: ``Device.changed()`` before the attach.
     ``backend``: names the LUN. ``connections``: their number. ``by_nbdkit``: the server is
-    nbdkit."""
+    nbdkit. ``isid``: of the server's session, in hexadecimal digits."""
 
     url: str
     io_timeout: float
     changed: int
     backend: str = ""
     connections: int = 1
+    isid: str = ""
     by_nbdkit: bool = False
 
 

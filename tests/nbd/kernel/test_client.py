@@ -22,7 +22,7 @@ SIZE = 1 << 20
 def test_our_error_comes_before_the_kernels(io_timeout: float) -> None:
     """The kernel's time limit is above io-timeout and twice five seconds of task management
     (deadlines.py)."""
-    assert kernel_timeout(io_timeout) >= io_timeout + 2 * 5 + 10
+    assert kernel_timeout(io_timeout, 2) >= io_timeout + 2 * 5 + 10
 
 
 @pytest.mark.parametrize("io_timeout", [1, 2.5, 30, 86400])
@@ -86,7 +86,7 @@ def test_a_device_does_not_shrink(home: Home, kernel: Recorder) -> None:
 
 def test_requests_wait_no_more(home: Home, kernel: Recorder) -> None:
     client.wait_no_more(home)
-    assert kernel.told == [("reconfigure", 7, Settings(dead_timeout=0, backend="naa.1"))]
+    assert kernel.told == [("reconfigure", 7, Settings(timeout=1, dead_timeout=0, backend="naa.1"))]
     kernel.error = errno.EINVAL  # it is not connected any more
     client.wait_no_more(home)
 

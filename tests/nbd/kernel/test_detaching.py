@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 
 from tests.nbd.kernel.attachers import Attacher, path_of
@@ -33,6 +34,22 @@ def test_in_use(tool: Attacher, kernel: FakeKernel, target: TargetProcess) -> No
         line = tool.refused(28, "detach", "nbd0")
         assert f"({os.getpid()}) has it open" in line
         assert kernel.connected() == ["nbd0"]
+    tool.good("detach", "nbd0")
+
+
+def test_in_use_after_its_server_has_died(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """Requests fail then, so that it can be unmounted; a successor makes them wait again."""
+    tool.good("attach", f"{target.url}/0")
+    (server,) = tool.servers()
+    os.kill(server, signal.SIGKILL)
+    with open(path_of(kernel, "nbd0"), "rb"):
+        # (A mount is noticed at once; this only when udev has had its time.)
+        assert "has it open" in tool.refused(28, "detach", "nbd0")
+        assert kernel.attribute("nbd0", "dead_timeout") == "0"
+    tool.good("attach", "--replace", f"{target.url}/0", "nbd0")
+    assert kernel.attribute("nbd0", "dead_timeout") == "60"
     tool.good("detach", "nbd0")
 
 

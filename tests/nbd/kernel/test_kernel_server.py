@@ -48,7 +48,7 @@ def test_a_server_dies_in_the_foreground_and_so_does_the_target(
     tool: Attacher, kernel: FakeKernel, tmp_path: Path
 ) -> None:
     with running_target([f"{tmp_path}/lun:size={SIZE}"], tmp_path / "log") as mortal:
-        process = tool.start("attach", "-f", f"{mortal.url}/0")
+        process = tool.start("attach", "-f", f"{mortal.url}/0", "-o", "io-timeout=2")
         assert process.stdout is not None
         process.stdout.readline()
         mortal.kill()
@@ -56,6 +56,33 @@ def test_a_server_dies_in_the_foreground_and_so_does_the_target(
             os.kill(pid, signal.SIGKILL)
         _, err = process.communicate(timeout=END_S * 2)
     assert process.returncode == 1
-    assert "nbd0: its server has died; " in err
+    first, last = err.splitlines()
+    assert "nbd0: its server has died; " in first and first.endswith("; trying again")
+    assert "nbd0: its server has died; " in last
     assert kernel.connected() == ["nbd0"]
     assert tool.ended("detach", "nbd0")[0] == 0
+
+
+def test_a_successor_waits_for_the_target(
+    tool: Attacher, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    """Server and target die together, and the target comes back after a first successor has not
+    found it."""
+    spec = f"{tmp_path}/lun:size={SIZE}"
+    with running_target([spec], tmp_path / "log") as first:
+        process = tool.start("attach", "-f", f"{first.url}/0", "-o", "io-timeout=60")
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        first.kill()
+        (dead,) = tool.servers()
+        os.kill(dead, signal.SIGKILL)
+        assert "; trying again" in process.stderr.readline()
+    second = TargetProcess([spec], tmp_path / "log", first.listen)
+    try:
+        assert "nbd0: its server has died; it has a new one" in process.stderr.readline()
+        assert len(tool.servers()) == 1
+        process.terminate()
+        assert process.communicate(timeout=END_S) == ("", "")
+        assert process.returncode == 0
+    finally:
+        second.stop()

@@ -31,6 +31,47 @@ def test_a_successor(
     tool.good("detach", "nbd0")
 
 
+def test_with_one_connection_the_kernel_never_gives_it_up(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """It looks after each request instead, and sends it again if its connection was replaced. The
+    setting of the time limit would change how often it looks."""
+    queue = kernel.root / "sys/block/nbd0/queue"
+    queue.mkdir()
+    tool.good("attach", f"{target.url}/0", "nbd0", "--connections", "1")
+    assert kernel.attribute("nbd0", "timeout") == "0"
+    assert (queue / "io_timeout").read_text() == "5000\n"
+    (queue / "io_timeout").write_text("30000\n")
+    tool.good("attach", "--replace", f"{target.url}/0", "nbd0")
+    assert kernel.attribute("nbd0", "timeout") == "0"
+    assert (queue / "io_timeout").read_text() == "5000\n"
+    tool.good("detach", "nbd0")
+
+
+def test_a_successor_reinstates_the_session(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """What its predecessor left at the target ends with that session, and writes nothing later."""
+    tool.good("attach", f"{target.url}/0", "nbd0")
+    first = _isid(tool)
+    (server,) = tool.servers()
+    os.kill(server, signal.SIGKILL)
+    tool.good("attach", "--replace", f"{target.url}/0", "nbd0")
+    assert _isid(tool) == first
+    tool.good("detach", "nbd0")
+    tool.good("attach", f"{target.url}/0", "nbd0")
+    assert _isid(tool) != first
+    tool.good("detach", "nbd0")
+
+
+def _isid(tool: Attacher) -> str:
+    """What the server of the only device was told."""
+    (server,) = tool.servers()
+    words = Path(f"/proc/{server}/cmdline").read_text().split("\0")
+    (found,) = [word for word in words if word.startswith("isid=")]
+    return found
+
+
 def test_from_one_kind_of_server_to_the_other(
     tool: Attacher, kernel: FakeKernel, target: TargetProcess
 ) -> None:
