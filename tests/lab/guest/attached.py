@@ -9,6 +9,7 @@ from pathlib import Path
 
 from iserblk.nbd.kernel.orders import PROGRAM
 from tests.cli.commands import good, iserblk
+from tests.support.target import TargetProcess
 
 MIB = 1 << 20
 DEVICE = Path("/dev/nbd0")
@@ -82,3 +83,24 @@ def mounted(source: object, place: Path, *words: str) -> Iterator[Path]:
         yield place
     finally:
         run("umount", place)
+
+
+class Mortal:
+    """A target that is killed and started again, on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._specs = [f"{folder}/lun:size=64M"]
+        self._log = folder / "log"
+        self._process = TargetProcess(self._specs, self._log)
+        self._listen = self._process.listen
+        self.url = f"{self._process.url}/0"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def start(self) -> None:
+        self._process = TargetProcess(self._specs, self._log, self._listen)
+
+    def end(self) -> None:
+        if self._process.process.poll() is None:
+            self._process.stop()

@@ -17,36 +17,15 @@ from tests.lab.guest.attached import (
     DEVICE,
     MIB,
     SLOW_S,
+    Mortal,
     attached,
     connected,
     mounted,
     nothing_left,
     run,
 )
-from tests.support.target import TargetProcess
 
 IO_TIMEOUT_S = 4
-
-
-class Mortal:
-    """A target that is killed and started again, on the same port."""
-
-    def __init__(self, folder: Path) -> None:
-        self._specs = [f"{folder}/lun:size=64M"]
-        self._log = folder / "log"
-        self._process = TargetProcess(self._specs, self._log)
-        self._listen = self._process.listen
-        self.url = f"{self._process.url}/0"
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def start(self) -> None:
-        self._process = TargetProcess(self._specs, self._log, self._listen)
-
-    def end(self) -> None:
-        if self._process.process.poll() is None:
-            self._process.stop()
 
 
 @pytest.fixture

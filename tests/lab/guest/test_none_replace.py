@@ -110,10 +110,16 @@ def test_requests_wait_for_a_successor(target: TargetProcess) -> None:
         run("dd", f"if={DEVICE}", "of=/dev/null", "bs=1M", "count=16", "iflag=direct")
 
 
-def test_requests_under_way_are_sent_again(target: TargetProcess) -> None:
-    """Those that the old server had received and not answered are sent again when the kernel's time
-    limit for them has passed, and not before; later requests do not wait for them."""
-    with attached(f"{target.url}/0", DEVICE, "-o", "io-timeout=15"):  # the kernel's limit: 60 s
+# The kernel's limit with several connections: 60 s, and much longer than the test may take.
+@pytest.mark.parametrize(("connections", "io_timeout"), [(2, 15), (1, 3600)])
+def test_requests_under_way_are_sent_again(
+    connections: int, io_timeout: int, target: TargetProcess
+) -> None:
+    """Those that the old server had received and not answered. With one connection the kernel looks
+    for them every few seconds; with several they wait until the kernel's time limit for them has
+    passed. Later requests do not wait for them."""
+    words = ("-o", f"io-timeout={io_timeout}")
+    with attached(f"{target.url}/0", DEVICE, "--connections", connections, *words):
         old = server()
         with DEVICE.open("rb") as disk:  # the kernel looks for partitions now
             disk.read(512)
@@ -121,11 +127,44 @@ def test_requests_under_way_are_sent_again(target: TargetProcess) -> None:
         early = direct("if=/dev/zero", f"of={DEVICE}", "oflag=direct", "seek=16")
         until_blocking(lambda: block("nbd0", "inflight").split() == ["0", "1"])
         os.kill(old, signal.SIGKILL)
-        good("attach", "--replace", f"{target.url}/0", DEVICE, "-o", "io-timeout=15")
+        good("attach", "--replace", f"{target.url}/0", DEVICE, *words)
         run("dd", f"if={DEVICE}", "of=/dev/null", "bs=4k", "count=1", "skip=32", "iflag=direct")
-        assert early.poll() is None
+        assert connections == 1 or early.poll() is None
         assert early.wait(SLOW_S) == 0, early.communicate()[1]
         early.communicate()
+
+
+def test_a_server_that_is_slow_keeps_its_only_connection(target: TargetProcess) -> None:
+    """The kernel looks after a request again and again, and does not send it a second time."""
+    with attached(f"{target.url}/0", DEVICE, "-o", "io-timeout=1"):
+        os.kill(server(), signal.SIGSTOP)
+        run("dmesg", "--clear")
+        writer = direct("if=/dev/zero", f"of={DEVICE}", "oflag=direct", "seek=16")
+        until_blocking(lambda: run("dmesg").count("Possible stuck request") >= 2)
+        assert writer.poll() is None
+        os.kill(server(), signal.SIGCONT)
+        assert writer.wait(SLOW_S / 2) == 0, writer.communicate()[1]
+        writer.communicate()
+        assert "Receive control failed" not in run("dmesg")
+
+
+def test_what_a_dead_server_had_received_fails_when_detach_is_asked(
+    target: TargetProcess, tmp_path: Path
+) -> None:
+    """It would wait for a successor for ever; so umount could not end."""
+    good("attach", f"{target.url}/1", DEVICE)
+    run("mkfs.ext4", "-q", "-F", DEVICE)
+    with mounted(DEVICE, tmp_path / "place"):
+        old = server()
+        os.kill(old, signal.SIGSTOP)
+        reader = direct(f"if={DEVICE}", "iflag=direct", "skip=8")
+        until_blocking(lambda: block("nbd0", "inflight").split()[0] != "0")
+        os.kill(old, signal.SIGKILL)
+        until_blocking(lambda: ended(old))
+        assert "all requests fail" in bad(28, "detach", DEVICE)
+        assert reader.wait(SLOW_S / 2) == 1
+        assert "Input/output error" in reader.communicate()[1]
+    iserblk("detach", DEVICE)
 
 
 def test_without_a_successor_requests_fail(target: TargetProcess) -> None:
@@ -141,8 +180,7 @@ def test_without_a_successor_requests_fail(target: TargetProcess) -> None:
 
 @pytest.mark.parametrize("how", ["alive", "killed"])
 def test_a_file_system_sees_a_pause(how: str, target: TargetProcess, tmp_path: Path) -> None:
-    """fio writes and compares while the server is replaced. Requests under way at a server that is
-    killed are sent again when the kernel's time limit for them has passed."""
+    """fio writes and compares while the server is replaced."""
     with attached(f"{target.url}/1", DEVICE, "-o", "io-timeout=2"):
         run("mkfs.ext4", "-q", "-F", DEVICE)
         with mounted(DEVICE, tmp_path / "place") as place:
