@@ -31,24 +31,34 @@ Samples = list[dict[str, Any]]
 @click.option("--json", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 def command(rounds: int, seconds: float, timeout: int, file: Path | None) -> int:
     """Compare iserblk on verbs with ib_iser and libiscsi on one LIO target over Soft-RoCE."""
+    status, samples = measure("rxe-lio-initiator", "lab_guest", rounds, seconds, timeout, file)
+    if samples:
+        report(samples)
+    return status
+
+
+def measure(
+    setup: str, module: str, rounds: int, seconds: float, timeout: int, file: Path | None
+) -> tuple[int, Samples]:
+    """Run ``module`` of benchlib in a guest; (exit status of the command, what it measured). Also
+    writes the samples to ``file``."""
     with tempfile.TemporaryDirectory(prefix="iserblk-bench-") as directory:
         done = subprocess.run(
             [
-                *(_TOP / "scripts/lab", "--setup", "rxe-lio-initiator", "--timeout", str(timeout)),
+                *(_TOP / "scripts/lab", "--setup", setup, "--timeout", str(timeout)),
                 *("--results", directory, "env", f"PYTHONPATH={_TOP / 'scripts'}:{_TOP}"),
-                *("python", "-P", "-m", "benchlib.lab_guest", str(rounds), str(seconds)),
+                *("python", "-P", "-m", f"benchlib.{module}", str(rounds), str(seconds)),
             ],
             check=False,
         )
         results = Path(directory) / "bench.json"
         if not results.exists():
             click.echo("bench: the guest measured nothing", err=True)
-            return 1
+            return 1, []
         samples: Samples = json.loads(results.read_text())
     if file is not None:
         file.write_text(json.dumps(samples, indent=1) + "\n")
-    report(samples)
-    return 1 if done.returncode else 0
+    return (1 if done.returncode else 0), samples
 
 
 def rates(samples: Samples, job: str, subject: str) -> list[float]:
@@ -59,17 +69,29 @@ def rates(samples: Samples, job: str, subject: str) -> list[float]:
     ]
 
 
-def ratio(samples: Samples, job: str, subject: str) -> float | None:
+def ratio(samples: Samples, job: str, subject: str, peer: str = PEER) -> float | None:
     """The median of the ratios within the rounds."""
-    ours, theirs = rates(samples, job, subject), rates(samples, job, PEER)
+    ours, theirs = rates(samples, job, subject), rates(samples, job, peer)
     if not ours or not theirs:
         return None
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=False))
 
 
 def report(samples: Samples) -> None:
+    console = Console(width=100)
+    console.print(table_of(samples, PEER))
+    for job in dict.fromkeys(each["job"] for each in samples):
+        goal = GOALS[job.partition("-")[0]]
+        for subject in OURS:
+            share = ratio(samples, job, subject)
+            verdict = "not measured" if share is None else "met" if share >= goal else "missed"
+            console.print(f"{job}, {subject}: ≥ {goal:.2f} of {PEER}: {verdict}")
+
+
+def table_of(samples: Samples, peer: str) -> Table:
+    """A row for each job and subject, with the ratio to ``peer``."""
     table = Table(title="in one emulated guest: ratios only say something", title_justify="left")
-    for name in ("job", "subject", "requests/s", "MiB/s", f"ratio to {PEER}", "CPU ms/request"):
+    for name in ("job", "subject", "requests/s", "MiB/s", f"ratio to {peer}", "CPU ms/request"):
         table.add_column(name, justify="left" if name in ("job", "subject") else "right")
     for job in dict.fromkeys(each["job"] for each in samples):
         table.add_section()
@@ -83,19 +105,12 @@ def report(samples: Samples) -> None:
             rate = statistics.median(rates(samples, job, subject))
             size = found[0]["bytes"] / found[0]["ios"]
             cpu = statistics.median(e["cpu_seconds"] / e["ios"] for e in found) * 1e3
-            share = ratio(samples, job, subject)
+            share = ratio(samples, job, subject, peer)
             table.add_row(
                 job, subject, f"{rate:,.0f}", f"{rate * size / (1 << 20):,.1f}",
                 "" if share is None else f"{share:.2f}", f"{cpu:.2f}",
             )  # fmt: skip
-    console = Console(width=100)
-    console.print(table)
-    for job in dict.fromkeys(each["job"] for each in samples):
-        goal = GOALS[job.partition("-")[0]]
-        for subject in OURS:
-            share = ratio(samples, job, subject)
-            verdict = "not measured" if share is None else "met" if share >= goal else "missed"
-            console.print(f"{job}, {subject}: ≥ {goal:.2f} of {PEER}: {verdict}")
+    return table
 
 
 if __name__ == "__main__":
