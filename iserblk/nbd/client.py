@@ -217,8 +217,12 @@ class Client:
             )
         self._over = True
         self._nap.wake()
+        self._end_receiving()
+
+    def _end_receiving(self) -> None:
+        """It wakes the task, which may wait for more."""
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RD)  # it wakes the task, which may wait for more
+            self._sock.shutdown(socket.SHUT_RD)
 
     def _left_in_socket(self) -> int:
         """Bytes that have come and were not received."""
@@ -363,8 +367,9 @@ class Client:
             self._begin(transmission.received(count))
             if not stream.pending():
                 break
-        if transmission.ended:
+        if transmission.ended and not self._over:
             self._over = True
+            self._end_receiving()  # this may be another turn than the task's
 
     def _send(self) -> None:
         transmission = self._transmission
