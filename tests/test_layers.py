@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.messages": {"errors"},
     "nbd.buffers": set(),
     "nbd.limited_log": set(),
-    "nbd.exports": {"disk.seam", "nbd.messages"},
+    "nbd.exports": {"errors", "disk.seam", "nbd.messages"},
     "nbd.handshake": {"errors", "nbd.messages", "nbd.exports"},
     "nbd.transmission": {
         *("errors", "initiator.session", "disk.seam", "nbd.messages", "nbd.buffers"),
@@ -96,6 +96,7 @@ ALLOWED: dict[str, set[str]] = {
         "nbd.exports",
         "nbd.handshake",
         "nbd.limited_log",
+        "nbd.transmission",
         "nbd.client",
     },
     "nbd.serving": {

@@ -22,7 +22,7 @@ import termios
 from array import array
 from collections.abc import Mapping
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -70,6 +70,15 @@ class Stream(Protocol):
         ...
 
 
+class Connection(NamedTuple):
+    """A connection in its transmission, with nothing under way. ``unparsed``: bytes received of
+    requests that have not begun."""
+
+    sock: socket.socket
+    negotiated: nbd.Negotiated
+    unparsed: bytes
+
+
 class Client:
     """One connection. ``group``: of its strands. ``name``: for ``logs``, which all clients of a
     server share. ``sock``: the caller closes it when ``serve`` has returned."""
@@ -103,6 +112,8 @@ class Client:
         self._woken = False  # the strand
         self._stopped = False
         self._closing = False  # the group of the strands is
+        self._scope = trio.CancelScope()  # of ``serve``
+        self._still: trio.Event | None = None  # while it is paused: nothing is under way
 
     # -- handshake --------------------------------------------------------------------------------
 
@@ -180,6 +191,10 @@ class Client:
 
     # -- transmission -----------------------------------------------------------------------------
 
+    def continued(self, connection: Connection) -> Transmission:
+        """In place of a handshake: it was made in another process, with this connection."""
+        return Transmission(connection.negotiated, self, self._memory, connection.unparsed)
+
     async def serve(self, export: Export, transmission: Transmission) -> None:
         """Until the client has ended, or is gone, and the last command of its requests has ended,
         too. Raises nothing but Cancelled; its strands are closed by their group then, which aborts
@@ -190,10 +205,11 @@ class Client:
         self._strand = self._group.start_soon(self._on_answers, name=self.name)
         self._strand.abandon = self._abandon
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_writes)
-                await self._run()
-                nursery.cancel_scope.cancel()
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_writes)
+                    await self._run()
+                    nursery.cancel_scope.cancel()
         except BaseException:
             # The caller closes the socket before the strands are closed. A turn of theirs must not
             # use its number, which another descriptor may have then.
@@ -256,6 +272,48 @@ class Client:
             self._lose()
             self._nap.wake()
 
+    # -- a pause ----------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Begin no request any more, and return when all that have begun are answered. A large
+        write of which a part has come is one of these. The socket keeps what comes meanwhile.
+        ``go_on`` or ``leave`` is to follow, also when this is cancelled. Not with TLS, whose state
+        has bytes of the client, too."""
+        self._transmission.paused = True
+        self._still = trio.Event()
+        self._look_whether_still(self._still)
+        await self._still.wait()
+
+    def _look_whether_still(self, still: trio.Event) -> None:
+        transmission = self._transmission
+        under_way = transmission.open or transmission.out_size or self._blocked or self._done
+        if not under_way and (self._over or not transmission.midway):
+            still.set()
+
+    @property
+    def over(self) -> bool:
+        """The client has ended, or is gone."""
+        return self._over
+
+    def connection(self) -> Connection:
+        """While it is paused, and nothing is under way: all there is to know of it."""
+        transmission = self._transmission
+        return Connection(self._sock, transmission.negotiated, transmission.unparsed())
+
+    def go_on(self) -> None:
+        """After ``pause``."""
+        self._still = None
+        self._transmission.paused = False
+        self._turn(first=True)
+        self._nap.wake()
+
+    def leave(self) -> None:
+        """After ``pause``: another process has the connection now. ``serve`` ends, and does nothing
+        that the client could notice."""
+        self._scope.cancel()
+
+    # -- turns ------------------------------------------------------------------------------------
+
     @trio.lowlevel.enable_ki_protection  # an interrupt is for the owner of the loop
     async def _run(self) -> None:
         """Body of the task."""
@@ -295,7 +353,13 @@ class Client:
 
     def _wants_input(self) -> bool:
         transmission = self._transmission
-        return not (self._over or self._blocked or transmission.held or transmission.open >= MANY)
+        return not (
+            self._over
+            or self._blocked
+            or transmission.held
+            or transmission.open >= MANY
+            or (transmission.paused and not transmission.midway)
+        )
 
     def answered(self, request: Request) -> None:
         """Implements Answered."""
@@ -343,6 +407,8 @@ class Client:
             self._lose()
         finally:
             self._disk.release(held)
+        if self._still is not None:
+            self._look_whether_still(self._still)
 
     def _lose(self) -> None:
         """The connection is over. What is open ends as it would, and is not answered."""
@@ -355,6 +421,8 @@ class Client:
     def _receive(self) -> None:
         transmission, stream = self._transmission, self._stream
         while not (self._over or self._blocked):
+            if transmission.paused and not transmission.midway:
+                break
             buffers = transmission.get_buffers()
             if not buffers:
                 break
@@ -475,7 +543,7 @@ class Client:
             case nbd.WRITE:
                 await disk.write(request.data, offset, fua, deadline)
             case nbd.FLUSH:
-                await disk.flush()
+                await self._export.flush()
             case nbd.TRIM:
                 await disk.trim(offset, length, fua)
             case nbd.WRITE_ZEROES:

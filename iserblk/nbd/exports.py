@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from iserblk.disk.seam import DirectDisk
+from iserblk.errors import IserblkError
 from iserblk.nbd import messages as nbd
 
 
@@ -14,6 +15,7 @@ class Export:
         self.disk = disk
         info = disk.info
         self.read_only = read_only or info.read_only
+        self._failure: IserblkError | None = None
         self.description = f"{info.vendor} {info.product}, {info.target} LUN {info.lun}"
         # Any alignment works; whole blocks of the medium work best.
         self.minimum = 1
@@ -25,6 +27,18 @@ class Export:
     @property
     def size(self) -> int:
         return self.disk.size
+
+    async def flush(self) -> None:
+        """For a client that asks for it. Raises also what ``owe`` was told of."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        await self.disk.flush()
+
+    def owe(self, failure: IserblkError) -> None:
+        """A flush that no client has asked for has failed. A disk tells of writes that it has lost
+        only once: so the next flush of a client fails."""
+        self._failure = failure
 
     def flags(self, structured: bool) -> int:
         """Transmission flags. All connections share the LUN's session and nothing is cached here:

@@ -12,10 +12,11 @@ import trio
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.nbd.buffers import Memory
-from iserblk.nbd.client import Client
+from iserblk.nbd.client import Client, Connection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.limited_log import ClientLogs
+from iserblk.nbd.transmission import Transmission
 from iserblk.waiting.busy_polling import BusyPoll
 from iserblk.waiting.strands import Strands, open_strands
 
@@ -50,24 +51,29 @@ class NbdServer:
         self._clients: set[Client] = set()
         self._handshakes: dict[Client, trio.CancelScope] = {}  # oldest first
         self._ending = False
+        self._open = trio.Event()  # unset while the server is paused: no connection is taken
+        self._open.set()
         self._left = trio.Event()
 
     @asynccontextmanager
-    async def serving(self, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+    async def serving(
+        self, sockets: Sequence[socket.socket], inherited: Sequence[Connection] = ()
+    ) -> AsyncIterator[None]:
         """Take connections of the listening ``sockets``, which stay the caller's to close, for as
         long as the block runs. At its end nothing more is received, and what was received is
-        answered first. Cancelled, or left by an exception, it aborts what is open."""
+        answered first. Cancelled, or left by an exception, it aborts what is open.
+
+        ``inherited``: clients of the default export that another process has served until now.
+        Their sockets are closed here."""
         try:
             async with open_strands() as group, trio.open_nursery() as nursery:
                 nursery.start_soon(self._busy_poll.run)
                 nursery.start_soon(self._look_round)
                 async with trio.open_nursery() as clients:
-                    async with trio.open_nursery() as listeners:
-                        for each in sockets:
-                            each.setblocking(False)
-                            listeners.start_soon(self._accept, each, clients, group)
+                    self._group, self._nursery = group, clients
+                    await self._continue(inherited)
+                    async with self.listening(sockets):
                         yield
-                        listeners.cancel_scope.cancel()
                     self._ending = True
                     for scope in list(self._handshakes.values()):
                         scope.cancel()
@@ -77,6 +83,70 @@ class NbdServer:
                 nursery.cancel_scope.cancel()
         finally:
             self._logs.tell()
+
+    @asynccontextmanager
+    async def listening(self, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+        """While the server is ``serving``: take connections of these sockets, too, for as long as
+        the block runs."""
+        async with trio.open_nursery() as listeners:
+            for each in sockets:
+                each.setblocking(False)
+                listeners.start_soon(self._accept, each, self._nursery, self._group)
+            yield
+            listeners.cancel_scope.cancel()
+
+    async def _continue(self, inherited: Sequence[Connection]) -> None:
+        found = []
+        for each in inherited:
+            client = Client(
+                each.sock, _name(""), self._group, self._memory, self._busy_poll, self._logs
+            )
+            found.append((client, client.continued(each), each.sock))
+        # All of them before the first can have gone: it is not the last one then.
+        self._clients.update(client for client, _, _ in found)
+        for client, transmission, sock in found:
+            await self._nursery.start(self._serve_on, client, transmission, sock)
+
+    async def _serve_on(
+        self,
+        client: Client,
+        transmission: Transmission,
+        sock: socket.socket,
+        task_status: trio.TaskStatus[None],
+    ) -> None:
+        task_status.started()
+        with sock:
+            await self._transmit(client, self._exports[self._default], transmission)
+
+    # -- a pause ----------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Begin no request any more, take no connection, and return when everything that has begun
+        is answered. ``go_on`` or ``leave`` is to follow, also when this is cancelled. Not for
+        clients with TLS."""
+        self._open = trio.Event()
+        for scope in list(self._handshakes.values()):
+            scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for client in self._clients:
+                nursery.start_soon(client.pause)
+
+    def connections(self) -> list[Connection]:
+        """While it is paused: the clients that are left."""
+        return [client.connection() for client in self._clients if not client.over]
+
+    def go_on(self) -> None:
+        """After ``pause``: everything is as it was before."""
+        self._open.set()
+        for client in list(self._clients):
+            client.go_on()
+
+    def leave(self) -> None:
+        """After ``pause``: another process has the ``connections`` now. Their clients end here, and
+        do not notice. The server stays paused."""
+        leaving, self._clients = self._clients, set()  # nothing here acts on them any more
+        for client in leaving:
+            client.leave()
 
     async def _look_round(self) -> None:
         """Clients that stall with their memory full of requests do not stop the others."""
@@ -104,6 +174,7 @@ class NbdServer:
     ) -> None:
         while True:
             await trio.lowlevel.wait_readable(listening)
+            await self._open.wait()
             try:
                 sock, address = listening.accept()
             except BlockingIOError:
@@ -149,17 +220,20 @@ class NbdServer:
             except Exception:  # a bug; it ends this client only
                 log.exception("%s: internal error", name)
                 return
-            if scope.cancelled_caught or agreed is None:
+            if scope.cancelled_caught or agreed is None or not self._open.is_set():
                 return
             export, transmission = agreed
             log.info("%s: uses %s", name, export.name)
             self._clients.add(client)
-            try:
-                await client.serve(export, transmission)
-            finally:
-                self._clients.discard(client)
-                if not self._clients:
-                    self._left.set()
+            await self._transmit(client, export, transmission)
+
+    async def _transmit(self, client: Client, export: Export, transmission: Transmission) -> None:
+        try:
+            await client.serve(export, transmission)
+        finally:
+            self._clients.discard(client)
+            if not self._clients:
+                self._left.set()
 
     def _make_room(self, client: Client, scope: trio.CancelScope) -> None:
         """With too many clients the oldest one that is no further than the handshake is let go; or

@@ -130,7 +130,8 @@ class Transmission:
     ``out``: buffers to be sent, in order, ``out_size`` bytes. ``ended``: the client has said
     DISC, and nothing more is received. ``open``: requests that were handed to the caller, and whose
     replies have not been sent yet. ``held``: there is no room for the next request; ``starved``:
-    because other clients have the memory.
+    because other clients have the memory. ``paused``: set by the caller, for as long as no request
+    is to begin; one that has begun to come (``midway``) is received to its end.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Transmission:
         self.out_size = 0
         self.ended = False
         self.held = self.starved = False
+        self.paused = False
         self.open = 0
         self._owner = owner
         self._memory = memory
@@ -255,6 +257,8 @@ class Transmission:
             found.append(large)
         if self._to_pass_over:
             self._pass_over()
+        if self.paused:
+            return
         header, magic, data = self._header, self._magic, self._chunk.data
         size = header.size
         extended = self._extended
@@ -346,6 +350,16 @@ class Transmission:
                 self._start += size + behind
                 request = self._take(command, flags, cookie, offset, length, cost)
             found.append(request)
+
+    @property
+    def midway(self) -> bool:
+        """The data of a WRITE is on its way into memory of its own, or is being passed over."""
+        return self._large is not None or self._to_pass_over > 0
+
+    def unparsed(self) -> bytes:
+        """What has been received of requests that have not begun: at most CHUNK bytes, as ``first``
+        of another Transmission."""
+        return bytes(self._chunk.view[self._start : self._end])
 
     def _fits(self, cost: int) -> bool:
         """There is memory for a request of that cost; else ``held`` is set."""

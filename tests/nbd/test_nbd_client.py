@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 
 from iserblk.errors import CommandTimeout
 from iserblk.initiator.session.slots import TaskSlot, Waiter
@@ -29,16 +30,18 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Served:
-    """A client of the server, ``client``, and what is at the other end of its socket."""
+    """A client of the server, ``client``, of ``export``; and what is at the other end of its
+    socket."""
 
-    def __init__(self, client: Client, raw: RawClient) -> None:
+    def __init__(self, client: Client, raw: RawClient, export: Export) -> None:
         self.client = client
         self.raw = raw
+        self.export = export
         self.over = trio.Event()  # ``serve`` has returned
 
-    async def run(self, sock: socket.socket, export: Export) -> None:
+    async def run(self, sock: socket.socket) -> None:
         with sock:
-            agreed = await self.client.shake_hands({"lun0": export}, "lun0", Tls.OFF, None)
+            agreed = await self.client.shake_hands({"lun0": self.export}, "lun0", Tls.OFF, None)
             if agreed is not None:
                 await self.client.serve(*agreed)
         self.over.set()
@@ -58,8 +61,8 @@ async def served(
             there.setblocking(False)
             raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
             client = Client(here, f"client {number}", group, memory, BusyPoll(0))
-            found.append(Served(client, raw))
-            nursery.start_soon(found[-1].run, here, export)
+            found.append(Served(client, raw, export))
+            nursery.start_soon(found[-1].run, here)
             if handshakes:
                 await raw.shake_hands()
         yield found
@@ -115,6 +118,89 @@ async def test_disc_behind_requests_ends_when_they_are_answered() -> None:
         assert await one.raw.reply() == Reply(0, 1)
         assert await one.raw.end() == b""  # what is behind DISC is not looked at
         await one.over.wait()
+
+
+async def test_disc_that_another_task_receives() -> None:
+    """The client's own task waits for the socket then, in which nothing more comes."""
+    async with served(fake()) as (one,):
+        assert isinstance(one.raw.stream, trio.SocketStream)
+        with socket.socket(fileno=os.dup(one.raw.stream.socket.fileno())) as sock:
+            await one.client.pause()
+            sock.send(request(nbd.DISC))
+            one.client.go_on()
+        assert await one.raw.end() == b""
+        await one.over.wait()
+
+
+@pytest.mark.logs("could not flush")
+async def test_a_flush_that_failed_before_fails_once() -> None:
+    """The server has flushed by itself, and heard of writes that are lost."""
+    async with served(fake()) as (one,):
+        one.export.owe(CommandTimeout("could not flush"))
+        await one.raw.send(request(nbd.FLUSH, cookie=1))
+        assert await one.raw.reply() == Reply(nbd.EIO, 1)
+        await one.raw.send(request(nbd.FLUSH, cookie=2))
+        assert await one.raw.reply() == Reply(0, 2)
+
+
+async def test_a_pause() -> None:
+    """What has begun ends before it; what comes meanwhile is answered after it."""
+    disk = HeldDisk()
+    async with served(disk) as (one,), trio.open_nursery() as nursery:
+        paused = trio.Event()
+
+        async def pause() -> None:
+            await one.client.pause()
+            paused.set()
+
+        await one.raw.send(request(nbd.READ, 0, 4, 1))
+        await until(lambda: disk.waiting == 1)
+        nursery.start_soon(pause)
+        await trio.testing.wait_all_tasks_blocked()
+        await one.raw.send(request(nbd.READ, 0, 5, 2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not paused.is_set()
+        disk.go.set()
+        await paused.wait()
+        assert await one.raw.reply(4) == Reply(0, 1, bytes(4))
+        await trio.testing.wait_all_tasks_blocked()
+        assert disk.ended == 1
+        one.client.go_on()
+        assert await one.raw.reply(5) == Reply(0, 2, bytes(5))
+
+
+async def test_a_client_that_goes_in_a_pause() -> None:
+    async with served(fake()) as (one,):
+        await one.client.pause()
+        await trio.aclose_forcefully(one.raw.stream)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not one.over.is_set()
+        one.client.go_on()
+        await one.over.wait()
+
+
+async def test_another_process_goes_on() -> None:
+    """With what was received and not begun; the client notices nothing."""
+    memory = Memory()
+    disk = fake()
+    async with served(disk, memory) as (one,), open_strands() as group:
+        whole = write(b"half" * 10 * KIB, 0, 1)
+        await one.raw.send(whole[: 20 * KIB])
+        await trio.testing.wait_all_tasks_blocked()
+        await one.client.pause()
+        found = one.client.connection()
+        with socket.socket(fileno=os.dup(found.sock.fileno())) as sock:
+            one.client.leave()
+            await one.over.wait()
+            assert memory.used == 0
+            other = Client(sock, "other", group, memory, BusyPoll(0))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(other.serve, Export("lun0", disk), other.continued(found))
+                await one.raw.send(whole[20 * KIB :])
+                assert await one.raw.reply() == Reply(0, 1)
+                await one.raw.send(request(nbd.DISC))
+                await one.raw.stream.aclose()
+    assert disk.fake.data[: 40 * KIB] == b"half" * 10 * KIB
 
 
 @pytest.mark.parametrize("length", [5, 60 * KIB, MIB, 32 * MIB])

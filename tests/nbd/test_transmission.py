@@ -547,6 +547,36 @@ def test_what_came_behind_the_handshake() -> None:
         Server(first=bytes(CHUNK + 1))
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_pause_in_the_middle_of_a_write(server: Server, read_only: bool) -> None:
+    """It is received to its end, also where it is only passed over; what is behind it is for
+    another process."""
+    flags = EVERYTHING | (nbd.READ_ONLY if read_only else 0)
+    server = Server(server.mode, flags=flags)
+    transmission = server.transmission
+    large, small = server.write(pattern(1, 300_000), 1), server.write(b"small", 2)
+    assert server.feed(large[:100_000]) == []
+    transmission.paused = True
+    assert transmission.midway
+    found = server.feed(large[100_000:] + small[:-2])
+    assert not transmission.midway
+    if read_only:
+        assert found == []
+    else:
+        assert [bytes(each.data) for each in found] == [pattern(1, 300_000)]
+        transmission.reply(found[0])
+    assert [(each.cookie, each.error) for each in server.replies()] == [(1, EPERM * read_only)]
+    assert transmission.resume() == []
+    rest = transmission.unparsed()
+    assert rest == small[:-2]
+    server.at_rest()
+    other = Server(server.mode, first=rest)
+    assert other.transmission.resume() == []
+    (request,) = other.feed(small[-2:])
+    assert bytes(request.data) == b"small"
+    transmission.paused = False
+
+
 # -- streams in pieces, against a model ------------------------------------------------------------
 
 
