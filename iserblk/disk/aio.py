@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -110,11 +110,13 @@ class TrioDisk:
 
 class TrioDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
-    first."""
+    first. ``serve_metrics``: to be called once where they are to be served later. Raises as
+    ``MetricsPorts.open``."""
 
-    def __init__(self, disks: dict[str, DirectDisk]) -> None:
+    def __init__(self, disks: dict[str, DirectDisk], serve_metrics: Callable[[], None]) -> None:
         self.disks = disks
         self.default = next(iter(disks))
+        self.serve_metrics = serve_metrics
 
 
 async def _pump(
@@ -127,10 +129,13 @@ async def _pump(
 
 
 @asynccontextmanager
-async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[TrioDiskSet]:
-    """Log in to every URL, find its disks; log out at the end. Raises what connecting raises."""
+async def open_disks(
+    urls: Sequence[str], options: Mapping[str, str], *, metrics_later: bool = False
+) -> AsyncIterator[TrioDiskSet]:
+    """Log in to every URL, find its disks; log out at the end. ``metrics_later``: another process
+    still has the place where they are to be served. Raises what connecting raises."""
     addresses = await discover_ways(settle(urls, options))
-    metrics = MetricsPorts(addresses)
+    metrics = MetricsPorts(() if metrics_later else addresses)
     drivers: list[TrioDriver] = []
     reconnectors: list[Reconnector | PathsReconnector] = []
     disks: dict[DiskCore, TrioDriver] = {}
@@ -146,9 +151,17 @@ async def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIt
                 reconnectors.append(reconnector(driver, address, cores))
                 nursery.start_soon(reconnectors[-1].run)
             named = name_disks(list(disks))
-            metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
+
+            def serve_metrics() -> None:
+                metrics.open(addresses)
+                metrics.start(nursery, [(core, disks[core].ladder) for core in named.values()])
+
+            if not metrics_later:
+                serve_metrics()
             found = {name: TrioDisk(core, disks[core]) for name, core in named.items()}
-            yield TrioDiskSet({name: metered_async(found[name], named[name]) for name in named})
+            yield TrioDiskSet(
+                {name: metered_async(found[name], named[name]) for name in named}, serve_metrics
+            )
         except (Exception, KeyboardInterrupt) as problem:
             error = problem  # raised below, not inside the nursery's exception group
         finally:

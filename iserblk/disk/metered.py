@@ -298,10 +298,14 @@ class MetricsPorts:
     """The listeners that serve the metrics of some URLs. Several URLs may name the same place."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        """Open the listeners, which answer no client yet. Raises Busy, PermissionDenied or
-        BadArgument, with nothing left open."""
+        """Raises as ``open``."""
         self._idle: dict[str, Listener] = {}
         self._scopes: list[trio.CancelScope] = []
+        self.open(addresses)
+
+    def open(self, addresses: Sequence[Address]) -> None:
+        """Open the listeners that are not open yet; they answer no client before ``start``. Raises
+        Busy, PermissionDenied or BadArgument, with nothing left open."""
         try:
             for address in addresses:
                 place = address.options.metrics

@@ -128,9 +128,10 @@ def place_of(path: Path) -> str:
     return os.fsdecode(unquote_to_bytes(path.name.removesuffix(_SUFFIX)))
 
 
-def default_option(place: str, where: Path | None = None) -> dict[str, str]:
+def default_option(place: str, where: Path | None = None, *, taken: bool = False) -> dict[str, str]:
     """The option ``metrics=`` for a front-end at ``place``. Empty if metrics cannot be served: the
-    front-end then works without. ``where``: the directory; None: the user's."""
+    front-end then works without. ``where``: the directory; None: the user's. ``taken``: a process
+    that is about to end serves there."""
     where = where or directory()
     if where is None:
         return {}
@@ -138,7 +139,8 @@ def default_option(place: str, where: Path | None = None) -> dict[str, str]:
     try:
         parse_address(str(path), "metrics")
         where.mkdir(mode=0o755, exist_ok=True)
-        make_room(path)
+        if not taken:
+            make_room(path)
     except (OSError, IserblkError) as error:
         log.info("no metrics are served: %s", error)
         return {}

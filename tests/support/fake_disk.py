@@ -330,7 +330,9 @@ class AsyncSet:
 
 
 @asynccontextmanager
-async def open_async(urls: Sequence[str], options: Mapping[str, str]) -> AsyncIterator[AsyncSet]:
+async def open_async(
+    urls: Sequence[str], options: Mapping[str, str], *, metrics_later: bool = False
+) -> AsyncIterator[AsyncSet]:
     note(f"open {json.dumps([list(urls), dict(options)])}")
     fail("open")
     # A nursery, as the real one has: errors of its body come out in a group.
