@@ -18,6 +18,7 @@ from typing import Any
 from iserblk.initiator.session import life
 from iserblk.iscsi import stages
 from iserblk.nbd import handshake
+from iserblk.nbd.kernel import handover
 
 TOP = Path(__file__).resolve().parent.parent
 Table = Mapping[Any, StrEnum]  # (state, event) → state; states and events are StrEnums
@@ -55,6 +56,13 @@ SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
         "`TABLE` in iserblk/nbd/handshake.py. Options that only negotiate stay in their state.",
         handshake.State.GREETED,
         handshake.TABLE,
+    ),
+    (
+        "The connections of a device's server, when a successor asks for them",
+        "`TABLE` in iserblk/nbd/kernel/handover.py. What is given is the successor's; in every "
+        "other state the server can go on.",
+        handover.State.SERVING,
+        handover.TABLE,
     ),
 ]
 

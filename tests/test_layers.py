@@ -101,11 +101,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "nbd.serving": {
         *("errors", "waiting", "disk.aio", "disk.multipath"),
-        *("disk.seam", "nbd.exports", "nbd.handshake", "nbd.server"),
+        *("disk.seam", "nbd.exports", "nbd.handshake", "nbd.client", "nbd.server"),
     },
     "nbd.kernel": {
-        *("errors", "names", "background", "credentials", "metrics"),
-        *("nbd.messages", "nbd.listening", "nbd.serving"),
+        *("errors", "names", "background", "credentials", "metrics", "nbd.messages", "nbd.buffers"),
+        *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
     "target.store": {"errors", "files"},
@@ -145,6 +145,7 @@ TRIO_ALLOWED = {
     "doctor.portal",
     "metrics.serving",
     "nbd.client",
+    "nbd.kernel.succession",
     "nbd.server",
     "nbd.serving",
     "target.iscsi.accepting",

@@ -166,9 +166,18 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit
             head, question, query = text.partition("?")
             number = f"/{info.lun}" if url.lun is None else ""
             paths.append(f"{head}{number}{question}{query}")
-    io_timeout = max(address.options.io_timeout for address in settle(paths, given))
-    shown = parse_url(paths[0]).redacted()
-    return Lun(paths, shown, given, io_timeout, info.size, info.block_size, _name(info), by_nbdkit)
+    settled = [address.options for address in settle(paths, given)]
+    return Lun(
+        paths,
+        parse_url(paths[0]).redacted(),
+        given,
+        max(options.io_timeout for options in settled),
+        info.size,
+        info.block_size,
+        _name(info),
+        by_nbdkit,
+        any(options.reserve for options in settled),
+    )
 
 
 def _name(info: LunInfo) -> str:

@@ -7,7 +7,8 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 import trio
 
@@ -15,6 +16,7 @@ from iserblk.disk.aio import open_disks
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import DirectDisk
 from iserblk.errors import IserblkError, first_error
+from iserblk.nbd.client import Connection
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.server import NbdServer
@@ -24,6 +26,33 @@ log = logging.getLogger(__name__)
 
 _SIZES_S = 10.0
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Succession(Protocol):
+    """A server takes the connections of its predecessor, another process, over; and gives them to
+    its successor.
+
+    ``inherits``: there is a predecessor. ``opens_last``: it has to end before the LUNs can be
+    opened here.
+    """
+
+    inherits: bool
+    opens_last: bool
+
+    async def take(self) -> list[Connection]:
+        """From now on they are this process's. Raises IserblkError when the predecessor keeps
+        them."""
+        ...
+
+    async def predecessor_ended(self) -> None:
+        """Return when its process has ended."""
+        ...
+
+    async def offer(self, server: NbdServer, flush: Callable[[], Awaitable[None]]) -> None:
+        """Body of a task: give the connections of ``server`` to a successor that asks for them,
+        when ``flush`` has succeeded. Returns when they are given. Cancelled, it leaves them wholly
+        here, or wholly there."""
+        ...
 
 
 def serve(
@@ -38,6 +67,7 @@ def serve(
     context: ssl.SSLContext | None = None,
     until_unused: bool = False,
     resized: Callable[[str, int], None] | None = None,
+    succession: Succession | None = None,
 ) -> int:
     """Serve the LUNs of ``urls`` at the listening ``sockets`` until SIGTERM or SIGINT; with
     ``until_unused`` also until the last client has gone. Then what was received is answered, and
@@ -45,8 +75,9 @@ def serve(
 
     ``ready`` is called once clients can connect, ``stopping`` at the first signal, both in the trio
     loop. ``resized`` is called, in another thread, with the name of an export and its new size in
-    bytes; the target is asked for the size every ten seconds. Raises IserblkError when the LUNs
-    cannot be opened, or the last flush failed.
+    bytes; the target is asked for the size every ten seconds. ``succession``: of a server with one
+    LUN, without TLS; once a successor has the clients, this one has no clients any more. Raises
+    IserblkError when the LUNs cannot be opened, or the last flush failed.
     """
     busy_poll_us = max(each.options.busy_poll_us for each in settle(urls, options))
     failed: list[str] = []
@@ -98,18 +129,28 @@ def serve(
                 return early[0]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(end_on_signals, signals)
-                async with open_disks(urls, options) as disks:
+                taken = await _take(succession, before_opening=True)
+                beside = taken is None  # the predecessor has the place of the metrics
+                async with open_disks(urls, options, metrics_later=beside) as disks:
                     served = disks.disks
                     exports = {name: Export(name, disk, read_only) for name, disk in served.items()}
                     server = NbdServer(exports, disks.default, busy_poll_us, tls, context)
-                    async with server.serving(sockets):
+                    if taken is None:
+                        taken = await _take(succession, before_opening=False)
+                    async with server.serving(sockets, taken or ()):
                         if until_unused:
                             nursery.start_soon(end_when_unused, server)
                         if resized is not None:
                             nursery.start_soon(watch_sizes, exports)
                         is_ready = True
                         ready()
-                        await stop.wait()
+                        async with trio.open_nursery() as offering:
+                            if succession is not None:
+                                metrics = disks.serve_metrics if beside else None
+                                export = exports[disks.default]
+                                offering.start_soon(_offer, succession, server, export, metrics)
+                            await stop.wait()
+                            offering.cancel_scope.cancel()
                     async with trio.open_nursery() as flushes:  # targets that are away: all at once
                         for name, disk in served.items():
                             if disk.dirty:  # one without a write cache is sent nothing
@@ -125,3 +166,40 @@ def serve(
     if failed:
         raise IserblkError("; ".join(failed))
     return told
+
+
+async def _take(succession: Succession | None, *, before_opening: bool) -> list[Connection] | None:
+    """The predecessor's connections, empty without one; None: later, when the LUNs are open."""
+    if succession is None or not succession.inherits:
+        return []
+    if before_opening and not succession.opens_last:
+        return None
+    taken = await succession.take()
+    if before_opening:
+        await succession.predecessor_ended()
+    return taken
+
+
+async def _offer(
+    succession: Succession,
+    server: NbdServer,
+    export: Export,
+    serve_metrics: Callable[[], None] | None,
+) -> None:
+    """Body of a task. ``serve_metrics``: to be called when the predecessor has ended."""
+
+    async def flush() -> None:
+        if export.disk.dirty:
+            try:
+                await export.disk.flush()
+            except IserblkError as error:
+                export.owe(error)
+                raise
+
+    if serve_metrics is not None:
+        await succession.predecessor_ended()
+        try:
+            serve_metrics()
+        except IserblkError as error:
+            log.warning("%s", error)
+    await succession.offer(server, flush)

@@ -1,5 +1,5 @@
-"""What an NBD client says: the handshake, and the transmission in its three modes; and what the
-server of a device says in the handshake for the kernel."""
+"""What an NBD client says: the handshake, and the transmission in its three modes; what the server
+of a device says in the handshake for the kernel; and what two such servers say to each other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ import struct
 from iserblk.errors import RemoteProtocolError
 from iserblk.nbd.buffers import CHUNK, Memory
 from iserblk.nbd.handshake import Handshake, Look, Tls
+from iserblk.nbd.kernel.handover import (
+    Kind,
+    Refused,
+    Takeover,
+    encode,
+    encode_all,
+    encode_refused,
+    expect_untrusted,
+)
 from iserblk.nbd.kernel.links import shake_hands
 from iserblk.nbd.messages import Negotiated
 from iserblk.nbd.transmission import Request, Transmission
 from tests.fuzz.engine import Case, Row
 from tests.nbd import conversation as said
 from tests.nbd.conversation import EXTENDED, MODES, SIMPLE
+from tests.nbd.kernel.test_handover import EVERYTHING, connections, given
 from tests.nbd.kernel.test_links import GOOD, GREETING, reply
 
 _EXPORTS = {"lun0": said.export("lun0"), "lun1": said.export("lun1", read_only=True)}
@@ -167,7 +177,36 @@ def _server(case: Case) -> None:
         shake_hands(ours)
 
 
+_UNPARSED = given(b"z" * 40_000, structured=True)
+_HANDOVER = [
+    *connections(given(), given(b"12345"), _UNPARSED),
+    *(encode_all(count) for count in (1, 2, 3)),
+    encode_refused("no", True),
+    encode(Kind.HELLO),
+    encode(Kind.TAKEN),
+]
+
+
+def _hand_over(case: Case) -> None:
+    """Connections, each message changed or not; and a successor's message."""
+    chance = case.chance
+    takeover = Takeover()
+    packets = [*connections(*(chance.choice(EVERYTHING) for _ in range(3))), encode_all(3)]
+    try:
+        if chance.random() < 0.2:
+            expect_untrusted(case.data, chance.choice((Kind.HELLO, Kind.TAKEN)))
+            return
+        for packet in packets:
+            sent = packet if chance.random() < 0.9 else case.data
+            descriptors = int(sent[10:12] == b"\0\3") if chance.random() < 0.97 else 2
+            takeover.receive_untrusted(sent, descriptors)
+        assert not takeover.complete or len(takeover.given) in (1, 2, 3)
+    except Refused as error:
+        assert str(error).isprintable()
+
+
 ROWS = (
+    Row("NBD hand-over", _hand_over, _HANDOVER, each=4),
     Row("NBD server", _server, (GOOD, GREETING + reply(1 << 31 | 6, b"no export"))),
     Row("NBD handshake", _handshake, _OPTIONS, each=4),
     *(

@@ -38,6 +38,9 @@ ELSEWHERE = {
     "target/iscsi/accepting.py:is_iwarp": "tests/target/iscsi/test_accepting.py",
     "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
     "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
+    "nbd/kernel/succession.py:Taker._offered": "tests/nbd/kernel/test_succession.py",
+    "nbd/kernel/succession.py:_sockets": "tests/nbd/kernel/test_succession.py",
+    "nbd/kernel/succession.py:check_peer": "tests/nbd/kernel/test_succession.py",
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
 }  # fmt: skip

@@ -462,9 +462,10 @@ async def test_cancelled_it_leaves_the_socket_alone() -> None:
     with mine, other, trio.CancelScope() as scope:
         async with open_strands() as group:
             raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
-            one = Served(Client(here, "client", group, memory, BusyPoll(0)), raw)
+            client = Client(here, "client", group, memory, BusyPoll(0))
+            one = Served(client, raw, Export("lun0", disk))
             async with raw, trio.open_nursery() as nursery:
-                nursery.start_soon(one.run, here, Export("lun0", disk))
+                nursery.start_soon(one.run, here)
                 await raw.shake_hands()
                 await raw.send(request(nbd.READ, 0, 512, 1))
                 await until(lambda: disk.begun)

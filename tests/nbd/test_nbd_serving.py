@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
-from iserblk.errors import ConnectFailed
+from iserblk.errors import CommandTimeout, ConnectFailed
 from iserblk.nbd import messages as nbd
 from iserblk.nbd import serving
+from iserblk.nbd.client import Connection
 from iserblk.nbd.listening import listen_unix
+from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
 from tests.nbd.serving import fake
-from tests.support.fake_disk import AsyncFake, AsyncSet
+from tests.support.fake_disk import AsyncFake, AsyncSet, open_async
+from tests.support.nbd_client import connected, request, write
 from tests.support.target import END_S, TargetProcess, running_target
 
 SIZE = 4 << 20
@@ -140,3 +144,53 @@ def test_errors_are_raised_singly(tmp_path: Path) -> None:
             watcher.stopping,
         )
     assert watcher.told == []
+
+
+class Heir:
+    """Implements Succession: asks for a flush, and takes nothing. ``told``: errors that a client
+    got for its flushes before and after that."""
+
+    inherits = opens_last = False
+
+    def __init__(self, path: Path, after: Callable[[], None]) -> None:
+        self.told: list[int] = []
+        self._path = path
+        self._after = after
+
+    async def take(self) -> list[Connection]:
+        raise AssertionError("there is no predecessor")
+
+    async def predecessor_ended(self) -> None:
+        raise AssertionError("there is no predecessor")
+
+    async def offer(self, server: NbdServer, flush: Callable[[], Awaitable[None]]) -> None:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(self._path))
+            listening.listen()
+            async with (
+                server.listening([listening]),
+                await connected(self._path) as client,
+            ):
+                await flush()  # of a disk that is not dirty: nothing is done
+                await client.send(write(b"x"))
+                await client.reply()
+                with pytest.raises(CommandTimeout, match="flush: made to fail"):
+                    await flush()
+                self._after()
+                for cookie in range(2):
+                    await client.send(request(nbd.FLUSH, cookie=cookie))
+                    self.told.append((await client.reply()).error)
+
+
+@pytest.mark.logs("flush: made to fail")
+def test_a_flush_for_a_successor_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients' next flush fails: they must not take lost writes for safe."""
+    monkeypatch.setattr("iserblk.nbd.serving.open_disks", open_async)
+    monkeypatch.setenv("FAKE_FAULTS", json.dumps({"flush": "CommandTimeout"}))
+    heir = Heir(tmp_path / "socket", lambda: monkeypatch.setenv("FAKE_FAULTS", "{}"))
+    watcher = Watcher()
+    urls = ["iser://127.0.0.1/iqn.2026-11.example:a/0"]
+    serve(urls, {}, [], watcher.ready, watcher.stopping, until_unused=True, succession=heir)
+    assert heir.told == [nbd.EIO, 0]

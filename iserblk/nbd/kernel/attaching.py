@@ -9,15 +9,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from iserblk.errors import BadArgument, Busy
+from iserblk.errors import BadArgument, Busy, IserblkError
 from iserblk.names import random_isid
 from iserblk.nbd.kernel import client, device, server
 from iserblk.nbd.kernel.detaching import PATIENCE_S, clear
 from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.orders import NoHandOver
 from iserblk.nbd.kernel.programs import nbdkit_program
 from iserblk.nbd.kernel.state import Home, State, locked
 
 log = logging.getLogger(__name__)
+
+_KILLED = "%s: its server did not end in time, and was killed"
+_GONE_S = 2.0  # in which a server has ended that has handed over its connections
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,7 +29,7 @@ class Lun:
     """The LUN to attach. ``urls``: its paths; ``url``: for messages, without user info and options;
     ``options``: for all of ``urls``; ``io_timeout``: seconds; ``size``, ``block_size``: bytes;
     ``name``: the same for all paths to the LUN, and for no other; ``by_nbdkit``: which server
-    serves it."""
+    serves it; ``reserved``: the server is to reserve the LUN."""
 
     urls: Sequence[str]
     url: str
@@ -35,6 +39,7 @@ class Lun:
     block_size: int
     name: str
     by_nbdkit: bool = False
+    reserved: bool = False
 
 
 def check_system(places: Places, *, by_nbdkit: bool = False) -> None:
@@ -96,6 +101,7 @@ def _connect(home: Home, lun: Lun, connections: int) -> None:
             connections,
             random_isid().hex(),
             by_nbdkit=lun.by_nbdkit,
+            reserved=lun.reserved,
         )
         home.make(state)
         _start(home, lun, state)
@@ -106,20 +112,25 @@ def _connect(home: Home, lun: Lun, connections: int) -> None:
 def _start(home: Home, lun: Lun, state: State) -> None:
     """Start the server. Its session has the ISID of its predecessor's: so the target ends what that
     left there before the successor writes anything (RFC 7143 section 6.3.5)."""
+    server.start(home, lun.urls, _options(lun, state), by_nbdkit=lun.by_nbdkit)
+
+
+def _options(lun: Lun, state: State) -> dict[str, str]:
     isid = {"isid": state.isid} if state.isid else {}  # State of an older version has none
-    server.start(home, lun.urls, {**lun.options, **isid}, by_nbdkit=lun.by_nbdkit)
+    return {**lun.options, **isid}
 
 
 def replace(lun: Lun, wanted: Device) -> bool:
     """Give the device ``wanted`` a new server for ``lun``, the LUN that is attached there. Requests
     wait meanwhile. False: we have attached nothing there; nothing is changed.
 
-    The old server, if it still runs, answers what it has received, flushes and ends (nbdkit is
-    killed). Then its successor starts: it takes over the place of the metrics and the reservation.
-    Raises BadArgument
-    when another LUN is attached there, or the LUN is smaller than the device; Busy when another
-    attach or detach is under way; IserblkError when the successor cannot serve: requests wait for
-    some time, then fail, until another replace succeeds.
+    A server of ours that still runs hands its connections over when its successor is ready. If it
+    does not, a warning is logged; then the old server, if it still runs, answers what it has
+    received, flushes and ends (nbdkit is killed), its successor starts, and the kernel is connected
+    anew. Raises BadArgument when another LUN is attached there, or the LUN is smaller than the
+    device; Busy when another attach or detach is under way; IserblkError when the successor cannot
+    serve. If the old server has ended by then, requests wait for some time, then fail, until
+    another replace succeeds.
     """
     with locked(wanted) as home:
         if not home.is_ours():
@@ -131,19 +142,58 @@ def replace(lun: Lun, wanted: Device) -> bool:
         if lun.size < wanted.size:
             raise BadArgument(f"{wanted.path}: {lun.url} has shrunk to {lun.size} bytes from "
                               f"{wanted.size}: detach it, and attach it anew")  # fmt: skip
-        with server.Server(home) as old:
-            if state.by_nbdkit:
-                old.kill()  # told to end, it would wait for the kernel to disconnect
-            elif not old.end(state.io_timeout + PATIENCE_S):
-                log.warning("%s: its server did not end in time, and was killed", wanted.path)
-        state = dataclasses.replace(
-            state, url=lun.url, io_timeout=lun.io_timeout, by_nbdkit=lun.by_nbdkit
+        fresh = dataclasses.replace(
+            state,
+            url=lun.url,
+            io_timeout=lun.io_timeout,
+            by_nbdkit=lun.by_nbdkit,
+            reserved=lun.reserved,
         )
-        home.change(state)
-        _start(home, lun, state)
-        client.replace(home, state)
+        with server.Server(home) as old:
+            # Beside the session of the old server, which goes on, another one is opened.
+            beside = dataclasses.replace(fresh, isid=random_isid().hex())
+            if _handed_over(home, lun, beside, state, old):
+                home.change(beside)
+                client.renew(home, beside, lun.size)
+            else:
+                _end(home, state, old)
+                home.change(fresh)
+                _start(home, lun, fresh)
+                client.replace(home, fresh)
         client.wait_until_usable(wanted, lun.size)
     return True
+
+
+def _handed_over(home: Home, lun: Lun, fresh: State, state: State, old: server.Server) -> bool:
+    """Whether a successor has taken the kernel's connections over; the old server has ended then.
+    Raises IserblkError when the successor cannot serve; the old server goes on then."""
+    if state.by_nbdkit or lun.by_nbdkit or old.ended():
+        return False
+    first = state.reserved or lun.reserved
+    try:
+        with server.succeeded(home, lun.urls, _options(lun, fresh), take_first=first):
+            if not old.ended(state.io_timeout + PATIENCE_S):
+                old.kill()
+                log.warning(_KILLED, home.device.path)
+    except IserblkError as error:
+        if not isinstance(error, NoHandOver) and not old.ended(_GONE_S):
+            raise
+        log.warning(
+            "%s: its server has not handed over its connections (%s): requests that wait in them "
+            "are late by up to %d s",
+            home.device.path,
+            error,
+            client.lateness(state),
+        )
+        return False
+    return True
+
+
+def _end(home: Home, state: State, old: server.Server) -> None:
+    if state.by_nbdkit:
+        old.kill()  # told to end, it would wait for the kernel to disconnect
+    elif not old.end(state.io_timeout + PATIENCE_S):
+        log.warning(_KILLED, home.device.path)
 
 
 @contextlib.contextmanager

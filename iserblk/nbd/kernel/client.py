@@ -111,6 +111,25 @@ def replace(home: Home, state: State) -> None:
                     state.connections)  # fmt: skip
 
 
+def renew(home: Home, state: State, size: int) -> None:
+    """Give the device of ``home`` the time limits of ``state``, and ``size`` bytes: another server
+    has its connections now. Requests under way keep the limits that they have. Raises
+    IserblkError."""
+    settings = Settings(
+        size=size if size != home.device.size else None,
+        timeout=kernel_timeout(state.io_timeout, state.connections),
+        dead_timeout=dead_timeout(state.io_timeout),
+        backend=state.backend,
+    )
+    reconfigure(home.device, settings)
+    _look_after(home.device, state)
+
+
+def lateness(state: State) -> int:
+    """Seconds, at most, until the kernel sends again what was in a connection that is replaced."""
+    return kernel_timeout(state.io_timeout, state.connections) or _LOOK_MS // 1000
+
+
 def _look_after(device: Device, state: State) -> None:
     if state.connections == 1:
         device.look_after(_LOOK_MS)  # after each NBD_ATTR_TIMEOUT, which sets it, too

@@ -9,6 +9,8 @@ from iserblk.errors import IserblkError
 
 PROGRAM = "iserblk.nbd.kernel.serving"  # the module that is run
 READY = b"ready"
+TAKE, TAKE_FIRST = "take", "take-first"
+LISTEN = "listen"
 
 
 def words_of(urls: Sequence[str], options: Mapping[str, str]) -> list[str]:
@@ -26,14 +28,22 @@ def from_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return urls, {name: value for name, value in pairs if name != "uri"}
 
 
-def refusal(error: str, status: int) -> bytes:
-    """What a server answers that cannot serve. ``status``: for attach to end with."""
-    return json.dumps({"error": error, "status": status}).encode()
+class NoHandOver(IserblkError):
+    """A server keeps its connections, or has ended without a successor. A new server can be started
+    when it has ended."""
+
+
+def refusal(error: str, status: int, *, no_hand_over: bool = False) -> bytes:
+    """What a server answers that cannot serve. ``status``: for attach to end with.
+    ``no_hand_over``: because of its predecessor."""
+    return json.dumps({"error": error, "status": status, "no_hand_over": no_hand_over}).encode()
 
 
 def error_of(refused: bytes) -> IserblkError:
     """The error to raise for a ``refusal``."""
     answer = json.loads(refused)
+    if answer["no_hand_over"]:
+        return NoHandOver(answer["error"])
     kind = type("ServerRefused", (IserblkError,), {"exit_status": answer["status"]})
     error = kind(answer["error"])
     assert isinstance(error, IserblkError)

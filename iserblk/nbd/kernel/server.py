@@ -9,13 +9,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 
 from iserblk.credentials import handed_on
 from iserblk.errors import IserblkError
 from iserblk.metrics.address import default_option
-from iserblk.nbd.kernel.orders import PROGRAM, READY, error_of, words_of
+from iserblk.nbd.kernel.orders import (
+    LISTEN,
+    PROGRAM,
+    READY,
+    TAKE,
+    TAKE_FIRST,
+    NoHandOver,
+    error_of,
+    words_of,
+)
 from iserblk.nbd.kernel.programs import (
     PLUGIN,
     last_line,
@@ -28,6 +38,8 @@ from iserblk.nbd.kernel.state import Home, read_pid, write_pid
 # Of nbdkit, for each connection. The kernel spreads requests over the connections by processor.
 _THREADS = 16
 _START_S = 60.0
+_SETTLE_S = 10.0  # for a successor, to listen where the old server has listened
+_OWN = (sys.executable, "-P", "-m", PROGRAM)
 
 
 def start(
@@ -47,27 +59,72 @@ def start(
         if by_nbdkit:
             _start_nbdkit(home, words, handed.descriptors)
         else:
-            _start_own(home, words, handed.descriptors)
-
-
-def _start_own(home: Home, words: Sequence[str], descriptors: Sequence[int]) -> None:
-    program = [sys.executable, "-P", "-m", PROGRAM, str(home.socket)]
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe:
-        try:
             with signals_held():
-                process = subprocess.Popen(
-                    [*program, str(write_end), *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    start_new_session=True,
-                    pass_fds=[write_end, *descriptors],
-                )
+                process, pipe = _run_own(home, LISTEN, words, handed.descriptors)
                 write_pid(home.server_pid, process.pid)
-        finally:
-            os.close(write_end)
-        said = _read(pipe.fileno(), time.monotonic() + _START_S)
+            with pipe:
+                _wait_until_ready(process, pipe.fileno())
+
+
+@contextlib.contextmanager
+def succeeded(
+    home: Home, urls: Sequence[str], options: Mapping[str, str], *, take_first: bool
+) -> Iterator[None]:
+    """Start a successor of the server that runs, which must be ours. The block begins when the
+    successor serves the kernel: it is to end, or kill, the old server. At the end of the block the
+    successor has taken its place.
+
+    ``take_first``: the LUN can be opened only when the old server has ended. Raises NoHandOver when
+    the old server keeps its connections, or there is no server any more; another IserblkError when
+    the successor cannot serve: the old server goes on then. Signals wait until it is clear which of
+    them serves.
+    """
+    pid = read_pid(home.server_pid)
+    metrics = default_option(str(home.device.path), home.device.places.run, taken=True)
+    with handed_on(urls, {**metrics, **options}) as handed, contextlib.ExitStack() as stack:
+        words = words_of(handed.urls, handed.options)
+        with signals_held():
+            # While there is none, ``Server`` finds both: until it is written, either may serve.
+            home.server_pid.unlink(missing_ok=True)
+            how = TAKE_FIRST if take_first else TAKE
+            process, pipe = _run_own(home, how, words, handed.descriptors)
+            stack.enter_context(pipe)
+            try:
+                _wait_until_ready(process, pipe.fileno())
+                pid = process.pid
+            finally:
+                if pid:
+                    write_pid(home.server_pid, pid)
+        yield
+        _read(pipe.fileno(), time.monotonic() + _SETTLE_S)
+
+
+def _run_own(
+    home: Home, how: str, words: Sequence[str], descriptors: Sequence[int]
+) -> tuple[subprocess.Popen[bytes], FileIO]:
+    """The process, and what it reports."""
+    read_end, write_end = os.pipe()
+    pipe = FileIO(read_end)
+    try:
+        process = subprocess.Popen(
+            [*_OWN, str(home.socket), str(write_end), how, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=[write_end, *descriptors],
+        )
+    except BaseException:
+        pipe.close()
+        raise
+    finally:
+        os.close(write_end)
+    return process, pipe
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], pipe: int) -> None:
+    """Raises IserblkError; the process has ended then."""
+    said = _read(pipe, time.monotonic() + _START_S)
     if said == READY:
         process.returncode = 0  # it outlives this process; else Python warns of that
         return
@@ -77,12 +134,12 @@ def _start_own(home: Home, words: Sequence[str], descriptors: Sequence[int]) -> 
     if said:
         raise error_of(said)
     if status is None:
-        raise IserblkError(f"the server is not ready after {_START_S:g} s; syslog may say why")
+        raise NoHandOver(f"the server is not ready after {_START_S:g} s; syslog may say why")
     raise IserblkError(f"the server ended unexpectedly (status {status}); syslog may say why")
 
 
 def _read(pipe: int, deadline: float) -> bytes:
-    """What is written to ``pipe`` until its end, or until ``deadline``."""
+    """What is written to ``pipe`` until its end, or until ``deadline``; or READY."""
     said = b""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
@@ -91,6 +148,8 @@ def _read(pipe: int, deadline: float) -> bytes:
         if not data:
             break
         said += data
+        if said == READY:
+            break
     return said
 
 

@@ -1,40 +1,118 @@
 """The server of one device, as a process of its own:
 
-    python -P -m iserblk.nbd.kernel.serving SOCKET FD uri=URL… NAME=VALUE…
+    python -P -m iserblk.nbd.kernel.serving SOCKET FD HOW uri=URL… NAME=VALUE…
 
 It listens at SOCKET, and serves until its last client has gone: the kernel. To the descriptor FD it
 writes that it is ready, or why it cannot serve (module ``orders``). It logs to syslog.
+
+HOW is ``listen``; or it takes the kernel's connections over from the server that runs (module
+``succession``): ``take`` opens the LUN before that, ``take-first`` when the old server has ended.
+Then it listens when the old server has ended, and closes FD not before that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import IserblkError
+from iserblk.nbd.client import Connection
 from iserblk.nbd.kernel import client
 from iserblk.nbd.kernel.device import Device, Places
-from iserblk.nbd.kernel.orders import READY, from_words, refusal
+from iserblk.nbd.kernel.orders import LISTEN, READY, TAKE_FIRST, NoHandOver, from_words, refusal
 from iserblk.nbd.kernel.state import Home
+from iserblk.nbd.kernel.succession import Giver, Taker, listening_for_successors
 from iserblk.nbd.listening import listen_unix
+from iserblk.nbd.server import NbdServer
 from iserblk.nbd.serving import serve
 
 log = logging.getLogger(__name__)
 
 
-def _serve(path: str, pipe: int, words: Sequence[str]) -> None:
+class _Report:
+    """The pipe to attach."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._pipe = descriptor
+
+    def say(self, words: bytes) -> bool:
+        """False: attach has gone, or has heard everything."""
+        try:
+            os.write(self._pipe, words)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+
+class _Succession:
+    """Implements Succession: of the servers of ``home``."""
+
+    def __init__(self, home: Home, how: str, report: _Report) -> None:
+        self.inherits = how != LISTEN
+        self.opens_last = how == TAKE_FIRST
+        self.taken = False
+        self.successors: socket.socket | None = None  # where they connect
+        self._home = home
+        self._report = report
+        self._taker = Taker(home.successors) if self.inherits else None
+        self._giver = Giver()
+
+    async def take(self) -> list[Connection]:
+        assert self._taker is not None
+        found = await self._taker.take()
+        self.taken = True
+        return found
+
+    async def predecessor_ended(self) -> None:
+        assert self._taker is not None
+        await self._taker.old_server_ended()
+
+    async def offer(self, server: NbdServer, flush: Callable[[], Awaitable[None]]) -> None:
+        with contextlib.ExitStack() as places:
+            try:
+                sockets = [] if self.successors else self.listen(places)
+            except (IserblkError, OSError) as error:
+                log.warning("no successor will find this server: %s", error)
+                return
+            finally:
+                self._report.close()
+            assert self.successors is not None
+            async with server.listening(sockets):
+                await self._giver.offer(self.successors, server, flush)
+
+    def listen(self, places: contextlib.ExitStack) -> list[socket.socket]:
+        """For clients, and for a successor, until ``places`` are closed. Raises IserblkError,
+        OSError."""
+        sockets, _ = places.enter_context(listen_unix(str(self._home.socket)))
+        self.successors = places.enter_context(listening_for_successors(self._home.successors))
+        return sockets
+
+    def close(self) -> None:
+        self._giver.close()
+        if self._taker is not None:
+            self._taker.close()
+
+
+def _serve(home: Home, how: str, report: _Report, words: Sequence[str]) -> None:
     urls, options = from_words(words)
-    run = Path(path).parent
-    home = Home(Device(run.name, Places(run=run.parent)))
 
     def ready() -> None:
         release_streams()
-        os.write(pipe, READY)
-        os.close(pipe)
+        report.say(READY)
+        if not succession.inherits:
+            report.close()
 
     def resized(_name: str, size: int) -> None:
         try:
@@ -42,20 +120,40 @@ def _serve(path: str, pipe: int, words: Sequence[str]) -> None:
         except IserblkError as error:
             log.warning("%s", error)
 
-    with listen_unix(path) as (sockets, _uri):
-        serve(urls, options, sockets, ready, lambda: None, until_unused=True, resized=resized)
+    with contextlib.ExitStack() as stack:
+        succession = _Succession(home, how, report)
+        stack.callback(succession.close)  # last: a successor then takes over the places
+        sockets = [] if succession.inherits else succession.listen(stack)
+        try:
+            serve(
+                urls,
+                options,
+                sockets,
+                ready,
+                lambda: None,
+                until_unused=True,
+                resized=resized,
+                succession=succession,
+            )
+        except IserblkError as error:
+            if succession.taken:
+                raise NoHandOver(str(error)) from None
+            raise
 
 
 def main(arguments: Sequence[str]) -> int:
     """The body of the process; returns its exit status."""
-    path, descriptor, *words = arguments
-    pipe = int(descriptor)
-    os.set_inheritable(pipe, False)
-    log_to_syslog(f"iserblk-{Path(path).parent.name}")
+    path, descriptor, how, *words = arguments
+    report = _Report(int(descriptor))
+    run = Path(path).parent
+    home = Home(Device(run.name, Places(run=run.parent)))
+    log_to_syslog(f"iserblk-{run.name}")
+    no_hand_over = False
     try:
-        _serve(path, pipe, words)
+        _serve(home, how, report, words)
     except IserblkError as error:
         said, status = str(error), error.exit_status
+        no_hand_over = isinstance(error, NoHandOver)
     except OSError as error:
         said, status = error.strerror or str(error), IserblkError.exit_status
     except Exception:
@@ -63,9 +161,7 @@ def main(arguments: Sequence[str]) -> int:
         said, status = "the server: internal error; syslog has more", IserblkError.exit_status
     else:
         return 0
-    try:
-        os.write(pipe, refusal(said, status))
-    except OSError:  # ready() has closed it
+    if not report.say(refusal(said, status, no_hand_over=no_hand_over)):
         log.error("%s", said)
     return status
 

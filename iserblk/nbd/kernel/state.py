@@ -21,7 +21,8 @@ class State:
     """What detach, and a successor of the server, need to know. ``url``: the LUN, without user info
     and options. ``io_timeout``: seconds. ``changed``: ``Device.changed()`` before the attach.
     ``backend``: names the LUN. ``connections``: their number. ``by_nbdkit``: the server is
-    nbdkit. ``isid``: of the server's session, in hexadecimal digits."""
+    nbdkit. ``isid``: of the server's session, in hexadecimal digits. ``reserved``: the server has
+    reserved the LUN."""
 
     url: str
     io_timeout: float
@@ -30,6 +31,7 @@ class State:
     connections: int = 1
     isid: str = ""
     by_nbdkit: bool = False
+    reserved: bool = False
 
 
 class Home:
@@ -39,6 +41,7 @@ class Home:
         self.device = device
         self.directory = device.places.run / device.name
         self.socket = self.directory / "socket"
+        self.successors = self.directory / "successors"
         self.server_pid = self.directory / "server.pid"
         self.client_pid = self.directory / "client.pid"
         self.metrics = socket_of(str(device.path), device.places.run)

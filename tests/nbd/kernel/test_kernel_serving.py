@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from iserblk.nbd import messages as nbd
-from iserblk.nbd.kernel.orders import PROGRAM, READY, error_of
+from iserblk.nbd.kernel.orders import LISTEN, PROGRAM, READY, error_of
 from tests.support.target import END_S, TargetProcess
 
 
-def started(path: Path, *words: str) -> tuple[subprocess.Popen[bytes], bytes]:
+def started(path: Path, *words: str, how: str = LISTEN) -> tuple[subprocess.Popen[bytes], bytes]:
     """The process, and what it has reported."""
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb") as pipe:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", PROGRAM, str(path), str(write_end), *words],
+            [sys.executable, "-P", "-m", PROGRAM, str(path), str(write_end), how, *words],
             pass_fds=[write_end],
             stderr=subprocess.PIPE,
             cwd="/",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.metrics.address import socket_of
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of
 from tests.nbd.kernel.fake_kernel import FakeKernel
 from tests.support.nbdkit import need
@@ -142,3 +143,40 @@ def test_a_reserved_lun(tool: Attacher, kernel: FakeKernel, target: TargetProces
     tool.good("attach", "--replace", url, "nbd0")
     tool.good("attach", "--replace", f"{target.url}/2", "nbd0", "-o", "reserve=exclusive")
     tool.good("detach", "nbd0")
+
+
+def test_a_server_that_hands_nothing_over(
+    kernel: FakeKernel, target: TargetProcess, tmp_path: Path
+) -> None:
+    """It is told to end, and a line says what that means."""
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0", "nbd0")
+    (first,) = tool.servers()
+    (tool.run / "nbd0" / "successors").unlink()
+    status, out, err = tool.ended("attach", "--replace", f"{target.url}/0", "nbd0")
+    assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")
+    (line,) = err.splitlines()
+    assert "has not handed over its connections (No such file or directory)" in line
+    assert "late by up to 90 s" in line
+    (second,) = tool.servers()
+    assert second != first
+    tool.good("detach", "nbd0")
+    tool.assert_nothing_left()
+
+
+def test_the_kernel_keeps_its_connections(
+    kernel: FakeKernel, target: TargetProcess, tmp_path: Path
+) -> None:
+    """From one living server to the next: the holder of the connections is given no new ones."""
+    tool = Attacher(kernel)
+    tool.good("attach", f"{target.url}/0", "nbd0", "--connections", "3")
+    (kernel.root / "orders-nbd0").unlink()  # by which new ones would come
+    for _ in range(3):
+        (first,) = tool.servers()
+        tool.good("attach", "--replace", f"{target.url}/0", "nbd0")
+        (second,) = tool.servers()
+        assert second != first
+        assert (tool.run / "nbd0" / "server.pid").read_text() == f"{second}\n"
+        assert socket_of(path_of(kernel, "nbd0"), tool.run).exists()  # of its metrics
+    tool.good("detach", "nbd0")
+    tool.assert_nothing_left()

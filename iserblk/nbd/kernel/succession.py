@@ -1,0 +1,262 @@
+"""The server of a device gives the kernel's connections to its successor: two processes, and a
+socket between them (module ``handover`` has the messages).
+
+Until TAKEN has been sent, the connections are the old server's, whatever happens to the successor;
+from then on they are the successor's. A packet that ``send`` has taken is in the receiver's queue,
+also if the sender dies. An old server that will not wait any longer first shuts its end down for
+receiving: TAKEN is then either in the queue, or ``send`` fails, and cannot come later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from iserblk.errors import IserblkError, RemoteProtocolError
+from iserblk.nbd.client import Connection
+from iserblk.nbd.kernel.handover import (
+    MOST,
+    TABLE,
+    Event,
+    Given,
+    Kind,
+    Refused,
+    State,
+    Takeover,
+    encode,
+    encode_all,
+    encode_connection,
+    encode_refused,
+    expect_untrusted,
+)
+from iserblk.nbd.kernel.orders import NoHandOver
+from iserblk.nbd.server import NbdServer
+
+log = logging.getLogger(__name__)
+
+HELLO_S = 5.0  # that a successor has for saying what it wants
+DRAIN_S = 10.0  # for the requests that have begun, and a flush
+TAKEN_S = 10.0  # that a successor has for taking the connections
+OFFER_S = DRAIN_S + 5.0  # that the old server has for offering them
+_BACKLOG = 4
+_DESCRIPTORS = 4  # room for more than a message may have: the rest would be lost without a word
+_PEER = struct.Struct("3i")  # struct ucred: process, user, group
+
+
+class Giver:
+    """The old server's side."""
+
+    def __init__(self) -> None:
+        self.state = State.SERVING
+        self._held: socket.socket | None = None
+
+    async def offer(
+        self, listening: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Give the connections of ``server`` to a successor that connects to ``listening``; return
+        when they are given. Cancelled, it leaves them here, or there, and not in between."""
+        listening.setblocking(False)
+        while self.state is not State.GIVEN:
+            await trio.lowlevel.wait_readable(listening)
+            with suppress(OSError):
+                sock, _ = listening.accept()
+                await self._attend(sock, server, flush)
+
+    def close(self) -> None:
+        """The successor sees this, or the end of the process."""
+        if self._held is not None:
+            self._held.close()
+
+    def _change(self, event: Event) -> None:
+        self.state = TABLE[self.state, event]
+
+    async def _attend(
+        self, sock: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
+    ) -> None:
+        """One successor. Raises nothing but Cancelled."""
+        self._held = sock
+        try:
+            check_peer(sock)
+            peer = trio.socket.from_stdlib_socket(sock)
+            with trio.fail_after(HELLO_S):
+                expect_untrusted(await peer.recv(MOST + 1), Kind.HELLO)
+            await self._give(sock, server, flush)
+        except Refused as error:
+            log.warning("the connections stay here: %s", error)
+            with suppress(OSError):
+                sock.send(encode_refused(str(error), error.may_end), socket.MSG_DONTWAIT)
+        except trio.TooSlowError:
+            log.warning("the connections stay here: the successor is too slow")
+        except (IserblkError, OSError) as error:
+            log.warning("the connections stay here: %s", error)
+        finally:
+            if self.state is not State.GIVEN:
+                sock.close()
+
+    async def _give(
+        self, sock: socket.socket, server: NbdServer, flush: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._change(Event.ASKED)
+        try:
+            with trio.move_on_after(DRAIN_S) as limit:
+                await server.pause()
+                await _flushed(flush)
+            if limit.cancelled_caught:
+                raise Refused(f"requests are under way for more than {DRAIN_S:g} s", True)
+            connections = server.connections()
+            if not connections:
+                raise Refused("it has no connections", True)
+            self._change(Event.STILL)
+            with trio.move_on_after(TAKEN_S):
+                peer = trio.socket.from_stdlib_socket(sock)
+                for each in connections:
+                    await _send_connection(peer, each)
+                await peer.send(encode_all(len(connections)))
+                await trio.lowlevel.wait_readable(sock)
+        finally:
+            if self.state is State.OFFERED and _taken(sock):
+                self._change(Event.TAKEN)
+                server.leave()
+                log.info("another server has the connections")
+            else:
+                if self.state is State.OFFERED:
+                    log.warning("the connections stay here: the successor did not take them")
+                self._change(Event.KEPT)
+                server.go_on()
+
+
+async def _flushed(flush: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await flush()
+    except IserblkError as error:
+        # If it were told to end now, what is not flushed would be lost without a word.
+        raise Refused(f"the target could not flush: {error}", False) from None
+
+
+async def _send_connection(peer: trio.socket.SocketType, connection: Connection) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", connection.sock.fileno()))]
+    for packet in encode_connection(Given(connection.negotiated, connection.unparsed)):
+        await peer.sendmsg([packet], rights)
+        rights = []
+
+
+def _taken(sock: socket.socket) -> bool:
+    """TAKEN has come; if not, it cannot come any more."""
+    try:
+        sock.shutdown(socket.SHUT_RD)
+        expect_untrusted(sock.recv(MOST + 1, socket.MSG_DONTWAIT), Kind.TAKEN)
+    except (IserblkError, OSError):
+        return False
+    return True
+
+
+def check_peer(sock: socket.socket) -> None:
+    """The other end belongs to our user. Raises RemoteProtocolError."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, user, _ = _PEER.unpack(credentials)
+    if user != os.geteuid():
+        raise RemoteProtocolError("hand-over", f"the other process is of user {user}")
+
+
+class Taker:
+    """The successor's side. ``path``: where the old server listens."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    async def take(self) -> list[Connection]:
+        """Raises NoHandOver, with the connections where they are; IserblkError when the old server
+        must not end, either."""
+        descriptors: list[int] = []
+        try:
+            with trio.fail_after(OFFER_S):
+                given = await self._offered(descriptors)
+            sockets = _sockets(descriptors)
+            try:
+                self._sock.send(encode(Kind.TAKEN))
+            except BaseException:
+                for each in sockets:
+                    each.close()
+                raise
+        except Refused as error:
+            if error.may_end:
+                raise NoHandOver(str(error)) from None
+            raise IserblkError(f"the old server goes on: {error}") from None
+        except trio.TooSlowError:
+            raise NoHandOver(f"it has not answered for {OFFER_S:g} s") from None
+        except RemoteProtocolError as error:
+            raise NoHandOver(str(error)) from None
+        except OSError as error:
+            raise NoHandOver(error.strerror or str(error)) from None
+        finally:
+            for number in descriptors:
+                os.close(number)
+        return [
+            Connection(sock, each.negotiated, each.unparsed)
+            for sock, each in zip(sockets, given, strict=True)
+        ]
+
+    async def _offered(self, descriptors: list[int]) -> list[Given]:
+        self._sock.setblocking(False)
+        self._sock.connect(str(self._path))
+        check_peer(self._sock)
+        self._sock.send(encode(Kind.HELLO))
+        takeover = Takeover()
+        while not takeover.complete:
+            await trio.lowlevel.wait_readable(self._sock)
+            packet, numbers, flags, _ = socket.recv_fds(
+                self._sock, MOST + 1, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors += numbers
+            if flags & socket.MSG_CTRUNC:
+                raise RemoteProtocolError("hand-over", "more descriptors than belong to a message")
+            takeover.receive_untrusted(packet, len(numbers))
+        return takeover.given
+
+    async def old_server_ended(self) -> None:
+        """After ``take``."""
+        with suppress(OSError):
+            while True:
+                await trio.lowlevel.wait_readable(self._sock)
+                if not self._sock.recv(MOST):
+                    return
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _sockets(descriptors: list[int]) -> list[socket.socket]:
+    """Moves them out of ``descriptors``. Raises RemoteProtocolError for one that is no stream."""
+    found: list[socket.socket] = []
+    try:
+        while descriptors:
+            found.append(socket.socket(fileno=descriptors[0]))
+            del descriptors[0]
+            if found[-1].type != socket.SOCK_STREAM:
+                raise RemoteProtocolError("hand-over", "a connection that is no stream")
+    except BaseException:
+        for each in found:
+            each.close()
+        raise
+    return found
+
+
+@contextmanager
+def listening_for_successors(path: Path) -> Iterator[socket.socket]:
+    """What an earlier server has left at ``path`` is removed: it has ended. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(path))
+        try:
+            sock.listen(_BACKLOG)
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
