@@ -1,0 +1,79 @@
+"""The kernel's connections go from one living server to the next under load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iserblk.nbd.kernel.client import kernel_timeout
+from tests.cli.commands import good, iserblk
+from tests.lab.guest.attached import (
+    DEVICE,
+    SLOW_S,
+    attached,
+    block,
+    connected,
+    nothing_left,
+    servers,
+)
+from tests.support.target import TargetProcess, running_target
+
+LAB_OWN_GUEST = True  # the guest of the others has enough to do in its time
+IO_TIMEOUT_S = 60
+LEAST = 3  # replacements
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
+    files = tmp_path_factory.mktemp("target")
+    specs = [f"{files}/a:size=64M", f"{files}/b:size=64M"]
+    with running_target(specs, files / "log") as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    yield
+    for name in connected():  # after a failure: for the next test
+        iserblk("detach", name)
+    nothing_left()
+
+
+@pytest.mark.parametrize("reserve", ["", "?reserve=exclusive"])
+def test_no_request_notices_more_than_a_pause(
+    reserve: str, target: TargetProcess, tmp_path: Path
+) -> None:
+    """fio writes and compares while servers replace each other as fast as they can. A request that
+    was lost with a server would be answered when the kernel's time limit has passed. ``good``: no
+    server kept its connections, which would be a warning."""
+    url, options = f"{target.url}/0{reserve}", ("-o", f"io-timeout={IO_TIMEOUT_S}")
+    report = tmp_path / "report"
+    with attached(url, DEVICE, *options):
+        words = (
+            *("fio", "--name=verify", f"--filename={DEVICE}", "--size=64M", "--bsrange=4k-256k"),
+            *("--rw=randwrite", "--verify=crc32c", "--verify_state_save=0", "--direct=1"),
+            *("--verify_backlog=64", "--ioengine=libaio", "--iodepth=16", "--fsync=64"),
+            *("--time_based", "--runtime=40", "--output-format=json", f"--output={report}"),
+        )
+        count = 0
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as fio:
+            try:
+                while fio.poll() is None or count < LEAST:
+                    good("attach", "--replace", url, DEVICE, *options)
+                    assert len(servers()) == 1
+                    count += 1
+                output, _ = fio.communicate(timeout=SLOW_S)
+            finally:
+                fio.kill()
+        assert fio.returncode == 0, output
+        assert block("nbd0", "inflight").split() == ["0", "0"]
+    (job,) = json.loads(report.read_text())["jobs"]
+    assert job["error"] == 0
+    longest = max(job[way]["clat_ns"]["max"] for way in ("read", "write")) / 1e9
+    requests = sum(job[way]["total_ios"] for way in ("read", "write"))
+    print(f"{count} replacements, {requests} requests, the slowest in {longest:.2f} s")
+    assert longest < kernel_timeout(IO_TIMEOUT_S)
