@@ -191,6 +191,11 @@ class Model:
         a loss, which every flush that was under way reports."""
         return self._told or self._incomplete or any(each.naked for each in self.granules)
 
+    @property
+    def has_told(self) -> bool:
+        """A flush of the group that runs has reported a loss, or may have."""
+        return self._told
+
     def power(self) -> None:
         """The target alone loses its memory; the client sends again what it has kept."""
         for each in self.granules:
