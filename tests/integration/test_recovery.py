@@ -207,6 +207,7 @@ async def test_closed_while_the_target_is_away(
                 await _suspended(session)
         del _, session
         running = start_target(SPEC, listen=listen)
+    await trio.lowlevel.checkpoint()  # trio's loop drops the exception that it raised
     after = census()
     assert after["threads"] == before["threads"]
     assert after["queue pairs"] == after["open regions"] == 0
