@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 
 import pytest
+import trio
 
 from iserblk.disk import opening
+from iserblk.disk.multipath import paths
+from iserblk.disk.multipath.addresses import settle
 from iserblk.errors import ConnectionLost, RemoteProtocolError, ScsiError
 from iserblk.initiator.session.listeners import LunListener
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
+from iserblk.options import Options
 from iserblk.scsi import luns
 from iserblk.scsi.sense import (
     HARDWARE_ERROR,
     MEDIUM_ERROR,
     encode_fixed,
 )
+from iserblk.url import Url
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish
 from tests.disk.odd_luns import NO_MEDIUM, found, numbers
 from tests.support import logs
@@ -92,3 +98,24 @@ async def test_an_odd_lun_that_was_reserved_is_given_back(
 
 
 # -- the list ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+async def test_the_first_session_has_the_isid_of_the_options(
+    hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are several portals."""
+    seen: list[bytes] = []
+
+    async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
+        await trio.lowlevel.checkpoint()
+        seen.append(isid)
+        raise ConnectionLost("enough")
+
+    for module in (opening, paths):
+        monkeypatch.setattr(module, "connect", connect)
+    urls = [f"iser://192.0.2.{host}/iqn.2026-11.example:disk/0" for host in range(hosts)]
+    (address,) = settle(urls, {"isid": "80a1b2c3d4e5"})
+    with pytest.raises(ConnectionLost):
+        await opening.open_session(address)
+    assert set(seen) == {bytes.fromhex("80a1b2c3d4e5")}

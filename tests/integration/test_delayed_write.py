@@ -63,7 +63,7 @@ def reinstates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     def isid(size: int) -> bytes:
         return bytes([7 if request.param else next(numbers)]) * size
 
-    monkeypatch.setattr("iserblk.initiator.connecting.login.secrets.token_bytes", isid)
+    monkeypatch.setattr("iserblk.names.secrets.token_bytes", isid)
     yield request.param
 
 

@@ -113,9 +113,7 @@ async def test_a_login_with_the_same_name_ends_the_session_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Reinstatement: an end without Logout. proves: ISER-5.2.3.1-1, ISER-5.2.3.2-5"""
-    monkeypatch.setattr(
-        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
-    )
+    monkeypatch.setattr("iserblk.names.secrets.token_bytes", lambda n: b"s" * n)
     async with serving() as url:
         first = await connect(parse_url(url), Options())
         second = await connect(parse_url(url), Options())

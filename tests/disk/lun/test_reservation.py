@@ -272,9 +272,7 @@ async def test_release_without_a_session(scheme: str, store: FakeStore) -> None:
 async def test_resume_on_the_same_nexus(
     scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
-    )
+    monkeypatch.setattr("iserblk.names.secrets.token_bytes", lambda n: b"s" * n)
     async with target(scheme, store) as place:
         a = await place.log_in("a")
         taken = await acquire(a)
@@ -331,9 +329,7 @@ async def test_resume_beside_a_late_registration(
     scheme: str, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another host registered while we were away, without preempting us: we still hold it."""
-    monkeypatch.setattr(
-        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
-    )
+    monkeypatch.setattr("iserblk.names.secrets.token_bytes", lambda n: b"s" * n)
     async with target(scheme, store) as place:
         taken = await acquire(await place.log_in("a"))
         b = await place.log_in("b")

@@ -111,9 +111,7 @@ async def test_send_with_invalidate_only_where_it_is_allowed(
 async def test_reinstatement_reaches_across(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
-    )
+    monkeypatch.setattr("iserblk.names.secrets.token_bytes", lambda n: b"s" * n)
     async with serving() as url:
         first = await connect(parse_url(url), Options(rcap="verbs"))
         second = await connect(parse_url(url), Options(rcap="iwarp"))

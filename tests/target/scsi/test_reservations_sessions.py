@@ -70,9 +70,7 @@ async def test_the_same_name_after_a_lost_connection(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same name and ISID is the same nexus: it still holds what it held."""
-    monkeypatch.setattr(
-        "iserblk.initiator.connecting.login.secrets.token_bytes", lambda n: b"s" * n
-    )
+    monkeypatch.setattr("iserblk.names.secrets.token_bytes", lambda n: b"s" * n)
     async with hosts(scheme, FakeStore(1 << 20), "a", "b", "a") as (first, b, again):
         await again.out(pr.REGISTER, 0, A)
         await again.out(pr.RESERVE, A)
