@@ -24,6 +24,7 @@ from tests.lab.guest.attached import (
     nothing_left,
     run,
 )
+from tests.support.until import until_blocking
 
 IO_TIMEOUT_S = 4
 
@@ -134,6 +135,17 @@ def direct(output: Path, number: int) -> subprocess.Popen[bytes]:
         )
 
 
+def written(data: bytes) -> bool:
+    """Write ``data`` to the device; whether that succeeded."""
+    try:
+        with DEVICE.open("r+b", buffering=0) as disk:
+            disk.write(data)
+            os.fsync(disk.fileno())
+    except OSError:
+        return False
+    return True
+
+
 def test_away_for_longer_than_the_io_timeout(target: Mortal, tmp_path: Path) -> None:
     """Pending and later requests fail at their deadlines; requests after the outage succeed."""
     data = os.urandom(MIB)
@@ -152,8 +164,7 @@ def test_away_for_longer_than_the_io_timeout(target: Mortal, tmp_path: Path) -> 
             assert raised.value.errno == errno.EIO
         nobody_hangs()
         target.start()
-        with DEVICE.open("r+b", buffering=0) as disk:
-            disk.write(data)
-            os.fsync(disk.fileno())
+        # Until the server is connected again, requests fail after a second.
+        until_blocking(lambda: written(data))
         run("dd", f"if={DEVICE}", f"of={tmp_path}/back", "bs=1M", "count=1", "iflag=direct")
         assert (tmp_path / "back").read_bytes() == data
