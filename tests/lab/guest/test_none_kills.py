@@ -35,6 +35,7 @@ from tests.lab.guest.attached import (
 from tests.support.interop import Record
 from tests.support.until import until_blocking
 
+LAB_OWN_GUEST = True  # these tests take minutes, and the time of a guest is limited
 FEWEST = 4  # kills
 LONG_S = 120  # of fio, at least
 GAP_S = 5  # from a successor to the next kill
