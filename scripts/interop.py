@@ -25,6 +25,11 @@ HEAD = """# What iserblk was run against
 Made by scripts/test (scripts/interop.py) from results of tests; do not edit. Each row is one test:
 those of tests/lab ran in a virtual machine (docs/lab.md). Data was compared in all of them.
 
+nbd-tester-client is in no package of Debian, because the NBD sources build it for their own tests
+only. Built by hand, it agrees with `iserblk nbd`: handshake, throughput (also with flushes, and
+refused writes of a read-only export), integrity-test.tr. integrityhuge-test.tr has requests of more
+than 32 MiB, which `iserblk nbd` refuses and nbdkit takes.
+
 """
 CONFORMANCE = """
 ## Conformance of the target
