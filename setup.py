@@ -1,5 +1,5 @@
 """Compiles what pays: ``setup.py build_ext --inplace``. Everything works without: more slowly, and
-over RDMA devices without memory windows. With ISERBLK_PLAIN=1 the modules of ``iserblk._forms``
+over RDMA devices without memory windows. With ISERBLK_PLAIN=1 the modules of ``iserblk.forms``
 are left out."""
 
 import os
@@ -37,7 +37,7 @@ extensions = cythonize(
     build_dir="build",
 )
 if os.environ.get("ISERBLK_PLAIN", "0") in ("", "0"):
-    forms = runpy.run_path("iserblk/_forms.py")
+    forms = runpy.run_path("iserblk/forms.py")
     sources = [str(Path(*module.split(".")).with_suffix(".py")) for module in forms["MODULES"]]
     extensions += mypycify(
         ["--config-file=pyproject.toml", *sources],

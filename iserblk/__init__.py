@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import importlib
 
-from iserblk import _forms
+from iserblk import forms
 
-_forms.choose()
+forms.choose()
 
 TYPE_CHECKING = False  # as in typing, without loading typing
 if TYPE_CHECKING:

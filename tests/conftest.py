@@ -16,7 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from iserblk import _forms
+from iserblk import forms
 from tests.support import interop
 
 # The reference machine is slow and shared: hypothesis must not judge by the clock. In continuous
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
     config.addinivalue_line(
-        "markers", "plain(reason): needs the data path as it is written (iserblk/_forms.py)"
+        "markers", "plain(reason): needs the data path as it is written (iserblk/forms.py)"
     )
     config.addinivalue_line("markers", "logs(pattern, ...): what it may log as a warning")
     # A shell's background job ignores SIGINT, and so would every program that the tests interrupt.
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(skip)
-    if not _forms.why_plain:
+    if not forms.why_plain:
         for item in items:
             mark = item.get_closest_marker("plain")
             if mark is not None:

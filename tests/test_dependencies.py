@@ -20,6 +20,7 @@ IMPORTED_AS = {
     "pytest-trio": "pytest_trio",
     "virtme-ng": "virtme",
     "cython": "Cython",
+    "mypy-extensions": "mypy_extensions",
 }
 
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 import iserblk
-from iserblk import _forms
+from iserblk import forms
 
 TOP = Path(iserblk.__file__).parent.parent
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-LIBRARY = f"{_forms.LIBRARY}{SUFFIX}"
+LIBRARY = f"{forms.LIBRARY}{SUFFIX}"
 COMPILED = (TOP / LIBRARY).exists()
 SHOW = """
 import importlib
-from iserblk import _forms
-print(_forms.why_plain)
-for module in _forms.MODULES:
+from iserblk import forms
+print(forms.why_plain)
+for module in forms.MODULES:
     print(importlib.import_module(module).__file__)
 """
 
@@ -38,7 +38,7 @@ def show(top: Path, plain: str = "") -> tuple[str, set[str]]:
         text=True,
     ).stdout
     reason, *files = shown.splitlines()
-    assert len(files) == len(_forms.MODULES)
+    assert len(files) == len(forms.MODULES)
     assert all(Path(file).is_relative_to(top) for file in files)
     return reason, {file.removeprefix(file.split(".")[0]) for file in files}
 
@@ -55,18 +55,18 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_this_process() -> None:
-    if _forms.why_plain == _forms.STALE:
+    if forms.why_plain == forms.STALE:
         pytest.fail("what was compiled is older than its sources: run scripts/setup")
     from iserblk.rcap import stags  # noqa: PLC0415
 
-    assert stags.__file__.endswith(".py" if _forms.why_plain else SUFFIX)
+    assert stags.__file__.endswith(".py" if forms.why_plain else SUFFIX)
 
 
 def test_as_written(checkout: Path) -> None:
-    assert show(checkout, plain="1") == (_forms.UNWANTED, {".py"})
+    assert show(checkout, plain="1") == (forms.UNWANTED, {".py"})
     (checkout / LIBRARY).unlink(missing_ok=True)
-    assert show(checkout) == (_forms.NOT_COMPILED, {".py"})
-    assert show(checkout, plain="0") == (_forms.NOT_COMPILED, {".py"})
+    assert show(checkout) == (forms.NOT_COMPILED, {".py"})
+    assert show(checkout, plain="0") == (forms.NOT_COMPILED, {".py"})
 
 
 @pytest.mark.skipif(not COMPILED, reason="not compiled: run scripts/setup")
@@ -75,12 +75,12 @@ def test_compiled_as_long_as_no_source_is_newer(checkout: Path) -> None:
     edited = checkout / "iserblk/rcap/stags.py"
     built = (checkout / LIBRARY).stat().st_mtime_ns
     os.utime(edited, ns=(built + 1, built + 1))
-    assert show(checkout) == (_forms.STALE, {".py"})
+    assert show(checkout) == (forms.STALE, {".py"})
     (checkout / "setup.py").unlink()  # then it is installed, and times tell nothing
     assert show(checkout) == ("", {SUFFIX})
 
 
 def test_every_module_is_there() -> None:
-    assert len(set(_forms.MODULES)) == len(_forms.MODULES)
-    for module in _forms.MODULES:
-        assert Path(_forms.source_of(module)).is_file()
+    assert len(set(forms.MODULES)) == len(forms.MODULES)
+    for module in forms.MODULES:
+        assert Path(forms.source_of(module)).is_file()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iserblk import _forms
+from iserblk import forms
 from iserblk.doctor.finding import OK, WARNING, Finding
 from iserblk.doctor.kernel import ABSENT, NBD, module_state
 from iserblk.doctor.machine import Machine
@@ -13,7 +13,7 @@ _NBDKIT = "iserblk nbd --nbdkit and iserblk attach --nbdkit"
 
 def check_programs(machine: Machine) -> list[Finding]:
     return [
-        data_path(_forms.why_plain),
+        data_path(forms.why_plain),
         _nbdkit(machine),
         _nbd_devices(machine),
         _fuse(machine),
@@ -24,10 +24,10 @@ def check_programs(machine: Machine) -> list[Finding]:
 
 
 def data_path(why_plain: str) -> Finding:
-    """``why_plain``: see ``iserblk._forms``."""
+    """``why_plain``: see ``iserblk.forms``."""
     if not why_plain:
         return Finding("data path", OK, "compiled")
-    remedy = "unset ISERBLK_PLAIN" if why_plain == _forms.UNWANTED else SETUP
+    remedy = "unset ISERBLK_PLAIN" if why_plain == forms.UNWANTED else SETUP
     text = f"runs as it is written, because {why_plain}: each request takes more processor time"
     return Finding("data path", WARNING, text, remedy)
 

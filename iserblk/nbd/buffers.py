@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mypy_extensions import mypyc_attr
+
 GUARANTEED = 1 << 20  # bytes that each client may have whatever the others have
 CLIENT_BYTES = 6 << 20  # bytes of the requests of one client; a single one may be larger
 TOTAL_BYTES = 64 << 20  # bytes of all clients
@@ -35,6 +37,7 @@ class Chunk:
         self.users = 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # of tests: a memory that is exhausted
 class Memory:
     """Of one server, used by one thread. ``used``: bytes of requests of all clients. ``kept``:
     bytes that are kept for requests to come, those that clients keep included."""

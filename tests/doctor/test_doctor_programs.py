@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from iserblk import _forms
+from iserblk import forms
 from iserblk.doctor.finding import OK, WARNING
 from iserblk.doctor.programs import check_programs, data_path
 from tests.doctor.box import RELEASE, Box, named
@@ -29,10 +29,10 @@ def test_nbd_devices(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_form_of_the_data_path(box: Box) -> None:
-    expected = WARNING if _forms.why_plain else OK
+    expected = WARNING if forms.why_plain else OK
     assert named(check_programs(box.machine), "data path").status == expected
     assert data_path("").status == OK
-    finding = data_path(_forms.STALE)
+    finding = data_path(forms.STALE)
     assert (finding.status, finding.remedy) == (WARNING, "run scripts/setup")
     assert "older than its sources" in finding.text
-    assert data_path(_forms.UNWANTED).remedy == "unset ISERBLK_PLAIN"
+    assert data_path(forms.UNWANTED).remedy == "unset ISERBLK_PLAIN"

@@ -118,6 +118,7 @@ def reached() -> set[str]:
     return called
 
 
+@pytest.mark.plain("sees the calls of Python functions")
 def test_every_decoder_has_a_row() -> None:
     """A function that refuses bytes from the network is called by a row, or is known to be tried
     elsewhere: who adds one adds a row."""

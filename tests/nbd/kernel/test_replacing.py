@@ -157,7 +157,7 @@ def test_a_server_that_hands_nothing_over(
     assert (status, out) == (0, f"ready {path_of(kernel, 'nbd0')}\n")
     (line,) = err.splitlines()
     assert "has not handed over its connections (No such file or directory)" in line
-    assert "late by up to 90 s" in line
+    assert "late by up to 5 s" in line
     (second,) = tool.servers()
     assert second != first
     tool.good("detach", "nbd0")
