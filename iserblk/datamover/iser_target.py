@@ -33,6 +33,10 @@ from iserblk.rcap.seam import (
     WorkRequest,
 )
 
+# Work requests, of which two belong to a read, that leave while commands that came with theirs are
+# still carried out. With more the initiator would have nothing to do until all are.
+EARLY = 16
+
 
 class IserTarget:
     """Implements TargetDatamover for one connection."""
@@ -159,6 +163,8 @@ class IserTarget:
                 assert message is not None  # the seam promises it for RECEIVE
                 received += 1
                 self._receive(message, completion.invalidated)
+                if len(self._queued) >= EARLY:
+                    self.flush()
             else:
                 slot = completion.token
                 assert isinstance(slot, TargetSlot)
