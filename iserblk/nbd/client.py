@@ -219,8 +219,9 @@ class Client:
             self._memory.forget(self._wake)
         self._stopped = True
         self._wake()
-        self._stream.say_goodbye()
-        self._drop_unreceived()
+        if not self._scope.cancelled_caught:  # after ``leave`` what comes is for another process
+            self._stream.say_goodbye()
+            self._drop_unreceived()
         transmission.close()
 
     def stop(self) -> None:
