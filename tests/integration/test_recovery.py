@@ -337,6 +337,7 @@ async def test_50_reconnects_leave_nothing(
         assert session.reconnects == 50 and session.queue.busy == 0
 
 
+@pytest.mark.plain("replaces a method")
 @face
 async def test_bytes_that_are_wrong(start_target: StartTarget, face: str) -> None:
     """A peer that breaks the rules costs a connection, not the session."""

@@ -80,6 +80,7 @@ def test_a_flush_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert caught.group_contains(Wrong)
 
 
+@pytest.mark.plain("replaces a method")
 def test_a_write_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Machine.start
 
