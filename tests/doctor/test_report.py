@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from iserblk import forms
 from iserblk.doctor.finding import ERROR, OK, SKIPPED, WARNING
 from iserblk.doctor.programs import check_programs
 from iserblk.doctor.report import check_machine, what_works
@@ -14,7 +15,8 @@ from tests.doctor.box import Box, install, named
 from tests.support.fabric import Fabric
 
 
-def test_nothing_is_installed(box: Box) -> None:
+def test_nothing_is_installed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "why_plain", forms.NOT_COMPILED)
     findings = check_programs(box.machine)
     assert {finding.status for finding in findings} == {WARNING}
     assert all(finding.remedy for finding in findings)
@@ -29,6 +31,7 @@ def test_nothing_is_installed(box: Box) -> None:
 
 def test_everything_is_installed(box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs, "provider", Fabric())
+    monkeypatch.setattr(forms, "why_plain", "")
     install(box)
     box.device()
     box.nodes()

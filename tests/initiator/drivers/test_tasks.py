@@ -203,6 +203,7 @@ async def test_strands_keep_many_reads_going(monkeypatch: pytest.MonkeyPatch) ->
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.plain("replaces a method")
 async def test_what_several_clients_begin_in_one_turn_leaves_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
