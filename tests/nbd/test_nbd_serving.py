@@ -108,7 +108,7 @@ def test_the_last_flushes_begin_together(tmp_path: Path, monkeypatch: pytest.Mon
             await begun[-1].wait()
 
     @asynccontextmanager
-    async def open_disks(*_: object) -> AsyncIterator[AsyncSet]:
+    async def open_disks(*_: object, metrics_later: bool) -> AsyncIterator[AsyncSet]:
         luns = [fake(number).fake for number in range(2)]
         for each in luns:
             each.dirty = True
