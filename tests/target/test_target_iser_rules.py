@@ -400,3 +400,24 @@ def test_a_logout_for_recovery_is_refused_and_the_session_goes_on() -> None:
     assert client.command(bytes(6)).bhs[3] == 0
     assert logout(0) == 0
     assert client.connection.done
+
+
+def test_answers_leave_before_the_last_command_is_carried_out() -> None:
+    """Twenty reads at once: the last ones see what changed when the first answer had left."""
+    client = IserClient().logged_in()
+    client.store.content[:512] = bytes(512)
+
+    def change(_: Message) -> None:
+        client.store.content[:512] = DATA[:512]
+
+    client.on_send = change
+    buffers = [bytearray(512) for _ in range(20)]
+    for number, buffer in enumerate(buffers):
+        stag, base = client.ours.advertise(memoryview(buffer), seam.REMOTE_WRITE)
+        head = bytearray(28)
+        ControlHeader(0x14, 0, 0, stag, base).pack_into(memoryview(head))
+        client.send(bytes(head) + client.scsi(rw10(0x28, 512), 0xC0, 512, 100 + number))
+    client.connection.progress(0.0)
+    client.run()
+    assert buffers[0] == bytes(512)
+    assert buffers[-1] == DATA[:512]
