@@ -36,7 +36,7 @@ from iserblk.nbd.limited_log import ClientLogs
 from iserblk.nbd.tls import PlainStream, TlsStream
 from iserblk.nbd.transmission import Request, Transmission
 from iserblk.sockets.wire import WOULD_BLOCK, wire
-from iserblk.waiting.busy_polling import BusyPoll, Pace
+from iserblk.waiting.busy_polling import Pace, Watch
 from iserblk.waiting.descriptors import Nap
 from iserblk.waiting.strands import Strands, park
 
@@ -89,7 +89,7 @@ class Client:
         name: str,
         group: Strands,
         memory: Memory,
-        busy_poll: BusyPoll,
+        busy_poll_us: int,
         logs: ClientLogs | None = None,
     ) -> None:
         sock.setblocking(False)
@@ -101,7 +101,8 @@ class Client:
         self._stream: Stream = PlainStream(self._wire)
         self._group = group
         self._memory = memory
-        self._pace = Pace(busy_poll)
+        self._pace = Pace(busy_poll_us)
+        self._watch = Watch(self._ready)
         self._nap = Nap()  # of the task, while there is nothing to wait for in the socket
         self._write_nap = Nap()
         self._ending = Nap()  # while commands are being aborted
@@ -216,6 +217,7 @@ class Client:
             self._lose()
             raise
         finally:
+            self._watch.close()
             self._memory.forget(self._wake)
         self._stopped = True
         self._wake()
@@ -322,13 +324,24 @@ class Client:
         self._turn(first=True)
         while not self._over or transmission.open or transmission.held or self._blocked:
             if self._wants_input():
-                if transmission.open <= 1:
-                    self._pace.rest(self._answers)
+                self._rest()
                 await trio.lowlevel.wait_readable(self._fd)
                 self._pace.work()
                 self._turn()
             else:
                 await self._nap.sleep()
+
+    def _rest(self) -> None:
+        if self._transmission.open <= 1 and self._pace.rest(self._answers):
+            self._watch.stay_awake(self._fd, self._pace.until)
+
+    def _ready(self) -> None:
+        """Called in place of the task's turn, while the loop is kept awake."""
+        if self._wants_input():
+            self._pace.work()
+            self._turn()
+            if not self._over:
+                self._rest()
 
     async def _on_answers(self) -> None:
         """Body of the strand."""

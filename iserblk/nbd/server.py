@@ -17,7 +17,6 @@ from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.limited_log import ClientLogs
 from iserblk.nbd.transmission import Transmission
-from iserblk.waiting.busy_polling import BusyPoll
 from iserblk.waiting.strands import Strands, open_strands
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class NbdServer:
         self._tls = tls
         self._context = context
         self._memory = Memory()
-        self._busy_poll = BusyPoll(busy_poll_us)
+        self._busy_poll_us = busy_poll_us
         self._logs = ClientLogs(log)
         self._clients: set[Client] = set()
         self._handshakes: dict[Client, trio.CancelScope] = {}  # oldest first
@@ -67,7 +66,6 @@ class NbdServer:
         Their sockets are closed here."""
         try:
             async with open_strands() as group, trio.open_nursery() as nursery:
-                nursery.start_soon(self._busy_poll.run)
                 nursery.start_soon(self._look_round)
                 async with trio.open_nursery() as clients:
                     self._group, self._nursery = group, clients
@@ -99,7 +97,7 @@ class NbdServer:
         found = []
         for each in inherited:
             client = Client(
-                each.sock, _name(""), self._group, self._memory, self._busy_poll, self._logs
+                each.sock, _name(""), self._group, self._memory, self._busy_poll_us, self._logs
             )
             found.append((client, client.continued(each), each.sock))
         # All of them before the first can have gone: it is not the last one then.
@@ -195,7 +193,7 @@ class NbdServer:
                 # A client that vanished without a word does not stay for ever.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-            client = Client(sock, name, group, self._memory, self._busy_poll, self._logs)
+            client = Client(sock, name, group, self._memory, self._busy_poll_us, self._logs)
             try:
                 with trio.CancelScope() as scope:
                     self._make_room(client, scope)

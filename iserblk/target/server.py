@@ -41,7 +41,7 @@ from iserblk.target.iscsi.listening import (
 from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.ports import ONLY_PORT, TargetPort, TargetPorts, parse_listen, read_states
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.waiting.busy_polling import BusyPoll, Pace
+from iserblk.waiting.busy_polling import Pace, Watch
 from iserblk.waiting.descriptors import WriteWatch
 
 log = logging.getLogger(__name__)
@@ -71,13 +71,13 @@ class TargetServer:
         self,
         iqn: str,
         luns: Mapping[int, LogicalUnit],
-        busy_poll: BusyPoll | None = None,
+        busy_poll_us: int = 0,
         accounts: Accounts | None = None,
         ports: TargetPorts | None = None,
     ) -> None:
         self.iqn = iqn
         self._accounts = accounts
-        self._busy_poll = busy_poll or BusyPoll(0)
+        self._busy_poll_us = busy_poll_us
         self.device = DeviceServer(luns, iqn, ports)
         self._connections: dict[TargetConnection, WriteWatch] = {}
         self._sessions: dict[_SessionName, TargetConnection] = {}
@@ -208,23 +208,51 @@ class TargetServer:
         """Call ``progress`` whenever data comes, until the session has ended."""
         deadline = trio.current_time() + LOGIN_TIMEOUT_S
         fd = connection.fileno()
-        pace = Pace(self._busy_poll)
-        with trio.CancelScope() as session:
-            connection.on_done = session.cancel
-            while not connection.done:
-                if connection.parameters is None:
-                    with trio.move_on_at(deadline) as scope:
+        pace = Pace(self._busy_poll_us)
+        problem: BaseException | None = None
+
+        def rest() -> None:
+            if pace.rest(connection.answered):
+                watch.stay_awake(fd, pace.until)
+
+        def look() -> None:
+            """Called in place of this task's turn, while the loop is kept awake."""
+            nonlocal problem
+            if connection.done:
+                return
+            connection.silent = False
+            try:
+                connection.progress(pace.work())
+            except BaseException as error:
+                problem = error
+                session.cancel()
+                return
+            if connection.wants_write():
+                writes.wake()
+            rest()
+
+        watch = Watch(look)
+        try:
+            with trio.CancelScope() as session:
+                connection.on_done = session.cancel
+                while not connection.done:
+                    if connection.parameters is None:
+                        with trio.move_on_at(deadline) as scope:
+                            await trio.lowlevel.wait_readable(fd)
+                        if scope.cancelled_caught:
+                            raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
+                        connection.progress(monotonic())
+                    else:
+                        rest()
                         await trio.lowlevel.wait_readable(fd)
-                    if scope.cancelled_caught:
-                        raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
-                    connection.progress(monotonic())
-                else:
-                    pace.rest(connection.answered)
-                    await trio.lowlevel.wait_readable(fd)
-                    connection.silent = False
-                    connection.progress(pace.work())
-                if connection.wants_write():
-                    writes.wake()
+                        connection.silent = False
+                        connection.progress(pace.work())
+                    if connection.wants_write():
+                        writes.wake()
+        finally:
+            watch.close()
+        if problem is not None:
+            raise problem
         # The last answer (to a logout, or to a login that failed) still has to leave.
         with trio.move_on_after(LAST_WORDS_S):
             while connection.wants_write():  # noqa: ASYNC110 (once a session, rarely at all)
@@ -385,15 +413,14 @@ async def serve(
 
     ``listen``: one or more ``HOST:PORT[,GROUP]``. ``ready(url)`` is called once, when the target
     accepts connections; ``url`` has the first address, with the port that was bound.
-    ``busy_poll_us``: see BusyPoll. ``rdma``: also accept connections by rdma_cm. ``accounts``: the
+    ``busy_poll_us``: see Pace. ``rdma``: also accept connections by rdma_cm. ``accounts``: the
     users that may log in (CHAP); None: every initiator may. ``states``: a file of ALUA states
     (``ports.parse_states``), read now and after each SIGHUP. Raises BadArgument, NotSupported,
     PermissionDenied or Busy when the target cannot listen or cannot read ``states``; nothing stays
     open then."""
-    busy_poll = BusyPoll(busy_poll_us)
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     ports = TargetPorts([tag for _, tag in places])
-    server = TargetServer(iqn, luns, busy_poll, accounts, ports)
+    server = TargetServer(iqn, luns, busy_poll_us, accounts, ports)
     if states is not None:
         server.device.set_access_states(read_states(states))
     listeners: list[trio.SocketListener] = []
@@ -459,7 +486,6 @@ async def serve(
             for rdma_listener, beside in zip(rdma_listeners, listeners, strict=False):
                 portal = name_of(beside.socket.getsockname())
                 nursery.start_soon(accept_rdma, rdma_listener, portal, port_of[beside], nursery)
-            nursery.start_soon(busy_poll.run)
             if states is not None:
                 await nursery.start(_watch_states, states, server.device)
             ready(f"iser://{name_of(listeners[0].socket.getsockname())}/{iqn}")

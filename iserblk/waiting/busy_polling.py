@@ -9,6 +9,8 @@ a limit. With more commands in flight no side waits for wake-ups, and the proces
 from __future__ import annotations
 
 import os
+import select
+from collections.abc import Callable
 from time import monotonic
 
 import trio
@@ -18,63 +20,179 @@ from iserblk.waiting.descriptors import Nap
 HITS = 8  # after so many messages that came singly and in time, stay awake
 FEW = 2  # commands in flight up to which an initiator stays awake
 ENOUGH = 2 * HITS  # hits counted at most; an exception halves the count: the first changes nothing
+LOOKS = 16  # at the descriptors, in about 25 µs, between two turns of trio's tasks
+_AT_ONCE = 16  # descriptors
+CROWDED_S = 200e-6  # of waiting for the processor: a peer of the conversation takes less
+SOBER_S = 0.1  # asleep between messages after that
 
 
-class BusyPoll:
-    """Keeps the trio loop in which ``run`` runs awake, until the monotonic time ``until``.
+class Pace:
+    """Measures how closely the messages of one connection follow each other: its driver stays awake
+    when single messages do so closely.
 
     With a single processor it never does, because the sender of the next message needs the
     processor.
     """
 
+    __slots__ = ("_answered", "_hits", "_idle", "_limit", "until")
+
     def __init__(self, limit_us: int) -> None:
         """``limit_us``: how long to stay awake after a message, in microseconds; 0: never."""
-        self.limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
-        self.until = 0.0
-        self._nap = Nap()
-
-    def stay_awake(self, now: float) -> None:
-        """Stay awake until ``limit`` seconds after ``now``."""
-        self.until = now + self.limit
-        self._nap.wake()
-
-    @trio.lowlevel.enable_ki_protection  # KeyboardInterrupt is for the user of the loop
-    async def run(self) -> None:
-        """The body of a task; runs until it is cancelled."""
-        while True:
-            while monotonic() < self.until:
-                os.sched_yield()  # threads that wait for this processor go first
-                await trio.lowlevel.checkpoint()  # trio polls without sleep while a task can run
-            await self._nap.sleep()
-
-
-class Pace:
-    """Measures how closely the messages of one connection follow each other, and keeps the loop
-    awake when single messages do so closely."""
-
-    __slots__ = ("_answered", "_hits", "_idle", "_poll")
-
-    def __init__(self, poll: BusyPoll) -> None:
-        self._poll = poll
+        self._limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
         self._hits = 0
         self._idle = 0.0
         self._answered = 0
+        self.until = 0.0  # monotonic seconds: stay awake
 
-    def rest(self, answered: int) -> None:
+    def rest(self, answered: int) -> bool:
         """To be called before the driver waits. ``answered``: commands of the connection that were
-        answered so far."""
+        answered so far. Returns whether it shall stay awake meanwhile, ``until``."""
         if answered - self._answered > 1:
             self._hits //= 2
         self._answered = answered
         self._idle = monotonic()
-        if self._hits >= HITS and self._poll.limit:
-            self._poll.stay_awake(self._idle)
+        if self._hits < HITS or not self._limit:
+            return False
+        self.until = self._idle + self._limit
+        return True
 
     def work(self) -> float:
         """To be called when a message has come. Returns the time (monotonic seconds)."""
         now = monotonic()
-        if now - self._idle < self._poll.limit:
+        if now - self._idle < self._limit:
             self._hits = min(self._hits + 1, ENOUGH)
         else:
             self._hits //= 2
         return now
+
+
+class Turns:
+    """Gives way to other threads while a driver stays awake.
+
+    A thread that has looked on for long gets the processor later than one that has slept. So where
+    other work keeps all processors busy, staying awake makes each message slower: then the driver
+    is to sleep for a while."""
+
+    __slots__ = ("_sober",)
+
+    def __init__(self) -> None:
+        self._sober = 0.0
+
+    def give_way(self) -> float:
+        """Threads that wait for this processor go first. Returns the time (monotonic seconds)."""
+        before = monotonic()
+        os.sched_yield()
+        now = monotonic()
+        if now - before > CROWDED_S:
+            self._sober = now + SOBER_S
+        return now
+
+    def crowded(self, now: float) -> bool:
+        """Sleep now."""
+        return now < self._sober
+
+
+class Watch:
+    """A descriptor that is looked at directly while its trio loop is kept awake.
+
+    ``ready`` is called when something has come. It takes that, or leaves it to the task that waits
+    for the descriptor in trio. It must not wait, nor raise anything.
+
+    For a single message, two passes through trio's loop cost as much as all that is done with it.
+    This way trio has its turn while the peer works on what ``ready`` has sent.
+    """
+
+    __slots__ = ("_loop", "_ready", "fd")
+
+    def __init__(self, ready: Callable[[], None]) -> None:
+        self._ready = ready
+        self._loop: _AwakeLoop | None = None
+        self.fd = -1  # which is looked at; -1: none
+
+    def stay_awake(self, fd: int, until: float) -> None:
+        """Keep the loop awake until the monotonic time ``until``, and look at ``fd`` meanwhile."""
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = _awake_loop()
+        if self.fd != fd:
+            loop.add(self, fd)
+        loop.stay_awake(until)
+
+    def ready(self) -> None:
+        self._ready()
+
+    def close(self) -> None:
+        """Look no more. To be called before the descriptor is closed."""
+        if self._loop is not None:
+            self._loop.remove(self)
+
+
+class _AwakeLoop:
+    """What is looked at in one trio loop."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watched: dict[int, Watch] = {}
+        self._until = 0.0
+        self._nap = Nap()
+        self._turns = Turns()
+
+    def add(self, watch: Watch, fd: int) -> None:
+        self.remove(watch)
+        self._epoll.register(fd, select.EPOLLIN)
+        self._watched[fd] = watch
+        watch.fd = fd
+
+    def remove(self, watch: Watch) -> None:
+        if watch.fd >= 0:
+            self._epoll.unregister(watch.fd)
+            del self._watched[watch.fd]
+            watch.fd = -1
+
+    def stay_awake(self, until: float) -> None:
+        self._until = max(self._until, until)
+        self._nap.wake()
+
+    def _awake(self, now: float) -> bool:
+        return now < self._until and not self._turns.crowded(now)
+
+    async def run(self) -> None:
+        """The body of a system task."""
+        try:
+            while True:
+                if self._awake(monotonic()):
+                    await trio.lowlevel.checkpoint()  # trio does not sleep while a task can run
+                    self._look()
+                else:
+                    # With many messages under way each would have to be reported twice.
+                    for watch in list(self._watched.values()):
+                        self.remove(watch)
+                    await self._nap.sleep()
+        finally:
+            self._epoll.close()
+
+    def _look(self) -> None:
+        poll = self._epoll.poll
+        for _ in range(LOOKS):
+            found = poll(0, _AT_ONCE)
+            if found:
+                for fd, _ in found:
+                    if fd in self._watched:  # no other ``ready`` has closed it
+                        self._watched[fd].ready()
+                return
+            if not self._awake(self._turns.give_way()):
+                return
+
+
+_here: trio.lowlevel.RunVar[_AwakeLoop] = trio.lowlevel.RunVar("awake loop")
+
+
+def _awake_loop() -> _AwakeLoop:
+    """All connections of a trio loop share one: while it looks at some, no other could."""
+    try:
+        return _here.get()
+    except LookupError:
+        loop = _AwakeLoop()
+        _here.set(loop)
+        trio.lowlevel.spawn_system_task(loop.run, name="busy polling")
+        return loop

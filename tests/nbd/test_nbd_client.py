@@ -19,7 +19,6 @@ from iserblk.nbd.buffers import CLIENT_BYTES, Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
-from iserblk.waiting.busy_polling import BusyPoll
 from iserblk.waiting.strands import open_strands, run
 from tests.nbd.serving import DirectFake, HeldDisk, fake
 from tests.support.fake_disk import AsyncFake
@@ -60,7 +59,7 @@ async def served(
             here, there = socket.socketpair()
             there.setblocking(False)
             raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
-            client = Client(here, f"client {number}", group, memory, BusyPoll(0))
+            client = Client(here, f"client {number}", group, memory, 0)
             found.append(Served(client, raw, export))
             nursery.start_soon(found[-1].run, here)
             if handshakes:
@@ -193,7 +192,7 @@ async def test_another_process_goes_on() -> None:
             one.client.leave()
             await one.over.wait()
             assert memory.used == 0
-            other = Client(sock, "other", group, memory, BusyPoll(0))
+            other = Client(sock, "other", group, memory, 0)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(other.serve, Export("lun0", disk), other.continued(found))
                 await one.raw.send(whole[20 * KIB :])
@@ -462,7 +461,7 @@ async def test_cancelled_it_leaves_the_socket_alone() -> None:
     with mine, other, trio.CancelScope() as scope:
         async with open_strands() as group:
             raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(there)))
-            client = Client(here, "client", group, memory, BusyPoll(0))
+            client = Client(here, "client", group, memory, 0)
             one = Served(client, raw, Export("lun0", disk))
             async with raw, trio.open_nursery() as nursery:
                 nursery.start_soon(one.run, here)

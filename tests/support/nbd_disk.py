@@ -25,7 +25,6 @@ from iserblk.nbd.buffers import Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
-from iserblk.waiting.busy_polling import BusyPoll
 from iserblk.waiting.strands import Strands, open_strands
 from tests.nbd import conversation
 from tests.nbd.conversation import EXTENDED, SIMPLE, STRUCTURED
@@ -348,7 +347,7 @@ async def through_nbd(
 async def _serve(sock: socket.socket, export: Export, group: Strands, memory: Memory) -> None:
     """What the server does with a connection that it has accepted."""
     with sock:
-        client = Client(sock, "NBD client", group, memory, BusyPoll(0))
+        client = Client(sock, "NBD client", group, memory, 0)
         agreed = await client.shake_hands({export.name: export}, export.name, Tls.OFF, None)
         assert agreed is not None
         await client.serve(*agreed)

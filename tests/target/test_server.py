@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
@@ -15,8 +16,10 @@ import trio.testing
 from trio.testing import MockClock
 
 from iserblk.datamover.iser import HEADER_LENGTH
+from iserblk.disk.aio import TrioDisk
 from iserblk.errors import TransportError
 from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
@@ -29,6 +32,9 @@ from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import parse_url
+from iserblk.waiting import busy_polling
+from iserblk.waiting.busy_polling import HITS
+from tests.initiator.peer import disk_of
 from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
 
@@ -38,7 +44,7 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 
 
 @asynccontextmanager
-async def serving(*stores: FakeStore) -> AsyncIterator[str]:
+async def serving(*stores: FakeStore, busy_poll_us: int = 0) -> AsyncIterator[str]:
     """The URL of LUN 0 of a target in this process; one LUN for each store."""
     send, receive = trio.open_memory_channel[str](1)
     units = {
@@ -47,7 +53,7 @@ async def serving(*stores: FakeStore) -> AsyncIterator[str]:
     }
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve, "127.0.0.1:0", IQN, units, send.send_nowait)
+            nursery.start_soon(serve, "127.0.0.1:0", IQN, units, send.send_nowait, busy_poll_us)
             yield f"{await receive.receive()}/0"
             nursery.cancel_scope.cancel()
 
@@ -79,6 +85,28 @@ async def test_a_format_error_ends_the_connection(message: bytes) -> None:
         session.queue.datamover.qp.post([request])  # type: ignore[attr-defined]
         await ended(session)
         assert isinstance(session.error, TransportError)
+        other = await connect(parse_url(url), Options())
+        assert other.error is None
+        other.fail(TransportError("end of test"))
+
+
+async def test_a_format_error_while_the_loop_is_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task of the connection has not received it."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(busy_polling, "CROWDED_S", 3600.0)  # however busy this machine is
+    async with serving(busy_poll_us=60_000_000) as url:
+        session = await connect(parse_url(url), Options(busy_poll_us=0))
+        driver = TrioDriver(session)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            disk = TrioDisk(disk_of(session), driver)
+            for _ in range(HITS + 2):
+                await disk.read_into(memoryview(bytearray(512)), 0)
+            request = seam.WorkRequest(seam.SEND_SE)
+            request.data = memoryview(HEAD + bytes(47))
+            session.queue.datamover.qp.post([request])  # type: ignore[attr-defined]
+            with pytest.raises(TransportError):
+                await disk.read_into(memoryview(bytearray(512)), 0)
         other = await connect(parse_url(url), Options())
         assert other.error is None
         other.fail(TransportError("end of test"))

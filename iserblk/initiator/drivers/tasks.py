@@ -23,7 +23,7 @@ from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
 from iserblk.waiting import strands
-from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
+from iserblk.waiting.busy_polling import FEW, Pace, Watch
 from iserblk.waiting.descriptors import Nap, WriteWatch
 from iserblk.waiting.strands import Strand, elsewhere, park
 
@@ -85,8 +85,9 @@ class TrioDriver:
         self._ended = trio.Event()  # the pump found the session's end
         self._gatherer = Nap()
         self._quiet = GATHER_QUIET
-        self._awake = BusyPoll(session.busy_poll_us)
-        self._pace = Pace(self._awake)
+        self._pace = Pace(session.busy_poll_us)
+        self._watch = Watch(self._ready)
+        self._broken: BaseException | None = None
         self._answered = 0
         self._changed = trio.Event()
         self.reconnect: Callable[[], None] | None = None
@@ -99,19 +100,23 @@ class TrioDriver:
             await self._pump(task_status)
         except BaseException as error:
             group = BaseExceptionGroup("", [error])
-            if group.split(trio.Cancelled)[1] is not None:  # else no waiter would ever be told
-                portal = self.session.portal
-                self.session.fail(ConnectionLost(f"{portal}: the pump broke: {error!r}"))
+            if group.split(trio.Cancelled)[1] is not None:
+                self._break(error)
             raise
+        finally:
+            self._watch.close()
+
+    def _break(self, error: BaseException) -> None:
+        """End the session after a bug: else no waiter would ever be told."""
+        self.session.fail(ConnectionLost(f"{self.session.portal}: the pump broke: {error!r}"))
 
     @trio.lowlevel.enable_ki_protection  # an interrupt in ``progress`` would lose answers
     async def _pump(self, task_status: trio.TaskStatus[None]) -> None:
-        session, queue = self.session, self.session.queue
+        session = self.session
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
             nursery.start_soon(self._watch_writes)
             nursery.start_soon(self._gather)
-            nursery.start_soon(self._awake.run)
             task_status.started()
             fd = session.fileno()
             while session.error is None:
@@ -119,8 +124,7 @@ class TrioDriver:
                     await self._changed.wait()
                     fd = session.fileno()
                     continue
-                if queue.busy <= FEW:
-                    self._pace.rest(self._answered)
+                self._rest(fd)
                 try:
                     await trio.lowlevel.wait_readable(fd)
                 except trio.ClosedResourceError:
@@ -128,24 +132,58 @@ class TrioDriver:
                     continue  # the session failed, or was suspended, while this task slept
                 self._pace.work()
                 for _ in range(AT_ONCE):
-                    queue.corked = strands.held = self._batch = True
-                    try:
-                        count = session.progress(monotonic())
-                    finally:
-                        queue.corked = strands.held = False
-                        resumed = strands.run()
+                    count, resumed = self._take_answers()
                     if count > 1 and not resumed:
                         # Let all woken tasks run, and submit, before their commands are sent.
                         await trio.lowlevel.cancel_shielded_checkpoint()
-                    self._batch = False
-                    self._answered += count
-                    queue.flush()
-                    if session.wants_write():
-                        self._writes.wake()
+                    self._send_batch()
                     if not resumed or session.error is not None or session.suspended is not None:
                         break
             self._ended.set()
             nursery.cancel_scope.cancel()
+        if self._broken is not None:
+            raise self._broken
+
+    def _take_answers(self) -> tuple[int, int]:
+        """Returns how many commands have ended, and how many strands were resumed. ``_send_batch``
+        is to follow."""
+        session, queue = self.session, self.session.queue
+        queue.corked = strands.held = self._batch = True
+        count = 0
+        try:
+            count = session.progress(monotonic())
+        finally:
+            queue.corked = strands.held = False
+            resumed = strands.run()
+        self._answered += count
+        return count, resumed
+
+    def _send_batch(self) -> None:
+        self._batch = False
+        self.session.queue.flush()
+        if self.session.wants_write():
+            self._writes.wake()
+
+    def _rest(self, fd: int) -> None:
+        if self.session.queue.busy <= FEW and self._pace.rest(self._answered):
+            self._watch.stay_awake(fd, self._pace.until)
+
+    def _ready(self) -> None:
+        """Called in place of the pump's turn, while the loop is kept awake."""
+        session = self.session
+        if session.error is not None or session.suspended is not None:
+            return
+        self._pace.work()
+        try:
+            self._take_answers()
+            self._send_batch()
+        except BaseException as error:
+            self._broken = error
+            self._break(error)
+        else:
+            fd = session.fileno()
+            if fd >= 0:
+                self._rest(fd)
 
     async def _watch_writes(self) -> None:
         while True:
@@ -160,6 +198,7 @@ class TrioDriver:
         self._writes.wake()
 
     def closing(self, fd: int) -> None:
+        self._watch.close()
         trio.lowlevel.notify_closing(fd)
 
     def changed(self) -> None:

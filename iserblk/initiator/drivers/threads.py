@@ -23,7 +23,7 @@ from iserblk.initiator.session.driving import LOGOUT_S, TICK_S
 from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot
-from iserblk.waiting.busy_polling import FEW, BusyPoll, Pace
+from iserblk.waiting.busy_polling import FEW, Pace, Turns
 
 T = TypeVar("T")
 ABANDON_S = 0.005  # between two looks of an interrupted thread whether its commands are aborted
@@ -73,8 +73,8 @@ class BlockingDriver:
         self._rung = False
         self._local = threading.local()
         self._next_tick = 0.0
-        self._awake = BusyPoll(session.busy_poll_us)
-        self._pace = Pace(self._awake)
+        self._pace = Pace(session.busy_poll_us)
+        self._turns = Turns()
         self._answered = 0
         self._poll = select.poll()
         self._fd = session.fileno()
@@ -232,11 +232,12 @@ class BlockingDriver:
         """Return when there is something to read, the bell rings, or a second has passed.
         Busy-polls first."""
         poll = self._poll.poll
-        until = self._awake.until
-        while monotonic() < until:
+        until = self._pace.until
+        now = monotonic()
+        while now < until and not self._turns.crowded(now):
             if poll(0):
                 return
-            os.sched_yield()  # threads that wait for this processor go first
+            now = self._turns.give_way()
         poll(1000)
 
     def _hand_on(self) -> None:

@@ -14,6 +14,7 @@ from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs
+from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
 from iserblk.waiting.strands import open_strands
 from tests.initiator.peer import Heard, answering_slowly, disk_of, linked
@@ -66,6 +67,7 @@ async def test_one_read_after_the_other_keeps_the_loop_awake(
     busy_poll_us: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(busy_polling, "CROWDED_S", 3600.0)  # however busy this machine is
     session, peer = linked()
     session.busy_poll_us = busy_poll_us
     driver = TrioDriver(session)
@@ -121,6 +123,44 @@ async def test_pump_that_breaks_ends_every_operation(monkeypatch: pytest.MonkeyP
             errors.append(group)
     assert errors[0].split(KeyboardInterrupt)[0] is not None
     assert isinstance(session.error, ConnectionLost)
+    peer.close()
+
+
+@pytest.mark.plain("replaces a method")
+async def test_a_break_while_the_loop_is_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where no task of the driver has run the code that breaks."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(busy_polling, "CROWDED_S", 3600.0)  # however busy this machine is
+    session, peer = linked()
+    session.busy_poll_us = 60_000_000
+    driver = TrioDriver(session)
+    disk = TrioDisk(disk_of(session), driver)
+    ended: list[Exception] = []
+
+    def broken(_now: float) -> int:
+        if trio.lowlevel.current_task().name == "busy polling":
+            raise ZeroDivisionError
+        return 0  # trio has found it first
+
+    def answer(heard: Heard) -> None:
+        if len(peer.heard) > 2 * HITS:
+            monkeypatch.setattr(session, "progress", broken)
+        peer.respond(heard)
+
+    async def operations() -> None:
+        try:
+            while True:
+                await disk.read_into(memoryview(bytearray(512)), 0)
+        except ConnectionLost as error:
+            ended.append(error)
+
+    with trio.fail_after(WAIT_S), pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(driver.run)
+            nursery.start_soon(peer.run, answer)
+            nursery.start_soon(operations)
+    assert isinstance(session.error, ConnectionLost)
+    assert [str(error) for error in ended] == [str(session.error)]
     peer.close()
 
 
