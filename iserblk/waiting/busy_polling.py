@@ -20,7 +20,8 @@ from iserblk.waiting.descriptors import Nap
 HITS = 8  # after so many messages that came singly and in time, stay awake
 FEW = 2  # commands in flight up to which an initiator stays awake
 ENOUGH = 2 * HITS  # hits counted at most; an exception halves the count: the first changes nothing
-LOOKS = 16  # at the descriptors, in about 25 µs, between two turns of trio's tasks
+LOOKS = 16  # at the descriptors, in about 25 µs, between two turns of trio's tasks,
+LOOK_S = 50e-6  # or in this time
 _AT_ONCE = 16  # descriptors
 CROWDED_S = 200e-6  # of waiting for the processor: a peer of the conversation takes less
 SOBER_S = 0.1  # asleep between messages after that
@@ -173,6 +174,7 @@ class _AwakeLoop:
 
     def _look(self) -> None:
         poll = self._epoll.poll
+        until = monotonic() + LOOK_S
         for _ in range(LOOKS):
             found = poll(0, _AT_ONCE)
             if found:
@@ -180,7 +182,8 @@ class _AwakeLoop:
                     if fd in self._watched:  # no other ``ready`` has closed it
                         self._watched[fd].ready()
                 return
-            if not self._awake(self._turns.give_way()):
+            now = self._turns.give_way()
+            if now >= until or not self._awake(now):
                 return
 
 
