@@ -21,6 +21,7 @@ from iserblk.errors import (
 from iserblk.initiator.connecting.login import RECEIVE_SIZE, at_portal
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaParameters
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.sockets.pacing import unpace
 from iserblk.sockets.stream import SocketStream
 
 # Seconds between the MPA Reply and the first FPDU. Linux siw gives its socket to the queue pair
@@ -106,6 +107,7 @@ async def connect_tcp(
     for family, sockaddr in addresses:
         sock = trio.socket.socket(family, socket.SOCK_STREAM)
         try:
+            unpace(sock, sockaddr)
             with trio.fail_at(deadline):
                 await sock.connect(sockaddr)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -14,6 +14,7 @@ from iserblk.datamover.iser import ConnectionFlags
 from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
 from iserblk.rcap import verbs
 from iserblk.rcap.seam import QueuePair
+from iserblk.sockets.pacing import unpace
 from iserblk.target.iscsi.accepting import RECEIVE_SIZE, reply_flags
 from iserblk.target.iscsi.connection import LOGIN_SLOTS
 
@@ -63,6 +64,8 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
         for extra in listeners[1:]:
             await extra.aclose()
         del listeners[1:]
+    for each in listeners:
+        unpace(each.socket, each.socket.getsockname())
     return listeners
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import trio
 
@@ -43,3 +45,12 @@ async def test_nothing_is_sent_before_the_peer_had_time_for_its_own_reply(
         await accepted.wait()
         await trio.sleep(GRACE_S)
         inner.cancel_scope.cancel()
+
+
+async def test_a_connection_within_the_machine_is_not_paced() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        addresses = await iwarp.resolve("127.0.0.1", listener.socket.getsockname()[1])
+        with await iwarp.connect_tcp(addresses, "portal", 10) as sock:
+            algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert algorithm.rstrip(b"\0") == b"reno"

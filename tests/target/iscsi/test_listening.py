@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -51,6 +52,13 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fabric]:
     monkeypatch.setattr(listening, "available", fabric.available)
     yield fabric
     assert not fabric.listeners
+
+
+async def test_connections_within_the_machine_are_not_paced() -> None:
+    (listener,) = await listening.listen_tcp("127.0.0.1:0")
+    async with listener:
+        algorithm = listener.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert algorithm.rstrip(b"\0") == b"reno"
 
 
 @asynccontextmanager
