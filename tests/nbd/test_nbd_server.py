@@ -347,6 +347,27 @@ async def test_what_stays_in_a_tcp_socket_costs_no_reply(caplog: pytest.LogCaptu
             assert await client.end() == b""
 
 
+async def test_a_large_reply_leaves_though_its_client_is_busy(tmp_path: Path) -> None:
+    """The default of the system takes 208 KiB."""
+    length = 320 << 10
+    async with serving(tmp_path, fake()) as path:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock.dup()))
+            async with RawClient(stream) as client:
+                await client.shake_hands()
+                await client.send(request(nbd.READ, 0, length, 1))
+                await until(lambda: arrived(sock) == nbd.SIMPLE_REPLY.size + length)
+                await client.replies({1: length})
+
+
+def arrived(sock: socket.socket) -> int:
+    """Bytes that have not been received."""
+    count = array("i", [0])
+    fcntl.ioctl(sock, termios.FIONREAD, count)
+    return count[0]
+
+
 def sent(sock: socket.socket) -> bool:
     """All has arrived at the other end."""
     left = array("i", [1])
