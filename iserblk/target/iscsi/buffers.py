@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from ctypes import addressof, c_ubyte
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 _SMALLEST = 12  # 4 KiB (2^12): the most frequent size of requests
+_LARGE = 20  # 1 MiB
+_HUGE_PAGE = 1 << 21
 _KEPT_BYTES = 16 << 20  # of free buffers
 
 
@@ -52,6 +57,26 @@ class DataBudget:
             self._waking = False
 
 
+def _large_buffers(size: int) -> list[memoryview]:
+    """Buffers of ``size`` bytes, a power of two, that fill huge pages, where the system has them.
+
+    The MiB of a large read or write is gone through several times, and each time the processor
+    would have to look up 256 pages: in a virtual machine that is a sixteenth of the target's time
+    (1 MiB reads at depth 8)."""
+    length = max(size, _HUGE_PAGE)
+    # Older kernels do not align it by themselves. What is not touched costs nothing.
+    memory = mmap(-1, length + _HUGE_PAGE, MAP_PRIVATE | MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(MADV_HUGEPAGE)
+    start = -addressof(c_ubyte.from_buffer(memory)) % _HUGE_PAGE
+    # Each is an object of its own, which ``obj`` of all its views names. The mapping lives as long
+    # as the last of them.
+    return [
+        memoryview((c_ubyte * size).from_buffer(memory, at)).cast("B")
+        for at in range(start, start + length, size)
+    ]
+
+
 class BufferPool:
     """Hands out memoryviews of exact length over reused memory. Not thread-safe.
 
@@ -72,6 +97,9 @@ class BufferPool:
         self.used += size
         self._budget.used += size
         free = self._free[order]
+        if not free and order >= _LARGE:
+            free += _large_buffers(size)
+            self._kept += size * len(free)
         if free:
             self._kept -= size
             whole = free.pop()
@@ -83,6 +111,8 @@ class BufferPool:
         """Take back a buffer of ``take``, which the caller no longer uses."""
         whole = memoryview(buffer.obj)
         size = len(whole)
+        if size >> _LARGE:
+            whole = whole.cast("B")
         self.used -= size
         self._budget.used -= size
         if self._kept + size <= _KEPT_BYTES:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from ctypes import addressof, c_ubyte
+from pathlib import Path
+
 import pytest
 
 from iserblk.target.iscsi.buffers import BufferPool, DataBudget
@@ -9,27 +13,77 @@ from iserblk.target.iscsi.buffers import BufferPool, DataBudget
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("length", [1, 511, 4096, 4097, 65536, MIB + 1])
+@pytest.mark.parametrize("length", [1, 511, 4096, 4097, 65536, MIB, MIB + 1, 5 * MIB])
 def test_a_buffer_has_the_length_that_was_asked_for(length: int) -> None:
     buffer = BufferPool(DataBudget()).take(length)
     assert len(buffer) == length and not buffer.readonly
 
 
-def test_memory_is_used_again() -> None:
+@pytest.mark.parametrize(("length", "next_length"), [(5000, 8000), (MIB - 1, MIB), (MIB, MIB - 1)])
+def test_memory_is_used_again(length: int, next_length: int) -> None:
     pool = BufferPool(DataBudget())
-    buffer = pool.take(5000)
+    buffer = pool.take(length)
     buffer[:5] = b"first"
     pool.give(buffer)
-    again = pool.take(8000)
+    again = pool.take(next_length)
     assert again.obj is buffer.obj and bytes(again[:5]) == b"first"
+    assert len(again) == next_length and again.format == "B"
 
 
-def test_two_buffers_never_share_memory() -> None:
+@pytest.mark.parametrize("length", [4096, MIB, 2 * MIB])
+def test_two_buffers_never_share_memory(length: int) -> None:
     pool = BufferPool(DataBudget())
-    one, two = pool.take(4096), pool.take(4096)
-    one[:] = b"1" * 4096
-    two[:] = b"2" * 4096
-    assert bytes(one) == b"1" * 4096
+    buffers = [pool.take(length) for _ in range(5)]
+    for number, buffer in enumerate(buffers):
+        buffer[:] = bytes([number]) * length
+    for number, buffer in enumerate(buffers):
+        assert bytes(buffer) == bytes([number]) * length
+
+
+@pytest.mark.parametrize("length", [64 << 10, MIB, 2 * MIB])
+def test_no_more_than_16_mib_wait_to_be_used_again(length: int) -> None:
+    pool = BufferPool(DataBudget())
+    kept = 16 * MIB // length
+    buffers = [pool.take(length) for _ in range(kept + 4)]
+    for buffer in buffers:
+        pool.give(buffer)
+    before = {id(buffer.obj) for buffer in buffers}
+    again = [pool.take(length) for _ in buffers]
+    assert len(before & {id(buffer.obj) for buffer in again}) == kept
+
+
+def test_a_buffer_outlives_its_pool_and_its_neighbours() -> None:
+    pool = BufferPool(DataBudget())
+    buffer = pool.take(MIB)
+    pool.close()
+    del pool
+    gc.collect()
+    buffer[:] = b"x" * MIB
+    assert bytes(buffer) == b"x" * MIB
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages"
+)
+@pytest.mark.parametrize("length", [MIB, 2 * MIB])
+def test_large_buffers_fill_huge_pages(length: int) -> None:
+    buffer = BufferPool(DataBudget()).take(length)
+    start = addressof(c_ubyte.from_buffer(buffer))
+    assert start % length == 0
+    assert "hg" in flags_of_memory(start)  # madvise(MADV_HUGEPAGE)
+
+
+def flags_of_memory(address: int) -> list[str]:
+    """VmFlags of the mapping: proc(5)."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if first == "VmFlags:" and inside:
+            return rest
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(each, 16) for each in first.split("-"))
+            inside = low <= address < high
+    return []
 
 
 def test_what_is_out_counts_in_the_pool_and_in_the_budget() -> None:
