@@ -8,7 +8,6 @@ follower that still waits.
 
 from __future__ import annotations
 
-import inspect
 import os
 import select
 import threading
@@ -131,11 +130,14 @@ class BlockingDriver:
             result: T = stop.value
             return result
         except BaseException:
-            if self.new_waiter().pending:
-                # A suspended operation gives back its slots when it is closed.
-                suspended = inspect.getgeneratorstate(operation) == inspect.GEN_SUSPENDED
-                for slot in self.abandon():
-                    if not suspended:
+            waiter = self.new_waiter()
+            if waiter.pending:
+                left = self.abandon()
+                # An operation that was interrupted while it waited gives back its slots now. One
+                # that was interrupted itself has ended, and left those that were in flight.
+                operation.close()
+                for slot in left:
+                    if slot.waiter is waiter:
                         dropped(slot)
             raise
         finally:

@@ -6,13 +6,16 @@ import os
 import select
 import signal
 import threading
+from typing import Any
 
 import pytest
 
 from iserblk.disk.blocking import ThreadDisk
 from iserblk.errors import ConnectionLost
+from iserblk.initiator.commands import fill_read, release_ended
 from iserblk.initiator.drivers.threads import BlockingDriver, ThreadWaiter
 from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
@@ -141,6 +144,65 @@ def test_second_interrupt_does_not_wait_for_the_target() -> None:
     assert isinstance(session.error, ConnectionLost) and session.queue.busy == 0
     with pytest.raises(ConnectionLost):
         disk.write(memoryview(bytes(4096)), 0)
+    driver.log_out()
+    thread.join(60)
+    peer.close()
+    assert not thread.is_alive()
+
+
+class _Interrupted:
+    """An operation behind whose first step an interrupt comes, before the driver has the step."""
+
+    def __init__(self, operation: Operation[None]) -> None:
+        self._operation = operation
+        self.close = operation.close
+
+    def __next__(self) -> None:
+        next(self._operation)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "behind"])
+def test_an_interrupted_operation_gives_its_slot_back_once(inside: bool) -> None:
+    """By itself if it is suspended, otherwise the driver does."""
+    session, peer = linked()
+    driver = BlockingDriver(session)
+    core = disk_of(session)
+    buffer = memoryview(bytearray(4096))
+
+    def read() -> Operation[None]:
+        slot = session.queue.take_now()
+        assert slot is not None
+        fill_read(slot, core.lun, buffer)
+        core.pack_read(slot.cdb, 0, 8, 0)
+        slot.waiter = session.new_waiter()
+        slot.waiter.pending = 1
+        session.queue.submit(slot)
+        try:
+            if inside:
+                raise KeyboardInterrupt
+            yield slot.waiter
+        finally:
+            release_ended(session, [slot])
+
+    def act(heard: Heard) -> None:
+        if heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            peer.complete(heard)
+        elif heard.opcode == bhs.LOGOUT_REQUEST:
+            peer.goodbye(heard)
+
+    thread = answering(peer, act)
+    dropped: list[TaskSlot] = []
+
+    def drop(slot: TaskSlot) -> None:
+        dropped.append(slot)
+        core.dropped(slot)
+
+    operation: Any = read() if inside else _Interrupted(read())
+    with pytest.raises(KeyboardInterrupt):
+        driver.run(operation, drop)
+    assert len(dropped) == inside
+    assert session.error is None and session.queue.in_flight == session.queue.busy == 0
     driver.log_out()
     thread.join(60)
     peer.close()
