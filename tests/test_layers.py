@@ -65,10 +65,8 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "names", "options", "url", "credentials", "scsi", "initiator"),
         *("disk.seam", "disk.lun", "disk.resume", "disk.multipath"),
     },
-    "disk.metered": {
-        *("errors", "metrics", "initiator.session", "disk.seam", "disk.lun", "disk.multipath"),
-        "disk.opening",
-    },
+    "disk.metered": {"metrics", "initiator.session", "disk.seam", "disk.lun"},
+    "disk.metrics_ports": {"metrics", "initiator.session", "disk.lun", "disk.multipath"},
     "disk.blocking": {"errors", "initiator", "disk"},
     "disk.aio": {"errors", "initiator", "disk"},
     "doctor": {
@@ -138,7 +136,7 @@ TRIO_ALLOWED = {
     "discovery.isns_client",
     "disk.aio",
     "disk.blocking",
-    "disk.metered",
+    "disk.metrics_ports",
     "disk.multipath.discovering",
     "disk.multipath.failback",
     "disk.multipath.first_session",

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.metered import MetricsPorts, metered_async
+from iserblk.disk.metered import metered_async
+from iserblk.disk.metrics_ports import MetricsPorts
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector

@@ -15,7 +15,8 @@ from typing import Self, TypeVar
 import trio
 
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.metered import MetricsPorts, metered_blocking
+from iserblk.disk.metered import metered_blocking
+from iserblk.disk.metrics_ports import MetricsPorts
 from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector

@@ -1,4 +1,4 @@
-"""Disks that count: which request ends up in which counter, and what is served of them."""
+"""Disks that count: which request ends up in which counter."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 import trio
 
 from iserblk.disk import metered
-from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.metered import (
     MeteredAsync,
     MeteredBlocking,
     count,
-    look,
     metered_async,
     metered_blocking,
 )
-from iserblk.errors import ConnectionLost, OutOfRange
+from iserblk.errors import OutOfRange
+from iserblk.initiator.session.slots import TaskSlot
 from iserblk.metrics.counting import (
     BYTES,
     ERRORS,
@@ -33,9 +32,7 @@ from iserblk.metrics.counting import (
     ZERO,
     LunMetrics,
 )
-from tests.disk import fake_target
 from tests.disk.fake_lun import FakeLuns, known
-from tests.initiator import fake
 
 TOOK_NS = 5000  # of each request: more than 4 µs, up to 8
 
@@ -203,63 +200,13 @@ def test_only_disks_whose_metrics_are_served_count(place: str) -> None:
         assert isinstance(wrapped, kind) if place else wrapped is disk
 
 
-def core_of_a_session() -> DiskCore:
-    session, _ = fake.session()
-    template = fake_target.disk(fake_target.FakeSession(), 2048)
-    return DiskCore(session, template.lun, template.info, template.geometry)
-
-
-LADDER: Any = SimpleNamespace(aborted=3, resets=1)
-
-
-def test_a_reading_tells_of_the_lun_and_its_session() -> None:
-    core = core_of_a_session()
-    count(core.metrics, READ, 0, 4096, False)
-    core.metrics.retried()
-    core.session.reconnects, core.session.replayed = 2, 7
-    (lun,) = look([(core, LADDER)]).luns
-    assert (lun.target, lun.lun, lun.name, lun.url) == ("iqn", 0, "lun0", core.info.url)
-    assert (lun.size, lun.portal, lun.connected) == (2048 * 512, "portal:3260", True)
-    assert (lun.retries, lun.reconnects, lun.replayed) == (1, 2, 7)
-    assert (lun.aborted, lun.resets, lun.unflushed) == (3, 1, 0)
-    assert {name: each.requests for name, each in lun.operations.items() if each.requests} == {
-        "read": 1
-    }
-    assert lun.operations["read"].bytes == 4096
-
-
-def test_commands_in_flight_are_those_of_the_lun() -> None:
-    core = core_of_a_session()
-    assert isinstance(core.lun, bytes)
-    for lun in (core.lun, core.lun, b"\0\5" + bytes(6)):
-        slot = core.session.queue.take_now()
-        assert slot is not None
-        slot.lun, slot.waiter = lun, fake.CountingWaiter()
-        slot.cdb[:] = bytes(16)
-        slot.flags, slot.direction = 0x81, 0
-        slot.waiter.pending += 1
-        core.session.queue.submit(slot)
-    assert look([(core, LADDER)]).luns[0].in_flight == 2
-
-
-def test_the_journal_and_the_lost_connection_are_told() -> None:
-    core = core_of_a_session()
-    core.keep_journal(1 << 20)
-    slot = core.begin_write(memoryview(bytes(1024)), 0, fake.CountingWaiter())
-    assert slot is not None
-    core.session.fail(ConnectionLost("gone"))
-    (lun,) = look([(core, LADDER)]).luns
-    assert not lun.connected
-    assert lun.unflushed == core.durability.journal.size  # type: ignore[union-attr]
-
-
 # --- commands that a front-end begins itself -----------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
 def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -> None:
     bench = Bench(asynchronous=True)
-    slots = [SimpleNamespace(index=index, length=512 << index) for index in range(SLOTS)]
+    slots = [slot_of(index, 512 << index) for index in range(SLOTS)]
     free = iter(slots)
     bench.disk = MeteredAsync(direct(lambda: next(free, None), 0.0), bench.metrics, SLOTS)
     begin, end = getattr(bench.disk, f"begin_{kind}"), getattr(bench.disk, f"end_{kind}")
@@ -276,7 +223,7 @@ def test_a_command_counts_from_its_begin_to_its_end(kind: str, operation: int) -
 @pytest.mark.parametrize(("kind", "operation"), [("read", READ), ("write", WRITE)])
 def test_a_command_that_fails_or_goes_on(kind: str, operation: int) -> None:
     bench = Bench(asynchronous=True)
-    slot = SimpleNamespace(index=1, length=512)
+    slot = slot_of(1, 512)
     for outcome in (7.5, OutOfRange("past the end")):
         bench.disk = MeteredAsync(direct(lambda: slot, outcome), bench.metrics, SLOTS)
         getattr(bench.disk, f"begin_{kind}")(BUFFER, 0, None)
@@ -287,6 +234,12 @@ def test_a_command_that_fails_or_goes_on(kind: str, operation: int) -> None:
             with pytest.raises(OutOfRange):
                 getattr(bench.disk, f"end_{kind}")(slot)
             assert bench.row(operation)["errors"] == 1
+
+
+def slot_of(index: int, length: int) -> TaskSlot:
+    slot = TaskSlot(index)
+    slot.length = length
+    return slot
 
 
 def direct(take: Callable[[], object], outcome: object) -> Any:

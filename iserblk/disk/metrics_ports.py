@@ -1,0 +1,97 @@
+"""The places where the metrics of disks are served (``metrics=``), and what is told there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import trio
+
+from iserblk import __version__
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.multipath.addresses import Address
+from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.slots import QUEUED
+from iserblk.metrics.address import parse_address
+from iserblk.metrics.counting import OPERATIONS
+from iserblk.metrics.reading import LunReading, ProcessReading, of_row
+from iserblk.metrics.serving import Listener, Look, serve
+
+
+class MetricsPorts:
+    """The listeners that serve the metrics of some URLs. Several URLs may name the same place."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        """Raises as ``open``."""
+        self._idle: dict[str, Listener] = {}
+        self._scopes: list[trio.CancelScope] = []
+        self.open(addresses)
+
+    def open(self, addresses: Sequence[Address]) -> None:
+        """Open the listeners that are not open yet; they answer no client before ``start``. Raises
+        Busy, PermissionDenied or BadArgument, with nothing left open."""
+        try:
+            for address in addresses:
+                place = address.options.metrics
+                if place and place not in self._idle:
+                    self._idle[place] = Listener(parse_address(place, "metrics"))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, nursery: trio.Nursery, disks: Iterable[tuple[DiskCore, Ladder]]) -> None:
+        """Answer clients until ``close``, in tasks of ``nursery``. Call ``close`` before it
+        ends."""
+        disks = list(disks)
+        while self._idle:
+            place, listener = self._idle.popitem()
+            here = [(core, ladder) for core, ladder in disks if core.metrics.served_at == place]
+            self._scopes.append(trio.CancelScope())
+            nursery.start_soon(_serve, self._scopes[-1], listener, partial(look, here))
+
+    def close(self) -> None:
+        """Stop answering, and close the listeners. Idempotent."""
+        while self._idle:
+            self._idle.popitem()[1].close()
+        for scope in self._scopes:
+            scope.cancel()
+
+
+async def _serve(scope: trio.CancelScope, listener: Listener, seen: Look) -> None:
+    with scope:
+        await serve(listener, seen)
+
+
+def look(disks: Sequence[tuple[DiskCore, Ladder]]) -> ProcessReading:
+    """Read the numbers of these disks, from any thread. A change meanwhile may show in one number
+    and not yet in another."""
+    luns = tuple(_reading(core, ladder) for core, ladder in disks)
+    return ProcessReading(os.getpid(), __version__, luns)
+
+
+def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
+    session = core.session
+    info = core.info
+    rows = core.metrics.total()
+    journal = core.durability.journal
+    return LunReading(
+        target=info.target,
+        lun=info.lun,
+        name=info.name,
+        url=info.url,
+        size=core.size,
+        portal=session.portal,
+        provider=str(session.describe().get("provider", "")),
+        connected=session.error is None and session.suspended is None,
+        in_flight=sum(
+            task.state >= QUEUED and task.lun == core.lun for task in session.queue.tasks
+        ),
+        retries=core.metrics.retries,
+        reconnects=session.reconnects,
+        replayed=session.replayed,
+        aborted=ladder.aborted,
+        resets=ladder.resets,
+        unflushed=journal.size if journal is not None else 0,
+        operations={name: of_row(row) for name, row in zip(OPERATIONS, rows, strict=True)},
+    )

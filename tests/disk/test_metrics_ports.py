@@ -1,0 +1,65 @@
+"""What is told of disks where their metrics are served."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.metered import count
+from iserblk.disk.metrics_ports import look
+from iserblk.errors import ConnectionLost
+from iserblk.initiator.session.session import Session
+from iserblk.metrics.counting import READ
+from tests.disk import fake_target
+from tests.initiator import fake
+
+
+def core_of_a_session() -> tuple[DiskCore, Session]:
+    session, _ = fake.session()
+    template = fake_target.disk(fake_target.FakeSession(), 2048)
+    return DiskCore(session, template.lun, template.info, template.geometry), session
+
+
+LADDER: Any = SimpleNamespace(aborted=3, resets=1)
+
+
+def test_a_reading_tells_of_the_lun_and_its_session() -> None:
+    core, session = core_of_a_session()
+    count(core.metrics, READ, 0, 4096, False)
+    core.metrics.retried()
+    session.reconnects, session.replayed = 2, 7
+    (lun,) = look([(core, LADDER)]).luns
+    assert (lun.target, lun.lun, lun.name, lun.url) == ("iqn", 0, "lun0", core.info.url)
+    assert (lun.size, lun.portal, lun.connected) == (2048 * 512, "portal:3260", True)
+    assert (lun.retries, lun.reconnects, lun.replayed) == (1, 2, 7)
+    assert (lun.aborted, lun.resets, lun.unflushed) == (3, 1, 0)
+    assert {name: each.requests for name, each in lun.operations.items() if each.requests} == {
+        "read": 1
+    }
+    assert lun.operations["read"].bytes == 4096
+
+
+def test_commands_in_flight_are_those_of_the_lun() -> None:
+    core, session = core_of_a_session()
+    assert isinstance(core.lun, bytes)
+    for lun in (core.lun, core.lun, b"\0\5" + bytes(6)):
+        slot = session.queue.take_now()
+        assert slot is not None
+        slot.lun, slot.waiter = lun, fake.CountingWaiter()
+        slot.cdb[:] = bytes(16)
+        slot.flags, slot.direction = 0x81, 0
+        slot.waiter.pending += 1
+        session.queue.submit(slot)
+    assert look([(core, LADDER)]).luns[0].in_flight == 2
+
+
+def test_the_journal_and_the_lost_connection_are_told() -> None:
+    core, session = core_of_a_session()
+    core.keep_journal(1 << 20)
+    slot = core.begin_write(memoryview(bytes(1024)), 0, fake.CountingWaiter())
+    assert slot is not None
+    session.fail(ConnectionLost("gone"))
+    (lun,) = look([(core, LADDER)]).luns
+    assert not lun.connected
+    assert lun.unflushed == core.durability.journal.size  # type: ignore[union-attr]
