@@ -47,6 +47,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/initiator/connecting/test_verbs.py and tests/integration/test_portals.py"
     ),
     "iserblk/initiator/connecting/send_targets.py": "tests/cli/test_discover.py",
+    "iserblk/initiator/session/commanding.py": "Protocols; tests/disk/lun runs on a fake of them",
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),

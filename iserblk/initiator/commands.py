@@ -24,7 +24,7 @@ from iserblk.errors import (
     ScsiError,
     WriteProtected,
 )
-from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.iscsi import bhs, reasons
 from iserblk.scsi import alua
@@ -150,7 +150,7 @@ def port_state(error: ScsiError) -> int | None:
     return alua.state_of_sense(error.sense) if isinstance(error.sense, Sense) else None
 
 
-def check_time(session: Session, deadline: float, name: str) -> None:
+def check_time(session: CommandSession, deadline: float, name: str) -> None:
     """Raises CommandTimeout when the operation has no time left to send another command."""
     if monotonic() >= deadline:
         if session.suspended:
@@ -165,7 +165,7 @@ def check_time(session: Session, deadline: float, name: str) -> None:
 
 
 def take(
-    session: Session, waiter: Waiter, deadline: float = 0.0, name: str = ""
+    session: CommandSession, waiter: Waiter, deadline: float = 0.0, name: str = ""
 ) -> Operation[TaskSlot]:
     """Take a free slot, and wait for it if need be. Raises CommandTimeout when ``deadline`` has
     passed (0: never)."""
@@ -181,7 +181,7 @@ def take(
             check_time(session, deadline, name)
 
 
-def release_ended(session: Session, slots: list[TaskSlot]) -> None:
+def release_ended(session: CommandSession, slots: list[TaskSlot]) -> None:
     """Give back the slots that are not in flight. (An interrupted thread may leave some in flight:
     they, and what they refer to, stay until the session ends.)"""
     for slot in slots:
@@ -191,12 +191,9 @@ def release_ended(session: Session, slots: list[TaskSlot]) -> None:
 
 class Work(ABC, Generic[P]):
     """What ``run`` does to pieces of one kind, with one command for each piece. ``name``: of the
-    LUN, for messages. ``deadline``: of all commands with their retries (monotonic seconds).
-    ``most``: commands in flight at once."""
+    LUN, for messages. ``deadline``: of all commands with their retries (monotonic seconds)."""
 
-    most = PARALLEL
-
-    def __init__(self, session: Session, lun: bytes, name: str, deadline: float) -> None:
+    def __init__(self, session: CommandSession, lun: bytes, name: str, deadline: float) -> None:
         self.session = session
         self.lun = lun
         self.name = name
@@ -234,7 +231,7 @@ class Work(ABC, Generic[P]):
 
 
 def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
-    """Run one command for each piece, as many at once as slots and ``work.most`` allow. Each is
+    """Run one command for each piece, as many at once as slots allow, and at most PARALLEL. Each is
     sent again where that is legal.
 
     Raises the first error when all that was sent has ended; the other pieces were not sent then.
@@ -262,7 +259,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                     break
                 running.append((taken, piece, attempt))
                 todo.popleft()
-                if not todo or len(running) == work.most:
+                if not todo or len(running) == PARALLEL:
                     break
                 taken = queue.take_now()
             if running:
@@ -312,7 +309,7 @@ class _Command(Work[bytes]):
 
     def __init__(
         self,
-        session: Session,
+        session: CommandSession,
         lun: bytes,
         name: str,
         deadline: float,
@@ -345,7 +342,7 @@ class _Command(Work[bytes]):
 
 
 def command(
-    session: Session,
+    session: CommandSession,
     lun: bytes,
     cdb: bytes,
     name: str,
@@ -367,7 +364,7 @@ def command(
 
 
 def ask(
-    session: Session, lun: bytes, cdb: bytes, length: int, name: str, deadline: float = 0.0
+    session: CommandSession, lun: bytes, cdb: bytes, length: int, name: str, deadline: float = 0.0
 ) -> Operation[memoryview]:
     """Run one command that returns up to ``length`` bytes, the allocation length of ``cdb``;
     returns the bytes that came, in memory of their own. Raises as ``command``."""

@@ -38,6 +38,7 @@ from iserblk.nbd.transmission import Request, Transmission
 from iserblk.sockets.wire import WOULD_BLOCK, wire
 from iserblk.waiting.busy_polling import Pace, Watch
 from iserblk.waiting.descriptors import Nap
+from iserblk.waiting.interrupts import uninterrupted
 from iserblk.waiting.strands import Strands, park
 
 log = logging.getLogger(__name__)
@@ -317,7 +318,7 @@ class Client:
 
     # -- turns ------------------------------------------------------------------------------------
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt is for the owner of the loop
+    @uninterrupted  # an interrupt is for the owner of the loop
     async def _run(self) -> None:
         """Body of the task."""
         transmission = self._transmission
@@ -354,7 +355,7 @@ class Client:
             if self._over or self._wants_input():
                 self._nap.wake()
 
-    @trio.lowlevel.enable_ki_protection
+    @uninterrupted
     async def _watch_writes(self) -> None:
         while True:
             if not self._blocked:

@@ -20,7 +20,7 @@ from iserblk.initiator.commands import (
     retry_delay,
     run,
 )
-from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
 from iserblk.scsi import opcodes
 from iserblk.scsi.cdb import Slot
@@ -33,7 +33,11 @@ PackWrite = Callable[[Slot, int, int, int], None]
 
 
 def replay(
-    session: Session, lun: bytes, info: LunInfo, durability: Durability, pack_write: PackWrite
+    session: CommandSession,
+    lun: bytes,
+    info: LunInfo,
+    durability: Durability,
+    pack_write: PackWrite,
 ) -> Operation[None]:
     """See ``DiskCore.replay``. Changes of the same blocks are sent one after another, in order.
     Nothing is dropped from the journal, because nothing is flushed yet."""
@@ -89,7 +93,7 @@ class _Sending(Work[Entry]):
 
     def __init__(
         self,
-        session: Session,
+        session: CommandSession,
         lun: bytes,
         info: LunInfo,
         durability: Durability,

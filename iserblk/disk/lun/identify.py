@@ -15,7 +15,7 @@ from iserblk.disk.lun.geometry import Geometry
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import NoSuchLun, NotSupported, ReservationConflict, ScsiError
 from iserblk.initiator.commands import ask, command
-from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation
 from iserblk.scsi import capacity, cdb, inquiry, lba, luns, mode
 from iserblk.scsi.sense import Sense
@@ -29,7 +29,7 @@ _ALLOCATION = 512
 class _Identify:
     """The commands that identify one LUN."""
 
-    def __init__(self, session: Session, lun: int, name: str) -> None:
+    def __init__(self, session: CommandSession, lun: int, name: str) -> None:
         self.session = session
         self.lun = luns.encode(lun)
         self.name = name
@@ -81,7 +81,7 @@ class Names(NamedTuple):
     pages: tuple[int, ...]
 
 
-def names(session: Session, lun: int, name: str, url: str) -> Operation[Names]:
+def names(session: CommandSession, lun: int, name: str, url: str) -> Operation[Names]:
     """What one LUN tells even initiators that a reservation shuts out. (READ CAPACITY should be
     such a command, too, but LIO answers it with RESERVATION CONFLICT.)
 
@@ -110,7 +110,7 @@ def names(session: Session, lun: int, name: str, url: str) -> Operation[Names]:
 
 
 def identify(
-    session: Session, lun: int, name: str, url: str, target: str
+    session: CommandSession, lun: int, name: str, url: str, target: str
 ) -> Operation[tuple[LunInfo, Geometry]]:
     """Read INQUIRY, VPD pages, capacity and mode pages of one LUN. Raises as ``names``."""
     known = yield from names(session, lun, name, url)

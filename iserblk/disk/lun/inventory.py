@@ -11,8 +11,8 @@ import logging
 
 from iserblk.errors import CommandError, TransportError
 from iserblk.initiator.commands import ask
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.listeners import LunListener
-from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import cdb, luns
 from iserblk.scsi import sense as sense_data
@@ -24,7 +24,7 @@ MOST_ALLOCATION = 1 << 20
 REREADS = 3  # how often a list is read at most, when it changes meanwhile
 
 
-def report_luns(session: Session, deadline: float = 0.0) -> Operation[list[int]]:
+def report_luns(session: CommandSession, deadline: float = 0.0) -> Operation[list[int]]:
     """The LUNs of the target, ascending: all that fit into MOST_ALLOCATION bytes. ``deadline``: as
     of ``command``."""
     length = FIRST_ALLOCATION
@@ -60,7 +60,7 @@ class Inventory(LunListener):
         if sense.is_unit_attention and sense.code == sense_data.REPORTED_LUNS_CHANGED:
             self.changed = True
 
-    def read(self, session: Session, deadline: float = 0.0) -> Operation[list[int]]:
+    def read(self, session: CommandSession, deadline: float = 0.0) -> Operation[list[int]]:
         """Read the present list. Raises as ``command``."""
         for _ in range(REREADS):
             self.changed = False
@@ -69,7 +69,7 @@ class Inventory(LunListener):
                 break
         return self._known
 
-    def look_again(self, session: Session, deadline: float) -> Operation[None]:
+    def look_again(self, session: CommandSession, deadline: float) -> Operation[None]:
         """Read the list again, and log which LUNs are new or gone. An error is only logged, too:
         where the connection is lost, the next request finds that."""
         before = set(self._known)

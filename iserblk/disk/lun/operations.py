@@ -46,8 +46,7 @@ from iserblk.initiator.commands import (
     retry_delay,
     run,
 )
-from iserblk.initiator.session.listeners import LunListener
-from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
@@ -192,8 +191,9 @@ class _Exclusive(_Changing[tuple[int, int]]):
         return super().outcome(slot, piece)
 
 
-class _Resuming(LunListener):
-    """Follows the LUN of ``core`` on a fresh connection that is not in use yet."""
+class _Resuming:
+    """Implements LunListener: follows the LUN of ``core`` on a fresh connection that is not in use
+    yet."""
 
     def __init__(self, core: DiskCore) -> None:
         self._core = core
@@ -202,11 +202,20 @@ class _Resuming(LunListener):
         self._core.sizing.hear(slot)
         self._core.durability.hear_resuming(slot)
 
+    def retried(self) -> None:
+        """It is not in use yet."""
 
-class DiskCore(LunListener):
-    """One LUN of a session. ``info`` and ``geometry`` come from ``iserblk.disk.lun.identify``."""
+    def farewell(self) -> Operation[None]:
+        yield from ()
 
-    def __init__(self, session: Session, lun: bytes, info: LunInfo, geometry: Geometry) -> None:
+
+class DiskCore:
+    """One LUN of a session; implements LunListener. ``info`` and ``geometry`` come from
+    ``iserblk.disk.lun.identify``."""
+
+    def __init__(
+        self, session: CommandSession, lun: bytes, info: LunInfo, geometry: Geometry
+    ) -> None:
         self.session = session
         self.queue = session.queue
         self.lun = lun
@@ -254,7 +263,11 @@ class DiskCore(LunListener):
         """Implements LunListener."""
         self.metrics.retried()
 
-    def listen_resuming(self, fresh: Session) -> None:
+    def farewell(self) -> Operation[None]:
+        """Implements LunListener."""
+        yield from ()
+
+    def listen_resuming(self, fresh: CommandSession) -> None:
         """Follow the LUN on ``fresh``, whose connection is to take the place of the session's. Call
         it before the first command on ``fresh``."""
         fresh.listeners.add(self.lun, self._resuming)
@@ -275,7 +288,7 @@ class DiskCore(LunListener):
         self.size = size
         self.info = replace(self.info, size=size)
 
-    def replay(self, session: Session) -> Operation[None]:
+    def replay(self, session: CommandSession) -> Operation[None]:
         """Send again, on the fresh ``session``, all that was acknowledged and not flushed, where
         the target has lost its cache. Nothing is in flight when it ends.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from iserblk.initiator.commands import command
-from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.commanding import CommandSession
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.scsi import capacity, cdb
 from iserblk.scsi import sense as sense_data
@@ -30,7 +30,7 @@ class Sizing:
             self.changed = True
 
     def ask(
-        self, session: Session, lun: bytes, block: int, long_cdbs: bool, deadline: float
+        self, session: CommandSession, lun: bytes, block: int, long_cdbs: bool, deadline: float
     ) -> Operation[int]:
         """Send READ CAPACITY; returns the size in bytes. An error leaves ``changed`` as it was."""
         before, self.changed = self.changed, False

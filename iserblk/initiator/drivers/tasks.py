@@ -25,6 +25,7 @@ from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
 from iserblk.waiting import strands
 from iserblk.waiting.busy_polling import FEW, Pace, Watch
 from iserblk.waiting.descriptors import Nap, WriteWatch
+from iserblk.waiting.interrupts import uninterrupted
 from iserblk.waiting.strands import Strand, elsewhere, park
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class TrioDriver:
         """End the session after a bug: else no waiter would ever be told."""
         self.session.fail(ConnectionLost(f"{self.session.portal}: the pump broke: {error!r}"))
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt in ``progress`` would lose answers
+    @uninterrupted  # an interrupt in ``progress`` would lose answers
     async def _pump(self, task_status: trio.TaskStatus[None]) -> None:
         session = self.session
         async with trio.open_nursery() as nursery:
@@ -244,7 +245,7 @@ class TrioDriver:
         else:
             queue.flush()
 
-    @trio.lowlevel.enable_ki_protection
+    @uninterrupted
     async def _gather(self) -> None:
         """Send commands a few turns of the loop late, together with those that came meanwhile."""
         session = self.session
@@ -261,7 +262,7 @@ class TrioDriver:
     def _progress(self) -> None:
         self.session.progress(monotonic())
 
-    @trio.lowlevel.enable_ki_protection
+    @uninterrupted
     async def _tick(self) -> None:
         while True:
             await trio.sleep(TICK_S)
@@ -314,7 +315,7 @@ class TrioDriver:
             self.ladder.cancel(slot, now)
         return len(slots)
 
-    @trio.lowlevel.enable_ki_protection
+    @uninterrupted
     async def log_out(self) -> None:
         """Log out if the target still answers, and end the session in any case."""
         session = self.session
@@ -331,7 +332,7 @@ class TrioDriver:
                     await self._ended.wait()
         session.fail(ConnectionLost(f"{session.portal}: logged out"))
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt is raised only where it waits
+    @uninterrupted  # an interrupt is raised only where it waits
     async def run_operation(self, operation: Operation[T]) -> T:
         """Run ``operation`` to its end; returns its result."""
         try:

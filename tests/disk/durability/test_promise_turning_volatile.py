@@ -105,6 +105,7 @@ def test_with_the_next_flush_the_journal_has_everything() -> None:
     assert play.target.stable[8] == b"X" * BLOCK
 
 
+@pytest.mark.plain("replaces a method")
 def test_a_write_that_claims_after_it_has_looked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache turns volatile, and a flush begins and ends, between its first look for a journal
     and its claim, in another thread."""

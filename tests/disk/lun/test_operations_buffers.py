@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import LocalProtocolError
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from tests.initiator.fake import CountingWaiter
 from tests.initiator.peer import disk_of, linked
@@ -19,7 +19,7 @@ READ_ONLY = memoryview(bytes(4096))
 
 
 def _refused(
-    disk: DiskCore,
+    session: Session,
     begin: Callable[[memoryview, int, CountingWaiter], object],
     run: Callable[[memoryview, int], Operation[None]],
     buffer: memoryview,
@@ -28,14 +28,14 @@ def _refused(
     assert begin(buffer, 0, waiter) is None and waiter.pending == 0
     with pytest.raises(LocalProtocolError):
         next(run(buffer, 0))
-    assert disk.session.queue.busy == disk.session.queue.unsent == 0 and disk.session.error is None
+    assert session.queue.busy == session.queue.unsent == 0 and session.error is None
 
 
 @pytest.mark.parametrize("buffer", [STRIDED, WORDS, ROWS, READ_ONLY])
 def test_reads(buffer: memoryview) -> None:
     session, peer = linked()
     disk = disk_of(session)
-    _refused(disk, disk.begin_read, disk.read, buffer)
+    _refused(session, disk.begin_read, disk.read, buffer)
     peer.close()
 
 
@@ -43,5 +43,5 @@ def test_reads(buffer: memoryview) -> None:
 def test_writes(buffer: memoryview) -> None:
     session, peer = linked()
     disk = disk_of(session)
-    _refused(disk, disk.begin_write, disk.write, buffer)
+    _refused(session, disk.begin_write, disk.write, buffer)
     peer.close()

@@ -12,7 +12,7 @@ import trio.testing
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.drivers.tasks import GATHER_BESIDE, GATHER_COMMANDS, TrioDriver, TrioWaiter
-from iserblk.initiator.session.slots import TaskSlot
+from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.iscsi import bhs
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
@@ -60,6 +60,25 @@ def test_interrupt_gives_the_buffer_back_first() -> None:
 
     trio.run(main)
     assert seen[:2] == [bhs.SCSI_COMMAND, bhs.TASK_MANAGEMENT_REQUEST]
+
+
+def test_an_interrupt_does_not_end_an_operation_between_its_commands() -> None:
+    done: list[str] = []
+
+    def operation() -> Operation[int]:
+        signal.raise_signal(signal.SIGINT)
+        done.append("went on")
+        yield 0.001
+        pytest.fail("it is raised where the operation waits")
+
+    async def main() -> None:
+        session, peer = linked()
+        with pytest.raises(KeyboardInterrupt):
+            await TrioDriver(session).run_operation(operation())
+        peer.close()
+
+    trio.run(main)
+    assert done == ["went on"]
 
 
 @pytest.mark.parametrize("busy_poll_us", [0, 60_000_000])
