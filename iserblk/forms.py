@@ -39,6 +39,7 @@ MODULES = (
     "iserblk.initiator.session.session",
     "iserblk.initiator.session.slots",
     "iserblk.iscsi.bhs",
+    "iserblk.iscsi.serial",
     "iserblk.nbd.buffers",
     "iserblk.nbd.client",
     "iserblk.nbd.messages",

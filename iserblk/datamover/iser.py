@@ -12,28 +12,28 @@ control-type PDU, 28-byte form          private data in connection management
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iserblk.errors import RemoteProtocolError
 
-CONTROL = 0x10
-WSV = 0x08
-RSV = 0x04
-HELLO = 0x20
-HELLO_REPLY = 0x30
+CONTROL: Final = 0x10
+WSV: Final = 0x08
+RSV: Final = 0x04
+HELLO: Final = 0x20
+HELLO_REPLY: Final = 0x30
 
-HEADER_LENGTH = 28
-BHS_LENGTH = 48
-MINIMUM_LENGTH = HEADER_LENGTH + BHS_LENGTH
+HEADER_LENGTH: Final = 28
+BHS_LENGTH: Final = 48
+MINIMUM_LENGTH: Final = HEADER_LENGTH + BHS_LENGTH
 
-ZBVA_NOT_SUPPORTED = 0x80
-SEND_INVALIDATE_NOT_SUPPORTED = 0x40
+ZBVA_NOT_SUPPORTED: Final = 0x80
+SEND_INVALIDATE_NOT_SUPPORTED: Final = 0x40
 
 # ControlHeader for the hot path: flags, Write STag, Write Base, Read STag, Read Base.
-CONTROL_LAYOUT = struct.Struct(">BxxxIQIQ")
+CONTROL_LAYOUT: Final = struct.Struct(">BxxxIQIQ")
 # TotalAHSLength (top byte) and DataSegmentLength as one word (RFC 7143 section 11.2.1).
-LENGTHS = struct.Struct(">I")
-LENGTHS_OFFSET = HEADER_LENGTH + 4
+LENGTHS: Final = struct.Struct(">I")
+LENGTHS_OFFSET: Final = HEADER_LENGTH + 4
 
 
 class ControlHeader(NamedTuple):

@@ -9,6 +9,7 @@ Work requests are queued. ``flush`` posts all that one turn of the event loop ha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from iserblk.datamover.iser import (
     BHS_LENGTH,
@@ -35,7 +36,7 @@ from iserblk.rcap.seam import (
 
 # Work requests, of which two belong to a read, that leave while commands that came with theirs are
 # still carried out. With more the initiator would have nothing to do until all are.
-EARLY = 16
+EARLY: Final = 16
 
 
 class IserTarget:

@@ -19,16 +19,16 @@ front of the BHS. A slot is patched and reused, never rebuilt.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import RDMA_WRITE, HeaderSlot, WorkRequest
 
 # Where the payload of a slot travels.
-NO_DATA = 0
-INLINE = 1  # behind the BHS, in the control-type PDU: immediate data, text, ping data, sense
-READ = 2  # tagged, target to initiator
-WRITE = 3  # tagged, initiator to target
+NO_DATA: Final = 0
+INLINE: Final = 1  # behind the BHS, in the control-type PDU: immediate data, text, ping data, sense
+READ: Final = 2  # tagged, target to initiator
+WRITE: Final = 3  # tagged, initiator to target
 
 
 class PduSlot:

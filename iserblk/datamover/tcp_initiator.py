@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from struct import Struct
+from typing import Final
 
 from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
@@ -16,16 +17,16 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
-STATUS_FLAG = 0x01  # S bit of a Data-In: it carries the status
+STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
 
 # A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
-_DATA_IN = Struct(">4xI8xI16xII")
+_DATA_IN: Final = Struct(">4xI8xI16xII")
 # A Data-Out: opcode, flags, DataSegmentLength, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
-_DATA_OUT = Struct(">BBxxI8sII4xI4xII4x")
-_RESIDUAL_OFFSET = 44
-_STAT_SN_OFFSET = 24
-_WORD = Struct(">I")
-_CHECK_CONDITION = 0x02  # SAM-5; the session reads its sense data
+_DATA_OUT: Final = Struct(">BBxxI8sII4xI4xII4x")
+_RESIDUAL_OFFSET: Final = 44
+_STAT_SN_OFFSET: Final = 24
+_WORD: Final = Struct(">I")
+_CHECK_CONDITION: Final = 0x02  # SAM-5; the session reads its sense data
 
 
 class _Transfer:

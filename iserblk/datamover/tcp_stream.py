@@ -14,24 +14,24 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
-from typing import Protocol
+from typing import Final, Protocol
 
 from iserblk.crc import crc32c
 from iserblk.errors import ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs
 
-LOGIN_DATA = 8192  # data bytes of one PDU, until login has declared another length
-NOWHERE = memoryview(b"")  # returned by ``place``: drop the data, its task has ended
+LOGIN_DATA: Final = 8192  # data bytes of one PDU, until login has declared another length
+NOWHERE: Final = memoryview(b"")  # returned by ``place``: drop the data, its task has ended
 
-_DIGEST = struct.Struct("<I")
-_PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
-_LARGEST_HEADER = bhs.BHS_LENGTH + 255 * 4 + _DIGEST.size
-_READ_AHEAD = 65536  # bytes that are received before it is known where they belong
-_SHORT_AHEAD = 1024  # the same behind large data: its end and the next header
-_SCRATCH = 65536
-_MOST_BUFFERS = 256  # of one send
-_MOST_BYTES = 1 << 20
-_MOST_RECEIVED = 1 << 20  # by one call
+_DIGEST: Final = struct.Struct("<I")
+_PADS: Final = (b"", b"\0", b"\0\0", b"\0\0\0")
+_LARGEST_HEADER: Final = bhs.BHS_LENGTH + 255 * 4 + _DIGEST.size
+_READ_AHEAD: Final = 65536  # bytes that are received before it is known where they belong
+_SHORT_AHEAD: Final = 1024  # the same behind large data: its end and the next header
+_SCRATCH: Final = 65536
+_MOST_BUFFERS: Final = 256  # of one send
+_MOST_BYTES: Final = 1 << 20
+_MOST_RECEIVED: Final = 1 << 20  # by one call
 
 
 class ByteStream(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from typing import Final
 
 from iserblk.datamover.seam import SessionNumbers, TargetSlot, TargetUser
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, PduReceiver, PduSender
@@ -16,18 +17,18 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
-STATUS_FLAG = 0x01  # S bit of a Data-In: it carries the status
-_TTT_MASK = 0x7FFFFFFF  # never 0xFFFFFFFF, which means unsolicited data
+STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
+_TTT_MASK: Final = 0x7FFFFFFF  # never 0xFFFFFFFF, which means unsolicited data
 
 # A Data-In: opcode, flags, status, DataSegmentLength, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
 # Buffer Offset, residual count.
-_DATA_IN = Struct(">BBxBI8xIIIIIIII")
+_DATA_IN: Final = Struct(">BBxBI8xIIIIIIII")
 # Of a SCSI Response: StatSN, ExpCmdSN, MaxCmdSN, then ExpDataSN, and the residual count.
-_NUMBERS = Struct(">III")
-_NUMBERS_OFFSET = 24
-_EXP_DATA_SN_OFFSET = 36
-_RESIDUAL_OFFSET = 44
-_WORD = Struct(">I")
+_NUMBERS: Final = Struct(">III")
+_NUMBERS_OFFSET: Final = 24
+_EXP_DATA_SN_OFFSET: Final = 36
+_RESIDUAL_OFFSET: Final = 44
+_WORD: Final = Struct(">I")
 
 
 class _Task:

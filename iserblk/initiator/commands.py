@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from iserblk.datamover.seam import NO_DATA, READ, WRITE
 from iserblk.errors import (
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 
 P = TypeVar("P")
 
-FLAGS_NO_DATA = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
-FLAGS_READ = FLAGS_NO_DATA | bhs.FLAG_READ
-FLAGS_WRITE = FLAGS_NO_DATA | bhs.FLAG_WRITE
+FLAGS_NO_DATA: Final = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
+FLAGS_READ: Final = FLAGS_NO_DATA | bhs.FLAG_READ
+FLAGS_WRITE: Final = FLAGS_NO_DATA | bhs.FLAG_WRITE
 
-PARALLEL = 16  # commands that one work has in flight at most
-AGAIN_S = 0.02  # between two looks whether a connection to be replaced has ended
-ATTEMPTS = 10  # for unit attentions, aborted commands and their like, per command
+PARALLEL: Final = 16  # commands that one work has in flight at most
+AGAIN_S: Final = 0.02  # between two looks whether a connection to be replaced has ended
+ATTEMPTS: Final = 10  # for unit attentions, aborted commands and their like, per command
 BACK_OFF_S = 0.02  # first pause after BUSY; doubles
-MOST_BACK_OFF_S = 1.0
+MOST_BACK_OFF_S: Final = 1.0
 
 
 class PortRefused(ScsiError):

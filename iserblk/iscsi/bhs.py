@@ -14,65 +14,66 @@ Functions that end in ``_untrusted`` raise RemoteProtocolError, and nothing else
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from iserblk.errors import RemoteProtocolError
 
-BHS_LENGTH = 48
-OPCODE_MASK = 0x3F
-IMMEDIATE = 0x40
-NO_TAG = 0xFFFFFFFF
+BHS_LENGTH: Final = 48
+OPCODE_MASK: Final = 0x3F
+IMMEDIATE: Final = 0x40
+NO_TAG: Final = 0xFFFFFFFF
 
 # Initiator opcodes.
-NOP_OUT = 0x00
-SCSI_COMMAND = 0x01
-TASK_MANAGEMENT_REQUEST = 0x02
-LOGIN_REQUEST = 0x03
-TEXT_REQUEST = 0x04
-DATA_OUT = 0x05
-LOGOUT_REQUEST = 0x06
-SNACK_REQUEST = 0x10
+NOP_OUT: Final = 0x00
+SCSI_COMMAND: Final = 0x01
+TASK_MANAGEMENT_REQUEST: Final = 0x02
+LOGIN_REQUEST: Final = 0x03
+TEXT_REQUEST: Final = 0x04
+DATA_OUT: Final = 0x05
+LOGOUT_REQUEST: Final = 0x06
+SNACK_REQUEST: Final = 0x10
 # Target opcodes.
-NOP_IN = 0x20
-SCSI_RESPONSE = 0x21
-TASK_MANAGEMENT_RESPONSE = 0x22
-LOGIN_RESPONSE = 0x23
-TEXT_RESPONSE = 0x24
-DATA_IN = 0x25
-LOGOUT_RESPONSE = 0x26
-R2T = 0x31
-ASYNC_MESSAGE = 0x32
-REJECT = 0x3F
+NOP_IN: Final = 0x20
+SCSI_RESPONSE: Final = 0x21
+TASK_MANAGEMENT_RESPONSE: Final = 0x22
+LOGIN_RESPONSE: Final = 0x23
+TEXT_RESPONSE: Final = 0x24
+DATA_IN: Final = 0x25
+LOGOUT_RESPONSE: Final = 0x26
+R2T: Final = 0x31
+ASYNC_MESSAGE: Final = 0x32
+REJECT: Final = 0x3F
 
 # SCSI Command flags (11.3.1).
-FLAG_FINAL = 0x80
-FLAG_CONTINUE = 0x40  # Login and Text
-FLAG_READ = 0x40
-FLAG_WRITE = 0x20
-ATTR_SIMPLE = 0x01
+FLAG_FINAL: Final = 0x80
+FLAG_CONTINUE: Final = 0x40  # Login and Text
+FLAG_READ: Final = 0x40
+FLAG_WRITE: Final = 0x20
+ATTR_SIMPLE: Final = 0x01
 # SCSI Response flags (11.4.1).
-BIDI_OVERFLOW = 0x10
-BIDI_UNDERFLOW = 0x08
-RESIDUAL_OVERFLOW = 0x04
-RESIDUAL_UNDERFLOW = 0x02
-RESIDUAL_FLAGS = RESIDUAL_OVERFLOW | RESIDUAL_UNDERFLOW
+BIDI_OVERFLOW: Final = 0x10
+BIDI_UNDERFLOW: Final = 0x08
+RESIDUAL_OVERFLOW: Final = 0x04
+RESIDUAL_UNDERFLOW: Final = 0x02
+RESIDUAL_FLAGS: Final = RESIDUAL_OVERFLOW | RESIDUAL_UNDERFLOW
 
 # Single fields, to patch or read them alone.
-ITT_OFFSET = 16
-CMD_SN_OFFSET = 24
-CDB_OFFSET = 32
-ITT = struct.Struct(">I")
-CMD_SN_EXP_STAT_SN = struct.Struct(">II")
-LENGTHS = struct.Struct(">I")
-LENGTHS_OFFSET = 4
+ITT_OFFSET: Final = 16
+CMD_SN_OFFSET: Final = 24
+CDB_OFFSET: Final = 32
+ITT: Final = struct.Struct(">I")
+CMD_SN_EXP_STAT_SN: Final = struct.Struct(">II")
+LENGTHS: Final = struct.Struct(">I")
+LENGTHS_OFFSET: Final = 4
 
 # Layouts for the hot path. A SCSI Command: opcode, flags, TotalAHSLength (top byte) with
 # DataSegmentLength, LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB.
-SCSI_COMMAND_FIELDS = struct.Struct(">BBxxI8sIIII16s")
+SCSI_COMMAND_FIELDS: Final = struct.Struct(">BBxxI8sIIII16s")
 # A SCSI Response: opcode, flags, response, status, lengths, ITT, StatSN, ExpCmdSN, MaxCmdSN,
 # residual count.
-RESPONSE_HOT = struct.Struct(">BBBBI8xI4xIII8xI")
+RESPONSE_HOT: Final = struct.Struct(">BBBBI8xI4xIII8xI")
 # The same for writing, with SNACK Tag, ExpDataSN and the bidirectional residual count.
-SCSI_RESPONSE_FIELDS = struct.Struct(">BBBBI8xIIIIIIII")
+SCSI_RESPONSE_FIELDS: Final = struct.Struct(">BBBBI8xIIIIIIII")
 
 _ANY_BUFFER = bytes | bytearray | memoryview
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-MASK32 = 0xFFFFFFFF
-_HALF = 0x80000000
+from typing import Final
+
+MASK32: Final = 0xFFFFFFFF
+_HALF: Final = 0x80000000
 
 
 def serial_lt(a: int, b: int) -> bool:

@@ -22,7 +22,7 @@ import termios
 from array import array
 from collections.abc import Mapping
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -44,11 +44,11 @@ from iserblk.waiting.strands import Strands, park
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 15.0
-MANY = 8  # open requests, from which on the socket is looked at when answers come
-_MOST_BUFFERS = 1024  # of one system call (IOV_MAX)
-_STEP = 4096  # bytes of a handshake that are received at once
+MANY: Final = 8  # open requests, from which on the socket is looked at when answers come
+_MOST_BUFFERS: Final = 1024  # of one system call (IOV_MAX)
+_STEP: Final = 4096  # bytes of a handshake that are received at once
 _SCRATCH, _MOST_SCRATCHES = 64 << 10, 128
-_BUG = "internal error of the server"
+_BUG: Final = "internal error of the server"
 
 
 class Stream(Protocol):
@@ -592,4 +592,4 @@ class Client:
         self._transmission.discard()
 
 
-_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN)
+_GONE: Final = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN)

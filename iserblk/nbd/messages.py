@@ -10,27 +10,27 @@ from __future__ import annotations
 import errno
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iserblk.errors import IserblkError
 
 # --- handshake -----------------------------------------------------------------------------------
 
 # NBDMAGIC, IHAVEOPT, handshake flags (16 bits): the first that a server says.
-GREETING = struct.Struct(">8s8sH")
-MAGIC = b"NBDMAGIC"
-OPTION_MAGIC = b"IHAVEOPT"
-FIXED_NEWSTYLE = 1 << 0  # flags of both ends
-NO_ZEROES = 1 << 1
-CLIENT_FLAGS = struct.Struct(">I")
+GREETING: Final = struct.Struct(">8s8sH")
+MAGIC: Final = b"NBDMAGIC"
+OPTION_MAGIC: Final = b"IHAVEOPT"
+FIXED_NEWSTYLE: Final = 1 << 0  # flags of both ends
+NO_ZEROES: Final = 1 << 1
+CLIENT_FLAGS: Final = struct.Struct(">I")
 
-OPTION = struct.Struct(">8sII")  # IHAVEOPT, option, length of its data
-OPTION_REPLY = struct.Struct(">QIII")  # magic, option, type of the reply, length of its data
-OPTION_REPLY_MAGIC = 0x3E889045565A9
-EXPORT_NAME_REPLY = struct.Struct(">QH")  # size, transmission flags
-EXPORT_NAME_ZEROES = 124  # behind it, unless both ends have NO_ZEROES
+OPTION: Final = struct.Struct(">8sII")  # IHAVEOPT, option, length of its data
+OPTION_REPLY: Final = struct.Struct(">QIII")  # magic, option, type of the reply, length of its data
+OPTION_REPLY_MAGIC: Final = 0x3E889045565A9
+EXPORT_NAME_REPLY: Final = struct.Struct(">QH")  # size, transmission flags
+EXPORT_NAME_ZEROES: Final = 124  # behind it, unless both ends have NO_ZEROES
 
-MOST_STRING = 4096  # bytes of any string of the protocol
+MOST_STRING: Final = 4096  # bytes of any string of the protocol
 
 
 class Option(IntEnum):
@@ -46,81 +46,81 @@ class Option(IntEnum):
     EXTENDED_HEADERS = 11
 
 
-REP_ACK = 1
-REP_SERVER = 2
-REP_INFO = 3
-REP_META_CONTEXT = 4
-_ERROR = 1 << 31
-REP_ERR_UNSUP = _ERROR | 1
-REP_ERR_POLICY = _ERROR | 2
-REP_ERR_INVALID = _ERROR | 3
-REP_ERR_PLATFORM = _ERROR | 4
-REP_ERR_TLS_REQD = _ERROR | 5
-REP_ERR_UNKNOWN = _ERROR | 6
-REP_ERR_SHUTDOWN = _ERROR | 7
-REP_ERR_BLOCK_SIZE_REQD = _ERROR | 8
-REP_ERR_TOO_BIG = _ERROR | 9
-REP_ERR_EXT_HEADER_REQD = _ERROR | 10
+REP_ACK: Final = 1
+REP_SERVER: Final = 2
+REP_INFO: Final = 3
+REP_META_CONTEXT: Final = 4
+_ERROR: Final = 1 << 31
+REP_ERR_UNSUP: Final = _ERROR | 1
+REP_ERR_POLICY: Final = _ERROR | 2
+REP_ERR_INVALID: Final = _ERROR | 3
+REP_ERR_PLATFORM: Final = _ERROR | 4
+REP_ERR_TLS_REQD: Final = _ERROR | 5
+REP_ERR_UNKNOWN: Final = _ERROR | 6
+REP_ERR_SHUTDOWN: Final = _ERROR | 7
+REP_ERR_BLOCK_SIZE_REQD: Final = _ERROR | 8
+REP_ERR_TOO_BIG: Final = _ERROR | 9
+REP_ERR_EXT_HEADER_REQD: Final = _ERROR | 10
 
-INFO_EXPORT = 0
-INFO_NAME = 1
-INFO_DESCRIPTION = 2
-INFO_BLOCK_SIZE = 3
+INFO_EXPORT: Final = 0
+INFO_NAME: Final = 1
+INFO_DESCRIPTION: Final = 2
+INFO_BLOCK_SIZE: Final = 3
 INFO = struct.Struct(">H")  # its type, in front of each
-INFO_EXPORT_DATA = struct.Struct(">HQH")  # type, size, transmission flags
-INFO_BLOCK_SIZE_DATA = struct.Struct(">HIII")  # type; minimum, preferred, largest payload
+INFO_EXPORT_DATA: Final = struct.Struct(">HQH")  # type, size, transmission flags
+INFO_BLOCK_SIZE_DATA: Final = struct.Struct(">HIII")  # type; minimum, preferred, largest payload
 
-BASE_ALLOCATION = "base:allocation"
-BASE = "base:"
-ALLOCATION_ID = 1  # of base:allocation, as its context ID
+BASE_ALLOCATION: Final = "base:allocation"
+BASE: Final = "base:"
+ALLOCATION_ID: Final = 1  # of base:allocation, as its context ID
 
 # Transmission flags: what an export can do.
-HAS_FLAGS = 1 << 0
-READ_ONLY = 1 << 1
-SEND_FLUSH = 1 << 2
-SEND_FUA = 1 << 3
-ROTATIONAL = 1 << 4
-SEND_TRIM = 1 << 5
-SEND_WRITE_ZEROES = 1 << 6
-SEND_DF = 1 << 7
-CAN_MULTI_CONN = 1 << 8
-SEND_CACHE = 1 << 10
-SEND_FAST_ZERO = 1 << 11
-BLOCK_STATUS_PAYLOAD = 1 << 12
+HAS_FLAGS: Final = 1 << 0
+READ_ONLY: Final = 1 << 1
+SEND_FLUSH: Final = 1 << 2
+SEND_FUA: Final = 1 << 3
+ROTATIONAL: Final = 1 << 4
+SEND_TRIM: Final = 1 << 5
+SEND_WRITE_ZEROES: Final = 1 << 6
+SEND_DF: Final = 1 << 7
+CAN_MULTI_CONN: Final = 1 << 8
+SEND_CACHE: Final = 1 << 10
+SEND_FAST_ZERO: Final = 1 << 11
+BLOCK_STATUS_PAYLOAD: Final = 1 << 12
 
 # --- transmission --------------------------------------------------------------------------------
 
 # magic, flags, command, cookie, offset, length
-REQUEST = struct.Struct(">IHHQQI")
-REQUEST_MAGIC = 0x25609513
-EXTENDED_REQUEST = struct.Struct(">IHHQQQ")
-EXTENDED_REQUEST_MAGIC = 0x21E41C71
+REQUEST: Final = struct.Struct(">IHHQQI")
+REQUEST_MAGIC: Final = 0x25609513
+EXTENDED_REQUEST: Final = struct.Struct(">IHHQQQ")
+EXTENDED_REQUEST_MAGIC: Final = 0x21E41C71
 
-SIMPLE_REPLY = struct.Struct(">IIQ")  # magic, error, cookie
-SIMPLE_REPLY_MAGIC = 0x67446698
-CHUNK = struct.Struct(">IHHQI")  # magic, flags, type, cookie, length of the payload
-CHUNK_MAGIC = 0x668E33EF
-EXTENDED_CHUNK = struct.Struct(">IHHQQQ")  # magic, flags, type, cookie, offset of request, length
-EXTENDED_CHUNK_MAGIC = 0x6E8A278C
-DATA_CHUNK = struct.Struct(">IHHQIQ")  # a chunk of data: its header, and the offset of the data
-EXTENDED_DATA_CHUNK = struct.Struct(">IHHQQQQ")
-DATA_OFFSET = 8  # bytes of the payload of a chunk of data that are no data
+SIMPLE_REPLY: Final = struct.Struct(">IIQ")  # magic, error, cookie
+SIMPLE_REPLY_MAGIC: Final = 0x67446698
+CHUNK: Final = struct.Struct(">IHHQI")  # magic, flags, type, cookie, length of the payload
+CHUNK_MAGIC: Final = 0x668E33EF
+EXTENDED_CHUNK: Final = struct.Struct(">IHHQQQ")  # magic, flags, type, cookie, its offset, length
+EXTENDED_CHUNK_MAGIC: Final = 0x6E8A278C
+DATA_CHUNK: Final = struct.Struct(">IHHQIQ")  # a chunk of data: header, offset of the data
+EXTENDED_DATA_CHUNK: Final = struct.Struct(">IHHQQQQ")
+DATA_OFFSET: Final = 8  # bytes of the payload of a chunk of data that are no data
 
-READ = 0
-WRITE = 1
-DISC = 2
-FLUSH = 3
-TRIM = 4
-CACHE = 5
-WRITE_ZEROES = 6
-BLOCK_STATUS = 7
+READ: Final = 0
+WRITE: Final = 1
+DISC: Final = 2
+FLUSH: Final = 3
+TRIM: Final = 4
+CACHE: Final = 5
+WRITE_ZEROES: Final = 6
+BLOCK_STATUS: Final = 7
 
-FLAG_FUA = 1 << 0
-FLAG_NO_HOLE = 1 << 1
-FLAG_DF = 1 << 2
-FLAG_REQ_ONE = 1 << 3
-FLAG_FAST_ZERO = 1 << 4
-FLAG_PAYLOAD_LEN = 1 << 5  # extended headers: the length is that of the payload
+FLAG_FUA: Final = 1 << 0
+FLAG_NO_HOLE: Final = 1 << 1
+FLAG_DF: Final = 1 << 2
+FLAG_REQ_ONE: Final = 1 << 3
+FLAG_FAST_ZERO: Final = 1 << 4
+FLAG_PAYLOAD_LEN: Final = 1 << 5  # extended headers: the length is that of the payload
 
 # FUA is allowed with every command, and ignored where nothing is written.
 FLAGS: dict[int, int] = {
@@ -134,34 +134,34 @@ FLAGS: dict[int, int] = {
     BLOCK_STATUS: FLAG_FUA | FLAG_REQ_ONE,
 }
 
-REPLY_DONE = 1 << 0
-TYPE_NONE = 0
-TYPE_OFFSET_DATA = 1
-TYPE_BLOCK_STATUS = 5
-TYPE_BLOCK_STATUS_EXT = 6
-TYPE_ERROR = 1 << 15 | 1
-ERROR_DATA = struct.Struct(">IH")  # error, length of the text behind it
-CONTEXT_ID = struct.Struct(">I")
-EXTENT = struct.Struct(">II")  # length, flags of the context
-EXTENDED_CONTEXT = struct.Struct(">II")  # context ID, number of extents
-EXTENDED_EXTENT = struct.Struct(">QQ")
+REPLY_DONE: Final = 1 << 0
+TYPE_NONE: Final = 0
+TYPE_OFFSET_DATA: Final = 1
+TYPE_BLOCK_STATUS: Final = 5
+TYPE_BLOCK_STATUS_EXT: Final = 6
+TYPE_ERROR: Final = 1 << 15 | 1
+ERROR_DATA: Final = struct.Struct(">IH")  # error, length of the text behind it
+CONTEXT_ID: Final = struct.Struct(">I")
+EXTENT: Final = struct.Struct(">II")  # length, flags of the context
+EXTENDED_CONTEXT: Final = struct.Struct(">II")  # context ID, number of extents
+EXTENDED_EXTENT: Final = struct.Struct(">QQ")
 # The payload of a BLOCK_STATUS request with FLAG_PAYLOAD_LEN: length, then IDs of contexts.
-STATUS_PAYLOAD = struct.Struct(">Q")
+STATUS_PAYLOAD: Final = struct.Struct(">Q")
 
-MOST_PAYLOAD = 32 << 20  # bytes that clients may send or ask for without having asked the server
-PREFERRED = 4096
-MOST_EXTENTS = 1 << 12  # of one answer
+MOST_PAYLOAD: Final = 32 << 20  # bytes that clients may send or ask for without asking first
+PREFERRED: Final = 4096
+MOST_EXTENTS: Final = 1 << 12  # of one answer
 
-EPERM = 1
-EIO = 5
-ENOMEM = 12
-EINVAL = 22
-ENOSPC = 28
-EOVERFLOW = 75
-ENOTSUP = 95
-ESHUTDOWN = 108
+EPERM: Final = 1
+EIO: Final = 5
+ENOMEM: Final = 12
+EINVAL: Final = 22
+ENOSPC: Final = 28
+EOVERFLOW: Final = 75
+ENOTSUP: Final = 95
+ESHUTDOWN: Final = 108
 
-_ERRORS = {
+_ERRORS: Final = {
     errno.EPERM: EPERM,
     errno.EACCES: EPERM,
     errno.EROFS: EPERM,

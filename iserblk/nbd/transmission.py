@@ -22,7 +22,7 @@ What comes is untrusted: ``received`` and ``resume`` raise RemoteProtocolError a
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
 
 from iserblk.disk.seam import Extent
 from iserblk.errors import RemoteProtocolError
@@ -40,31 +40,31 @@ from iserblk.nbd.buffers import (
 )
 from iserblk.nbd.messages import Negotiated
 
-SMALL = 64 << 10  # bytes of a write's data that stays where it was received
-MOST_REQUESTS = 1024  # of a client, not answered
-LEAST_MOVED = 1 << 20  # bytes, from one call of ``hoards`` to the next
-_STEP = 4096  # bytes received behind the data of a large write: all of them are copied
-_ROOM = 8192  # with less room in a chunk the next one is taken
-_MOST_STATUS_PAYLOAD = 256  # bytes
-STATUS_COST = nbd.MOST_EXTENTS * nbd.EXTENDED_EXTENT.size  # bytes of a large answer
+SMALL: Final = 64 << 10  # bytes of a write's data that stays where it was received
+MOST_REQUESTS: Final = 1024  # of a client, not answered
+LEAST_MOVED: Final = 1 << 20  # bytes, from one call of ``hoards`` to the next
+_STEP: Final = 4096  # bytes received behind the data of a large write: all of them are copied
+_ROOM: Final = 8192  # with less room in a chunk the next one is taken
+_MOST_STATUS_PAYLOAD: Final = 256  # bytes
+STATUS_COST: Final = nbd.MOST_EXTENTS * nbd.EXTENDED_EXTENT.size  # bytes of a large answer
 
-_CHANGES = (nbd.WRITE, nbd.TRIM, nbd.WRITE_ZEROES)
+_CHANGES: Final = (nbd.WRITE, nbd.TRIM, nbd.WRITE_ZEROES)
 # Transmission flags without which a command, or a flag of it, is refused.
-_OFFERS = {
+_OFFERS: Final = {
     nbd.FLUSH: nbd.SEND_FLUSH,
     nbd.TRIM: nbd.SEND_TRIM,
     nbd.CACHE: nbd.SEND_CACHE,
     nbd.WRITE_ZEROES: nbd.SEND_WRITE_ZEROES,
 }
-_FLAG_OFFERS = (
+_FLAG_OFFERS: Final = (
     (nbd.FLAG_FUA, nbd.SEND_FUA),
     (nbd.FLAG_DF, nbd.SEND_DF),
     (nbd.FLAG_FAST_ZERO, nbd.SEND_FAST_ZERO),
 )
 
 # In place of a command that has data which it should not have.
-_NO_DATA = -1
-_NO_CONTEXT = -2
+_NO_DATA: Final = -1
+_NO_CONTEXT: Final = -2
 
 
 class Answered(Protocol):
@@ -121,7 +121,7 @@ class Request:
             self.owner.answered(self)
 
 
-_NOTHING = memoryview(b"")
+_NOTHING: Final = memoryview(b"")
 
 
 class Transmission:

@@ -14,20 +14,20 @@ Sources: RFC 5040, RFC 5041 (DDP/RDMAP semantics), RFC 7145 section 2.1 (terms).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 # Work request and completion opcodes; the Send family is RFC 5040's. Plain ints, compared by ==.
-SEND = 0
-SEND_INVALIDATE = 1
-SEND_SE = 2
-SEND_SE_INVALIDATE = 3
-RDMA_WRITE = 4
-RDMA_READ = 5
-RECEIVE = 6
+SEND: Final = 0
+SEND_INVALIDATE: Final = 1
+SEND_SE: Final = 2
+SEND_SE_INVALIDATE: Final = 3
+RDMA_WRITE: Final = 4
+RDMA_READ: Final = 5
+RECEIVE: Final = 6
 
 # Rights that ``advertise`` gives to the peer.
-REMOTE_READ = 1
-REMOTE_WRITE = 2
+REMOTE_READ: Final = 1
+REMOTE_WRITE: Final = 2
 
 
 class HeaderSlot:

@@ -17,19 +17,20 @@ from __future__ import annotations
 
 from collections import deque
 from threading import Lock
+from typing import Final
 
 from iserblk.errors import LocalProtocolError
 from iserblk.rcap.seam import REMOTE_WRITE
 
-KEY_BITS = 8
-KEY_MASK = 0xFF
-MAX_INDEX = (1 << 24) - 1
-FIRST_ENTRIES = 1024  # a freed index is used again only after all others of these that are free
+KEY_BITS: Final = 8
+KEY_MASK: Final = 0xFF
+MAX_INDEX: Final = (1 << 24) - 1
+FIRST_ENTRIES: Final = 1024  # a freed index is used again only after all free ones of these
 
-NOTHING = memoryview(b"")
+NOTHING: Final = memoryview(b"")
 
-FREE = 0
-ADVERTISED = 1
+FREE: Final = 0
+ADVERTISED: Final = 1
 
 
 class Region:

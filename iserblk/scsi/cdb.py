@@ -10,6 +10,7 @@ The parsers of the device server use the same layouts.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from iserblk.scsi import opcodes
 
@@ -17,23 +18,23 @@ from iserblk.scsi import opcodes
 from iserblk.scsi.lba import unmap_parameters as unmap_parameters  # noqa: PLC0414
 
 # Flags in byte 1.
-DPO = 0x10  # READ, WRITE, VERIFY, COMPARE AND WRITE
-FUA = 0x08  # READ, WRITE, COMPARE AND WRITE
-BYTCHK = 0x02  # VERIFY: compare with Data-Out
-UNMAP = 0x08  # WRITE SAME: may deallocate
-NDOB = 0x01  # WRITE SAME(16): no Data-Out buffer, zeroes
-SYNC_IMMED = 0x02  # SYNCHRONIZE CACHE, PRE-FETCH: answer before it is done
-EVPD = 0x01  # INQUIRY
-DBD = 0x08  # MODE SENSE: no block descriptors
-DESC = 0x01  # REQUEST SENSE: descriptor format
+DPO: Final = 0x10  # READ, WRITE, VERIFY, COMPARE AND WRITE
+FUA: Final = 0x08  # READ, WRITE, COMPARE AND WRITE
+BYTCHK: Final = 0x02  # VERIFY: compare with Data-Out
+UNMAP: Final = 0x08  # WRITE SAME: may deallocate
+NDOB: Final = 0x01  # WRITE SAME(16): no Data-Out buffer, zeroes
+SYNC_IMMED: Final = 0x02  # SYNCHRONIZE CACHE, PRE-FETCH: answer before it is done
+EVPD: Final = 0x01  # INQUIRY
+DBD: Final = 0x08  # MODE SENSE: no block descriptors
+DESC: Final = 0x01  # REQUEST SENSE: descriptor format
 
 # READ, WRITE and all CDBs of the same form: opcode, flags, LBA, group, blocks, control.
-RW6 = struct.Struct(">BBHBB")  # LBA: bits 4-0 of byte 1, then 16 bits; 0 blocks mean 256
-RW10 = struct.Struct(">BBIBHB")
-RW12 = struct.Struct(">BBIIBB")  # blocks before group
-RW16 = struct.Struct(">BBQIBB")  # blocks before group
+RW6: Final = struct.Struct(">BBHBB")  # LBA: bits 4-0 of byte 1, then 16 bits; 0 blocks mean 256
+RW10: Final = struct.Struct(">BBIBHB")
+RW12: Final = struct.Struct(">BBIIBB")  # blocks before group
+RW16: Final = struct.Struct(">BBQIBB")  # blocks before group
 
-_SLOT10 = struct.Struct(">BBIBHB6x")
+_SLOT10: Final = struct.Struct(">BBIBHB6x")
 _pack10 = _SLOT10.pack_into
 _pack16 = RW16.pack_into
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Protocol
+from typing import Final, Protocol
 
-WOULD_BLOCK = -1
+WOULD_BLOCK: Final = -1
 # SO_LINGER: close resets the connection, and unacknowledged bytes are not sent again.
-NO_LINGER = struct.pack("ii", 1, 0)
-SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+NO_LINGER: Final = struct.pack("ii", 1, 0)
+SEND_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Wire(Protocol):

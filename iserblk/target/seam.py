@@ -7,16 +7,16 @@ The connection (``iserblk.target.iscsi.connection``) moves data; the device serv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.ports import ONLY_PORT, TargetPort
 
-NO_DATA = 0
-DATA_IN = 1  # device to initiator
-DATA_OUT = 2  # initiator to device
+NO_DATA: Final = 0
+DATA_IN: Final = 1  # device to initiator
+DATA_OUT: Final = 2  # initiator to device
 
-GOOD = b""  # no sense data
+GOOD: Final = b""  # no sense data
 
 EndTasks = Callable[[int, Callable[[], None]], int]
 
@@ -47,7 +47,7 @@ class ScsiTask:
         self.transferred = 0
 
 
-ALL_PORTS = 0  # in place of a relative target port: the registration has ALL_TG_PT
+ALL_PORTS: Final = 0  # in place of a relative target port: the registration has ALL_TG_PT
 
 
 class NexusName(NamedTuple):

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iserblk.disk.durability.copies import CHUNK, Change, Chunk
 from iserblk.initiator.session.slots import NO_BYTES, QUEUED, TaskSlot, Waiter
@@ -34,8 +34,8 @@ try:
 except ImportError:
     from iserblk.disk.durability.copies import Copies
 
-_UNMAP = bytes([opcodes.UNMAP])
-SMALL = 128  # bytes that an entry without data counts as
+_UNMAP: Final = bytes([opcodes.UNMAP])
+SMALL: Final = 128  # bytes that an entry without data counts as
 
 
 class Entry(NamedTuple):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import threading
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iserblk.disk.durability.journal import Batches, Journal
 from iserblk.disk.ranges import RangeLock
@@ -35,7 +35,7 @@ from iserblk.scsi.sense import Sense
 
 log = logging.getLogger(__name__)
 
-_MODE_PARAMETERS_CHANGED = 0x2A01
+_MODE_PARAMETERS_CHANGED: Final = 0x2A01
 
 
 class Flushed(Enum):

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
 from iserblk.disk.durability.journal import Entry
 from iserblk.disk.durability.promise import Durability
@@ -27,7 +28,7 @@ from iserblk.scsi.cdb import Slot
 
 log = logging.getLogger(__name__)
 
-_UNMAP = bytes([opcodes.UNMAP])
+_UNMAP: Final = bytes([opcodes.UNMAP])
 
 PackWrite = Callable[[Slot, int, int, int], None]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from time import monotonic
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.durability.promise import Durability, Flushed
@@ -56,7 +56,7 @@ from iserblk.scsi.sense import MEDIUM_ERROR, Sense
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
-_ZEROES = memoryview(bytes(1 << 20))
+_ZEROES: Final = memoryview(bytes(1 << 20))
 
 Piece = tuple[int, memoryview]  # first block, whole blocks from there
 Ranges = Iterator[tuple[int, int]]  # (first block, blocks), ascending

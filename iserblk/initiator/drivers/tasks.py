@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -29,14 +29,14 @@ from iserblk.waiting.interrupts import uninterrupted
 from iserblk.waiting.strands import Strand, elsewhere, park
 
 T = TypeVar("T")
-AT_ONCE = 8  # batches of answers for strands, before trio runs anything else
-GATHER_FROM = 4  # commands under way, from which number on others are gathered
-GATHER_DECAY = 0.97  # of the recent number of commands under way, per command
-GATHER_QUIET = 3  # turns of the loop without another command, after which they are sent
-GATHER_BESIDE = (
+AT_ONCE: Final = 8  # batches of answers for strands, before trio runs anything else
+GATHER_FROM: Final = 4  # commands under way, from which number on others are gathered
+GATHER_DECAY: Final = 0.97  # of the recent number of commands under way, per command
+GATHER_QUIET: Final = 3  # turns of the loop without another command, after which they are sent
+GATHER_BESIDE: Final = (
     8  # commands under way beside those of a ``hold``, from which on it waits for others
 )
-GATHER_COMMANDS = 8  # at most, that are sent at once
+GATHER_COMMANDS: Final = 8  # at most, that are sent at once
 
 
 class TrioWaiter:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from time import monotonic
+from typing import Final
 
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import CommandTimeout, ScsiError
@@ -28,10 +29,10 @@ from iserblk.scsi import status as sam
 log = logging.getLogger(__name__)
 
 STEP_S = 5.0  # how long the target may take over one task management function
-OVERTAKEN_S = 2.0  # how much later a response may come than the answer "no such task"
-LATE_S = 1.0  # for a new command when the connection is gone for longer than io-timeout
-IDLE_S = 10.0  # silence after which the target is asked for a sign of life
-SPARE_CONTROLS = 4  # control slots that aborts leave free, for pings, resets and logout
+OVERTAKEN_S: Final = 2.0  # how much later a response may come than the answer "no such task"
+LATE_S: Final = 1.0  # for a new command when the connection is gone for longer than io-timeout
+IDLE_S: Final = 10.0  # silence after which the target is asked for a sign of life
+SPARE_CONTROLS: Final = 4  # control slots that aborts leave free, for pings, resets and logout
 
 
 class _Step:

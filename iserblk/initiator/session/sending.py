@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
 from iserblk.datamover.seam import INLINE, NO_DATA, WRITE, InitiatorDatamover
 from iserblk.errors import Busy, IserblkError, RemoteProtocolError, TransportError
@@ -36,9 +37,9 @@ from iserblk.iscsi.serial import serial_lt
 
 log = logging.getLogger(__name__)
 
-CONTROL_SLOTS = 16  # for NOP, task management and logout: enough for a ladder on several tasks
-_STEP = 1 << INDEX_BITS
-NO_ANSWER = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
+CONTROL_SLOTS: Final = 16  # for NOP, task management, logout: enough for a ladder on several tasks
+_STEP: Final = 1 << INDEX_BITS
+NO_ANSWER: Final = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
 
 
 class SendQueue:

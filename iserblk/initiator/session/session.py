@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from time import monotonic
+from typing import Final
 
 from iserblk.datamover.seam import InitiatorDatamover
 from iserblk.errors import (
@@ -44,7 +45,7 @@ from iserblk.scsi import status as sam
 
 log = logging.getLogger(__name__)
 
-UNEXPECTED = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
+UNEXPECTED: Final = 32  # receives for PDUs that answer nothing: NOP-In, Async Message, Reject
 
 
 class Parting:

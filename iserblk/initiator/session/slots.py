@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from iserblk.datamover.seam import NO_DATA, PduSlot
 
-NO_BYTES = memoryview(b"")
+NO_BYTES: Final = memoryview(b"")
 
 T = TypeVar("T")
 
 # States of a slot.
-FREE = 0  # in the session's list
-TAKEN = 1  # its caller fills it in, or reads the result
-QUEUED = 2  # submitted, and waits for the command window, memory or a connection
-SENT = 3  # in flight at the target
-ABORTING = 4  # in flight, and an ABORT TASK for it as well
+FREE: Final = 0  # in the session's list
+TAKEN: Final = 1  # its caller fills it in, or reads the result
+QUEUED: Final = 2  # submitted, and waits for the command window, memory or a connection
+SENT: Final = 3  # in flight at the target
+ABORTING: Final = 4  # in flight, and an ABORT TASK for it as well
 
 # Initiator Task Tag: slot index in the low bits, a generation above it, so that an answer to a
 # task that has ended is not taken for an answer to the next task of its slot. Bit 31 stays 0:
 # never 0xFFFFFFFF.
-INDEX_BITS = 12
-INDEX_MASK = (1 << INDEX_BITS) - 1
-ITT_MASK = 0x7FFFFFFF
+INDEX_BITS: Final = 12
+INDEX_MASK: Final = (1 << INDEX_BITS) - 1
+ITT_MASK: Final = 0x7FFFFFFF
 
 
 class Waiter(Protocol):
@@ -51,7 +51,7 @@ class _Nobody:
         pass
 
 
-NOBODY = _Nobody()
+NOBODY: Final = _Nobody()
 
 
 class TaskSlot(PduSlot):

@@ -6,6 +6,8 @@ segment breaks, or None. A Fault is a text and the (layer, error type, error cod
 
 from __future__ import annotations
 
+from typing import Final
+
 from iserblk.errors import RemoteProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, rdmap
@@ -14,7 +16,7 @@ from iserblk.rcap.stags import Region
 
 Fault = tuple[str, tuple[int, int, int]]
 
-_LAYERS = ("RDMAP", "DDP", "MPA")
+_LAYERS: Final = ("RDMAP", "DDP", "MPA")
 
 TOO_SHORT: Fault = ("a ULPDU that is shorter than its header", ddp.MPA_LENGTH)
 BAD_CRC: Fault = ("the CRC of an FPDU is wrong", ddp.MPA_CRC)

@@ -16,50 +16,50 @@ one 16-bit ``control``, whose lower half is RDMAP's.
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iserblk.crc import crc32c
 
-TAGGED = 0x8000
-LAST = 0x4000
-VERSION_MASK = 0x0300
-VERSION = 0x0100
+TAGGED: Final = 0x8000
+LAST: Final = 0x4000
+VERSION_MASK: Final = 0x0300
+VERSION: Final = 0x0100
 
-TAGGED_HEADER = Struct(">HHIQ")  # ULPDU_Length, control, STag, TO
-UNTAGGED_HEADER = Struct(">HHIIII")  # ULPDU_Length, control, Invalidate STag, QN, MSN, MO
-UNTAGGED_REST = Struct(">IIII")  # the last four, from byte 4 of the FPDU on
-LENGTH = Struct(">H")
-CRC = Struct("<I")
+TAGGED_HEADER: Final = Struct(">HHIQ")  # ULPDU_Length, control, STag, TO
+UNTAGGED_HEADER: Final = Struct(">HHIIII")  # ULPDU_Length, control, Invalidate STag, QN, MSN, MO
+UNTAGGED_REST: Final = Struct(">IIII")  # the last four, from byte 4 of the FPDU on
+LENGTH: Final = Struct(">H")
+CRC: Final = Struct("<I")
 
-TAGGED_SIZE = 16
-UNTAGGED_SIZE = 20
-LENGTH_SIZE = 2
-CRC_SIZE = 4
-MAX_ULPDU = 65535
-MAX_FPDU = 65544
-MAX_TO = (1 << 64) - 1
-MASK32 = 0xFFFFFFFF
+TAGGED_SIZE: Final = 16
+UNTAGGED_SIZE: Final = 20
+LENGTH_SIZE: Final = 2
+CRC_SIZE: Final = 4
+MAX_ULPDU: Final = 65535
+MAX_FPDU: Final = 65544
+MAX_TO: Final = (1 << 64) - 1
+MASK32: Final = 0xFFFFFFFF
 
-QN_SEND = 0
-QN_READ_REQUEST = 1
-QN_TERMINATE = 2
+QN_SEND: Final = 0
+QN_READ_REQUEST: Final = 1
+QN_TERMINATE: Final = 2
 
 # Terminate codes of the layers below RDMAP, as (layer, error type, error code).
-INVALID_STAG = (1, 1, 0)
-BASE_OR_BOUNDS = (1, 1, 1)
-TO_WRAP = (1, 1, 3)
-TAGGED_VERSION = (1, 1, 4)
-INVALID_QN = (1, 2, 1)
-NO_BUFFER = (1, 2, 2)
-MSN_RANGE = (1, 2, 3)
-INVALID_MO = (1, 2, 4)
-MESSAGE_TOO_LONG = (1, 2, 5)
-UNTAGGED_VERSION = (1, 2, 6)
-MPA_CRC = (2, 0, 2)
-MPA_LENGTH = (2, 0, 3)
-MPA_LOCAL = (2, 0, 5)
-MPA_IRD = (2, 0, 6)
-MPA_RTR = (2, 0, 7)
+INVALID_STAG: Final = (1, 1, 0)
+BASE_OR_BOUNDS: Final = (1, 1, 1)
+TO_WRAP: Final = (1, 1, 3)
+TAGGED_VERSION: Final = (1, 1, 4)
+INVALID_QN: Final = (1, 2, 1)
+NO_BUFFER: Final = (1, 2, 2)
+MSN_RANGE: Final = (1, 2, 3)
+INVALID_MO: Final = (1, 2, 4)
+MESSAGE_TOO_LONG: Final = (1, 2, 5)
+UNTAGGED_VERSION: Final = (1, 2, 6)
+MPA_CRC: Final = (2, 0, 2)
+MPA_LENGTH: Final = (2, 0, 3)
+MPA_LOCAL: Final = (2, 0, 5)
+MPA_IRD: Final = (2, 0, 6)
+MPA_RTR: Final = (2, 0, 7)
 
 
 class TaggedHeader(NamedTuple):

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
+from typing import Final
 
 from iserblk.crc import crc32c
 from iserblk.rcap.iwarp import ddp
 
-INTERVAL = 512
-MARKER = Struct(">HH")
-MARKER_SIZE = 4
+INTERVAL: Final = 512
+MARKER: Final = Struct(">HH")
+MARKER_SIZE: Final = 4
 
 
 class MarkerFramer:

@@ -20,41 +20,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Final
 
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.rcap.iwarp import ddp, rdmap
 from iserblk.rcap.iwarp.markers import MarkerFramer
 
-REQUEST_KEY = b"MPA ID Req Frame"
-REPLY_KEY = b"MPA ID Rep Frame"
-HEADER = Struct(">16sBBH")
-HEADER_SIZE = 20
-ENHANCED = Struct(">HH")
-ENHANCED_SIZE = 4
-MAX_PRIVATE_DATA = 512
+REQUEST_KEY: Final = b"MPA ID Req Frame"
+REPLY_KEY: Final = b"MPA ID Rep Frame"
+HEADER: Final = Struct(">16sBBH")
+HEADER_SIZE: Final = 20
+ENHANCED: Final = Struct(">HH")
+ENHANCED_SIZE: Final = 4
+MAX_PRIVATE_DATA: Final = 512
 
-MARKERS = 0x80
-CRC = 0x40
-REJECT = 0x20
-ENHANCED_CONNECTION = 0x10
+MARKERS: Final = 0x80
+CRC: Final = 0x40
+REJECT: Final = 0x20
+ENHANCED_CONNECTION: Final = 0x10
 
-PEER_TO_PEER = 0x8000  # with the IRD
-RTR_SEND_FLAG = 0x4000  # with the IRD
-RTR_WRITE_FLAG = 0x8000  # with the ORD
-RTR_READ_FLAG = 0x4000  # with the ORD
-DEPTH_MASK = 0x3FFF
-NOT_NEGOTIATED = 0x3FFF
+PEER_TO_PEER: Final = 0x8000  # with the IRD
+RTR_SEND_FLAG: Final = 0x4000  # with the IRD
+RTR_WRITE_FLAG: Final = 0x8000  # with the ORD
+RTR_READ_FLAG: Final = 0x4000  # with the ORD
+DEPTH_MASK: Final = 0x3FFF
+NOT_NEGOTIATED: Final = 0x3FFF
 
 # Ready To Receive: kinds of the first frame in peer-to-peer mode, a bit set.
-RTR_NONE = 0
-RTR_SEND = 1
-RTR_WRITE = 2
-RTR_READ = 4
-RTR_ALL = RTR_SEND | RTR_WRITE | RTR_READ
+RTR_NONE: Final = 0
+RTR_SEND: Final = 1
+RTR_WRITE: Final = 2
+RTR_READ: Final = 4
+RTR_ALL: Final = RTR_SEND | RTR_WRITE | RTR_READ
 
-DEFAULT_DEPTH = 64
+DEFAULT_DEPTH: Final = 64
 # The RDMA Reads that we send at a time when the peer declares no IRD; RFC 5044 has no field for it.
-UNDECLARED_ORD = 1
+UNDECLARED_ORD: Final = 1
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import socket
 from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Lock
+from typing import Final
 
 from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
 from iserblk.rcap import seam
@@ -29,13 +30,13 @@ from iserblk.rcap.iwarp.transmit import SendCore, SlotFrame
 from iserblk.rcap.stags import StagTable
 from iserblk.sockets.wire import NO_LINGER, WOULD_BLOCK, wire
 
-DEFAULT_RECEIVE_SIZE = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
-MAX_EMSS = 65483  # of loopback; FPDUs with CRC never need more
+DEFAULT_RECEIVE_SIZE: Final = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
+MAX_EMSS: Final = 65483  # of loopback; FPDUs with CRC never need more
 # One call of ``progress`` reads this many times at most, and again only after a large read.
-READ_ROUNDS = 16
-LARGE_READ = 16 * 1024
-EMSS_PERIOD = 65536  # bytes sent after which TCP's segment size is looked up again
-DRAIN_BYTES = 1024 * 1024  # read and discarded at close, so that TCP sends no reset
+READ_ROUNDS: Final = 16
+LARGE_READ: Final = 16 * 1024
+EMSS_PERIOD: Final = 65536  # bytes sent after which TCP's segment size is looked up again
+DRAIN_BYTES: Final = 1024 * 1024  # read and discarded at close, so that TCP sends no reset
 
 
 class IwarpQueuePair:

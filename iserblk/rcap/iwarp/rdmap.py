@@ -9,39 +9,39 @@ Terminate       layer, etype (4 bits each) 1 | code 1 | HdrCt 0xe0 1 | reserved 
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iserblk.errors import RemoteProtocolError
 
-WRITE = 0
-READ_REQUEST = 1
-READ_RESPONSE = 2
-SEND = 3
-SEND_INVALIDATE = 4
-SEND_SE = 5
-SEND_SE_INVALIDATE = 6
-TERMINATE = 7
+WRITE: Final = 0
+READ_REQUEST: Final = 1
+READ_RESPONSE: Final = 2
+SEND: Final = 3
+SEND_INVALIDATE: Final = 4
+SEND_SE: Final = 5
+SEND_SE_INVALIDATE: Final = 6
+TERMINATE: Final = 7
 
-VERSION_MASK = 0xC0
-VERSION = 0x40
-OPCODE_MASK = 0x0F
+VERSION_MASK: Final = 0xC0
+VERSION: Final = 0x40
+OPCODE_MASK: Final = 0x0F
 
-READ_REQUEST_HEADER = Struct(">IQIIQ")
-READ_REQUEST_SIZE = 28
+READ_REQUEST_HEADER: Final = Struct(">IQIIQ")
+READ_REQUEST_SIZE: Final = 28
 
 # Terminate codes of RDMAP itself, as (layer, error type, error code).
-INVALID_STAG = (0, 1, 0)
-BASE_OR_BOUNDS = (0, 1, 1)
-ACCESS_RIGHTS = (0, 1, 2)
-TO_WRAP = (0, 1, 4)
-CANNOT_INVALIDATE = (0, 1, 9)
-INVALID_VERSION = (0, 2, 5)
-UNEXPECTED_OPCODE = (0, 2, 6)
+INVALID_STAG: Final = (0, 1, 0)
+BASE_OR_BOUNDS: Final = (0, 1, 1)
+ACCESS_RIGHTS: Final = (0, 1, 2)
+TO_WRAP: Final = (0, 1, 4)
+CANNOT_INVALIDATE: Final = (0, 1, 9)
+INVALID_VERSION: Final = (0, 2, 5)
+UNEXPECTED_OPCODE: Final = (0, 2, 6)
 
 # HdrCt of RFC 5040, in the third byte; siw (a bit field on little-endian) has 0x01, 0x02, 0x04.
-HDRCT_LENGTH = 0x80
-HDRCT_DDP = 0x40
-HDRCT_RDMAP = 0x20
+HDRCT_LENGTH: Final = 0x80
+HDRCT_DDP: Final = 0x40
+HDRCT_RDMAP: Final = 0x20
 
 _WORDS: dict[tuple[int, int, int], str] = {
     (0, 1, 0): "invalid STag",
@@ -76,7 +76,7 @@ _WORDS: dict[tuple[int, int, int], str] = {
     (2, 0, 6): "insufficient IRD",
     (2, 0, 7): "no matching RTR option",
 }
-_LAYERS = {0: "RDMAP", 1: "DDP", 2: "MPA"}
+_LAYERS: Final = {0: "RDMAP", 1: "DDP", 2: "MPA"}
 
 
 def terminate_words(layer: int, etype: int, code: int) -> str:

@@ -7,10 +7,12 @@ request, and the receive side pops it. With ``ReadResponse`` it is the other way
 
 from __future__ import annotations
 
+from typing import Final
+
 from iserblk.rcap.stags import NOTHING, Region
 
 # Token of the request that is the RTR indication of RFC 6581: the caller sees no completion of it.
-RTR_TOKEN = object()
+RTR_TOKEN: Final = object()
 
 
 class ReadResponse:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Final
 
 from iserblk.crc import crc32c
 from iserblk.errors import RemoteProtocolError
@@ -25,18 +26,18 @@ from iserblk.rcap.iwarp import checks, ddp, mpa, rdmap
 from iserblk.rcap.iwarp.reads import RTR_TOKEN, OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region, StagTable
 
-STAGING_SIZE = 512 * 1024
-MIN_ROOM = 128 * 1024  # with less room behind the staged bytes, these move to the front
-DIRECT_MIN = 16 * 1024  # a shorter rest is cheaper to copy than to receive separately
+STAGING_SIZE: Final = 512 * 1024
+MIN_ROOM: Final = 128 * 1024  # with less room behind the staged bytes, these move to the front
+DIRECT_MIN: Final = 16 * 1024  # a shorter rest is cheaper to copy than to receive separately
 
 # Control words of the segments that make up nearly all traffic, compared as a whole.
-_WRITE_LAST = ddp.TAGGED | ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.WRITE
-_LAST = ddp.LAST
-_SEND_LAST = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.SEND
-_SEND_SE_INVALIDATE_LAST = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.SEND_SE_INVALIDATE
+_WRITE_LAST: Final = ddp.TAGGED | ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.WRITE
+_LAST: Final = ddp.LAST
+_SEND_LAST: Final = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.SEND
+_SEND_SE_INVALIDATE_LAST: Final = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.SEND_SE_INVALIDATE
 
-_TAGGED_ULPDU = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
-_UNTAGGED_ULPDU = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
+_TAGGED_ULPDU: Final = ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
+_UNTAGGED_ULPDU: Final = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
 
 
 class ReceiveCore:

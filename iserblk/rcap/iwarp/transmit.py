@@ -25,6 +25,7 @@ whole messages of ours; they never wait for the requests that wait.
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from iserblk.crc import crc32c
 from iserblk.errors import LocalProtocolError
@@ -35,17 +36,17 @@ from iserblk.rcap.iwarp.reads import OutstandingRead, ReadResponse
 from iserblk.rcap.stags import NOTHING, Region
 
 # Bytes and buffers of one batch (IOV_MAX is 1024; a frame is up to four buffers).
-BATCH_BYTES = 1 << 20
-BATCH_BUFFERS = 1000
-BATCH_LOW = 1 << 19  # with fewer bytes left in a batch than these, it is filled up
+BATCH_BYTES: Final = 1 << 20
+BATCH_BUFFERS: Final = 1000
+BATCH_LOW: Final = 1 << 19  # with fewer bytes left in a batch than these, it is filled up
 
-_PADS = (b"", b"\0", b"\0\0", b"\0\0\0")
-_NO_CRC = tuple(pad + bytes(ddp.CRC_SIZE) for pad in _PADS)
+_PADS: Final = (b"", b"\0", b"\0\0", b"\0\0\0")
+_NO_CRC: Final = tuple(pad + bytes(ddp.CRC_SIZE) for pad in _PADS)
 
-_TAGGED_CONTROL = ddp.TAGGED | ddp.VERSION | rdmap.VERSION
-_SEND_CONTROL = ddp.VERSION | rdmap.VERSION | rdmap.SEND
-_READ_CONTROL = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.READ_REQUEST
-_READ_ULPDU = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE + rdmap.READ_REQUEST_SIZE
+_TAGGED_CONTROL: Final = ddp.TAGGED | ddp.VERSION | rdmap.VERSION
+_SEND_CONTROL: Final = ddp.VERSION | rdmap.VERSION | rdmap.SEND
+_READ_CONTROL: Final = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.READ_REQUEST
+_READ_ULPDU: Final = ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE + rdmap.READ_REQUEST_SIZE
 
 Buffer = bytes | memoryview
 

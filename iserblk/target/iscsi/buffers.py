@@ -6,15 +6,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import addressof, c_ubyte
 from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Final
 
-_SMALLEST = 12  # 4 KiB (2^12): the most frequent size of requests
-_LARGE = 20  # 1 MiB
-_HUGE_PAGE = 1 << 21
-_KEPT_BYTES = 16 << 20  # of free buffers
+_SMALLEST: Final = 12  # 4 KiB (2^12): the most frequent size of requests
+_LARGE: Final = 20  # 1 MiB
+_HUGE_PAGE: Final = 1 << 21
+_KEPT_BYTES: Final = 16 << 20  # of free buffers
 
 
 GUARANTEED = 2 << 20  # bytes that each connection may have whatever the others have
-TOTAL = 1 << 30  # bytes of all connections together
+TOTAL: Final = 1 << 30  # bytes of all connections together
 
 
 class DataBudget:

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from iserblk.datamover.seam import PduSlot, TargetDatamover
 from iserblk.errors import RemoteProtocolError, TransportError
@@ -37,16 +38,16 @@ from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
 
 log = logging.getLogger(__name__)
 
-QUEUE_DEPTH = 128  # commands that an initiator may have outstanding
-UNEXPECTED = 32  # immediate PDUs in addition to these
-LOGIN_SLOTS = 4
-CONTROL_SLOTS = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
-CONTROL_INLINE = 8192
-SENSE_INLINE = 256
+QUEUE_DEPTH: Final = 128  # commands that an initiator may have outstanding
+UNEXPECTED: Final = 32  # immediate PDUs in addition to these
+LOGIN_SLOTS: Final = 4
+CONTROL_SLOTS: Final = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
+CONTROL_INLINE: Final = 8192
+SENSE_INLINE: Final = 256
 # A LUN has one task set for all sessions (TST 0 in the Control mode page).
-_OF_ALL_SESSIONS = (pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
-_OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, *_OF_ALL_SESSIONS)
-_AT_ANY_TIME = ("MaxRecvDataSegmentLength", "InitiatorAlias")
+_OF_ALL_SESSIONS: Final = (pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
+_OF_A_LUN: Final = (pdu.TMF_ABORT_TASK_SET, *_OF_ALL_SESSIONS)
+_AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
 

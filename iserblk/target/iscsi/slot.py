@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from iserblk.datamover.seam import TargetSlot
 from iserblk.errors import RemoteProtocolError
@@ -11,14 +12,14 @@ from iserblk.iscsi.serial import serial_lt
 from iserblk.target.seam import ScsiTask
 
 # What a task is doing.
-IDLE = 0
-DEFERRED = 1  # waits for buffer space, or for the old session that its session reinstates
-FETCHING = 2  # get_data is under way
-RUNNING = 3  # in a thread
-ENDED = 4  # response queued
-UNSOLICITED = 5  # unsolicited data is on its way
+IDLE: Final = 0
+DEFERRED: Final = 1  # waits for buffer space, or for the old session that its session reinstates
+FETCHING: Final = 2  # get_data is under way
+RUNNING: Final = 3  # in a thread
+ENDED: Final = 4  # response queued
+UNSOLICITED: Final = 5  # unsolicited data is on its way
 
-_MASK = 0xFFFFFFFF
+_MASK: Final = 0xFFFFFFFF
 
 
 class TargetTask(TargetSlot):

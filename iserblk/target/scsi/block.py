@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from typing import Final
 
 from iserblk.scsi import capacity, opcodes, sense
 from iserblk.scsi.cdb import BYTCHK, FUA, RW6, RW10, RW12, RW16
@@ -20,12 +21,12 @@ log = logging.getLogger(__name__)
 
 _unpack10 = RW10.unpack_from
 _unpack16 = RW16.unpack_from
-_BYTCHK_FIELD = 0x06
-_VERIFY_STEP = 1 << 20  # bytes read at once
+_BYTCHK_FIELD: Final = 0x06
+_VERIFY_STEP: Final = 1 << 20  # bytes read at once
 
 
 # The byte of the CDB where the transfer length begins, by command group (opcode bits 7-5).
-_LENGTH_FIELD = {0: 4, 1: 7, 4: 10, 5: 6}
+_LENGTH_FIELD: Final = {0: 4, 1: 7, 4: 10, 5: 6}
 
 
 def out_of_range() -> CheckCondition:
@@ -125,7 +126,7 @@ def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
 
 
 # For these the length of Data-Out must be that of the CDB: a part of it would mean something else.
-_EXACT = (opcodes.COMPARE_AND_WRITE, opcodes.WRITE_SAME_10, opcodes.WRITE_SAME_16)
+_EXACT: Final = (opcodes.COMPARE_AND_WRITE, opcodes.WRITE_SAME_10, opcodes.WRITE_SAME_16)
 
 
 def fit(task: DeviceTask, length: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iserblk.scsi import opcodes as op
 from iserblk.scsi import reservations as pr
@@ -21,11 +21,16 @@ from iserblk.target.scsi.unit import LogicalUnit
 
 Begin = Callable[[DeviceTask, LogicalUnit], None]
 
-_ACTION_MASK = 0x1F
-_WITH_ACTIONS = op.WITH_ACTIONS
-_RESERVE = (op.PERSISTENT_RESERVE_IN, op.PERSISTENT_RESERVE_OUT)
-_IN_ACTIONS = (pr.READ_KEYS, pr.READ_RESERVATION, pr.REPORT_CAPABILITIES, pr.READ_FULL_STATUS)
-_OUT_ACTIONS = (
+_ACTION_MASK: Final = 0x1F
+_WITH_ACTIONS: Final = op.WITH_ACTIONS
+_RESERVE: Final = (op.PERSISTENT_RESERVE_IN, op.PERSISTENT_RESERVE_OUT)
+_IN_ACTIONS: Final = (
+    pr.READ_KEYS,
+    pr.READ_RESERVATION,
+    pr.REPORT_CAPABILITIES,
+    pr.READ_FULL_STATUS,
+)
+_OUT_ACTIONS: Final = (
     pr.REGISTER,
     pr.RESERVE,
     pr.RELEASE,
@@ -63,7 +68,7 @@ def _report_supported(task: DeviceTask, unit: LogicalUnit) -> None:
     report_supported_operation_codes(task)
 
 
-_LIST = (
+_LIST: Final = (
     _command("00 00 00 00 00 00", primary.begin_nothing, FREE),
     _command("03 01 00 00 ff 00", None, FREE),
     _command("08 1f ff ff ff 00", block.begin_read6, READS),
@@ -121,7 +126,7 @@ _LIST = (
 )
 
 # Opcode → command; for opcodes with service actions: opcode << 8 | service action → command.
-COMMANDS = {
+COMMANDS: Final = {
     each.usage[0] if each.action is None else each.usage[0] << 8 | each.action: each
     for each in _LIST
 }
@@ -149,20 +154,20 @@ def check_fields(command: Command, cdb: bytes) -> None:
 
 # -- REPORT SUPPORTED OPERATION CODES --------------------------------------------------------------
 
-_RCTD = 0x80
-_OPTIONS = 0x07
-_ALL_COMMANDS = 0
-_ONE_OPCODE = 1
-_ONE_ACTION = 2
-_EITHER = 3
-_CTDP = 0x80  # in the answer about a single command
-_SUPPORTED = 3
-_NOT_SUPPORTED = 1
-_DESCRIPTOR = struct.Struct(">BxHxBH")
-_SERVACTV = 0x01
-_CTDP_ALL = 0x02
+_RCTD: Final = 0x80
+_OPTIONS: Final = 0x07
+_ALL_COMMANDS: Final = 0
+_ONE_OPCODE: Final = 1
+_ONE_ACTION: Final = 2
+_EITHER: Final = 3
+_CTDP: Final = 0x80  # in the answer about a single command
+_SUPPORTED: Final = 3
+_NOT_SUPPORTED: Final = 1
+_DESCRIPTOR: Final = struct.Struct(">BxHxBH")
+_SERVACTV: Final = 0x01
+_CTDP_ALL: Final = 0x02
 # Command timeouts descriptor: its length, then zeroes: no timeouts are given.
-_TIMEOUTS = struct.pack(">H10x", 10)
+_TIMEOUTS: Final = struct.pack(">H10x", 10)
 
 
 def report_supported_operation_codes(task: DeviceTask) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -37,15 +38,15 @@ from iserblk.target.store.store import is_full, is_read_only
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # at least, between two checks of the files' sizes; a command starts the check
-_EMPTY = memoryview(b"")
+_EMPTY: Final = memoryview(b"")
 # Bytes of sense data up to the end of its additional sense code qualifier.
-_FIXED_CODE = 14
-_DESCRIPTOR_CODE = 4
-_SELECT_ALL = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 are all LUNs, 1 is only well-known LUNs
-_SELECT_WELL_KNOWN = 1
+_FIXED_CODE: Final = 14
+_DESCRIPTOR_CODE: Final = 4
+_SELECT_ALL: Final = 2  # REPORT LUNS, SELECT REPORT: 0 and 2 are all LUNs, 1 only well-known LUNs
+_SELECT_WELL_KNOWN: Final = 1
 # Commands that a port carries out in any state, besides the three that need no LUN (SPC-4, target
 # port group states).
-_IN_ANY_STATE = frozenset(
+_IN_ANY_STATE: Final = frozenset(
     (
         opcodes.MODE_SENSE_6,
         opcodes.MODE_SENSE_10,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Protocol
+from typing import Final, Protocol
 
 from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
 
 ZEROES = memoryview(bytes(1 << 20))
-_SECTOR = 4096  # bytes: the largest sector size of devices
+_SECTOR: Final = 4096  # bytes: the largest sector size of devices
 
 # Offset, length, whether it is data (else a hole). Lists of extents are ascending, without gaps.
 Extent = tuple[int, int, bool]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
+from typing import Final
 
 from iserblk.target.store.store import Extent, Store
 
-_DATA = 0
-_ZERO = 1
-_PUNCH = 2
-_OVERHEAD = 512  # bytes of memory of an extent besides its data, so that small extents count, too
+_DATA: Final = 0
+_ZERO: Final = 1
+_PUNCH: Final = 2
+_OVERHEAD: Final = 512  # bytes of memory of an extent besides its data: small ones count, too
 
 
 class _Cached:
