@@ -165,12 +165,15 @@ class _AwakeLoop:
                     await trio.lowlevel.checkpoint()  # trio does not sleep while a task can run
                     self._look()
                 else:
-                    # With many messages under way each would have to be reported twice.
-                    for watch in list(self._watched.values()):
-                        self.remove(watch)
+                    self._forget()
                     await self._nap.sleep()
         finally:
             self._epoll.close()
+
+    def _forget(self) -> None:
+        """With many messages under way each would have to be reported twice."""
+        for watch in list(self._watched.values()):
+            self.remove(watch)
 
     def _look(self) -> None:
         poll = self._epoll.poll
