@@ -132,7 +132,7 @@ class _AwakeLoop:
     """What is looked at in one trio loop."""
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
+        self._epoll: select.epoll | None = None  # open while something is watched
         self._watched: dict[int, Watch] = {}
         self._until = 0.0
         self._nap = Nap()
@@ -140,15 +140,20 @@ class _AwakeLoop:
 
     def add(self, watch: Watch, fd: int) -> None:
         self.remove(watch)
+        if self._epoll is None:
+            self._epoll = select.epoll()
         self._epoll.register(fd, select.EPOLLIN)
         self._watched[fd] = watch
         watch.fd = fd
 
     def remove(self, watch: Watch) -> None:
-        if watch.fd >= 0:
+        if watch.fd >= 0 and self._epoll is not None:
             self._epoll.unregister(watch.fd)
             del self._watched[watch.fd]
             watch.fd = -1
+            if not self._watched:
+                self._epoll.close()
+                self._epoll = None
 
     def stay_awake(self, until: float) -> None:
         self._until = max(self._until, until)
@@ -168,7 +173,7 @@ class _AwakeLoop:
                     self._forget()
                     await self._nap.sleep()
         finally:
-            self._epoll.close()
+            self._forget()
 
     def _forget(self) -> None:
         """With many messages under way each would have to be reported twice."""
@@ -176,6 +181,8 @@ class _AwakeLoop:
             self.remove(watch)
 
     def _look(self) -> None:
+        if self._epoll is None:
+            return
         poll = self._epoll.poll
         until = monotonic() + LOOK_S
         for _ in range(LOOKS):
