@@ -10,6 +10,7 @@ gathered: else the target would have nothing to do until they come.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, TypeVar
@@ -37,6 +38,8 @@ GATHER_BESIDE: Final = (
     8  # commands under way beside those of a ``hold``, from which on it waits for others
 )
 GATHER_COMMANDS: Final = 8  # at most, that are sent at once
+SINGLY: Final = 4  # answers at a time: fewer than this come one by one
+BUSY: Final = 8  # commands under way, from which number on other processes are let go first
 
 
 class TrioWaiter:
@@ -90,6 +93,7 @@ class TrioDriver:
         self._watch = Watch(self._ready)
         self._broken: BaseException | None = None
         self._answered = 0
+        self._came = 0  # answers, the last time
         self._changed = trio.Event()
         self.reconnect: Callable[[], None] | None = None
         session.drive(self)
@@ -132,6 +136,11 @@ class TrioDriver:
                     fd = session.fileno()
                     continue  # the session failed, or was suspended, while this task slept
                 self._pace.work()
+                if self._came < SINGLY and session.queue.busy >= BUSY:
+                    # The target answers one command after the other, and each answer wakes us. Let
+                    # it, or the client, have this processor if they wait for one: what they do
+                    # meanwhile is then taken in at once. Else this returns immediately.
+                    os.sched_yield()
                 for _ in range(AT_ONCE):
                     count, resumed = self._take_answers()
                     if count > 1 and not resumed:
@@ -157,6 +166,7 @@ class TrioDriver:
             queue.corked = strands.held = False
             resumed = strands.run()
         self._answered += count
+        self._came = count
         return count, resumed
 
     def _send_batch(self) -> None:
