@@ -80,6 +80,7 @@ def test_a_flush_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         play(LIES, 6, NBD, "iser")
 
 
+@pytest.mark.plain("replaces a method")
 @pytest.mark.parametrize("face", NBD_FORMS)
 def test_answers_that_are_exchanged_are_caught(monkeypatch: pytest.MonkeyPatch, face: str) -> None:
     """Two reads of one length on one connection."""

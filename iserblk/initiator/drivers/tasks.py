@@ -147,7 +147,7 @@ class TrioDriver:
                         # Let all woken tasks run, and submit, before their commands are sent.
                         await trio.lowlevel.cancel_shielded_checkpoint()
                     self._send_batch()
-                    if not resumed or session.error is not None or session.suspended is not None:
+                    if not resumed or self._without_connection():
                         break
             self._ended.set()
             nursery.cancel_scope.cancel()
@@ -175,15 +175,20 @@ class TrioDriver:
         if self.session.wants_write():
             self._writes.wake()
 
+    def _without_connection(self) -> bool:
+        # A function of its own: the compiler takes a field that a condition has narrowed to None
+        # for None until the next assignment, whatever the calls in between have done to it.
+        return self.session.error is not None or self.session.suspended is not None
+
     def _rest(self, fd: int) -> None:
         if self.session.queue.busy <= FEW and self._pace.rest(self._answered):
             self._watch.stay_awake(fd, self._pace.until)
 
     def _ready(self) -> None:
         """Called in place of the pump's turn, while the loop is kept awake."""
-        session = self.session
-        if session.error is not None or session.suspended is not None:
+        if self._without_connection():
             return
+        session = self.session
         self._pace.work()
         try:
             self._take_answers()
