@@ -1,12 +1,15 @@
 """Generates docs/requirements.md: each requirement of requirements.csv, and the tests naming it.
 
+For a requirement that no test can show, requirements-unshown.toml has the reason: id = "reason".
+
 A test names a requirement in its docstring, in a comment inside it, or in the comment directly
 above it. A name in a class's or module's docstring, or in a comment between tests, counts for the
-class or the module. Other text (strings, code) does not count. The output depends only on the csv
-and the tests.
+class or the module. Other text (strings, code) does not count. The output depends only on the csv,
+the reasons and the tests.
 
 If the document is out of date, rewrites it, and says so. With --check it writes nothing, and ends
-with status 1. The status is also 1 if a test names a requirement that does not exist.
+with status 1. The status is also 1 if a test or a reason names a requirement that does not exist,
+and if there are both a test and a reason.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import io
 import re
 import sys
 import tokenize
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ID = re.compile(r"\bISER-(?:[A-Z0-9.]+-)+[0-9]+\b")
@@ -27,8 +31,9 @@ ID = re.compile(r"\bISER-(?:[A-Z0-9.]+-)+[0-9]+\b")
 HEAD = """# Requirements and the tests that prove them
 
 Made by scripts/test (scripts/requirements.py) from requirements.csv and the tests; do not edit.
-The ids are those of the csv, which paraphrases the specifications; "not yet" means that no test
-names the requirement.
+The ids are those of the csv, which paraphrases the specifications. "Not shown" gives the reason why
+no test can show the requirement (requirements-unshown.toml); "not yet" means that a test could, and
+none names it.
 
 """
 
@@ -87,21 +92,46 @@ def collect(tests: Path) -> dict[str, list[str]]:
     return {requirement: sorted(names) for requirement, names in found.items()}
 
 
-def document(rows: list[dict[str, str]], tests: dict[str, list[str]]) -> str:
-    """The whole text of requirements.md."""
+def document(
+    rows: list[dict[str, str]], tests: Mapping[str, list[str]], unshown: Mapping[str, str]
+) -> str:
+    """The whole text of requirements.md. ``tests``, ``unshown``: id → tests, and id → reason."""
     out = [HEAD]
-    by_level: defaultdict[str, list[bool]] = defaultdict(list)
+    by_level: defaultdict[str, list[str]] = defaultdict(list)
     for row in rows:
-        by_level[row["level"]].append(row["id"] in tests)
-    out.append("| level | requirements | named by a test |\n|---|---|---|\n")
-    for level, named in sorted(by_level.items()):
-        out.append(f"| {level} | {len(named)} | {sum(named)} |\n")
+        by_level[row["level"]].append(row["id"])
+    out.append("| level | requirements | named by a test | not shown, for a reason |\n")
+    out.append("|---|---|---|---|\n")
+    for level, ids in sorted(by_level.items()):
+        named = sum(each in tests for each in ids)
+        out.append(f"| {level} | {len(ids)} | {named} | {sum(each in unshown for each in ids)} |\n")
     out.append("\n| id | role | level | requirement | tests |\n|---|---|---|---|---|\n")
     for row in rows:
-        names = "<br>".join(f"`{name}`" for name in tests.get(row["id"], [])) or "not yet"
+        names = "<br>".join(f"`{name}`" for name in tests.get(row["id"], []))
+        if not names:
+            reason = unshown.get(row["id"])
+            names = f"not shown: {reason}" if reason else "not yet"
         text = row["requirement"].replace("|", "\\|")
         out.append(f"| {row['id']} | {row['role']} | {row['level']} | {text} | {names} |\n")
     return "".join(out)
+
+
+def mistakes(
+    known: set[str], tests: Mapping[str, list[str]], unshown: Mapping[str, str]
+) -> list[str]:
+    """What is wrong with the ids that tests and reasons name, one line each."""
+    wrong = [
+        f"{each} does not exist: {', '.join(tests[each])}" for each in sorted(set(tests) - known)
+    ]
+    wrong += [
+        f"{each} of requirements-unshown.toml does not exist"
+        for each in sorted(set(unshown) - known)
+    ]
+    wrong += [
+        f"{each} has a reason in requirements-unshown.toml, and a test: {', '.join(tests[each])}"
+        for each in sorted(set(unshown) & set(tests))
+    ]
+    return wrong
 
 
 def main() -> int:
@@ -111,19 +141,20 @@ def main() -> int:
     top = Path(__file__).resolve().parent.parent
     with (top / "docs/requirements.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
+    unshown = tomllib.loads((top / "docs/requirements-unshown.toml").read_text(encoding="utf-8"))
     tests = collect(top / "tests")
     target = top / "docs/requirements.md"
-    text = document(rows, tests)
+    text = document(rows, tests, unshown)
     stale = not target.exists() or target.read_text(encoding="utf-8") != text
     if stale:
         if not check:
             target.write_text(text, encoding="utf-8")
         done = "run scripts/requirements.py" if check else "rewritten, please commit it"
         print(f"requirements: docs/requirements.md is out of date; {done}")
-    unknown = sorted(set(tests) - {row["id"] for row in rows})
-    for requirement in unknown:
-        print(f"requirements: {requirement} does not exist: {', '.join(tests[requirement])}")
-    return 1 if unknown or (check and stale) else 0
+    wrong = mistakes({row["id"] for row in rows}, tests, unshown)
+    for line in wrong:
+        print(f"requirements: {line}")
+    return 1 if wrong or (check and stale) else 0
 
 
 if __name__ == "__main__":

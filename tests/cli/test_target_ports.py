@@ -13,10 +13,7 @@ from tests.support.until import until_blocking
 
 
 def test_portal_groups_and_their_states(tmp_path: Path) -> None:
-    """One LUN through two portals; SendTargets tells of both; a state changes while it runs.
-
-    proves: ISER-B.2-1
-    """
+    """One LUN through two portals; SendTargets tells of both; a state changes while it runs."""
     states, log = tmp_path / "states", tmp_path / "log"
     states.write_text("2 standby\n")
     arguments = ["target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -55,22 +56,46 @@ def test_ids_are_attributed_to_the_innermost_test(requirements: ModuleType, tmp_
     }
 
 
-def test_document_counts_and_says_not_yet(requirements: ModuleType) -> None:
+def test_document_counts_and_says_what_is_missing(requirements: ModuleType) -> None:
+    """A requirement without a test has its reason, or "not yet"."""
     rows = [
         {"id": "ISER-1-1", "role": "both", "level": "MUST", "requirement": "a | b"},
         {"id": "ISER-1-2", "role": "target", "level": "MUST", "requirement": "c"},
+        {"id": "ISER-1-3", "role": "both", "level": "MAY", "requirement": "d"},
     ]
-    text = requirements.document(rows, {"ISER-1-2": ["tests/t.py::x", "tests/t.py::y"]})
-    assert "| MUST | 2 | 1 |\n" in text
+    tests = {"ISER-1-2": ["tests/t.py::x", "tests/t.py::y"]}
+    text = requirements.document(rows, tests, {"ISER-1-3": "a permission"})
+    assert "| MAY | 1 | 0 | 1 |\n| MUST | 2 | 1 | 0 |\n" in text
     assert "| ISER-1-1 | both | MUST | a \\| b | not yet |\n" in text
     assert "| ISER-1-2 | target | MUST | c | `tests/t.py::x`<br>`tests/t.py::y` |\n" in text
+    assert "| ISER-1-3 | both | MAY | d | not shown: a permission |\n" in text
 
 
-def test_every_requirement_that_a_test_names_exists(requirements: ModuleType) -> None:
+def test_mistakes(requirements: ModuleType) -> None:
+    tests = {"ISER-1-1": ["tests/t.py::x"], "ISER-2-2": ["tests/t.py::y"]}
+    unshown = {"ISER-1-1": "why", "ISER-1-2": "why", "ISER-3-3": "why"}
+    assert requirements.mistakes({"ISER-1-1", "ISER-1-2"}, tests, unshown) == [
+        "ISER-2-2 does not exist: tests/t.py::y",
+        "ISER-3-3 of requirements-unshown.toml does not exist",
+        "ISER-1-1 has a reason in requirements-unshown.toml, and a test: tests/t.py::x",
+    ]
+
+
+@pytest.fixture(scope="module")
+def unshown() -> dict[str, str]:
+    with (TOP / "docs/requirements-unshown.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def test_ids_exist_and_have_a_test_or_a_reason_but_not_both(
+    requirements: ModuleType, unshown: dict[str, str]
+) -> None:
     with (TOP / "docs/requirements.csv").open(newline="") as file:
         known = {row["id"] for row in csv.DictReader(file)}
     assert all(requirements.ID.fullmatch(requirement) for requirement in known)
-    named = requirements.collect(TOP / "tests")
-    assert {
-        requirement: named[requirement] for requirement in named if requirement not in known
-    } == {}
+    assert requirements.mistakes(known, requirements.collect(TOP / "tests"), unshown) == []
+
+
+def test_each_reason_is_one_cell_of_the_table(unshown: dict[str, str]) -> None:
+    for reason in unshown.values():
+        assert reason and not set("|\n") & set(reason)
