@@ -28,6 +28,7 @@ from iserblk.rcap.seam import (
     RECEIVE,
     REMOTE_READ,
     REMOTE_WRITE,
+    SEND,
     SEND_SE,
     QueuePair,
     WorkRequest,
@@ -43,6 +44,7 @@ class IserInitiator:
         """``inline_size``: data bytes that a PDU of ours may carry behind its BHS, at most."""
         self.qp = qp
         self._inline_size = inline_size
+        self._send = SEND_SE if qp.solicits else SEND
         # Submitting threads append, the thread that flushes pops: both operations are atomic.
         self.queued: deque[WorkRequest] = deque()
 
@@ -54,7 +56,7 @@ class IserInitiator:
             slot.header = header
             slot.bhs = header.view[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]
             slot.inline = header.view[MINIMUM_LENGTH:]
-            slot.request.opcode = SEND_SE
+            slot.request.opcode = self._send
             slot.request.header = header
         self.qp.post_receive(len(slots) + unexpected)
 

@@ -28,6 +28,8 @@ from iserblk.rcap.seam import (
     RDMA_READ,
     RDMA_WRITE,
     RECEIVE,
+    SEND,
+    SEND_INVALIDATE,
     SEND_SE,
     SEND_SE_INVALIDATE,
     QueuePair,
@@ -48,6 +50,8 @@ class IserTarget:
         """``send_invalidate``: the initiator allows Send with Invalidate."""
         self.qp = qp
         self.send_invalidate = send_invalidate
+        self._send = SEND_SE if qp.solicits else SEND
+        self._send_with_invalidate = SEND_SE_INVALIDATE if qp.solicits else SEND_INVALIDATE
         self._queued: list[WorkRequest] = []
         # What the command being notified advertised: its Local and Remote Mapping (RFC 7145
         # section 7.3.1).
@@ -124,11 +128,11 @@ class IserTarget:
         CONTROL_LAYOUT.pack_into(slot.header.view, 0, CONTROL, 0, 0, 0, 0)
         request = slot.request
         request.header_length = MINIMUM_LENGTH + slot.inline_length
-        request.opcode = SEND_SE
+        request.opcode = self._send
         if invalidate and self.send_invalidate:
             stag = slot.read_stag or slot.write_stag
             if stag:
-                request.opcode = SEND_SE_INVALIDATE
+                request.opcode = self._send_with_invalidate
                 request.stag = stag
         slot.busy += 1
         self._queued.append(request)

@@ -56,7 +56,10 @@ class MemoryQueuePair:
     max_ulpdu = 0
     inline_size = 8192
 
-    def __init__(self, *, ird: int, ord: int, private_data: bytes, receive_size: int) -> None:
+    def __init__(
+        self, *, ird: int, ord: int, private_data: bytes, receive_size: int, solicits: bool
+    ) -> None:
+        self.solicits = solicits
         self.ird = ird
         self.ord = ord
         self.peer_private_data = private_data
@@ -309,15 +312,22 @@ def memory_pair(
     ord: int = 64,
     private_data: tuple[bytes, bytes] = (b"", b""),
     receive_size: int = 8268,
+    solicits: bool = True,
 ) -> tuple[MemoryQueuePair, MemoryQueuePair]:
-    """Make two connected ends; ``ird`` and ``ord`` hold for both.
+    """Make two connected ends; ``ird``, ``ord`` and ``solicits`` hold for both.
 
     ``private_data``: what the first end and what the second end sent in connection management. Each
     end finds that of its peer in ``peer_private_data``.
     """
     depth = min(ird, ord)
     first, second = (
-        MemoryQueuePair(ird=ird, ord=depth, private_data=said_by_peer, receive_size=receive_size)
+        MemoryQueuePair(
+            ird=ird,
+            ord=depth,
+            private_data=said_by_peer,
+            receive_size=receive_size,
+            solicits=solicits,
+        )
         for said_by_peer in reversed(private_data)
     )
     first.peer, second.peer = second, first

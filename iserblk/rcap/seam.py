@@ -111,6 +111,9 @@ class QueuePair(Protocol):
     peer_private_data: bytes  # what the peer's ULP sent in connection management
     receive_size: int  # bytes of the largest message that a posted receive takes
     can_receive_invalidate: bool  # the peer may use SEND_INVALIDATE towards us
+    # Every implementation of this RCaP takes Sends with a solicited event, and peers of RFC 5046
+    # wait for them. False: SEND and SEND_INVALIDATE are to be used (RFC 7145 section 1.5.2).
+    solicits: bool
     # Bytes of the largest ULPDU that this end takes however TCP cuts it into segments; login
     # declares it to the peer. 0: nothing to declare, because a device makes its own segments, or
     # because ULPDUs may have full size already.

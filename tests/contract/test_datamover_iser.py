@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from iserblk.datamover.seam import NO_DATA, READ, WRITE, InitiatorDatamover, TargetDatamover
 from iserblk.errors import RemoteProtocolError, TransportError
-from iserblk.rcap.inprocess import memory_pair
+from iserblk.rcap.inprocess import Message, memory_pair
+from iserblk.rcap.seam import SEND, SEND_INVALIDATE, SEND_SE, SEND_SE_INVALIDATE
 from tests.contract.datamovers import (
     ISER,
     ISER_WAYS,
@@ -61,6 +62,40 @@ def test_without_remote_invalidation(name: str) -> None:
         assert bytes(buffer) == bytes(8)
     finally:
         ends.close()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("solicits", [True, False])
+def test_which_sends_are_used(solicits: bool, allowed: bool) -> None:
+    """A solicited event is asked for only where the RCaP obliges every receiver to take it, and a
+    Send with Invalidate is used only where the initiator allows it. Both ends take all of them.
+
+    proves: ISER-7145-1.5.2-2, ISER-7145-1.5.2-3, ISER-7145-1.5.2-4, ISER-7145-1.5.2-5
+    """
+    pair = memory_pair(receive_size=RECEIVE_SIZE, solicits=solicits)
+    sends: tuple[list[int], list[int]] = ([], [])
+
+    def watch(end: int) -> Callable[[Message], bool]:
+        def left(message: Message) -> bool:
+            if message.kind <= SEND_SE_INVALIDATE:
+                sends[end].append(message.kind)
+            return True
+
+        return left
+
+    for end in (0, 1):
+        pair[end].intercept = watch(end)
+    ends = Ends(Way(lambda: over_rdma(pair, allowed), ISER))
+    try:
+        ends.commanded(0, READ, memoryview(bytearray(8)))
+        ends.respond(0)
+        ends.until(lambda: bool(ends.up.pdus))
+        ends.target.send_control(ends.answers[7])  # not a SCSI Response: no STag goes with it
+        ends.until(lambda: len(ends.up.pdus) == 2)
+    finally:
+        ends.close()
+    send, with_invalidate = (SEND_SE, SEND_SE_INVALIDATE) if solicits else (SEND, SEND_INVALIDATE)
+    assert sends == ([send], [with_invalidate if allowed else send, send])
 
 
 def test_a_response_takes_its_stag_along(ends: Ends) -> None:

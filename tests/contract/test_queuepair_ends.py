@@ -131,6 +131,8 @@ def test_description_and_private_data(connect: Connect, provider: Provider) -> N
         assert provider.name.startswith(pair.provider)
         assert (pair.ird, pair.ord) == (3, 3)
         assert pair.can_receive_invalidate is ("invalidate" not in provider.cannot)
+        # InfiniBand and RoCE are not to be asked for solicited events. proves: ISER-7145-1.5.2-4
+        assert pair.solicits is (description.get("transport", "iWARP") == "iWARP")
 
 
 # --- threads ---

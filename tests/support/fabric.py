@@ -21,7 +21,9 @@ class Device(MemoryQueuePair):
     provider = "verbs"
 
     def __init__(self, said_by_peer: bytes, windows: bool, receives: int, depth: int) -> None:
-        super().__init__(ird=depth, ord=depth, private_data=said_by_peer, receive_size=8268)
+        super().__init__(
+            ird=depth, ord=depth, private_data=said_by_peer, receive_size=8268, solicits=False
+        )
         self.can_receive_invalidate = windows
         super().post_receive(receives)
         self._advance = receives

@@ -54,6 +54,7 @@ class IwarpQueuePair:
     provider = "iwarp"
     inline_size = 16384  # a copy of 1 µs saves a round trip: two thirds more 16 KiB writes
     can_receive_invalidate = True
+    solicits = True  # RFC 5040 section 5.3 leaves no receiver the choice
 
     def __init__(
         self,

@@ -72,6 +72,7 @@ class VerbsQueuePair:
         self._device = link.device
         self.mode = WINDOW if link.windows else REGION
         self.can_receive_invalidate = link.windows
+        self.solicits = link.device.iwarp  # InfiniBand and RoCE do not oblige receivers to it
         self.ird = 0
         self.ord = 0
         self.peer_private_data = b""

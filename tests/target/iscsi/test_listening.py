@@ -112,7 +112,8 @@ async def test_send_with_invalidate_only_where_it_is_allowed(
             theirs.intercept = watch
             await disks.disks["lun0"].read_into(memoryview(bytearray(BLOCK)), 0)
         assert ours.peer_private_data == bytes((reply, 0, 0, 0))
-    assert (seam.SEND_SE_INVALIDATE in kinds) is windows
+    assert (seam.SEND_INVALIDATE in kinds) is windows
+    assert not kinds & {seam.SEND_SE, seam.SEND_SE_INVALIDATE}  # the device is of RoCE
     assert seam.RDMA_WRITE in kinds
 
 
