@@ -163,16 +163,21 @@ class TargetServer:
                 portal_group=port.tag,
             )
         )
-        connection = TargetConnection(
-            datamover,
-            self.device,
-            login,
-            on_login=self._logged_in,
-            on_reset=self._reset,
-            portal=portal,
-            port=port,
-            budget=self._budget,
-        )
+        try:
+            connection = TargetConnection(
+                datamover,
+                self.device,
+                login,
+                on_login=self._logged_in,
+                on_reset=self._reset,
+                portal=portal,
+                port=port,
+                budget=self._budget,
+            )
+        except BaseException:
+            # No memory for a login, or a peer that has already left.
+            self._tsihs.discard(tsih)
+            raise
         writes = WriteWatch(connection, lambda: _progress_quietly(connection))
         connection.on_output = writes.wake
         self._connections[connection] = writes

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.disk.aio import TrioDisk
-from iserblk.errors import TransportError
+from iserblk.errors import NotSupported, TransportError
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
@@ -25,12 +25,13 @@ from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.options import Options
 from iserblk.rcap import seam
+from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
 from iserblk.rcap.iwarp.mpa import MpaInitiator
 from iserblk.scsi import luns
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.target.server import serve
+from iserblk.target.server import TargetServer, serve
 from iserblk.url import parse_url
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
@@ -389,3 +390,85 @@ async def test_a_session_that_is_only_idle_answers_pings(
         assert not closed.statistics().current_buffer_used
         nursery.cancel_scope.cancel()
         session.fail(TransportError("end of test"))
+
+
+# -- login ---------------------------------------------------------------------------------------
+
+
+LOGIN = logins.request(
+    [("InitiatorName", "iqn.x:y"), ("TargetName", IQN), ("RDMAExtensions", "Yes")]
+)
+
+
+class Scarce(MemoryQueuePair):
+    """An end of a pair that has no memory for headers after ``allocations`` times."""
+
+    allocations = 0
+
+    def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
+        if not self.allocations:
+            raise NotSupported("no registered memory")
+        self.allocations -= 1
+        return super().alloc_headers(count, size)
+
+
+def scarce_pair(allocations: int) -> tuple[MemoryQueuePair, Scarce]:
+    """An initiator's end, with receives, and a target's."""
+    ours = memory_pair()[0]
+    ours.post_receive(8)
+    theirs = Scarce(ird=64, ord=64, private_data=b"", receive_size=8268)
+    theirs.allocations = allocations
+    ours.peer, theirs.peer = theirs, ours
+    return ours, theirs
+
+
+def send(pair: MemoryQueuePair, message: tuple[bytes, bytes]) -> None:
+    request = seam.WorkRequest(seam.SEND_SE)
+    request.data = memoryview(HEAD + message[0] + message[1])
+    pair.post([request])
+
+
+async def answers(pair: MemoryQueuePair) -> list[pdu.LoginResponse]:
+    """The Login Responses that come until the target closes the connection."""
+    came: list[pdu.LoginResponse] = []
+    while True:
+        try:
+            for event in pair.progress(0.0):
+                assert event.data is not None
+                came.append(pdu.LoginResponse.unpack_from(event.data, HEADER_LENGTH))
+        except TransportError:
+            return came
+        await trio.lowlevel.wait_readable(pair.fileno())
+
+
+@pytest.mark.parametrize("allocations", [0, 1], ids=["for the login", "for the full feature phase"])
+async def test_without_resources_there_is_no_session(allocations: int) -> None:
+    """RDMAExtensions=Yes was agreed on, and Allocate_Connection_Resources fails: no response of
+    success leaves, the connection ends, and neither a name nor a TSIH stays in use.
+
+    proves: ISER-3.3-3
+    """
+    server = TargetServer(IQN, {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)})
+    for _ in range(3):
+        ours, theirs = scarce_pair(allocations)
+        send(ours, LOGIN)
+        with trio.fail_after(PATIENCE_S):
+            await server.serve_queue_pair(theirs, "10.0.0.1:3260", "peer")
+            came = await answers(ours)
+        assert all(each.status for each in came)
+        ours.close()
+    assert not server._tsihs and not server._sessions and not server._connections
+    assert not server.device._nexuses
+    # With memory the same login succeeds.
+    ours, theirs = scarce_pair(100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve_queue_pair, theirs, "10.0.0.1:3260", "peer")
+        send(ours, LOGIN)
+        with trio.fail_after(PATIENCE_S):
+            await trio.lowlevel.wait_readable(ours.fileno())
+        (event,) = ours.progress(0.0)
+        assert event.data is not None
+        response = pdu.LoginResponse.unpack_from(event.data, HEADER_LENGTH)
+        assert response.status == 0 and server._tsihs == {response.tsih}
+        ours.close()
+    assert not server._tsihs
