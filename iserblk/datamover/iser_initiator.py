@@ -19,6 +19,7 @@ from iserblk.datamover.iser import (
     MINIMUM_LENGTH,
     RSV,
     WSV,
+    ConnectionFlags,
     check_message_untrusted,
 )
 from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
@@ -43,6 +44,11 @@ class IserInitiator:
     def __init__(self, qp: QueuePair, inline_size: int) -> None:
         """``inline_size``: data bytes that a PDU of ours may carry behind its BHS, at most."""
         self.qp = qp
+        # Whether both ends allow Send with Invalidate towards us, by their private data.
+        self._invalidates = (
+            qp.can_receive_invalidate
+            and ConnectionFlags.unpack(qp.peer_private_data).send_invalidate
+        )
         self._inline_size = inline_size
         self._send = SEND_SE if qp.solicits else SEND
         # Submitting threads append, the thread that flushes pops: both operations are atomic.
@@ -98,7 +104,13 @@ class IserInitiator:
             slot.stag = 0
             # Where the response has invalidated it already, retire does not do so again.
             self.qp.retire(stag)
-        if invalidated and invalidated != stag:
+        if not invalidated:
+            return
+        if not self._invalidates:
+            raise RemoteProtocolError(
+                "iSER", f"response invalidated STag {invalidated:#x}, which was not agreed on"
+            )
+        if invalidated != stag:
             raise RemoteProtocolError(
                 "iSER", f"response invalidated STag {invalidated:#x}, which is not its task's"
             )

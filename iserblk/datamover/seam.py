@@ -170,7 +170,8 @@ class InitiatorDatamover(Protocol):
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         """The task has ended: on return nothing touches ``slot.data``. ``invalidated``: the STag
         that its response invalidated, or 0. Raises RemoteProtocolError when that is not an STag of
-        the slot."""
+        the slot, or when the two ends did not agree on remote invalidation; ``slot.data`` is free
+        then, too."""
         ...
 
     def progress(self, now: float) -> int:

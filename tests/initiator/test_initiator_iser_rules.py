@@ -50,10 +50,16 @@ class Sent:
 
 
 class Link:
-    """A session and its far end, a bare queue pair. ``sent``: every message of the session."""
+    """A session and its far end, a bare queue pair. ``sent``: every message of the session.
+    ``windows``: our STags may be invalidated by the target; ``reply``: its private data."""
 
-    def __init__(self, immediate: bool = False, **parameters: int) -> None:
-        ours, self.theirs = memory_pair(receive_size=MINIMUM_LENGTH + 8192)
+    def __init__(
+        self, immediate: bool = False, windows: bool = True, reply: bytes = b"", **parameters: int
+    ) -> None:
+        ours, self.theirs = memory_pair(
+            receive_size=MINIMUM_LENGTH + 8192, private_data=(b"", reply)
+        )
+        ours.can_receive_invalidate = windows
         self.sent: list[Message] = []
         ours.intercept = self._left
         self.datamover = IserInitiator(ours, 8192)
@@ -194,7 +200,7 @@ def test_immediate_data(size: int, limit: str) -> None:
 
     proves: ISER-2.4.1-2, ISER-6.2-3, ISER-6.4-3, ISER-7.3.1-3, ISER-7.3.1-6, ISER-9.5.1-2
     """
-    link = Link(immediate=True, **{limit: 1024})
+    link = Link(immediate=True, **{limit: 1024})  # type: ignore[arg-type]
     slot = link.write(DATA[:size])
     (asked,) = link.pdus
     whole = size <= 1024
@@ -323,7 +329,7 @@ def test_each_task_has_stags_of_its_own(link: Link) -> None:
 
 
 def test_a_response_that_invalidates_the_wrong_stag(link: Link) -> None:
-    """proves: ISER-7.3.2-10, ISER-10.1.4.1-1"""
+    """proves: ISER-7.3.2-10, ISER-10.1.4.1-1, ISER-RC-6"""
     first, second = link.read(bytearray(512)), link.read(bytearray(512))
     link.respond(first.itt, second.stag)
     assert isinstance(link.session.error, RemoteProtocolError)
@@ -332,6 +338,38 @@ def test_a_response_that_invalidates_the_wrong_stag(link: Link) -> None:
     link.theirs.progress(0.0)
     with pytest.raises(ConnectionLost):
         link.theirs.progress(0.0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "reply", "agreed"),
+    [
+        (True, b"", True),
+        (True, b"\x80\0\0\0", True),
+        (True, b"\xc0\0\0\0", False),
+        (False, b"\x80\0\0\0", False),
+        (False, b"\xc0\0\0\0", False),
+    ],
+)
+def test_remote_invalidation_has_to_be_agreed_on(windows: bool, reply: bytes, agreed: bool) -> None:
+    """By the flags of both ends; else a Send with Invalidate ends the connection, though it names
+    an STag of its task. proves: ISER-RC-6"""
+    link = Link(windows=windows, reply=reply)
+    buffer = bytearray(512)
+    slot = link.read(buffer)
+    stag = slot.stag
+    link.respond(slot.itt, stag)
+    assert not link.is_open(stag) and slot.waiter.pending == 0
+    buffer.clear()  # BufferError while a view of it exists
+    if agreed:
+        assert link.session.error is None and slot.error is None
+        return
+    assert isinstance(link.session.error, RemoteProtocolError)
+    assert "not agreed on" in str(link.session.error)
+    assert isinstance(slot.error, RemoteProtocolError)
+    plain = Link(windows=windows, reply=reply)  # a response that invalidates nothing is welcome
+    slot = plain.read(bytearray(512))
+    plain.respond(slot.itt)
+    assert plain.session.error is None and slot.error is None
 
 
 def test_a_connection_that_ends_takes_its_stags_along(link: Link) -> None:
