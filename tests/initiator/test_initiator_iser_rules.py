@@ -3,16 +3,19 @@ open and close."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 import pytest
 import trio
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.errors import ConnectionLost, RemoteProtocolError
+from iserblk.errors import CommandTimeout, ConnectionLost, RemoteProtocolError
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Login, over_rdma
+from iserblk.initiator.connecting.send_targets import Discovery
 from iserblk.initiator.session.deadlines import IDLE_S, Ladder
 from iserblk.initiator.session.logout import fill_logout
 from iserblk.initiator.session.sending import CONTROL_SLOTS
@@ -20,13 +23,14 @@ from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
+from iserblk.iscsi.text import encode
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import READ_RESPONSE, MemoryQueuePair, Message, memory_pair
 from iserblk.url import parse_url
-from tests.initiator.fake import CountingWaiter, response
+from tests.initiator.fake import CountingWaiter, FakeDriver, response
 from tests.support import logs
-from tests.target.iser_client import IserClient
+from tests.target.iser_client import IQN, IserClient
 
 pytestmark = pytest.mark.logs(logs.DEADLINES)
 
@@ -141,9 +145,9 @@ def link() -> Link:
 def test_a_read(link: Link) -> None:
     """One Send with the Read STag; the target may write what the command asks for, no more.
 
-    proves: ISER-2.4.1-3, ISER-7.1-5, ISER-7.3.1-1, ISER-7.3.1-12, ISER-7.3.1-14, ISER-9.2-1
-    proves: ISER-9.2-6, ISER-9.2-8, ISER-7145-9.2-1, ISER-9.5.2-1, ISER-9.5.2-2, ISER-9.5.2-3
-    proves: ISER-9.5.2-7
+    proves: ISER-2.4.1-3, ISER-7.1-5, ISER-7.3.1-1, ISER-7.3.1-10, ISER-7.3.1-11, ISER-7.3.1-12
+    proves: ISER-7.3.1-14, ISER-9.2-1, ISER-9.2-5, ISER-9.2-6, ISER-9.2-8, ISER-7145-9.2-1
+    proves: ISER-9.5.2-1, ISER-9.5.2-2, ISER-9.5.2-3, ISER-9.5.2-7
     """
     buffer = bytearray(4096)
     waiter = CountingWaiter()
@@ -171,9 +175,9 @@ def test_a_read(link: Link) -> None:
 def test_a_write(link: Link) -> None:
     """One Send with the Write STag; the target reads all of the buffer; no Data-Out follows.
 
-    proves: ISER-7.3.1-1, ISER-7.3.1-4, ISER-7.3.1-7, ISER-7.3.1-9, ISER-7.3.4-6, ISER-7.3.6-21
-    proves: ISER-9.2-1, ISER-9.2-7, ISER-9.2-8, ISER-7145-6.9-2, ISER-7145-9.2-2
-    proves: ISER-9.5.1-1, ISER-9.5.1-3, ISER-9.5.1-9
+    proves: ISER-7.3.1-1, ISER-7.3.1-2, ISER-7.3.1-4, ISER-7.3.1-7, ISER-7.3.1-9, ISER-7.3.4-6
+    proves: ISER-7.3.6-21, ISER-9.2-1, ISER-9.2-4, ISER-9.2-7, ISER-9.2-8, ISER-7145-6.9-2
+    proves: ISER-7145-9.2-2, ISER-9.5.1-1, ISER-9.5.1-3, ISER-9.5.1-9
     """
     slot = link.write(DATA)
     (asked,) = link.pdus
@@ -198,7 +202,8 @@ def test_immediate_data(size: int, limit: str) -> None:
     """Immediate data travels with its command, and then nothing is advertised. No PDU is longer
     than the target takes.
 
-    proves: ISER-2.4.1-2, ISER-6.2-3, ISER-6.4-3, ISER-7.3.1-3, ISER-7.3.1-6, ISER-9.5.1-2
+    proves: ISER-2.4.1-2, ISER-6.2-3, ISER-6.4-3, ISER-7.3.1-3, ISER-7.3.1-5, ISER-7.3.1-6
+    proves: ISER-9.5.1-2
     """
     link = Link(immediate=True, **{limit: 1024})  # type: ignore[arg-type]
     slot = link.write(DATA[:size])
@@ -235,7 +240,7 @@ def test_only_the_target_moves_data(link: Link) -> None:
 def test_control_pdus_are_sends(link: Link) -> None:
     """Each control PDU is a Send with Solicited Event, without STags.
 
-    proves: ISER-5.2.1-1, ISER-5.2.1-2, ISER-7.3.3-1, ISER-7.3.10-1, ISER-7.3.13-2
+    proves: ISER-5.2.1-1, ISER-5.2.1-2, ISER-7.3.3-1, ISER-7.3.10-1, ISER-7.3.13-1, ISER-7.3.13-2
     """
     Ladder(link.session).tick(link.session.last_heard + IDLE_S)
     slot = link.read(bytearray(512))
@@ -258,6 +263,139 @@ def test_control_pdus_are_sends(link: Link) -> None:
     link.post(seam.SEND_SE, HEAD + answer.pack())
     link.session.progress(1.0)
     assert waiter.woken == 1
+
+
+def test_no_ping_carries_data() -> None:
+    """Neither our own NOP-Out nor the answer to a ping that brings data has ping data, so none is
+    longer than InitiatorRecvDataSegmentLength allows.
+
+    proves: ISER-7145-6.2-2
+    """
+    link = Link(initiator_recv_data_segment_length=512)
+    Ladder(link.session).tick(link.session.last_heard + IDLE_S)
+    asked = pdu.NopIn(
+        itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=64, data_length=4096
+    )
+    link.post(seam.SEND_SE, HEAD + asked.pack() + DATA[:4096])
+    link.session.progress(1.0)
+    ping, pong = link.pdus
+    for each in (ping, pong):
+        assert each.bhs[0] & bhs.OPCODE_MASK == bhs.NOP_OUT
+        assert each.number(4) == 0 and each.data == b""  # no data segment
+    assert ping.number(16) != bhs.NO_TAG and pong.number(20) == 7
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_ping_tells_a_target_that_moves_data_of_the_numbers(link: Link, write: bool) -> None:
+    """While a task is in flight and nothing but RDMA comes, a NOP-Out asks for ExpCmdSN and
+    MaxCmdSN; the task goes on.
+
+    proves: ISER-7.3.5-22, ISER-7.3.6-19
+    """
+    buffer = bytearray(DATA)
+    slot = link.write(DATA) if write else link.read(buffer)
+    slot.deadline = link.session.last_heard + 10 * IDLE_S
+    if write:
+        link.post(seam.RDMA_READ, bytearray(512), slot.stag, slot.base)
+    else:
+        link.post(seam.RDMA_WRITE, DATA[:512], slot.stag, slot.base)
+    link.session.progress(1.0)
+    Ladder(link.session).tick(link.session.last_heard + IDLE_S)
+    ping = link.pdus[-1]
+    assert ping.bhs[0] & bhs.OPCODE_MASK == bhs.NOP_OUT and ping.number(16) != bhs.NO_TAG
+    answer = pdu.NopIn(itt=ping.number(16), stat_sn=100, exp_cmd_sn=2, max_cmd_sn=4711)
+    link.post(seam.SEND_SE, HEAD + answer.pack())
+    link.session.progress(2.0)
+    assert link.session.queue.max_cmd_sn == 4711
+    assert slot.waiter.pending == 1 and link.is_open(slot.stag)
+    link.respond(slot.itt)
+    assert slot.waiter.pending == 0 and slot.error is None
+
+
+@pytest.mark.logs(logs.ASYNC_MESSAGE)
+@pytest.mark.parametrize("event", [pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE])
+def test_no_login_follows_on_the_same_connection(link: Link, event: int) -> None:
+    """A target that wants to negotiate anew gets a Logout, not a Login PDU.
+
+    proves: ISER-7.3.9-2
+    """
+    driver = FakeDriver(link.session)
+    driver.reconnect = lambda: None
+    link.session.drive(driver)
+    asked = pdu.AsyncMessage(event=event, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=64, parameter3=20)
+    link.post(seam.SEND_SE, HEAD + asked.pack())
+    link.session.progress(1.0)
+    link.session.progress(2.0)
+    assert [each.bhs[0] & bhs.OPCODE_MASK for each in link.pdus] == [bhs.LOGOUT_REQUEST]
+
+
+@pytest.mark.parametrize("too_many", [False, True])
+def test_each_answer_finds_a_receive(link: Link, too_many: bool) -> None:
+    """One receive for the answer to each request that may be in flight (command and response; task
+    management, logout and ping, with theirs), and for the unexpected PDUs besides; not one more.
+
+    proves: ISER-8.1.1.1-2
+    """
+    queue = link.session.queue
+    slots = [link.read(bytearray(512)) for _ in range(DEPTH)]
+    control = CountingWaiter()
+    requests: list[pdu.Pdu] = []
+    while (slot := queue.take_control()) is not None:
+        kind = len(requests) % 3
+        if kind == 0:
+            request: pdu.Pdu = pdu.TaskManagementRequest(
+                function=pdu.TMF_ABORT_TASK, lun=LUN, itt=0, cmd_sn=0, exp_stat_sn=0
+            )
+        elif kind == 1:
+            request = pdu.NopOut(lun=bytes(8), itt=0, cmd_sn=0, exp_stat_sn=0)
+        else:
+            request = pdu.LogoutRequest(reason=0, itt=0, cmd_sn=0, exp_stat_sn=0)
+        request.pack_into(slot.bhs)
+        requests.append(request)
+        control.pending += 1
+        queue.send_immediate(slot, control)
+    assert len(requests) == CONTROL_SLOTS >= 3
+    numbers = {"stat_sn": 100, "exp_cmd_sn": 1, "max_cmd_sn": 64}
+    answers: list[pdu.Pdu] = [
+        pdu.NopIn(itt=bhs.NO_TAG, **numbers) for _ in range(UNEXPECTED + too_many)
+    ]
+    for sent in link.pdus[DEPTH:]:
+        opcode, itt = sent.bhs[0] & bhs.OPCODE_MASK, sent.number(16)
+        if opcode == bhs.NOP_OUT:
+            answers.append(pdu.NopIn(itt=itt, **numbers))
+        elif opcode == bhs.LOGOUT_REQUEST:
+            answers.append(pdu.LogoutResponse(response=0, itt=itt, **numbers))
+        else:
+            answers.append(pdu.TaskManagementResponse(response=0, itt=itt, **numbers))
+    answers += [pdu.ScsiResponse(itt=slot.itt, status=0, **numbers) for slot in slots]
+    for answer in answers:
+        link.post(seam.SEND_SE, HEAD + answer.pack())
+    link.session.progress(1.0)
+    if too_many:
+        link.session.progress(1.0)  # the error comes behind what was good
+        assert isinstance(link.session.error, RemoteProtocolError)
+        return
+    assert link.session.error is None and control.pending == 0
+    assert [slot.error for slot in slots] == [None] * DEPTH
+
+
+def test_an_abort_keeps_the_stag_until_it_is_answered(link: Link) -> None:
+    """Data that is on its way while its task is aborted still lands, and costs no connection."""
+    buffer = bytearray(512)
+    slot = link.read(buffer)
+    stag = slot.stag
+    Ladder(link.session).abort(slot, 1.0)
+    abort = link.pdus[-1]
+    link.post(seam.RDMA_WRITE, DATA[:512], stag, slot.base)
+    link.session.progress(1.0)
+    assert buffer == DATA[:512] and link.is_open(stag)
+    answer = pdu.TaskManagementResponse(
+        response=pdu.TMF_COMPLETE, itt=abort.number(16), stat_sn=100, exp_cmd_sn=2, max_cmd_sn=64
+    )
+    link.post(seam.SEND_SE, HEAD + answer.pack())
+    link.session.progress(1.0)
+    assert link.session.error is None and not link.is_open(stag)
+    assert slot.waiter.pending == 0 and isinstance(slot.error, CommandTimeout)
 
 
 @pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])
@@ -437,19 +575,49 @@ def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
 # -- login ---------------------------------------------------------------------------------------
 
 
-async def _log_in(ours: MemoryQueuePair, client: IserClient, options: Options) -> Session:
+@asynccontextmanager
+async def _answering(client: IserClient) -> AsyncIterator[None]:
+    """The target of ``client`` answers, until its session has ended."""
+
     async def far_end() -> None:
-        while True:
+        while not client.connection.done:
             await trio.lowlevel.wait_readable(client.target_pair.fileno())
             client.connection.progress(0.0)
 
-    url = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(far_end)
-        login = Login(over_rdma(ours), url, options, "portal:3260")
-        session = await login.run()
+        yield
         nursery.cancel_scope.cancel()
-    return session
+
+
+async def _log_in(ours: MemoryQueuePair, client: IserClient, options: Options) -> Session:
+    url = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
+    async with _answering(client):
+        return await Login(over_rdma(ours), url, options, "portal:3260").run()
+
+
+async def test_text_travels_in_sends() -> None:
+    """A discovery session: the Text Request has its text behind its BHS, in one Send.
+
+    proves: ISER-7.3.8-1, ISER-7.3.8-2
+    """
+    client = IserClient()
+    left: list[Message] = []
+
+    def watch(message: Message) -> bool:
+        left.append(message)
+        return True
+
+    client.ours.intercept = watch
+    url = replace(parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0"), iqn="", lun=None)
+    async with _answering(client):
+        pairs = await Discovery(over_rdma(client.ours), url, Options(), "portal:3260").ask("All")
+    assert pairs == [("TargetName", IQN), ("TargetAddress", "10.0.0.1:3260,1")]
+    (request,) = (each for each in left if each.data[28:29] == bytes((bhs.TEXT_REQUEST | 0x40,)))
+    assert request.kind == seam.SEND_SE and request.data[:28] == HEAD
+    text = encode([("SendTargets", "All")])
+    assert request.data[33:36] == len(text).to_bytes(3, "big")  # DataSegmentLength
+    assert request.data[MINIMUM_LENGTH:] == text
 
 
 async def test_login() -> None:

@@ -36,8 +36,8 @@ def test_a_read() -> None:
     """RDMA Write to the advertised buffer, then the status, alone, in a SCSI Response.
 
     proves: ISER-3.3-6, ISER-3.3-7, ISER-7.1-1, ISER-7.3.2-2, ISER-7.3.2-3, ISER-7.3.5-1
-    proves: ISER-7.3.5-4, ISER-7.3.5-5, ISER-7.3.5-7, ISER-7.3.5-19, ISER-7.3.5-21
-    proves: ISER-9.5.2-4, ISER-9.5.2-5, ISER-9.5.2-6
+    proves: ISER-7.3.5-2, ISER-7.3.5-4, ISER-7.3.5-5, ISER-7.3.5-7, ISER-7.3.5-19, ISER-7.3.5-20
+    proves: ISER-7.3.5-21, ISER-9.5.2-4, ISER-9.5.2-5, ISER-9.5.2-6
     """
     client = IserClient().logged_in()
     client.store.content[: len(DATA)] = DATA
@@ -55,8 +55,8 @@ def test_a_read() -> None:
 def test_a_write() -> None:
     """RDMA Read from the advertised buffer, no R2T as a PDU; the status when the data is there.
 
-    proves: ISER-7.1-1, ISER-7.3.2-2, ISER-7.3.4-6, ISER-7.3.6-1, ISER-7.3.6-7, ISER-7.3.6-12
-    proves: ISER-7.3.6-13, ISER-9.5.1-4, ISER-9.5.1-7, ISER-9.5.1-8
+    proves: ISER-7.1-1, ISER-7.3.2-2, ISER-7.3.4-6, ISER-7.3.6-1, ISER-7.3.6-2, ISER-7.3.6-7
+    proves: ISER-7.3.6-12, ISER-7.3.6-13, ISER-9.5.1-4, ISER-9.5.1-7, ISER-9.5.1-8
     """
     client = IserClient().logged_in()
     answer = client.write(DATA)
@@ -67,6 +67,83 @@ def test_a_write() -> None:
     assert {each.stag for each in reads} == {answer.invalidated}
     assert last.kind == seam.SEND_SE_INVALIDATE
     assert (answer.opcode, answer.bhs[3]) == (bhs.SCSI_RESPONSE, 0)
+
+
+def test_nothing_asks_for_an_acknowledgement_of_data() -> None:
+    """At ErrorRecoveryLevel 0, whatever the initiator offers, no RDMA Read follows the data.
+
+    proves: ISER-7.3.5-18
+    """
+    client = IserClient()
+    answer = client.login([("ErrorRecoveryLevel", "2")])
+    assert b"\0ErrorRecoveryLevel=0\0" in b"\0" + answer.data
+    client.command(TEST_UNIT_READY)  # a unit attention is pending
+    client.sent.clear()
+    for size in (512, len(DATA)):
+        client.read(bytearray(size))
+    assert kinds(client) == [seam.RDMA_WRITE, seam.SEND_SE_INVALIDATE] * 2
+
+
+def test_each_completed_fetch_goes_on_with_its_own_task() -> None:
+    """Two WRITEs of four bursts each, fetched at the same time. The completion of an RDMA Read
+    belongs to one task and to one of its R2Ts: the next burst, or the status, follows from it.
+
+    proves: ISER-7.3.6-15, ISER-7.3.6-16
+    """
+    client = IserClient().logged_in([("MaxBurstLength", "4096")])
+    client.target_pair.hold = True
+    sources = DATA[:16384], DATA[16384:32768]
+    stags = []
+    for number, source in enumerate(sources):
+        stag, base = client.ours.advertise(memoryview(source), seam.REMOTE_READ)
+        stags.append(stag)
+        cdb = rw10(0x2A, len(source), number * 32)
+        head = bytearray(28)
+        ControlHeader(0x18, stag, base, 0, 0).pack_into(memoryview(head))
+        client.send(bytes(head) + client.scsi(cdb, 0xA0, len(source), 30 + number))
+    client.target_pair.hold = False
+    client.run()
+    reads = [(each.stag, each.to) for each in client.sent if each.kind == seam.RDMA_READ]
+    for stag in stags:
+        assert [to for of, to in reads if of == stag] == [0, 4096, 8192, 12288]
+    assert [stag for stag, _ in reads[:4]] == [*stags, *stags]  # both at the same time
+    assert [each.number(16) for each in client.heard[-2:]] == [30, 31]
+    assert client.store.content[:32768] == DATA[:32768]
+
+
+def test_data_of_an_aborted_task_comes_to_nothing() -> None:
+    """A Read Response that is on its way when its task is aborted: the buffer stays until it has
+    come, then it is dropped; only then is the abort answered, and the connection goes on.
+
+    proves: ISER-7143-4.2.3.6-1, ISER-7143-10.7-1
+    """
+    client = IserClient().logged_in()
+    stag, base = client.ours.advertise(memoryview(DATA), seam.REMOTE_READ)
+    head = bytearray(28)
+    ControlHeader(0x18, stag, base, 0, 0).pack_into(memoryview(head))
+    client.send(bytes(head) + client.scsi(rw10(0x2A, len(DATA)), 0xA0, len(DATA), 30))
+    client.connection.progress(0.0)
+    assert kinds(client) == [seam.RDMA_READ]
+    abort = pdu.TaskManagementRequest(
+        opcode=bhs.TASK_MANAGEMENT_REQUEST | bhs.IMMEDIATE,
+        function=pdu.TMF_ABORT_TASK,
+        lun=bytes(8),
+        itt=31,
+        referenced_task_tag=30,
+        cmd_sn=client.cmd_sn,
+        exp_stat_sn=0,
+    )
+    client.send(b"\x10" + bytes(27) + abort.pack())
+    client.connection.progress(0.0)
+    assert kinds(client) == [seam.RDMA_READ] and client.budget.used
+    heard = len(client.heard)
+    client.ours.progress(0.0)  # answers the Read
+    client.run()
+    (answer,) = client.heard[heard:]
+    assert (answer.opcode, answer.bhs[2]) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)
+    assert not tasks_of(client.connection) and client.budget.used == 0
+    assert not any(client.store.content)
+    assert client.write(DATA[:512]).bhs[3] == 0
 
 
 def test_data_and_status_leave_in_one_post(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,8 +304,8 @@ def test_the_command_window_is_open_to_pings_as_well() -> None:
 def test_other_answers_are_sends() -> None:
     """Each answer is a Send with Solicited Event.
 
-    proves: ISER-5.2.2-1, ISER-5.2.2-2, ISER-7.3.3-1, ISER-7.3.10-1, ISER-7.3.12-1
-    proves: ISER-7.3.12-2, ISER-7.3.13-2
+    proves: ISER-5.2.2-1, ISER-5.2.2-2, ISER-7.3.3-1, ISER-7.3.8-1, ISER-7.3.8-2, ISER-7.3.10-1
+    proves: ISER-7.3.12-1, ISER-7.3.12-2, ISER-7.3.13-1, ISER-7.3.13-2
     """
     client = IserClient().logged_in()
     reset = pdu.TaskManagementRequest(
@@ -240,9 +317,14 @@ def test_other_answers_are_sends() -> None:
         exp_stat_sn=0,
         ref_cmd_sn=0,
     ).pack()
+    text = encode([("X-nothing", "?")])
+    question = pdu.TextRequest(
+        flags=bhs.FLAG_FINAL, data_length=len(text), itt=21, cmd_sn=2, exp_stat_sn=0
+    ).pack()
     snack = nop(itt=23)
     asked = [
         (nop(b"ping"), b"ping", bhs.NOP_IN),
+        (question, text, bhs.TEXT_RESPONSE),
         (reset, b"", bhs.TASK_MANAGEMENT_RESPONSE),
         (bytes((bhs.SNACK_REQUEST | bhs.IMMEDIATE,)) + snack[1:], b"", bhs.REJECT),
         (
@@ -256,6 +338,8 @@ def test_other_answers_are_sends() -> None:
         assert (answer.kind, answer.opcode, answer.invalidated) == (seam.SEND_SE, opcode, 0)
         if opcode == bhs.NOP_IN:
             assert answer.data == data
+        elif opcode == bhs.TEXT_RESPONSE:
+            assert answer.data == encode([("X-nothing", "NotUnderstood")])
         elif opcode == bhs.REJECT:
             assert answer.data == unit
     assert client.connection.done
@@ -265,8 +349,8 @@ def test_other_answers_are_sends() -> None:
 def test_what_iser_has_no_use_for_is_rejected(opcode: int) -> None:
     """SNACK, and Login in full feature phase: Reject, protocol error; the connection lives on.
 
-    proves: ISER-7.3.9-3, ISER-7.3.9-5, ISER-7.3.11-2, ISER-7.3.11-4, ISER-7143-11.17-1
-    proves: ISER-10.1.4.4-1
+    proves: ISER-7.3.9-2, ISER-7.3.9-3, ISER-7.3.9-5, ISER-7.3.11-2, ISER-7.3.11-4
+    proves: ISER-7143-11.17-1, ISER-10.1.4.4-1
     """
     client = IserClient().logged_in()
     unit = bytes((opcode | bhs.IMMEDIATE,)) + nop()[1:]
@@ -335,6 +419,28 @@ def test_resources_come_with_the_end_of_login() -> None:
     assert client.connection.parameters is not None
     assert receives[0] <= LOGIN_SLOTS
     assert receives[1] >= QUEUE_DEPTH + UNEXPECTED
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("stage", [None, 0])
+def test_no_data_moves_before_the_end_of_login(stage: int | None, write: bool) -> None:
+    """A command that comes too early moves nothing, whatever it advertises: it ends the connection.
+    ``stage``: a stage that has ended before it.
+
+    proves: ISER-3.1.2-1, ISER-3.1.3-1
+    """
+    client = IserClient()
+    if stage is not None:
+        client.login([("AuthMethod", "None")], stage=stage, following=1)
+    del client.sent[:]
+    buffer = bytearray(DATA)
+    stag, base = client.ours.advertise(memoryview(buffer), seam.REMOTE_READ | seam.REMOTE_WRITE)
+    header = ControlHeader(0x1C, stag, base, stag, base)
+    cdb = rw10(0x2A if write else 0x28, len(DATA))
+    with pytest.raises(RemoteProtocolError, match="before the end of login"):
+        client.command(cdb, 0xA0 if write else 0xC0, len(DATA), header)
+    assert not client.sent and buffer == DATA
+    assert not client.store.calls
 
 
 def test_a_refused_login_gets_no_resources() -> None:

@@ -78,6 +78,10 @@ def write(client: IserClient, size: int, immediate: int, burst: int) -> None:
     ],
 )
 def test_what_was_not_asked_for_and_the_rest(size: int, immediate: int, burst: int) -> None:
+    """Data-Out PDUs are control-type: they come in Sends, and iSCSI puts the data together.
+
+    proves: ISER-7.2-1, ISER-7.3.4-3
+    """
     client = unsolicited()
     write(client, size, immediate, burst)
     client.run()
