@@ -82,7 +82,8 @@ def test_read(ends: Ends, size: int) -> None:
 def test_write(ends: Ends, size: int) -> None:
     """Unsolicited data goes as far as was agreed; the target asks for the rest, burst by burst.
 
-    proves: ISER-6.2-5, ISER-7.1-5, ISER-7.3.6-3, ISER-7.3.6-9, ISER-8.3.1-3, ISER-IB00-2-1
+    proves: ISER-6.2-5, ISER-7.1-5, ISER-7.3.6-3, ISER-7.3.6-9, ISER-7.3.6-16, ISER-8.3.1-3
+    proves: ISER-IB00-2-1
     """
     source = bytearray(i * 11 & 255 for i in range(size))
     sink = bytearray(size)
@@ -212,6 +213,32 @@ def test_the_end_frees_everything(ends: Ends) -> None:
         buffer.clear()  # BufferError while a view of it is left
 
 
+def test_an_end_that_was_asked_for_is_not_notified(ends: Ends) -> None:
+    """Connection_Terminate calls nobody up: neither for PDUs that have come already, nor for
+    transfers and PDUs under way, nor to say that the connection has ended.
+
+    proves: ISER-3.2.4-2
+    """
+    source, sink = bytearray(65536), bytearray(65536)
+    reads = ends.commanded(0, READ, memoryview(source))
+    writes = ends.commanded(1, WRITE, memoryview(sink))
+    ends.target.put_data(reads, memoryview(bytes(65536)), 0)
+    ends.respond(0)
+    ends.target.get_data(writes, memoryview(bytearray(32768)), 16384)
+    ends.target.flush()
+    ends.command(2, READ, memoryview(bytearray(4)))
+    ends.initiator.flush()
+
+    def told() -> list[int]:
+        down = ends.down
+        return [len(each) for each in (ends.up.pdus, down.pdus, down.filled, down.sent)]
+
+    before = told()
+    for side in _sides(ends):
+        side.connection_terminate()
+    assert told() == before and not ends.up.pdus and not ends.down.filled
+
+
 def test_connections_do_not_mix(ends: Ends, request: pytest.FixtureRequest) -> None:
     """The datamover object is the Connection_Handle. proves: ISER-3-1, ISER-7.3-1"""
     other = Ends(WAYS[request.node.callspec.params["ends"]])
@@ -232,9 +259,14 @@ def test_connections_do_not_mix(ends: Ends, request: pytest.FixtureRequest) -> N
 
 @pytest.mark.parametrize("closer", [0, 1])
 def test_a_peer_that_vanishes(ends: Ends, closer: int) -> None:
-    """The end that stays sees a lost connection. proves: ISER-4.2-2, ISER-10.1.1-1,
-    ISER-10.1.1.2-1, ISER-10.1.2.2-3"""
+    """The end that stays sees a lost connection, and not before the peer has closed it.
+
+    proves: ISER-4.2-2, ISER-5.2.3.2-4, ISER-10.1.1-1, ISER-10.1.1.2-1, ISER-10.1.2.2-3
+    """
     sides = _sides(ends)
+    ends.commanded(0, READ, memoryview(bytearray(512)))
+    for side in sides:
+        side.progress(0.0)  # raises nothing
     sides[closer].connection_terminate()
     with pytest.raises(ConnectionLost):
         drive(sides[1 - closer])
@@ -252,6 +284,27 @@ def test_disconnect_is_found_by_progress(ends: Ends, asking: int) -> None:
 def test_both_describe_themselves(ends: Ends) -> None:
     for side in _sides(ends):
         assert side.describe()["datamover"] in ("iser", "tcp")
+
+
+def test_each_upward_primitive_is_called(ends: Ends) -> None:
+    """Control_Notify at both ends, Data_Completion_Notify at the target; ``progress`` raises where
+    RFC 7145 has Connection_Terminate_Notify.
+
+    proves: ISER-3.2-1
+    """
+    source, sink = bytearray(b"x" * 65536), bytearray(32768)
+    answer = ends.commanded(0, WRITE, memoryview(source))
+    assert [head[0] for head, _, _ in ends.down.pdus if head[0] == bhs.SCSI_COMMAND]
+    ends.target.get_data(answer, memoryview(sink), 16384)
+    ends.until(lambda: bool(ends.down.filled))
+    ends.respond(0)
+    ends.until(lambda: bool(ends.up.pdus))
+    assert ends.down.filled == [answer]
+    assert [head[0] for head, _, _ in ends.up.pdus] == [bhs.SCSI_RESPONSE]
+    ends.initiator.disconnect()
+    for side in _sides(ends):
+        with pytest.raises(TransportError):
+            drive(side)
 
 
 def test_primitives_and_their_users() -> None:

@@ -6,8 +6,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from iserblk.datamover.seam import NO_DATA, READ, WRITE, InitiatorDatamover, TargetDatamover
+from iserblk.datamover.seam import (
+    INLINE,
+    NO_DATA,
+    READ,
+    WRITE,
+    InitiatorDatamover,
+    TargetDatamover,
+)
 from iserblk.errors import RemoteProtocolError, TransportError
+from iserblk.iscsi import bhs, pdu
 from iserblk.rcap.inprocess import Message, memory_pair
 from iserblk.rcap.seam import SEND, SEND_INVALIDATE, SEND_SE, SEND_SE_INVALIDATE
 from tests.contract.datamovers import (
@@ -119,6 +127,39 @@ def test_stag_of_another_task_is_refused(ends: Ends) -> None:
     with pytest.raises(RemoteProtocolError, match="not its task's"):
         ends.initiator.deallocate_task_resources(ends.slots[0], ends.up.pdus[0][2])
     assert ends.slots[0].stag == 0
+
+
+def test_each_unsolicited_data_out_is_notified(ends: Ends) -> None:
+    """Control_Notify comes for every Data-Out, with its own data, in the order in which they left;
+    the rest of the data comes by Get_Data, without a PDU.
+
+    proves: ISER-9.5.1-6
+    """
+    source, sink = bytearray(i * 11 & 255 for i in range(8192)), bytearray(8192)
+    answer = ends.commanded(0, WRITE, memoryview(source))
+    for number in range(4):
+        slot = ends.slots[1 + number]
+        slot.direction, slot.inline_length = INLINE, 1024
+        at = number * 1024
+        slot.inline[:1024] = source[at : at + 1024]
+        slot.bhs[:] = pdu.DataOut(
+            flags=bhs.FLAG_FINAL if number == 3 else 0,
+            data_length=1024,
+            lun=bytes(8),
+            itt=0,
+            exp_stat_sn=1,
+            data_sn=number,
+            buffer_offset=at,
+        ).pack()
+        ends.initiator.send_control(slot)
+    ends.until(lambda: len(ends.down.pdus) == 5)
+    outs = [(pdu.DataOut.unpack_from(head), data) for head, data, _ in ends.down.pdus[1:]]
+    assert [each.data_sn for each, _ in outs] == [0, 1, 2, 3]
+    for each, data in outs:
+        assert data == source[each.buffer_offset : each.buffer_offset + 1024]
+    ends.target.get_data(answer, memoryview(sink)[4096:], 4096)
+    ends.until(lambda: bool(ends.down.filled))
+    assert sink[4096:] == source[4096:] and len(ends.down.pdus) == 5
 
 
 def test_read_without_a_read_stag_is_refused(ends: Ends) -> None:

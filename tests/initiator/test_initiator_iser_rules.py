@@ -3,16 +3,17 @@ open and close."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import trio
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.errors import CommandTimeout, ConnectionLost, RemoteProtocolError
+from iserblk.errors import CommandTimeout, ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Login, over_rdma
 from iserblk.initiator.connecting.send_targets import Discovery
@@ -355,7 +356,7 @@ def test_each_answer_finds_a_receive(link: Link, too_many: bool) -> None:
         control.pending += 1
         queue.send_immediate(slot, control)
     assert len(requests) == CONTROL_SLOTS >= 3
-    numbers = {"stat_sn": 100, "exp_cmd_sn": 1, "max_cmd_sn": 64}
+    numbers: dict[str, Any] = {"stat_sn": 100, "exp_cmd_sn": 1, "max_cmd_sn": 64}
     answers: list[pdu.Pdu] = [
         pdu.NopIn(itt=bhs.NO_TAG, **numbers) for _ in range(UNEXPECTED + too_many)
     ]
@@ -510,22 +511,90 @@ def test_remote_invalidation_has_to_be_agreed_on(windows: bool, reply: bytes, ag
     assert plain.session.error is None and slot.error is None
 
 
-def test_a_connection_that_ends_takes_its_stags_along(link: Link) -> None:
-    """Waiters are told when no STag is open any more; the buffers are the callers' again.
+def _peer_closes(link: Link) -> None:
+    link.theirs.close()
 
-    proves: ISER-5.2.3.1-4, ISER-5.2.3.2-3
+
+def _peer_closes_after_the_logout(link: Link) -> None:
+    control = link.session.queue.take_control()
+    assert control is not None
+    fill_logout(control)
+    waiter = CountingWaiter()
+    waiter.pending = 1
+    link.session.queue.send_immediate(control, waiter)
+    answer = pdu.LogoutResponse(
+        response=0, itt=link.pdus[-1].number(16), stat_sn=100, exp_cmd_sn=2, max_cmd_sn=64
+    )
+    link.post(seam.SEND_SE, HEAD + answer.pack())
+    link.theirs.close()
+    link.session.progress(1.0)
+    assert waiter.woken == 1
+
+
+def _peer_breaks_rdma(link: Link) -> None:
+    link.post(seam.RDMA_WRITE, b"x", 0x7777, 0)  # our end finds the error, and sends a Terminate
+
+
+def _peer_terminates(link: Link) -> None:
+    link.theirs.posted = link.theirs.consumed  # without a receive, the far end finds the error
+    link.read(bytearray(512))
+    with pytest.raises(RemoteProtocolError):
+        while True:
+            link.theirs.progress(0.0)
+
+
+def _peer_breaks_iser(link: Link) -> None:
+    link.post(seam.SEND_SE, b"\x40" + bytes(75))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        _peer_closes,
+        _peer_closes_after_the_logout,
+        _peer_breaks_rdma,
+        _peer_terminates,
+        _peer_breaks_iser,
+    ],
+)
+def test_a_connection_that_ends_takes_its_stags_along(
+    link: Link, end: Callable[[Link], None]
+) -> None:
+    """Waiters are told when no STag is open any more; the buffers are the callers' again. So it is
+    with each way to end: by the peer, after a logout, by an error that either end's RCaP finds, and
+    by a format error of iSER.
+
+    proves: ISER-3.2.4-1, ISER-5.2.1-3, ISER-5.2.3.1-2, ISER-5.2.3.1-4, ISER-5.2.3.2-3
+    proves: ISER-10.1.1.2-2, ISER-10.1.2.1-3, ISER-10.1.2.2-2
+    proves: ISER-10.1.3.3-2, ISER-10.1.3.3-5, ISER-10.1.3.3-6
     """
     waiters = [_Looker(link), _Looker(link)]
     buffers = [bytearray(512), bytearray(512)]
     for waiter, buffer in zip(waiters, buffers, strict=True):
         waiter.stag = link.read(buffer, waiter).stag
         assert link.is_open(waiter.stag)
-    link.theirs.close()
+    end(link)
     link.session.progress(1.0)
-    assert isinstance(link.session.error, ConnectionLost)
+    assert isinstance(link.session.error, TransportError)
+    link.theirs.close()
+    assert link.session.fileno() == -1
     assert [waiter.open for waiter in waiters] == [[False], [False]]
     for buffer in buffers:
         buffer.clear()  # BufferError while a view of it exists
+
+
+def test_an_end_of_our_own_is_told_once(link: Link) -> None:
+    """What the caller ends has ended for the caller's reason: no notice of the datamover follows.
+
+    proves: ISER-3.2.4-2
+    """
+    slot = link.read(bytearray(512))
+    link.post(seam.SEND_SE, HEAD + bytes(47))  # it would end the connection, if it were looked at
+    reason = ConnectionLost("the caller's")
+    link.session.fail(reason)
+    assert link.session.progress(1.0) == 0
+    assert link.session.error is reason and slot.waiter.pending == 0
+    assert slot.waiter.woken == 1  # type: ignore[attr-defined]
 
 
 # -- what a target must not send -----------------------------------------------------------------
