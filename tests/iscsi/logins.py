@@ -22,6 +22,8 @@ def initiator(
     discovery: bool = False,
     immediate_data: bool = False,
     credentials: Credentials | None = None,
+    rdma: bool = True,
+    header_digest: str = "None",
 ) -> LoginInitiator:
     return LoginInitiator(
         LoginInitiatorConfig(
@@ -31,6 +33,8 @@ def initiator(
             immediate_data=immediate_data,
             discovery=discovery,
             credentials=credentials,
+            rdma=rdma,
+            header_digest=header_digest,
         )
     )
 

@@ -45,17 +45,50 @@ def ask(other: LoginTarget, message: tuple[bytes, bytes]) -> tuple[bytes, bytes]
 # -- both sides ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rdma", [True, False], ids=["iser", "tcp"])
 @pytest.mark.parametrize("credentials", [ONE_WAY, MUTUAL])
 @pytest.mark.parametrize("discovery", [False, True])
-def test_login(credentials: Credentials, discovery: bool) -> None:
-    one = logins.initiator(credentials=credentials, discovery=discovery)
-    other = logins.target(accounts=ACCOUNTS)
+def test_login(credentials: Credentials, discovery: bool, rdma: bool) -> None:
+    one = logins.initiator(credentials=credentials, discovery=discovery, rdma=rdma)
+    other = logins.target(accounts=ACCOUNTS, rdma=rdma)
     assert logins.login(one, other) == 4
     assert one.done and other.done and not other.failed
     assert (other.user, other.discovery) == ("host", discovery)
-    assert discovery or one.parameters == other.parameters
-    assert one.parameters.rdma_extensions is not discovery
+    assert discovery or not rdma or one.parameters == other.parameters
+    assert one.parameters.rdma_extensions is (rdma and not discovery)
     assert one.exp_stat_sn == other.stat_sn
+
+
+def security(credentials: Credentials, rdma: bool) -> list[tuple[bytes, bytes]]:
+    """All PDUs of the security stage, with the same identifier and challenges each time."""
+    one = logins.initiator(credentials=credentials, rdma=rdma)
+    other = logins.target(accounts=ACCOUNTS, rdma=rdma)
+    kept, asked = [], [one.start()]
+    while asked:
+        (answer,) = other.receive(*asked[0])
+        kept += [each for each in (asked[0], answer) if stages(each[0])[0] == SECURITY]
+        asked = one.receive(*answer)
+    assert one.done and other.done
+    return kept
+
+
+@pytest.mark.parametrize("credentials", [ONE_WAY, MUTUAL])
+def test_security_does_not_depend_on_the_transport(
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over iSER both sides send, octet for octet, what they send over TCP.
+
+    proves: ISER-2.3-4, ISER-11-2, ISER-IB00-3.1.6.4-1
+    """
+    for kind, value in ((chap.ChapInitiator, b"i"), (chap.ChapTarget, b"t")):
+        random = lambda count, value=value: value * count  # noqa: E731
+        monkeypatch.setattr(kind.__init__, "__defaults__", (random,))
+    kept = security(credentials, rdma=True)
+    assert len(kept) == 6 and kept == security(credentials, rdma=False)
+    names = {name for message in kept for name in said(message)}
+    assert {"CHAP_A", "CHAP_I", "CHAP_C", "CHAP_N", "CHAP_R"} <= names
+    with pytest.raises(AuthenticationError):
+        security(Credentials("host", TARGET_SECRET), rdma=True)
 
 
 def test_what_is_agreed_is_the_same_with_and_without() -> None:

@@ -400,25 +400,20 @@ LOGIN = logins.request(
 )
 
 
-class Scarce(MemoryQueuePair):
-    """An end of a pair that has no memory for headers after ``allocations`` times."""
-
-    allocations = 0
-
-    def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
-        if not self.allocations:
-            raise NotSupported("no registered memory")
-        self.allocations -= 1
-        return super().alloc_headers(count, size)
-
-
-def scarce_pair(allocations: int) -> tuple[MemoryQueuePair, Scarce]:
-    """An initiator's end, with receives, and a target's."""
-    ours = memory_pair()[0]
+def scarce_pair(allocations: int) -> tuple[MemoryQueuePair, MemoryQueuePair]:
+    """An initiator's end, with receives, and a target's, which has no memory for headers after so
+    many times."""
+    ours, theirs = memory_pair()
     ours.post_receive(8)
-    theirs = Scarce(ird=64, ord=64, private_data=b"", receive_size=8268)
-    theirs.allocations = allocations
-    ours.peer, theirs.peer = theirs, ours
+    given, left = theirs.alloc_headers, [None] * allocations
+
+    def alloc_headers(count: int, size: int) -> list[seam.HeaderSlot]:
+        if not left:
+            raise NotSupported("no registered memory")
+        left.pop()
+        return given(count, size)
+
+    theirs.alloc_headers = alloc_headers  # type: ignore[method-assign]
     return ours, theirs
 
 
