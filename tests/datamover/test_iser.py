@@ -75,7 +75,10 @@ def test_whole_messages(word: int, behind: int) -> None:
     ],
 )
 def test_broken_messages(word: int, behind: int, first: int, words: str) -> None:
-    """proves: ISER-9.1-2, ISER-RC-13"""
+    """Illegal opcodes, and lengths that do not fit to each other.
+
+    proves: ISER-9.1-2, ISER-10.1.3.3-1, ISER-RC-13
+    """
     with pytest.raises(RemoteProtocolError, match=words):
         check_message_untrusted(message(word, behind, first))
 

@@ -10,15 +10,17 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from iserblk.errors import ConnectFailed, IserblkError
+from iserblk.errors import ConnectFailed, IserblkError, NotSupported
 from iserblk.initiator.connecting.iwarp import Address
 from iserblk.rcap.inprocess import MemoryQueuePair
+from iserblk.rcap.seam import HeaderSlot
 
 
 class Device(MemoryQueuePair):
     """An in-process queue pair that says it belongs to an RDMA device."""
 
     provider = "verbs"
+    has_memory = True
 
     def __init__(self, said_by_peer: bytes, windows: bool, receives: int, depth: int) -> None:
         super().__init__(
@@ -27,6 +29,11 @@ class Device(MemoryQueuePair):
         self.can_receive_invalidate = windows
         super().post_receive(receives)
         self._advance = receives
+
+    def alloc_headers(self, count: int, size: int) -> list[HeaderSlot]:
+        if not self.has_memory:
+            raise NotSupported("no registered memory")
+        return super().alloc_headers(count, size)
 
     def post_receive(self, count: int) -> None:
         """Post receives; as many as were posted in advance are counted off first."""
@@ -72,7 +79,8 @@ class Step:
 class Fabric:
     """``missing``: what ``available`` says. ``routes``: whether the device leads anywhere.
     ``error``: what connecting ends with. ``silent``: nothing ever answers. ``windows``: the
-    device has memory windows. ``log``: what was asked of it."""
+    device has memory windows. ``has_memory``: the initiator's device can register memory for
+    headers. ``log``: what was asked of it."""
 
     def __init__(self) -> None:
         self.missing: str | None = None
@@ -80,6 +88,7 @@ class Fabric:
         self.error: IserblkError | None = None
         self.silent = False
         self.windows = True
+        self.has_memory = True
         self.turns = 2
         self.open = 0  # steps that were not closed
         self.log: list[tuple[object, ...]] = []
@@ -117,9 +126,11 @@ class Fabric:
             ours = Device(listener.reply(padded), self.windows, receives, ird)
             theirs = Device(padded, self.windows, listener.receives, ird)
             ours.peer, theirs.peer = theirs, ours
+            ours.has_memory = self.has_memory
             self.pairs.append((ours, theirs))
-            listener.arrived.append(theirs)
-            os.eventfd_write(listener.bell, 1)
+            if not listener.deaf:
+                listener.arrived.append(theirs)
+                os.eventfd_write(listener.bell, 1)
             return ours
 
         return Step(self, join)
@@ -143,6 +154,10 @@ class Fabric:
 
 
 class FakeListener:
+    """``deaf``: connections are made, and nobody takes them."""
+
+    deaf = False
+
     def __init__(
         self, fabric: Fabric, port: int, receives: int, reply: Callable[[bytes], bytes]
     ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, ControlHeader
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
@@ -59,7 +60,9 @@ class IserClient:
     PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
     memory for data."""
 
-    def __init__(self, send_invalidate: bool = True, ord: int = 64) -> None:
+    def __init__(
+        self, send_invalidate: bool = True, ord: int = 64, accounts: Accounts | None = None
+    ) -> None:
         self.ours, theirs = memory_pair(ord=ord, receive_size=MINIMUM_LENGTH + 8192)
         self.target_pair = theirs
         self.sent: list[Message] = []
@@ -73,7 +76,7 @@ class IserClient:
         self.connection = connection = TargetConnection(
             IserTarget(theirs, send_invalidate),
             self.device,
-            LoginTarget(LoginTargetConfig(IQN, 1)),
+            LoginTarget(LoginTargetConfig(IQN, 1, accounts=accounts)),
             on_login=lambda _: None,
             on_reset=self._reset,
             portal="10.0.0.1:3260",

@@ -441,7 +441,7 @@ async def test_without_resources_there_is_no_session(allocations: int) -> None:
     """RDMAExtensions=Yes was agreed on, and Allocate_Connection_Resources fails: no response of
     success leaves, the connection ends, and nothing of it stays in use; its TSIH does not, either.
 
-    proves: ISER-3.3-3
+    proves: ISER-3.1.4-3, ISER-3.3-3, ISER-10.1.3.1-3, ISER-10.1.3.1-5
     """
     server = TargetServer(IQN, {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)})
     for _ in range(3):

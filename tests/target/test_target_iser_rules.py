@@ -3,16 +3,21 @@ order."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from iserblk.datamover.iser import ControlHeader
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import AuthenticationError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.chap import Accounts, Credentials
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
-from iserblk.rcap.inprocess import Message
+from iserblk.rcap.inprocess import MemoryQueuePair, Message
+from iserblk.secret import Secret
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
 from iserblk.target.seam import Nexus
+from tests.iscsi import logins
 from tests.target.iser_client import IserClient, rw10, tasks_of
 
 TEST_UNIT_READY = bytes(6)
@@ -255,12 +260,11 @@ def test_sense_travels_in_the_response() -> None:
 
 
 def test_no_reads_where_the_initiator_takes_none() -> None:
-    """ORD 0, and a WRITE that needs an RDMA Read: the connection ends, by the initiator's fault,
-    not by a rule of ours. proves: ISER-7.3.6-5"""
+    """ORD 0, and a WRITE that needs an RDMA Read: an error by the initiator's fault, not by a rule
+    of ours. What the server makes of it: test_server_endings.py."""
     client = IserClient(ord=0).logged_in()
     with pytest.raises(RemoteProtocolError, match="takes no RDMA Reads"):
         client.write(DATA[:512])
-    client.connection.close()
     assert seam.RDMA_READ not in kinds(client)
 
 
@@ -407,7 +411,7 @@ def test_any_kind_of_send_is_taken(opcode: int) -> None:
 def test_resources_come_with_the_end_of_login() -> None:
     """Before its end a few receives, for any peer; all of them when the last response leaves.
 
-    proves: ISER-5.1.2-1, ISER-5.1.2-4, ISER-RC-17
+    proves: ISER-5.1.2-1, ISER-RC-17
     """
     client = IserClient()
     receives: list[int] = []
@@ -419,6 +423,42 @@ def test_resources_come_with_the_end_of_login() -> None:
     assert client.connection.parameters is not None
     assert receives[0] <= LOGIN_SLOTS
     assert receives[1] >= QUEUE_DEPTH + UNEXPECTED
+
+
+@pytest.mark.parametrize("secret", ["hush-hush-hush", "wrong-wrong-wrong"])
+def test_resources_are_for_initiators_that_are_known(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a security stage nothing is allocated beyond what login needs, for as long as the peer
+    has not shown by CHAP who it is: neither receives nor memory.
+
+    proves: ISER-5.1.2-4
+    """
+    allocated: list[int] = []
+    alloc = MemoryQueuePair.alloc_headers
+
+    def watched(self: MemoryQueuePair, count: int, size: int) -> list[seam.HeaderSlot]:
+        allocated.append(count)
+        return alloc(self, count, size)
+
+    monkeypatch.setattr(MemoryQueuePair, "alloc_headers", watched)
+    client = IserClient(accounts=Accounts({"host": Secret("hush-hush-hush")}))
+    assert allocated == [LOGIN_SLOTS]
+    one = logins.initiator(credentials=Credentials("host", Secret(secret)))
+    asked, stages = [one.start()], []
+    with suppress(AuthenticationError):
+        while asked:
+            answer = client.ask(*asked.pop())
+            stages.append(answer.bhs[1] >> pdu.CSG_SHIFT & 3)
+            if answer.bhs[1] & 3 != pdu.FULL_FEATURE_PHASE:
+                assert allocated == [LOGIN_SLOTS] and client.receives <= LOGIN_SLOTS
+            asked += one.receive(answer.bhs, answer.data)
+    if secret.startswith("hush"):
+        assert stages == [0, 0, 0, 1] and one.done
+        assert sum(allocated) > QUEUE_DEPTH and client.receives >= QUEUE_DEPTH + UNEXPECTED
+    else:
+        assert stages == [0, 0, 0] and client.connection.done
+        assert allocated == [LOGIN_SLOTS] and client.receives <= LOGIN_SLOTS
 
 
 @pytest.mark.parametrize("write", [False, True])

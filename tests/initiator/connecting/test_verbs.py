@@ -22,6 +22,7 @@ from iserblk.errors import (
     IserblkError,
     NotSupported,
     PermissionDenied,
+    TargetNotFound,
     TransportError,
 )
 from iserblk.initiator.connecting import reach as connecting
@@ -29,13 +30,15 @@ from iserblk.initiator.connecting import verbs as connecting_verbs
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
+from iserblk.iscsi import bhs
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.options import Options
-from iserblk.rcap import verbs
+from iserblk.rcap import seam, verbs
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, TargetConnection
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.url import parse_url
 from tests.support.fabric import Device, Fabric, FakeListener
+from tests.support.until import until
 from tests.target.fake_store import FakeStore
 from tests.target.test_server import serving
 
@@ -263,3 +266,66 @@ def test_link_local_addresses_name_their_interface() -> None:
     assert connecting_verbs.numeric(address) == ("fe80::1%2", 3260)
     address = connecting_verbs.Address(socket.AF_INET6, ("fd00::1", 3260, 0, 0))  # type: ignore[attr-defined]
     assert connecting_verbs.numeric(address) == ("fd00::1", 3260)
+
+
+# -- connections that come to nothing --------------------------------------------------------------
+
+
+def check_closed(fabric: Fabric) -> None:
+    """Our end of the only connection is closed, and the peer has heard of it."""
+    ((ours, theirs),) = fabric.pairs
+    assert ours.fileno() == -1
+    if theirs.fileno() >= 0:
+        with pytest.raises(ConnectionLost):
+            while theirs.progress(0.0):
+                pass
+
+
+async def test_a_connection_that_gets_no_resources_is_closed(fabric: Fabric, port: int) -> None:
+    """Allocate_Connection_Resources fails at the initiator: the call says so, no Login Request
+    leaves, and the connection ends at both ends. With memory it succeeds.
+
+    proves: ISER-3.1.4-3, ISER-10.1.3.1-1, ISER-10.1.3.1-2, ISER-10.1.3.1-5
+    """
+    async with target(fabric, port) as listener:
+        fabric.has_memory = False
+        listener.deaf = True
+        with pytest.raises(NotSupported, match="no registered memory"):
+            await connect(parse_url(url(port)), VERBS)
+        ((_, theirs),) = fabric.pairs
+        assert all(each.kind > seam.SEND_SE_INVALIDATE for each in theirs.inbox)
+        check_closed(fabric)
+        fabric.has_memory, listener.deaf = True, False
+        await use(await connect(parse_url(url(port)), VERBS))
+
+
+async def test_a_connection_that_is_lost_in_its_login_is_closed(fabric: Fabric, port: int) -> None:
+    """The target goes away when it has the Login Request: what was allocated before is given back.
+
+    proves: ISER-10.1.1.1-2
+    """
+    async with target(fabric, port) as listener:
+        listener.deaf = True
+        async with trio.open_nursery() as nursery:
+
+            async def leave() -> None:
+                await until(lambda: fabric.pairs and fabric.pairs[0][1].inbox)
+                ours, theirs = fabric.pairs[0]
+                assert ours.posted and theirs.inbox[0].data[28] == bhs.LOGIN_REQUEST | bhs.IMMEDIATE
+                theirs.close()
+
+            nursery.start_soon(leave)
+            with pytest.raises(ConnectionLost, match="during login"):
+                await connect(parse_url(url(port)), VERBS)
+        check_closed(fabric)
+
+
+async def test_a_refused_login_closes_the_connection(fabric: Fabric, port: int) -> None:
+    """A status class other than success: the initiator ends the connection.
+
+    proves: ISER-10.1.4.6-4
+    """
+    async with target(fabric, port):
+        with pytest.raises(TargetNotFound):
+            await connect(parse_url(url(port).replace("disk", "another")), VERBS)
+        check_closed(fabric)
