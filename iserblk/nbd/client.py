@@ -103,7 +103,7 @@ class Client:
         self._group = group
         self._memory = memory
         self._pace = Pace(busy_poll_us)
-        self._watch = Watch(self._ready)
+        self._watch = Watch()
         self._nap = Nap()  # of the task, while there is nothing to wait for in the socket
         self._write_nap = Nap()
         self._ending = Nap()  # while commands are being aborted
@@ -334,7 +334,7 @@ class Client:
 
     def _rest(self) -> None:
         if self._transmission.open <= 1 and self._pace.rest(self._answers):
-            self._watch.stay_awake(self._fd, self._pace.until)
+            self._watch.stay_awake(self._fd, self._pace.until, self._ready)
 
     def _ready(self) -> None:
         """Called in place of the task's turn, while the loop is kept awake."""

@@ -191,7 +191,7 @@ class TargetServer:
                 nursery.start_soon(writes.run)
                 nursery.start_soon(_watch, connection, peer)
                 try:
-                    await self._pump(connection, writes)
+                    await _Pump(connection, writes, self._busy_poll_us).run()
                     if login.problem:
                         log.warning("%s: login refused: %s", peer, login.problem)
                     log.info("%s: session ended", peer)
@@ -208,60 +208,6 @@ class TargetServer:
             self._release_successor(connection)
         if error is not None:
             raise error
-
-    async def _pump(self, connection: TargetConnection, writes: WriteWatch) -> None:
-        """Call ``progress`` whenever data comes, until the session has ended."""
-        deadline = trio.current_time() + LOGIN_TIMEOUT_S
-        fd = connection.fileno()
-        pace = Pace(self._busy_poll_us)
-        problem: BaseException | None = None
-
-        def rest() -> None:
-            if pace.rest(connection.answered):
-                watch.stay_awake(fd, pace.until)
-
-        def look() -> None:
-            """Called in place of this task's turn, while the loop is kept awake."""
-            nonlocal problem
-            if connection.done:
-                return
-            connection.silent = False
-            try:
-                connection.progress(pace.work())
-            except BaseException as error:
-                problem = error
-                session.cancel()
-                return
-            if connection.wants_write():
-                writes.wake()
-            rest()
-
-        watch = Watch(look)
-        try:
-            with trio.CancelScope() as session:
-                connection.on_done = session.cancel
-                while not connection.done:
-                    if connection.parameters is None:
-                        with trio.move_on_at(deadline) as scope:
-                            await trio.lowlevel.wait_readable(fd)
-                        if scope.cancelled_caught:
-                            raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
-                        connection.progress(monotonic())
-                    else:
-                        rest()
-                        await trio.lowlevel.wait_readable(fd)
-                        connection.silent = False
-                        connection.progress(pace.work())
-                    if connection.wants_write():
-                        writes.wake()
-        finally:
-            watch.close()
-        if problem is not None:
-            raise problem
-        # The last answer (to a logout, or to a login that failed) still has to leave.
-        with trio.move_on_after(LAST_WORDS_S):
-            while connection.wants_write():  # noqa: ASYNC110 (once a session, rarely at all)
-                await trio.sleep(0.01)
 
     async def _run_blocking(
         self, connection: TargetConnection, slot: TargetTask, writes: WriteWatch
@@ -362,6 +308,69 @@ def _name_of(connection: TargetConnection) -> _SessionName:
     return _SessionName(login.initiator_name.lower(), login.isid, connection.port.tag)
 
 
+class _Pump:
+    """Calls ``progress`` of a connection whenever data comes."""
+
+    def __init__(self, connection: TargetConnection, writes: WriteWatch, busy_poll_us: int) -> None:
+        self._connection = connection
+        self._writes = writes
+        self._fd = connection.fileno()
+        self._pace = Pace(busy_poll_us)
+        self._watch = Watch()
+        self._scope = trio.CancelScope()
+        self._problem: BaseException | None = None  # of ``_ready``
+
+    async def run(self) -> None:
+        """Until the session has ended."""
+        connection, fd = self._connection, self._fd
+        deadline = trio.current_time() + LOGIN_TIMEOUT_S
+        try:
+            with self._scope:
+                connection.on_done = self._scope.cancel
+                while not connection.done:
+                    if connection.parameters is None:
+                        with trio.move_on_at(deadline) as scope:
+                            await trio.lowlevel.wait_readable(fd)
+                        if scope.cancelled_caught:
+                            raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
+                        connection.progress(monotonic())
+                    else:
+                        self._rest()
+                        await trio.lowlevel.wait_readable(fd)
+                        connection.silent = False
+                        connection.progress(self._pace.work())
+                    if connection.wants_write():
+                        self._writes.wake()
+        finally:
+            self._watch.close()
+        if self._problem is not None:
+            raise self._problem
+        # The last answer (to a logout, or to a login that failed) still has to leave.
+        with trio.move_on_after(LAST_WORDS_S):
+            while connection.wants_write():  # noqa: ASYNC110 (once a session, rarely at all)
+                await trio.sleep(0.01)
+
+    def _rest(self) -> None:
+        if self._pace.rest(self._connection.answered):
+            self._watch.stay_awake(self._fd, self._pace.until, self._ready)
+
+    def _ready(self) -> None:
+        """Called in place of the task's turn, while the loop is kept awake."""
+        connection = self._connection
+        if connection.done:
+            return
+        connection.silent = False
+        try:
+            connection.progress(self._pace.work())
+        except BaseException as error:
+            self._problem = error
+            self._scope.cancel()
+            return
+        if connection.wants_write():
+            self._writes.wake()
+        self._rest()
+
+
 async def _watch(connection: TargetConnection, peer: str) -> None:
     """End a session whose initiator has vanished without closing the connection. Neither TCP nor
     the network reports that, and the session would keep its memory and its name for ever."""
@@ -380,8 +389,8 @@ async def _watch(connection: TargetConnection, peer: str) -> None:
 
 
 def _progress_quietly(connection: TargetConnection) -> None:
-    """Call ``progress`` for the task that waits to write. An error ends the connection; ``_pump``
-    notices that by itself."""
+    """Call ``progress`` for the task that waits to write. An error ends the connection; its
+    pump notices that by itself."""
     connection.silent = False  # the initiator takes what the target sends
     try:
         connection.progress(monotonic())

@@ -96,31 +96,30 @@ class Turns:
 class Watch:
     """A descriptor that is looked at directly while its trio loop is kept awake.
 
-    ``ready`` is called when something has come. It takes that, or leaves it to the task that waits
-    for the descriptor in trio. It must not wait, nor raise anything.
-
     For a single message, two passes through trio's loop cost as much as all that is done with it.
     This way trio has its turn while the peer works on what ``ready`` has sent.
     """
 
-    __slots__ = ("_loop", "_ready", "fd")
+    __slots__ = ("_loop", "fd")
 
-    def __init__(self, ready: Callable[[], None]) -> None:
-        self._ready = ready
+    def __init__(self) -> None:
         self._loop: _AwakeLoop | None = None
         self.fd = -1  # which is looked at; -1: none
 
-    def stay_awake(self, fd: int, until: float) -> None:
-        """Keep the loop awake until the monotonic time ``until``, and look at ``fd`` meanwhile."""
+    def stay_awake(self, fd: int, until: float, ready: Callable[[], None]) -> None:
+        """Keep the loop awake until the monotonic time ``until``, and look at ``fd`` meanwhile.
+
+        ``ready`` is called when something has come. It takes that, or leaves it to the task that
+        waits for the descriptor in trio. It must not wait, nor raise anything. It is kept only as
+        long as ``fd`` is looked at: it refers to the owner of this watch, and thousands of those
+        may come and go before Python finds such circles.
+        """
         loop = self._loop
         if loop is None:
             loop = self._loop = _awake_loop()
         if self.fd != fd:
-            loop.add(self, fd)
+            loop.add(self, fd, ready)
         loop.stay_awake(until)
-
-    def ready(self) -> None:
-        self._ready()
 
     def close(self) -> None:
         """Look no more. To be called before the descriptor is closed."""
@@ -133,17 +132,17 @@ class _AwakeLoop:
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None  # open while something is watched
-        self._watched: dict[int, Watch] = {}
+        self._watched: dict[int, tuple[Watch, Callable[[], None]]] = {}
         self._until = 0.0
         self._nap = Nap()
         self._turns = Turns()
 
-    def add(self, watch: Watch, fd: int) -> None:
+    def add(self, watch: Watch, fd: int, ready: Callable[[], None]) -> None:
         self.remove(watch)
         if self._epoll is None:
             self._epoll = select.epoll()
         self._epoll.register(fd, select.EPOLLIN)
-        self._watched[fd] = watch
+        self._watched[fd] = (watch, ready)
         watch.fd = fd
 
     def remove(self, watch: Watch) -> None:
@@ -177,7 +176,7 @@ class _AwakeLoop:
 
     def _forget(self) -> None:
         """With many messages under way each would have to be reported twice."""
-        for watch in list(self._watched.values()):
+        for watch, _ in list(self._watched.values()):
             self.remove(watch)
 
     def _look(self) -> None:
@@ -190,7 +189,7 @@ class _AwakeLoop:
             if found:
                 for fd, _ in found:
                     if fd in self._watched:  # no other ``ready`` has closed it
-                        self._watched[fd].ready()
+                        self._watched[fd][1]()
                 return
             now = self._turns.give_way()
             if now >= until or not self._awake(now):

@@ -3,8 +3,10 @@ otherwise."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -128,7 +130,7 @@ class Line:
         self.received = 0
         self.calls = 0
         self._then = ready
-        self.watch = Watch(self._ready)
+        self.watch = Watch()
 
     def _ready(self) -> None:
         self.calls += 1
@@ -136,7 +138,7 @@ class Line:
         self._then(self)
 
     def stay_awake(self, until_s: float) -> None:
-        self.watch.stay_awake(self.here.fileno(), until_s)
+        self.watch.stay_awake(self.here.fileno(), until_s, self._ready)
 
     def close(self) -> None:
         self.watch.close()
@@ -157,6 +159,19 @@ async def test_the_loop_turns_until_the_limit_and_then_sleeps(clock: Clock) -> N
             await until(lambda: sleeps.slept > 0)  # noqa: B023 (called here only)
         trio.lowlevel.remove_instrument(sleeps)
     line.close()
+
+
+async def test_nothing_is_kept_of_an_owner_that_has_closed(clock: Clock) -> None:
+    line = Line()
+    gone = weakref.ref(line)
+    line.stay_awake(clock.now + 0.05)
+    line.close()
+    gc.disable()
+    try:
+        del line
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_it_sleeps_where_others_need_the_processor(

@@ -90,7 +90,7 @@ class TrioDriver:
         self._gatherer = Nap()
         self._quiet = GATHER_QUIET
         self._pace = Pace(session.busy_poll_us)
-        self._watch = Watch(self._ready)
+        self._watch = Watch()
         self._broken: BaseException | None = None
         self._answered = 0
         self._came = 0  # answers, the last time
@@ -182,7 +182,7 @@ class TrioDriver:
 
     def _rest(self, fd: int) -> None:
         if self.session.queue.busy <= FEW and self._pace.rest(self._answered):
-            self._watch.stay_awake(fd, self._pace.until)
+            self._watch.stay_awake(fd, self._pace.until, self._ready)
 
     def _ready(self) -> None:
         """Called in place of the pump's turn, while the loop is kept awake."""
