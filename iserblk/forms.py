@@ -72,6 +72,7 @@ MODULES = (
     "iserblk.target.store.lunfile",
     "iserblk.target.store.store",
     "iserblk.target.store.volatile",
+    "iserblk.target.task_set",
 )
 
 LIBRARY = "iserblk__mypyc"  # the extension module, at the top level, that has the code of all

@@ -108,11 +108,14 @@ ALLOWED: dict[str, set[str]] = {
     "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
     "target.store": {"errors", "files"},
     "target.ports": {"errors", "scsi"},
-    "target.seam": {"scsi", "target.ports"},
-    "target.scsi": {"errors", "scsi", "target.store", "target.ports", "target.seam"},
+    "target.task_set": {"scsi"},
+    "target.seam": {"scsi", "target.ports", "target.task_set"},
+    "target.scsi": {
+        *("errors", "scsi", "target.store", "target.ports", "target.seam", "target.task_set"),
+    },
     "target.iscsi": {
         *("errors", "scsi", "iscsi", "sockets", "rcap.seam", "rcap.iwarp", "rcap.verbs"),
-        *("datamover", "target.ports", "target.seam"),
+        *("datamover", "target.ports", "target.seam", "target.task_set"),
     },
     "target.lunspec": {"errors", "target.store", "target.scsi"},
     "target.server": {

@@ -49,7 +49,10 @@ FLAG_FINAL: Final = 0x80
 FLAG_CONTINUE: Final = 0x40  # Login and Text
 FLAG_READ: Final = 0x40
 FLAG_WRITE: Final = 0x20
+ATTR_MASK: Final = 0x07
 ATTR_SIMPLE: Final = 0x01
+ATTR_ORDERED: Final = 0x02
+ATTR_HEAD_OF_QUEUE: Final = 0x03
 # SCSI Response flags (11.4.1).
 BIDI_OVERFLOW: Final = 0x10
 BIDI_UNDERFLOW: Final = 0x08

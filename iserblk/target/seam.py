@@ -6,11 +6,12 @@ The connection (``iserblk.target.iscsi.connection``) moves data; the device serv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.ports import ONLY_PORT, TargetPort
+from iserblk.target.task_set import TaskSets
 
 NO_DATA: Final = 0
 DATA_IN: Final = 1  # device to initiator
@@ -19,6 +20,7 @@ DATA_OUT: Final = 2  # initiator to device
 GOOD: Final = b""  # no sense data
 
 EndTasks = Callable[[int, Callable[[], None]], int]
+TasksOf = Callable[[int], Sequence[object]]
 
 
 class ScsiTask:
@@ -64,10 +66,11 @@ class Nexus:
     ``end_tasks(lun, ended)``: end the session's tasks of a LUN, as after a reset by another
     session. A task that a thread is running cannot be ended: it completes, and ``ended`` is called
     then, once for each. Returns the number of those tasks. Only the thread that begins commands
-    calls it. ``port``: the target port to which the initiator connected.
+    calls it. ``port``: the target port to which the initiator connected. ``tasks_of(lun)``: the
+    session's tasks of a LUN that have begun or may begin, for TaskSets.
     """
 
-    __slots__ = ("end_tasks", "name", "port")
+    __slots__ = ("end_tasks", "name", "port", "tasks_of")
 
     def __init__(
         self,
@@ -75,14 +78,22 @@ class Nexus:
         isid: bytes,
         end_tasks: EndTasks = lambda _lun, _ended: 0,
         port: TargetPort = ONLY_PORT,
+        tasks_of: TasksOf = lambda _lun: (),
     ) -> None:
         self.port = port
+        self.tasks_of = tasks_of
         self.name = NexusName(TransportId(initiator.lower(), isid), port.relative)
         self.end_tasks = end_tasks
 
 
 class DeviceServer(Protocol):
-    """The LUNs of one SCSI target port (SAM): routes by LUN, executes commands."""
+    """The LUNs of one SCSI target port (SAM): routes by LUN, executes commands.
+
+    ``task_sets``: of these LUNs. The connections enter and remove their tasks; whether a task is
+    dormant does not matter to the methods here."""
+
+    @property
+    def task_sets(self) -> TaskSets: ...
 
     def attach(self, nexus: Nexus) -> None:
         """Begin a session: unit attention 29/00 (power on) is pending for it on every LUN."""

@@ -58,18 +58,25 @@ def tasks_of(connection: TargetConnection) -> set[int]:
 class IserClient:
     """``sent``: every message that left the target, RDMA included, oldest first. ``heard``: its
     PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
-    memory for data."""
+    memory for data. ``device``, ``store``: of another client of the same target."""
 
     def __init__(
-        self, send_invalidate: bool = True, ord: int = 64, accounts: Accounts | None = None
+        self,
+        send_invalidate: bool = True,
+        ord: int = 64,
+        accounts: Accounts | None = None,
+        device: DeviceServer | None = None,
+        store: FakeStore | None = None,
     ) -> None:
         self.ours, theirs = memory_pair(ord=ord, receive_size=MINIMUM_LENGTH + 8192)
         self.target_pair = theirs
         self.sent: list[Message] = []
         self.heard: list[Heard] = []
         self.on_send: Callable[[Message], None] = lambda _: None
-        self.store = FakeStore(SIZE)
-        self.device = DeviceServer({0: LogicalUnit(self.store, serial="S", block=BLOCK)}, IQN)
+        self.store = store or FakeStore(SIZE)
+        self.device = device or DeviceServer(
+            {0: LogicalUnit(self.store, serial="S", block=BLOCK)}, IQN
+        )
         self.budget = DataBudget()
         self.on_reset: OnReset = lambda _lun, _by, _ended: 0
         theirs.intercept = self._left

@@ -18,23 +18,29 @@ from iserblk.errors import RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
-from iserblk.scsi import luns
+from iserblk.scsi import luns, sense
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.buffers import GUARANTEED, BufferPool, DataBudget
 from iserblk.target.iscsi.control import LOGOUT_FOR_RECOVERY, ControlAnswers
 from iserblk.target.iscsi.slot import (
+    AT_ONCE,
     DEFERRED,
+    DORMANT,
     ENDED,
     FETCHING,
+    HAS_COME,
     IDLE,
     RUNNING,
     UNSOLICITED,
+    WAITS,
     Numbers,
     TargetTask,
     pack_response,
 )
 from iserblk.target.ports import ONLY_PORT, TargetPort
-from iserblk.target.seam import DATA_IN, DATA_OUT, DeviceServer, Nexus
+from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA, DeviceServer, Nexus
+from iserblk.target.task_set import ACA, HEAD_OF_QUEUE
+from iserblk.target.task_set import AT_ONCE as NEVER_DORMANT
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +53,7 @@ SENSE_INLINE: Final = 256
 # A LUN has one task set for all sessions (TST 0 in the Control mode page).
 _OF_ALL_SESSIONS: Final = (pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
 _OF_A_LUN: Final = (pdu.TMF_ABORT_TASK_SET, *_OF_ALL_SESSIONS)
+_NOT_SIMPLE: Final = 0x06  # a bit of ATTR that neither UNTAGGED nor SIMPLE has
 _AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
@@ -76,6 +83,7 @@ class TargetConnection:
     ) -> None:
         self._dm = datamover
         self._device = device
+        self._task_sets = device.task_sets
         self.login = login
         self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
         self.on_output: Callable[[], None] = lambda: None  # by the owner: output may be waiting
@@ -115,12 +123,15 @@ class TargetConnection:
     def flush(self) -> None:
         """Send what is queued, and start deferred tasks with the buffers that this frees. Raises
         TransportError when the connection has ended."""
-        before = -1
-        while len(self._deferred) != before:
-            before = len(self._deferred)
-            if before:
-                self._resume()
-            self._dm.flush()
+        while True:
+            before = -1
+            while len(self._deferred) != before:
+                before = len(self._deferred)
+                if before:
+                    self._resume()
+                self._dm.flush()
+            if not self._task_sets.ready or not self._task_sets.enable_ready():
+                break
         if self._budget.waiting:
             self._budget.wake()
 
@@ -148,10 +159,13 @@ class TargetConnection:
         for task in self._tasks.values():
             task.aborted = True
             task.task.cancelled = True
-        # Tasks in threads stay: a PREEMPT AND ABORT may have to wait for them.
+            if task.state != RUNNING:
+                self._task_sets.leave(task.lun, task)
+        # Tasks in threads stay: a PREEMPT AND ABORT, or an ORDERED task, may have to wait for them.
         self._tasks = {itt: each for itt, each in self._tasks.items() if each.state == RUNNING}
         self._deferred.clear()
         self._dm.disconnect()
+        self._task_sets.enable_ready()
 
     def close(self) -> None:
         """Release all resources. No thread may be running a task of this connection."""
@@ -159,6 +173,9 @@ class TargetConnection:
         self._dm.connection_terminate()
         self._budget.forget(self._wake)
         self._pool.close()
+        for slot in self._tasks.values():
+            self._task_sets.leave(slot.lun, slot)
+        self._task_sets.enable_ready()
         if self._attached:
             self._attached = False
             self._device.detach(self.nexus)
@@ -223,6 +240,7 @@ class TargetConnection:
         slot.arrived = 0
         slot.overflow = 0
         slot.data_sn = 0
+        slot.turn = AT_ONCE
         slot.aborted = False
         if slot.control:
             self._answers.give_back(slot)
@@ -256,7 +274,9 @@ class TargetConnection:
             # Twice the depth: a slot is free only when the datamover reports its response as sent.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
             self._dm.allocate_connection_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
-            self.nexus = Nexus(login.initiator_name, login.isid, self._end_tasks, self.port)
+            self.nexus = Nexus(
+                login.initiator_name, login.isid, self._end_tasks, self.port, self._tasks_of
+            )
             self._device.attach(self.nexus)
             self._attached = True
         unasked = login.depth * login.unsolicited_of_each
@@ -319,6 +339,8 @@ class TargetConnection:
             if sends != task.length:
                 slot.overflow = max(task.length - sends, 0)
                 self._device.fit(task, sends)
+        if (flags & _NOT_SIMPLE or self._task_sets.active) and not task.status:
+            self._enter_task_set(slot)
         if immediate:
             # A copy: the receive buffer is valid only until the next ``progress``.
             self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
@@ -327,6 +349,51 @@ class TargetConnection:
             slot.state = UNSOLICITED  # more data is on its way
         else:
             self._begin(slot)
+
+    def _enter_task_set(self, slot: TargetTask) -> None:
+        """Let the task wait for older tasks of its LUN, as its attribute asks for."""
+        task = slot.task
+        attribute = slot.flags & bhs.ATTR_MASK
+        if attribute == ACA:
+            # There is no ACA condition, as no command may ask for one (NACA).
+            task.status = sam.CHECK_CONDITION
+            code = sense.INVALID_MESSAGE_ERROR
+            task.sense = sense.encode_fixed(sense.ILLEGAL_REQUEST, code >> 8, code & 0xFF)
+            task.direction = NO_DATA
+            task.length = 0
+        elif task.cdb[0] not in NEVER_DORMANT and not self._task_sets.enter(
+            slot.lun, slot, attribute, partial(self._enabled, slot)
+        ):
+            slot.turn = WAITS
+
+    def _enabled(self, slot: TargetTask) -> None:
+        """The turn of a dormant task has come: other tasks, perhaps of other sessions, have ended.
+        Raises nothing: an error of this connection ends this one only."""
+        slot.turn = HAS_COME
+        if slot.state != DORMANT:
+            return  # its unsolicited data is on its way
+        try:
+            self._begin(slot)
+        except TransportError as error:
+            log.info("a connection ended: %s", error)
+            self.abandon()
+        self._flush_quietly()
+
+    def _begin_anew(self, slot: TargetTask) -> None:
+        """Begin a task that was dormant. What it depends on (unit attentions, reservations, the
+        data of its answer) may have changed: the tasks that it waited for have ended since."""
+        old = slot.task
+        task = slot.task = self._device.begin(self.nexus, slot.lun, old.cdb)
+        if not task.status and task.direction != DATA_IN and task.length != old.length:
+            self._device.fit(task, old.length)
+
+    def _tasks_of(self, lun: int) -> list[TargetTask]:
+        """Implements Nexus.tasks_of."""
+        return [
+            slot
+            for slot in self._tasks.values()
+            if slot.lun == lun and (slot.state == RUNNING or not (slot.aborted or slot.task.status))
+        ]
 
     def _data_out(self, message: memoryview, at: int) -> None:
         """Take unsolicited data that comes after its command (RFC 7143 section 11.7)."""
@@ -365,6 +432,12 @@ class TargetConnection:
     def _begin(self, slot: TargetTask) -> None:
         """Start the task, or defer it: all of its unsolicited data has arrived."""
         task = slot.task
+        if slot.turn and not task.status:
+            if slot.turn == WAITS:
+                slot.state = DORMANT
+                return
+            self._begin_anew(slot)
+            task = slot.task
         if task.status:
             self._respond(slot)
             return
@@ -374,7 +447,10 @@ class TargetConnection:
             or (self._pool.used + task.length > GUARANTEED and not self._has_room(task.length))
         ):
             slot.state = DEFERRED
-            self._deferred.append(slot)
+            if slot.flags & bhs.ATTR_MASK == HEAD_OF_QUEUE:
+                self._deferred.appendleft(slot)
+            else:
+                self._deferred.append(slot)
         else:
             self._start(slot)
 
@@ -458,6 +534,8 @@ class TargetConnection:
             tell()
         if self.done:
             self._tasks.pop(slot.itt, None)
+            self._task_sets.leave(slot.lun, slot)
+            self._task_sets.enable_ready()
         elif slot.aborted:
             self._drop(slot)
         else:
@@ -477,6 +555,8 @@ class TargetConnection:
         del self._tasks[slot.itt]
         slot.state = ENDED
         self._dm.send_control(slot, True)
+        if self._task_sets.active:
+            self._task_sets.leave(slot.lun, slot)
 
     # -- task management --------------------------------------------------------------------------
 
@@ -527,9 +607,11 @@ class TargetConnection:
             slot.aborted = True
             slot.task.cancelled = True
             slot.on_aborted.append(ended)
+            if slot.state != RUNNING:
+                self._task_sets.leave(slot.lun, slot)
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
-            if slot.state in (DEFERRED, UNSOLICITED) or (
+            if slot.state in (DEFERRED, DORMANT, UNSOLICITED) or (
                 slot.state == FETCHING and cancel and self._dm.cancel_data(slot)
             ):
                 self._drop(slot)
@@ -556,6 +638,7 @@ class TargetConnection:
     def _drop(self, slot: TargetTask) -> None:
         """Free the slot of an aborted task, and call its ``on_aborted``."""
         self._tasks.pop(slot.itt, None)
+        self._task_sets.leave(slot.lun, slot)
         self._numbers.ended(slot.immediate)
         callbacks, slot.on_aborted = slot.on_aborted, []
         self._recycle(slot)
@@ -573,8 +656,11 @@ class TargetConnection:
             if slot.state != RUNNING:
                 slot.task.status = sam.TASK_ABORTED
                 slot.task.transferred = 0
+                self._task_sets.leave(lun, slot)
             if slot.state == DEFERRED:
                 self._deferred.remove(slot)
+                self._respond(slot)
+            elif slot.state == DORMANT:
                 self._respond(slot)
         self._flush_quietly()
         return len(running)

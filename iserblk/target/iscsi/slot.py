@@ -18,6 +18,12 @@ FETCHING: Final = 2  # get_data is under way
 RUNNING: Final = 3  # in a thread
 ENDED: Final = 4  # response queued
 UNSOLICITED: Final = 5  # unsolicited data is on its way
+DORMANT: Final = 6  # waits for other tasks of its LUN
+
+# The ``turn`` of a task.
+AT_ONCE: Final = 0  # it never waited
+WAITS: Final = 1  # it is dormant, though its state may be UNSOLICITED
+HAS_COME: Final = 2  # it was dormant
 
 _MASK: Final = 0xFFFFFFFF
 
@@ -44,6 +50,7 @@ class TargetTask(TargetSlot):
         "overflow",
         "state",
         "task",
+        "turn",
     )
 
     def __init__(self, index: int, control: bool = False) -> None:
@@ -64,6 +71,7 @@ class TargetTask(TargetSlot):
         self.task: ScsiTask
         self.buffer: memoryview | None = None
         self.state = IDLE
+        self.turn = AT_ONCE  # in the task set of its LUN
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
         self.on_ended: list[Callable[[], None]] = []  # called when its thread has finished

@@ -34,6 +34,7 @@ from iserblk.target.scsi.unit import PRODUCT, REVISION, VENDOR
 from iserblk.target.scsi.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
 from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask
 from iserblk.target.store.store import is_full, is_read_only
+from iserblk.target.task_set import TaskSets
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class DeviceServer:
         }
         self._report = lun_fields.encode_report_luns(luns)
         self._nexuses: set[Nexus] = set()
+        self.task_sets = TaskSets(self._present)
         self._next_look = 0.0  # monotonic
         # (nexus, LUN) → ASC << 8 | ASCQ of each pending unit attention, oldest first. No code is
         # there twice, so the lists are short.
@@ -92,6 +94,9 @@ class DeviceServer:
         self._nexuses.discard(nexus)
         for lun in self._units:
             self._attentions.pop((nexus, lun), None)
+
+    def _present(self, lun: int) -> list[object]:
+        return [task for nexus in self._nexuses for task in nexus.tasks_of(lun)]
 
     def has_lun(self, lun: int) -> bool:
         return lun in self._units

@@ -32,19 +32,30 @@ OF_A_LUN = (pdu.TMF_ABORT_TASK_SET, pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT
 
 
 class Client:
-    """An initiator of bare PDUs; ``heard``: what the target has said since login."""
+    """An initiator of bare PDUs; ``heard``: what the target has said since login. ``beside``: a
+    client of the same target."""
 
-    def __init__(self, *extra: tuple[str, str], budget: DataBudget | None = None) -> None:
+    def __init__(
+        self,
+        *extra: tuple[str, str],
+        budget: DataBudget | None = None,
+        beside: Client | None = None,
+    ) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
-        self.store = FakeStore(SIZE)
-        device = DeviceServer({0: LogicalUnit(self.store, serial="S", block=512)}, IQN)
+        self.number: int = beside.number + 1 if beside else 0
+        if beside is None:
+            self.store = FakeStore(SIZE)
+            self.device = DeviceServer({0: LogicalUnit(self.store, serial="S", block=512)}, IQN)
+        else:
+            self.store, self.device = beside.store, beside.device
+        device = self.device
         self.connection = connection = TargetConnection(
             TcpTarget(SocketStream(theirs), 65536),
             device,
             LoginTarget(LoginTargetConfig(IQN, 1, receive_data_segment_length=65536, rdma=False)),
             on_login=lambda _: None,
-            on_reset=lambda _lun, _by, _ended: 0,
+            on_reset=lambda lun, by, ended: device.end_tasks_of_others(lun, by.nexus, ended),
             portal="10.0.0.1:3260",
             budget=budget,
         )
@@ -61,7 +72,7 @@ class Client:
         request = pdu.LoginRequest(
             flags=pdu.TRANSIT | pdu.OPERATIONAL_STAGE << pdu.CSG_SHIFT | pdu.FULL_FEATURE_PHASE,
             data_length=len(text),
-            isid=bytes(6),
+            isid=self.number.to_bytes(6, "big"),
             tsih=0,
             itt=0,
             cmd_sn=1,

@@ -1,0 +1,343 @@
+"""Task attributes at the target: ORDERED and HEAD OF QUEUE, within a session and between two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from iserblk.iscsi import bhs, pdu
+from iserblk.scsi import cdb, mode
+from iserblk.scsi import reservations as pr
+from iserblk.scsi import status as sam
+from iserblk.target.iscsi.slot import TargetTask
+from tests.support import logs
+from tests.target.iscsi.test_connection import READ_10, WRITE_10, Client, cdb10
+from tests.target.iser_client import IserClient, rw10
+
+pytestmark = pytest.mark.logs(logs.IGNORED)
+
+UNTAGGED, SIMPLE, ORDERED, HEAD_OF_QUEUE, ACA, RESERVED = range(6)
+FLUSH = cdb.synchronize_cache10(0, 0)
+READY = cdb.test_unit_ready()
+
+
+class Host:
+    """An initiator whose flushes run until ``end`` is called. ``answers``: ITT and status of each
+    response, oldest first."""
+
+    def __init__(self, *keys: tuple[str, str], beside: Host | None = None) -> None:
+        self.all: list[Host] = beside.all if beside else []
+        self.all.append(self)
+        self.client: Client = Client(*keys, beside=beside.client if beside else None)
+        self.running: list[TargetTask] = []
+        self.client.connection.offload = self.running.append
+        self.next_itt = 100
+
+    def say(self, command: bytes, attribute: int, edtl: int = 0, flags: int = 0) -> int:
+        """Send a command; returns its ITT."""
+        self.next_itt += 1
+        self.client.command(
+            command.ljust(16, b"\0"), bhs.FLAG_FINAL | flags | attribute, edtl, itt=self.next_itt
+        )
+        return self.next_itt
+
+    def flush(self, attribute: int = SIMPLE) -> int:
+        return self.say(FLUSH, attribute)
+
+    def end(self, itt: int) -> None:
+        """The thread that runs this task has done it."""
+        (slot,) = [slot for slot in self.running if slot.itt == itt]
+        self.running.remove(slot)
+        self.client.device.run(slot.task, slot.buffer)
+        self.client.connection.finish(slot)
+        self.client.connection.flush()
+        self.client.run()
+
+    @property
+    def begun(self) -> list[int]:
+        return [slot.itt for slot in self.running]
+
+    @property
+    def answers(self) -> list[tuple[int, int]]:
+        self.client.run()
+        return [
+            (int.from_bytes(head[16:20], "big"), head[3])
+            for head, _ in self.client.heard
+            if head[0] == bhs.SCSI_RESPONSE
+        ]
+
+    def manage(self, function: int, itt: int = bhs.NO_TAG) -> None:
+        self.client.send(
+            pdu.TaskManagementRequest(
+                function=function,
+                lun=bytes(8),
+                itt=7,
+                referenced_task_tag=itt,
+                cmd_sn=self.client.cmd_sn,
+                exp_stat_sn=1,
+            )
+        )
+
+    def close(self) -> None:
+        """Close this client and those beside it."""
+        for each in self.all:
+            each.client.close()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other(host: Host) -> Host:
+    return Host(beside=host)
+
+
+def test_an_ordered_command_begins_when_all_older_ones_have_ended(host: Host, other: Host) -> None:
+    """Of all sessions: the LUN has one task set. Younger commands, of any session, wait for it."""
+    one, two = host.flush(), other.flush()
+    ordered = host.flush(ORDERED)
+    younger, theirs = host.flush(), other.flush(UNTAGGED)
+    assert (host.begun, other.begun) == ([one], [two])
+    host.end(one)
+    assert (host.begun, other.begun) == ([], [two])
+    other.end(two)
+    assert (host.begun, other.begun) == ([ordered], [])
+    host.end(ordered)
+    assert (host.begun, other.begun) == ([younger], [theirs])
+    host.end(younger)
+    other.end(theirs)
+    assert host.answers == [(one, 0), (ordered, 0), (younger, 0)]
+    assert other.answers == [(two, 0), (theirs, 0)]
+    assert not host.client.device.task_sets.active
+
+
+def test_simple_commands_wait_for_nothing(host: Host, other: Host) -> None:
+    begun = [host.flush(), host.flush(UNTAGGED), host.flush(RESERVED)]
+    assert host.begun == begun and other.flush() in other.begun
+    assert not host.client.device.task_sets.active
+
+
+def test_a_head_of_queue_command_overtakes_what_waits(host: Host, other: Host) -> None:
+    one = host.flush()
+    ordered, simple = host.flush(ORDERED), host.flush()
+    head = other.flush(HEAD_OF_QUEUE)
+    assert (host.begun, other.begun) == ([one], [head])
+    host.end(one)
+    assert host.begun == [], "dormant commands wait for it, too"
+    other.end(head)
+    assert host.begun == [ordered]
+    host.end(ordered)
+    assert host.begun == [simple]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [cdb.inquiry(96), cdb.report_luns(16), cdb.request_sense(18)],
+    ids=lambda x: hex(x[0]),
+)
+def test_what_needs_no_lun_does_not_wait(host: Host, command: bytes) -> None:
+    host.flush()
+    host.flush(ORDERED)
+    for attribute in (SIMPLE, ORDERED):
+        host.client.heard.clear()
+        host.say(command, attribute, 96, bhs.FLAG_READ)
+        assert host.client.opcodes()
+        assert len(host.begun) == 1
+
+
+def test_an_ordered_write_lands_between_its_neighbours(host: Host, other: Host) -> None:
+    """Its data may come before its turn; it is neither written nor asked for before."""
+    unsolicited = Host(("InitialR2T", "No"), beside=host)
+    client = unsolicited.client
+    first = host.flush()
+    client.command(cdb10(WRITE_10, 2), bhs.FLAG_WRITE | ORDERED, 1024, b"a" * 512, itt=1)
+    client.data_out(b"b" * 512, 512, bhs.NO_TAG)
+    other.say(cdb10(WRITE_10, 1), SIMPLE, 512, bhs.FLAG_WRITE)
+    read = other.say(cdb10(READ_10, 2), SIMPLE, 1024, bhs.FLAG_READ)
+    assert not any(host.client.store.content) and not other.client.heard and not client.heard
+    host.end(first)
+    assert host.client.store.content[:1024] == b"a" * 512 + b"b" * 512
+    assert unsolicited.answers == [(1, 0)]
+    other.client.run()
+    units = {head[0]: (head, data) for head, data in other.client.heard}
+    assert set(units) == {bhs.R2T, bhs.DATA_IN}
+    assert int.from_bytes(units[bhs.DATA_IN][0][16:20], "big") == read
+    assert units[bhs.DATA_IN][1] == b"a" * 512 + b"b" * 512
+
+
+def test_a_command_is_looked_at_when_its_turn_comes(host: Host, other: Host) -> None:
+    """What it depends on may be changed by the commands that it waits for: here reservations, and
+    the data of an answer."""
+    register = pr.OUT_CDB.pack(0x5F, pr.REGISTER, 0, pr.PARAMETER_LENGTH)
+    parameters = bytes(8) + (77).to_bytes(8, "big") + bytes(8)
+    host.client.command(
+        register.ljust(16, b"\0"),
+        bhs.FLAG_FINAL | bhs.FLAG_WRITE | ORDERED,
+        len(parameters),
+        itt=50,
+    )
+    (r2t,) = [pdu.ReadyToTransfer.unpack_from(head) for head, _ in host.client.heard]
+    reserve = pr.OUT_CDB.pack(0x5F, pr.RESERVE, pr.WRITE_EXCLUSIVE, pr.PARAMETER_LENGTH)
+    host.client.command(
+        reserve.ljust(16, b"\0"),
+        bhs.FLAG_FINAL | bhs.FLAG_WRITE | ORDERED,
+        len(parameters),
+        (77).to_bytes(8, "big") + bytes(16),
+        itt=51,
+    )
+    keys = host.say(pr.IN_CDB.pack(0x5E, pr.READ_KEYS, 64), SIMPLE, 64, bhs.FLAG_READ)
+    write = other.say(cdb10(WRITE_10, 1), SIMPLE, 512, bhs.FLAG_WRITE)
+    assert other.answers == []
+    host.client.send(
+        pdu.DataOut(
+            flags=bhs.FLAG_FINAL,
+            data_length=len(parameters),
+            lun=bytes(8),
+            itt=50,
+            ttt=r2t.ttt,
+            exp_stat_sn=1,
+            data_sn=0,
+            buffer_offset=0,
+        ),
+        parameters,
+    )
+    assert host.answers == [(50, 0), (51, 0)]
+    (answer,) = [
+        data for head, data in host.client.heard if int.from_bytes(head[16:20], "big") == keys
+    ]
+    assert answer[4:16] == (8).to_bytes(4, "big") + (77).to_bytes(8, "big")
+    assert other.answers == [(write, sam.RESERVATION_CONFLICT)]
+
+
+def test_a_dormant_command_can_be_aborted(host: Host) -> None:
+    one, ordered, simple = host.flush(), host.flush(ORDERED), host.flush()
+    host.manage(pdu.TMF_ABORT_TASK, ordered)
+    assert host.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
+    assert host.begun == [one, simple]
+    host.end(one)
+    host.end(simple)
+    assert host.answers == [(one, 0), (simple, 0)]
+
+
+def test_a_reset_ends_dormant_commands_of_all_sessions(host: Host, other: Host) -> None:
+    """None of them begins in the middle of it."""
+    one = host.flush()
+    host.flush(ORDERED)
+    host.flush(ORDERED)
+    theirs = [other.flush(), other.flush(ORDERED)]
+    third = Host(beside=host)
+    third.manage(pdu.TMF_LOGICAL_UNIT_RESET)
+    assert other.answers == [(itt, sam.TASK_ABORTED) for itt in theirs]
+    assert third.client.opcodes() == [], "a thread runs a command yet"
+    assert (host.begun, other.begun) == ([one], [])
+    host.end(one)
+    third.client.run()
+    assert third.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE]
+    assert [status for _, status in host.answers] == [sam.TASK_ABORTED] * 3
+    assert not host.begun and not host.client.device.task_sets.active
+
+
+def test_an_own_reset_begins_nothing_that_it_ends(host: Host, other: Host) -> None:
+    one = other.flush()
+    host.flush(ORDERED)
+    host.flush()
+    host.flush(ORDERED)
+    host.manage(pdu.TMF_LOGICAL_UNIT_RESET)
+    assert host.begun == [] and host.client.opcodes() == []
+    other.end(one)
+    host.client.run()
+    assert host.client.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE] and host.begun == []
+
+
+def test_the_end_of_a_session_ends_the_wait_for_it(host: Host, other: Host) -> None:
+    """Dormant commands go with their session; one that a thread runs is waited for."""
+    running, ordered = host.flush(), host.flush(ORDERED)
+    theirs = other.flush()
+    host.client.connection.abandon()
+    assert other.begun == [theirs], "the ORDERED command has gone"
+    late = other.flush(ORDERED)
+    other.end(theirs)
+    assert other.begun == []
+    (slot,) = [slot for slot in host.running if slot.itt == running]
+    host.client.device.run(slot.task, slot.buffer)
+    host.client.connection.finish(slot)
+    assert other.begun == [late]
+    assert ordered not in host.begun
+
+
+def test_commands_that_wait_for_data_are_older_as_well(host: Host, other: Host) -> None:
+    """An ORDERED command does not overtake a write whose data has been asked for. When the write
+    is aborted, its data is not waited for."""
+    write = host.say(cdb10(WRITE_10, 1), SIMPLE, 512, bhs.FLAG_WRITE)
+    ordered = other.flush(ORDERED)
+    assert other.begun == []
+    host.manage(pdu.TMF_ABORT_TASK, write)
+    assert other.begun == [ordered]
+
+
+def test_many_ordered_commands_in_a_row(host: Host) -> None:
+    """Each ends as soon as it begins; they do not nest."""
+    one = host.flush()
+    queue = [host.say(READY, ORDERED) for _ in range(100)]
+    assert host.answers == []
+    host.end(one)
+    assert host.answers == [(itt, 0) for itt in (one, *queue)]
+
+
+def test_aca_needs_an_aca_condition(host: Host) -> None:
+    """There never is one: NACA is refused in every CDB. INVALID MESSAGE ERROR."""
+    host.say(READY, ACA)
+    ((head, data),) = host.client.heard
+    assert head[3] == sam.CHECK_CONDITION
+    assert (data[4], data[14], data[15]) == (5, 0x49, 0)
+    host.say(READY, SIMPLE)
+    assert host.answers[-1][1] == 0
+
+
+def test_an_error_of_a_session_that_was_waiting_ends_that_session_only(host: Host) -> None:
+    """A READ without a Read STag is found when its turn comes: perhaps as a command of another
+    session ends."""
+    iser = IserClient(device=host.client.device, store=host.client.store).logged_in()
+    running: list[TargetTask] = []
+    iser.connection.offload = running.append
+    one = host.flush()
+    head = bytearray(28)
+    head[0] = 0x10
+    ordered = bytearray(iser.scsi(FLUSH, itt=20))
+    ordered[1] = bhs.FLAG_FINAL | ORDERED
+    iser.send(bytes(head + ordered))
+    iser.send(bytes(head) + iser.scsi(rw10(0x28, 512), 0xC0, 512, itt=21))
+    iser.run()
+    assert not running
+    host.end(one)
+    assert [slot.itt for slot in running] == [20]
+    iser.device.run(running[0].task, running[0].buffer)
+    iser.connection.finish(running[0])
+    assert not iser.connection.done
+    iser.connection.flush()
+    assert iser.connection.done and not host.client.connection.done
+    two = host.flush()
+    host.end(two)
+    assert host.answers == [(one, 0), (two, 0)]
+
+
+def test_the_control_mode_page_says_so(host: Host) -> None:
+    """TST 0: one task set for all I_T nexuses. QUEUE ALGORITHM MODIFIER 1: SIMPLE commands may be
+    reordered. QERR 0: a command that fails ends no other (SPC-4)."""
+    host.say(cdb.mode_sense6(mode.CONTROL, 64), SIMPLE, 64, bhs.FLAG_READ)
+    ((_, data),) = host.client.heard
+    page = data[4:]
+    assert page[0] == mode.CONTROL
+    assert (page[2] >> 5, page[3] >> 4, page[3] >> 1 & 3) == (0, 1, 0)
+    host.client.heard.clear()
+    one = host.flush()
+    bad = host.say(cdb10(READ_10, 1)[:2] + b"\xff" * 4 + bytes(2) + b"\1\0", ORDERED, 512)
+    ordered = host.flush(ORDERED)
+    host.end(one)
+    host.end(ordered)
+    assert sorted(host.answers) == [(one, 0), (bad, sam.CHECK_CONDITION), (ordered, 0)]
