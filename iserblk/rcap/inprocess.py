@@ -103,6 +103,12 @@ class MemoryQueuePair:
     def allow_ulpdu(self, size: int) -> None:
         """Does nothing: messages are not cut into segments."""
 
+    def limit_reads(self, ird: int, ord: int) -> None:
+        if ird > self.ird or ord > self.ord:
+            raise LocalProtocolError(f"IRD {ird} and ORD {ord} are more than was agreed on")
+        with self._rx_lock, self._tx_lock:
+            self.ird, self.ord = ird, ord
+
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:

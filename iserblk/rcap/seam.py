@@ -136,6 +136,15 @@ class QueuePair(Protocol):
         """
         ...
 
+    def limit_reads(self, ird: int, ord: int) -> None:
+        """Lower ``ird`` and ``ord`` to these: the two ULPs have agreed on less than connection
+        management has. Requests that are posted afterwards keep to it, and a peer that does not is
+        refused, where the provider can tell.
+
+        Raises LocalProtocolError for more than there was; then nothing is changed.
+        """
+        ...
+
     def alloc_headers(self, count: int, size: int) -> list[HeaderSlot]:
         """Allocate ``count`` header slots of ``size`` bytes each, for use until ``close``."""
         ...

@@ -204,6 +204,43 @@ def test_reads_beyond_the_ord_wait_in_order(connect: Connect) -> None:
     assert driver.events[0][0].data == b"behind them"
 
 
+def test_reads_that_the_ulps_have_limited(connect: Connect) -> None:
+    """Both ends keep to the lower depths: none of them sees one Read too many.
+
+    proves: ISER-5.1.3-5, ISER-5.1.3-7, ISER-8.2-1
+    """
+    driver = connect(ird=4, ord=4)
+    a, b = driver.pairs
+    a.limit_reads(1, 4)
+    b.limit_reads(4, 1)
+    assert (a.ird, a.ord, b.ird, b.ord) == (1, 4, 4, 1)
+    assert (a.describe()["ird"], b.describe()["ord"]) == (1, 1)
+    source = pattern(200_000)
+    stag, base = a.advertise(memoryview(source), READ)
+    sinks = [bytearray(20_000) for _ in range(10)]
+    b.post(
+        [
+            rdma_request(seam.RDMA_READ, memoryview(sink), stag, base + 20_000 * n, n)
+            for n, sink in enumerate(sinks)
+        ]
+    )
+    driver.run(lambda: len(driver.events[1]) == 10)
+    assert b"".join(sinks) == source
+    for ird, ord in ((2, 4), (1, 5)):
+        with pytest.raises(LocalProtocolError, match="more than"):
+            a.limit_reads(ird, ord)
+    assert (a.ird, a.ord) == (1, 4)
+
+
+def test_no_reads_at_all(connect: Connect) -> None:
+    driver = connect(ird=4, ord=4)
+    a, b = driver.pairs
+    b.limit_reads(4, 0)
+    stag, base = a.advertise(memoryview(bytearray(8)), READ)
+    with pytest.raises(LocalProtocolError, match="ORD of the connection is 0"):
+        b.post([rdma_request(seam.RDMA_READ, memoryview(bytearray(8)), stag, base)])
+
+
 def test_reads_and_writes_both_ways_at_once(connect: Connect) -> None:
     driver = connect(ird=4, ord=4, receives=1000)
     size, count = 100_000, 12

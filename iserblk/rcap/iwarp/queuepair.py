@@ -139,6 +139,15 @@ class IwarpQueuePair:
                 self._tx.allow(size)
                 self._wire.end_of_record = False
 
+    def limit_reads(self, ird: int, ord: int) -> None:
+        if ird > self.ird or ord > self.ord:
+            raise LocalProtocolError(f"IRD {ird} and ORD {ord} are more than was agreed on")
+        with self._rx_lock, self._tx_lock:
+            self.ird = ird
+            self.ord = ord
+            self._rx.limit_reads(ird)
+            self._tx.limit_reads(ord)
+
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:

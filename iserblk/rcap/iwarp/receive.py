@@ -105,6 +105,10 @@ class ReceiveCore:
         self._direct_last = False
         self._skip = 0
 
+    def limit_reads(self, ird: int) -> None:
+        """Refuse a Read Request when ``ird`` others have no response yet."""
+        self._ird = ird
+
     # --- bytes in ---
 
     def get_buffers(self) -> list[memoryview]:

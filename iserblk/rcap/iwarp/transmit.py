@@ -225,6 +225,10 @@ class SendCore:
                 self._message = None
         return bool(self.batch)
 
+    def limit_reads(self, ord: int) -> None:
+        """Start an RDMA Read only while fewer than ``ord`` others are outstanding."""
+        self._ord = ord
+
     def sent(self, count: int) -> None:
         """Remove the first ``count`` bytes of the batch, which have left, and note what they
         complete."""

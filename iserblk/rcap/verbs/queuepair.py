@@ -133,6 +133,15 @@ class VerbsQueuePair:
     def allow_ulpdu(self, size: int) -> None:
         """Does nothing: the device makes its own segments."""
 
+    def limit_reads(self, ird: int, ord: int) -> None:
+        """See the seam. What the device refuses is settled when it connects: a lower IRD is only
+        noted."""
+        if ird > self.ird or ord > self.ord:
+            raise LocalProtocolError(f"IRD {ird} and ORD {ord} are more than was agreed on")
+        with self._lock:
+            self.ird, self.ord = ird, ord
+            self._sender.most_reads = ord
+
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:

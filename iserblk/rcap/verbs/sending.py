@@ -37,13 +37,14 @@ _OPCODES = {
 class Posted:
     """A work request at the device that a caller waits for, or that uses a chunk.
 
-    ``number``: its number. ``sink``: the caller's buffer for the data of an RDMA Read.
-    ``retired``: the chunk whose window it invalidates."""
+    ``number``: its number. ``read``: it is an RDMA Read. ``sink``: the caller's buffer for the data
+    of a Read. ``retired``: the chunk whose window it invalidates."""
 
-    __slots__ = ("chunk", "completion", "number", "retired", "sink")
+    __slots__ = ("chunk", "completion", "number", "read", "retired", "sink")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, read: bool = False) -> None:
         self.number = number
+        self.read = read
         self.chunk: Chunk | None = None
         self.sink: memoryview | None = None
         self.completion: seam.Completion | None = None
@@ -51,7 +52,9 @@ class Posted:
 
 
 class Sender:
-    """The send queue of one queue pair. ``requests``: work requests that are not at the device."""
+    """The send queue of one queue pair. ``requests``: work requests that are not at the device.
+    ``most_reads``: RDMA Reads that may be at the device at a time, where that is fewer than the
+    device itself has under way."""
 
     def __init__(self, engine: Engine, shelf: Shelf, room: int) -> None:
         """``room``: work requests that the device can hold at a time."""
@@ -65,6 +68,8 @@ class Sender:
         self._signaled = 0  # of the last that was signaled
         self.finished = 0  # of the last known to be complete
         self.requests: deque[seam.WorkRequest] = deque()
+        self.most_reads = room
+        self._reads = 0  # at the device
 
     def room(self) -> bool:
         return self._number - self.finished < self._capacity
@@ -118,9 +123,9 @@ class Sender:
     ) -> bool:
         """Prepare one work request of the device. ``data``: of this piece. False: as
         ``_prepare``."""
-        if not self.room():
-            return False
         read = opcode == api.WR_RDMA_READ
+        if not self.room() or (read and self._reads >= self.most_reads):
+            return False
         chunk = None
         if size and data is not None:
             try:
@@ -133,10 +138,11 @@ class Sender:
         tell = request.signaled or read or (chunk is not None and not self._told_by_next())
         number, signal = self.next(tell)
         if chunk is not None or tell:
-            posted = Posted(number)
+            posted = Posted(number, read)
             posted.chunk = chunk
             if read:
                 posted.sink = data
+                self._reads += 1
             if last and (request.signaled or read):
                 posted.completion = seam.Completion(request.opcode, request.token)
             self._posted.append(posted)
@@ -168,6 +174,8 @@ class Sender:
         posted = self._posted
         while posted and posted[0].number <= number:
             done = posted.popleft()
+            if done.read:
+                self._reads -= 1
             chunk = done.chunk
             if chunk is not None:
                 if done.sink is not None:

@@ -480,3 +480,26 @@ def test_read_without_ord_is_a_bug_of_the_caller(benches: list[Bench]) -> None:
     with pytest.raises(LocalProtocolError):
         bench.pair.post([rdma_request(seam.RDMA_READ, memoryview(bytearray(1)), 1, 0)])
     assert bench.silent()
+
+
+def test_a_read_beyond_a_lowered_ird_is_refused() -> None:
+    """The ULPs have agreed on less than connection management has."""
+    a, b = iwarp_pair(ird=4, ord=4)
+    driver = Driver(a, b)
+    try:
+        a.limit_reads(1, 4)
+        b.post_receive(1)
+        source = memoryview(bytearray(2_000_000))  # more than the socket takes at once
+        stag, base = a.advertise(source, seam.REMOTE_READ)
+        b.post(
+            [
+                rdma_request(seam.RDMA_READ, memoryview(bytearray(1_000_000)), stag, base)
+                for _ in range(4)
+            ]
+        )
+        a.post([send_request(a, b"opens")])
+        driver.run(lambda: driver.errors[0] is not None)
+        assert "more than 1 RDMA Reads" in str(driver.errors[0])
+    finally:
+        a.close()
+        b.close()
