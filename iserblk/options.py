@@ -36,6 +36,8 @@ class Options:
     shared: bool = False  # other hosts also write to the LUNs
     busy_poll_us: int = BUSY_POLL_US
     immediate_data: bool = True
+    hello: bool = False  # declare iSERHelloRequired; with the 12-byte header there is always one
+    header: int = 28  # bytes of the iSER header: 28 (RFC 7145) or 12 (RFC 5046)
     header_digest: str = "None"  # value of the text key: a list, best first
     data_digest: str = "None"
     auth: str = ""  # "": CHAP if credentials are given
@@ -74,6 +76,11 @@ class Options:
                 values[name] = convert(key, value)
         if values.get("reserve_key") and not values.get("reserve"):
             raise BadArgument("reserve-key has no effect without reserve=exclusive; add that")
+        if values.get("header") == 12 and values.get("hello") is False:
+            raise BadArgument(
+                "header=12 is RFC 5046, whose connections always begin with a Hello; leave out"
+                " hello=no"
+            )
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -116,6 +123,12 @@ def _portals(key: str, value: str) -> bool:
     if value.lower() not in ("given", "discover"):
         raise BadArgument(f"{key}={shown(value)}: say given or discover")
     return value.lower() == "discover"
+
+
+def _header(key: str, value: str) -> int:
+    if value not in ("28", "12"):
+        raise BadArgument(f"{key}={shown(value)}: say 28 or 12")
+    return int(value)
 
 
 def _seconds(key: str, value: str) -> float:
@@ -238,6 +251,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "queue-depth": ("queue_depth", _depth),
     "busy-poll": ("busy_poll_us", _microseconds),
     "immediate-data": ("immediate_data", _yes_no),
+    "hello": ("hello", _yes_no),
+    "header": ("header", _header),
     "journal": ("journal", _journal),
     "shared": ("shared", _yes_no),
     "header-digest": ("header_digest", _digest),
@@ -267,7 +282,6 @@ class _Later(NamedTuple):
 
 _LATER = {
     "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
-    "header": _Later(("28",), "12", "only header=28 is supported so far"),
 }
 OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
 

@@ -72,6 +72,11 @@ def check_scheme(url: Url, options: Options) -> None:
         raise NotSupported(_DIGEST)
     if url.scheme == "iscsi" and options.rcap != "auto":
         raise NotSupported("rcap: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")
+    if url.scheme == "iscsi" and (options.hello or options.header != 28):
+        raise NotSupported(
+            "hello, header: an iscsi:// URL means Traditional iSCSI, without iSER's messages;"
+            " leave them out, or use an iser:// URL"
+        )
 
 
 def parse_place(text: str) -> Url:

@@ -19,12 +19,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
     "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/cli/detach.py": "tests/nbd/kernel/test_attaching.py",
-    "iserblk/datamover/iser_initiator.py": (
-        "tests/contract/test_datamover_iser.py and tests/contract/test_datamover.py"
-    ),
-    "iserblk/datamover/iser_target.py": (
-        "tests/contract/test_datamover_iser.py and tests/contract/test_datamover.py"
-    ),
     "iserblk/datamover/seam.py": "Protocols and the slots; tests/contract/test_datamover.py",
     "iserblk/datamover/tcp_initiator.py": (
         "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"

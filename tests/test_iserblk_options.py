@@ -145,6 +145,18 @@ def test_wrong_options(key: str, value: str, words: str) -> None:
         Options.from_pairs([(key, value)])
 
 
+def test_the_specifications_own_messages() -> None:
+    assert Options.from_pairs([("header", "12")]) == Options(header=12)
+    assert Options.from_pairs([("header", "28"), ("hello", "no")]) == Options()
+    assert Options.from_pairs([("header", "12"), ("hello", "yes")]) == Options(
+        header=12, hello=True
+    )
+    with pytest.raises(BadArgument, match="say 28 or 12"):
+        Options.from_pairs([("header", "16")])
+    with pytest.raises(BadArgument, match="always begin with a Hello"):
+        Options.from_pairs([("header", "12"), ("hello", "no")])
+
+
 def test_reserve() -> None:
     assert Options.from_pairs([("reserve", "Exclusive")]) == Options(reserve=True)
     pairs = [("reserve_key", "0xFEEDbeef00000001"), ("reserve", "exclusive")]
@@ -155,7 +167,6 @@ def test_reserve() -> None:
     ("key", "value", "words"),
     [
         ("style", "stream", "only style=cm"),
-        ("header", "12", "only header=28"),
     ],
 )
 def test_options_that_come_later(key: str, value: str, words: str) -> None:

@@ -40,6 +40,16 @@ CONNECTION = (
         "While answers come quickly, stay awake up to US microseconds for the next. Default 300.",
     ),
     ("immediate-data", "yes|no", "Send small writes with their command. Default yes."),
+    (
+        "hello",
+        "yes|no",
+        "yes: begin with a Hello, where the target agrees (iSERHelloRequired). Default no.",
+    ),
+    (
+        "header",
+        "28|12",
+        "Bytes of the iSER header: 28 (RFC 7145), or 12 for a target of RFC 5046. Default 28.",
+    ),
     ("initiator-name", "IQN", "Name of this initiator. Default: the machine's own name."),
     (
         "io-timeout",
@@ -74,7 +84,6 @@ CONNECTION = (
         "Serve metrics for Prometheus at a Unix socket, or at a port of the loopback interface.",
     ),
     ("style", "cm|stream", ""),
-    ("header", "28|12", ""),
     ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),
     ("reserve-key", "0xKEY", "The reservation's key. Default: this machine's own key."),
 )

@@ -62,6 +62,14 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
     help="verbs: also accept connections of RDMA devices, on the same port.",
 )
 @click.option(
+    "--header",
+    type=click.Choice(["28", "12"]),
+    default="28",
+    show_default=True,
+    help="Bytes of the iSER header: 28 (RFC 7145), or 12 for initiators of RFC 5046, which begin"
+    " with a Hello.",
+)
+@click.option(
     "--chap-accounts",
     metavar="FILE",
     help="Admit only initiators that know the secret of a user in FILE: lines user:secret, mode"
@@ -78,6 +86,7 @@ def command(
     specs: tuple[str, ...],
     busy_poll_us: int,
     rcap: str,
+    header: str,
     chap_accounts: str | None,
     chap_user: str | None,
     chap_secret_file: str | None,
@@ -103,7 +112,7 @@ def command(
     async def serving() -> None:
         luns = dict(enumerate(units.opened))
         try:
-            await serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts, states)
+            await serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts, states, int(header))
         finally:
             # Further signals have no effect here; after trio.run they would interrupt the flush.
             units.close()

@@ -5,8 +5,13 @@ control-type PDU, 28-byte form          private data in connection management
 1-3   reserved                               "not supported" (request), "not used" (reply)
 4-7   Write STag                        1-3  reserved
 8-15  Write Base Offset
-16-19 Read STag
-20-27 Read Base Offset
+16-19 Read STag                         control-type PDU, 12-byte form (RFC 5046 section 9.2)
+20-27 Read Base Offset                  0-3  as in the other form
+                                        4-7  Write STag
+                                        8-11 Read STag
+
+The 12-byte form has no Base Offsets: each STag is zero-based, the first byte of its buffer has the
+Tagged Offset 0. The two forms cannot be told apart on the wire; both ends are told which it is.
 """
 
 from __future__ import annotations
@@ -35,6 +40,12 @@ CONTROL_LAYOUT: Final = struct.Struct(">BxxxIQIQ")
 LENGTHS: Final = struct.Struct(">I")
 LENGTHS_OFFSET: Final = HEADER_LENGTH + 4
 
+ZERO_BASED_LENGTH: Final = 12
+ZERO_BASED_MINIMUM: Final = ZERO_BASED_LENGTH + BHS_LENGTH
+# Flags, Write STag, Read STag.
+ZERO_BASED_LAYOUT: Final = struct.Struct(">BxxxII")
+ZERO_BASED_LENGTHS_OFFSET: Final = ZERO_BASED_LENGTH + 4
+
 
 class ControlHeader(NamedTuple):
     """The header of a control-type PDU, for tests and tools; the hot path uses CONTROL_LAYOUT."""
@@ -59,24 +70,49 @@ class ControlHeader(NamedTuple):
         return header
 
 
-def check_message_untrusted(message: memoryview) -> None:
+def check_message_untrusted(message: memoryview) -> bool:
     """Check that a received message is a control-type PDU with a whole BHS, AHS and data segment.
 
-    Trailing bytes (padding) are allowed. Raises RemoteProtocolError.
+    Trailing bytes (padding) are allowed. Returns False for a Hello or a HelloReply, in which
+    nothing is checked. Raises RemoteProtocolError.
     """
     length = len(message)
-    if length < MINIMUM_LENGTH:
-        raise RemoteProtocolError("iSER", f"message of {length} bytes, shorter than a header")
-    if message[0] & 0xF0 != CONTROL:
-        what = {HELLO: "Hello", HELLO_REPLY: "HelloReply"}.get(message[0] & 0xF0, "reserved")
-        raise RemoteProtocolError("iSER", f"unexpected {what} message (byte 0 {message[0]:#04x})")
+    if length < MINIMUM_LENGTH or message[0] & 0xF0 != CONTROL:
+        return _is_control_untrusted(message)
     word = LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
     if MINIMUM_LENGTH + (word >> 24) * 4 + (word & 0xFFFFFF) > length:
-        raise RemoteProtocolError(
-            "iSER",
-            f"PDU declares {(word >> 24) * 4} bytes of AHS and {word & 0xFFFFFF} of data, "
-            f"but the message has {length - MINIMUM_LENGTH} behind the BHS",
-        )
+        raise _incomplete(word, length - MINIMUM_LENGTH)
+    return True
+
+
+def check_zero_based_untrusted(message: memoryview) -> bool:
+    """The same for the 12-byte header."""
+    length = len(message)
+    if length < ZERO_BASED_MINIMUM or message[0] & 0xF0 != CONTROL:
+        return _is_control_untrusted(message)
+    word = LENGTHS.unpack_from(message, ZERO_BASED_LENGTHS_OFFSET)[0]
+    if ZERO_BASED_MINIMUM + (word >> 24) * 4 + (word & 0xFFFFFF) > length:
+        raise _incomplete(word, length - ZERO_BASED_MINIMUM)
+    return True
+
+
+def _is_control_untrusted(message: memoryview) -> bool:
+    """False for a Hello or a HelloReply. Raises RemoteProtocolError for everything else: it is too
+    short for its header and a BHS, or its opcode is not assigned."""
+    opcode = message[0] & 0xF0 if len(message) else CONTROL
+    if opcode in (HELLO, HELLO_REPLY):
+        return False
+    if opcode != CONTROL:
+        raise RemoteProtocolError("iSER", f"unexpected reserved message (byte 0 {message[0]:#04x})")
+    raise RemoteProtocolError("iSER", f"message of {len(message)} bytes, shorter than a header")
+
+
+def _incomplete(word: int, behind: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        "iSER",
+        f"PDU declares {(word >> 24) * 4} bytes of AHS and {word & 0xFFFFFF} of data, "
+        f"but the message has {behind} behind the BHS",
+    )
 
 
 class ConnectionFlags(NamedTuple):

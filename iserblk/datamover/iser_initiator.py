@@ -3,12 +3,16 @@
 The command of a read or write is one Send that advertises an STag for the task's buffer. The target
 moves the data. The response (Send, or Send with Invalidate) ends the task. The data of a write that
 fits into the PDU travels in the PDU, and the command advertises no STag.
+
+Where login has agreed on it, the connection begins with Hello and HelloReply (module ``hello``).
+``ZeroBasedInitiator`` speaks the 12-byte header of RFC 5046.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from iserblk.datamover import hello
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
@@ -19,11 +23,16 @@ from iserblk.datamover.iser import (
     MINIMUM_LENGTH,
     RSV,
     WSV,
+    ZERO_BASED_LAYOUT,
+    ZERO_BASED_LENGTH,
+    ZERO_BASED_LENGTHS_OFFSET,
+    ZERO_BASED_MINIMUM,
     ConnectionFlags,
     check_message_untrusted,
+    check_zero_based_untrusted,
 )
 from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
     RECEIVE,
@@ -36,8 +45,22 @@ from iserblk.rcap.seam import (
 )
 
 
+class _BeforeReply:
+    """Takes the place of the layer above while the HelloReply is awaited, so that no PDU costs a
+    look at whether it is."""
+
+    def __init__(self, datamover: IserInitiator, user: InitiatorUser) -> None:
+        self._datamover = datamover
+        self.user = user
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        if not self._datamover.greeted:
+            raise RemoteProtocolError("iSER", "the target's first message is no HelloReply")
+        self.user.control_notify(message, at, invalidated)  # came together with the HelloReply
+
+
 class IserInitiator:
-    """Implements InitiatorDatamover over a queue pair."""
+    """Implements InitiatorDatamover over a queue pair, with the 28-byte header of RFC 7145."""
 
     user: InitiatorUser
 
@@ -49,6 +72,12 @@ class IserInitiator:
             qp.can_receive_invalidate
             and ConnectionFlags.unpack(qp.peer_private_data).send_invalidate
         )
+        self.greeted = True
+        self._form = hello.RFC_7145
+        self._begins_with_hello = False
+        self._hello = hello.greeting(self._form, 0)  # as it was sent
+        self._awaiting: _BeforeReply | None = None
+        self._said_hello = False
         self._inline_size = inline_size
         self._send = SEND_SE if qp.solicits else SEND
         # Submitting threads append, the thread that flushes pops: both operations are atomic.
@@ -57,11 +86,12 @@ class IserInitiator:
     # -- down -------------------------------------------------------------------------------------
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
-        headers = self.qp.alloc_headers(len(slots), MINIMUM_LENGTH + self._inline_size)
+        start = self._form.length
+        headers = self.qp.alloc_headers(len(slots), start + BHS_LENGTH + self._inline_size)
         for slot, header in zip(slots, headers, strict=True):
             slot.header = header
-            slot.bhs = header.view[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]
-            slot.inline = header.view[MINIMUM_LENGTH:]
+            slot.bhs = header.view[start : start + BHS_LENGTH]
+            slot.inline = header.view[start + BHS_LENGTH :]
             slot.request.opcode = self._send
             slot.request.header = header
         self.qp.post_receive(len(slots) + unexpected)
@@ -69,9 +99,27 @@ class IserInitiator:
     def notice_key_values(self, parameters: SessionParameters) -> None:
         if parameters.max_ulpdu:
             self.qp.allow_ulpdu(parameters.max_ulpdu)
+        if parameters.rdma_extensions:
+            required = parameters.iser_hello_required
+            self._begins_with_hello = self._form.without_key if required is None else required
 
     def enable_datamover(self) -> None:
-        """Does nothing: the connection is iSER from its start, and login travels in Sends."""
+        """Queue the Hello, if there is one. Else there is nothing to do: the connection is iSER
+        from its start, and login travels in Sends."""
+        if not self._begins_with_hello:
+            return
+        length = self._form.length
+        self._hello = hello.greeting(self._form, self.qp.ird)
+        request = WorkRequest(self._send)
+        request.header = self.qp.alloc_headers(1, length)[0]
+        request.header.view[:] = self._hello.pack(length)
+        request.header_length = length
+        self._awaiting = _BeforeReply(self, self.user)
+        self.user = self._awaiting
+        self.greeted = False
+        self._said_hello = True
+        self.qp.post_receive(1)  # for the HelloReply, which counts as no PDU
+        self.queued.append(request)
 
     def send_control(self, slot: PduSlot) -> None:
         data = slot.data
@@ -138,8 +186,9 @@ class IserInitiator:
                     len(message) != MINIMUM_LENGTH
                     or message[0] != CONTROL
                     or LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
-                ):
-                    check_message_untrusted(message)
+                ) and not check_message_untrusted(message):
+                    self._take_reply(message, completion.invalidated)
+                    continue
                 notify(message, HEADER_LENGTH, completion.invalidated)
         if received:
             self.qp.post_receive(received)
@@ -147,11 +196,90 @@ class IserInitiator:
             received += self.progress(now)
         return received
 
+    def _take_reply(self, message: memoryview, invalidated: int) -> None:
+        """Take a HelloReply. The IRD becomes what the target makes use of. Raises
+        RemoteProtocolError when it is not the time for one, when it is none, and for REJ."""
+        awaiting = self._awaiting
+        if awaiting is None or invalidated:
+            raise RemoteProtocolError(
+                "iSER", f"unexpected Hello or HelloReply message (byte 0 {message[0]:#04x})"
+            )
+        reply = hello.HelloReply.unpack_untrusted(message, self._form.length)
+        hello.check_reply_untrusted(self._form, self._hello, reply)
+        self.qp.limit_reads(min(self.qp.ird, reply.ord), self.qp.ord)
+        self.user = awaiting.user
+        self._awaiting = None
+        self.greeted = True
+
     def describe(self) -> dict[str, object]:
-        return {"datamover": "iser", "header": HEADER_LENGTH, **self.qp.describe()}
+        return {
+            "datamover": "iser",
+            "header": self._form.length,
+            "hello": self._said_hello,
+            **self.qp.describe(),
+        }
 
     def fileno(self) -> int:
         return self.qp.fileno()
 
     def wants_write(self) -> bool:
         return self.qp.wants_write()
+
+
+class ZeroBasedInitiator(IserInitiator):
+    """The same with the 12-byte header of RFC 5046, in which an STag has no Base Offset: RDMA of
+    the target begins at the Tagged Offset 0. For queue pairs whose STags are so, as those of
+    software iWARP are.
+
+    The methods that know the header's length are written twice: a look at the form for each PDU
+    would be dearer than this."""
+
+    def __init__(self, qp: QueuePair, inline_size: int) -> None:
+        super().__init__(qp, inline_size)
+        self._form = hello.RFC_5046
+
+    def send_control(self, slot: PduSlot) -> None:
+        data = slot.data
+        direction = slot.direction
+        header = slot.header.view
+        length = ZERO_BASED_MINIMUM
+        if direction == READ and data is not None:
+            self._advertise(slot, data, REMOTE_WRITE)
+            ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL | RSV, 0, slot.stag)
+        elif direction == WRITE and data is not None:
+            self._advertise(slot, data, REMOTE_READ)
+            ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL | WSV, slot.stag, 0)
+        else:
+            ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL, 0, 0)
+            if direction == INLINE:
+                length += slot.inline_length
+        slot.request.header_length = length
+        self.queued.append(slot.request)
+
+    def _advertise(self, slot: PduSlot, data: memoryview, rights: int) -> None:
+        slot.stag, slot.base = self.qp.advertise(data, rights)
+        if slot.base:
+            raise LocalProtocolError("the 12-byte iSER header needs STags that are zero-based")
+
+    def progress(self, now: float) -> int:
+        completions = self.qp.progress(now)
+        received = 0
+        notify = self.user.control_notify
+        for completion in completions:
+            if completion.opcode == RECEIVE:
+                message = completion.data
+                assert message is not None  # the seam promises it for RECEIVE
+                received += 1
+                if (
+                    len(message) != ZERO_BASED_MINIMUM
+                    or message[0] != CONTROL
+                    or LENGTHS.unpack_from(message, ZERO_BASED_LENGTHS_OFFSET)[0]
+                ) and not check_zero_based_untrusted(message):
+                    self._take_reply(message, completion.invalidated)
+                    continue
+                notify(message, ZERO_BASED_LENGTH, completion.invalidated)
+        if received:
+            self.qp.post_receive(received)
+        if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
+            received += self.progress(now)
+        return received

@@ -4,6 +4,9 @@ Put_Data becomes an RDMA Write, Get_Data an RDMA Read. A SCSI Response becomes a
 Invalidate of an STag that its command advertised, where the initiator allows that.
 
 Work requests are queued. ``flush`` posts all that one turn of the event loop has queued at once.
+
+A Hello is answered where it is the initiator's first message (module ``hello``), and demanded where
+login has agreed on it. ``ZeroBasedTarget`` speaks the 12-byte header of RFC 5046.
 """
 
 from __future__ import annotations
@@ -11,17 +14,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from iserblk.datamover import hello
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
     CONTROL_LAYOUT,
     HEADER_LENGTH,
+    HELLO,
     MINIMUM_LENGTH,
     RSV,
     WSV,
+    ZERO_BASED_LAYOUT,
+    ZERO_BASED_LENGTH,
+    ZERO_BASED_MINIMUM,
     check_message_untrusted,
+    check_zero_based_untrusted,
 )
-from iserblk.datamover.seam import SessionNumbers, TargetSlot, TargetUser
+from iserblk.datamover.seam import PduSlot, SessionNumbers, TargetSlot, TargetUser
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
@@ -41,8 +50,29 @@ from iserblk.rcap.seam import (
 EARLY: Final = 16
 
 
+class _BeforeHello:
+    """Takes the place of the layer above until the initiator's first message, so that no PDU costs
+    a look at whether it is the first."""
+
+    def __init__(self, datamover: IserTarget, user: TargetUser) -> None:
+        self._datamover = datamover
+        self.user = user
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        if not self._datamover.greeted:
+            raise RemoteProtocolError("iSER", "the initiator's first message is no Hello")
+        self._datamover.end_greeting()
+        self.user.control_notify(message, at, invalidated)
+
+    def data_completion_notify(self, slot: PduSlot) -> None:
+        self.user.data_completion_notify(slot)
+
+    def sent_notify(self, slot: PduSlot) -> None:
+        self.user.sent_notify(slot)
+
+
 class IserTarget:
-    """Implements TargetDatamover for one connection."""
+    """Implements TargetDatamover for one connection, with the 28-byte header of RFC 7145."""
 
     user: TargetUser
 
@@ -52,6 +82,11 @@ class IserTarget:
         self.send_invalidate = send_invalidate
         self._send = SEND_SE if qp.solicits else SEND
         self._send_with_invalidate = SEND_SE_INVALIDATE if qp.solicits else SEND_INVALIDATE
+        self.greeted = True
+        self._form = hello.RFC_7145
+        # What login has agreed on. None: iSERHelloRequired was not declared.
+        self._hello_required: bool | None = False
+        self._waiting: _BeforeHello | None = None
         self._queued: list[WorkRequest] = []
         # What the command being notified advertised: its Local and Remote Mapping (RFC 7145
         # section 7.3.1).
@@ -65,11 +100,12 @@ class IserTarget:
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
-        headers = self.qp.alloc_headers(len(slots), MINIMUM_LENGTH + inline_size)
+        start = self._form.length
+        headers = self.qp.alloc_headers(len(slots), start + BHS_LENGTH + inline_size)
         for slot, header in zip(slots, headers, strict=True):
             slot.header = header
-            slot.bhs = header.view[HEADER_LENGTH : HEADER_LENGTH + BHS_LENGTH]
-            slot.inline = header.view[MINIMUM_LENGTH:]
+            slot.bhs = header.view[start : start + BHS_LENGTH]
+            slot.inline = header.view[start + BHS_LENGTH :]
             slot.request.header = header
             slot.request.signaled = True
         self.qp.post_receive(receives)
@@ -77,9 +113,34 @@ class IserTarget:
     def notice_key_values(self, parameters: SessionParameters) -> None:
         if parameters.max_ulpdu:
             self.qp.allow_ulpdu(parameters.max_ulpdu)
+        if parameters.rdma_extensions:
+            self._hello_required = parameters.iser_hello_required
 
     def enable_datamover(self) -> None:
-        """Does nothing: the connection is iSER from its start, and login travels in Sends."""
+        """Wait for the Hello where login has agreed on one: until it has come nothing is sent but
+        the final Login Response, and any other message is an error. Where login has not spoken of
+        it, a Hello may be the first message.
+
+        The connection is iSER from its start, and login travels in Sends."""
+        required = self._hello_required
+        if required is None and self._form.without_key:
+            required = True
+        if required is False:
+            return
+        self.flush()
+        self._waiting = _BeforeHello(self, self.user)
+        self.user = self._waiting
+        self.greeted = not required
+        if required:
+            self.qp.post_receive(1)  # for the Hello, which counts as no PDU
+
+    def end_greeting(self) -> None:
+        """The first message has come: a Hello is an error from now on."""
+        waiting = self._waiting
+        if waiting is not None:
+            self.user = waiting.user
+            self._waiting = None
+            self.greeted = True
 
     def notice_numbers(self, numbers: SessionNumbers) -> None:
         """Does nothing: RDMA Reads carry no sequence numbers of the session."""
@@ -138,7 +199,7 @@ class IserTarget:
         self._queued.append(request)
 
     def flush(self) -> None:
-        while self._queued:
+        while self._queued and self.greeted:
             queued = self._queued
             self._queued = []
             self.qp.post(queued)
@@ -185,7 +246,9 @@ class IserTarget:
         return len(completions)
 
     def _receive(self, message: memoryview, invalidated: int) -> None:
-        check_message_untrusted(message)
+        if not check_message_untrusted(message):
+            self._take_hello(message, invalidated)
+            return
         if invalidated:
             raise RemoteProtocolError("iSER", "an initiator sent a Send with Invalidate")
         flags, write_stag, write_base, read_stag, read_base = CONTROL_LAYOUT.unpack_from(message, 0)
@@ -195,8 +258,34 @@ class IserTarget:
         self._read_base = read_base
         self.user.control_notify(message, HEADER_LENGTH, 0)
 
+    def _take_hello(self, message: memoryview, invalidated: int) -> None:
+        """Answer a Hello, and keep to the RDMA Reads that it declares. Raises RemoteProtocolError
+        when it is not the initiator's first message, and when it is none; and behind a HelloReply
+        with REJ."""
+        if self._waiting is None or invalidated or message[0] & 0xF0 != HELLO:
+            raise RemoteProtocolError(
+                "iSER", f"unexpected Hello or HelloReply message (byte 0 {message[0]:#04x})"
+            )
+        length = self._form.length
+        greeting = hello.Hello.unpack_untrusted(message, length)
+        reply = hello.answer(self._form, greeting, self.qp.ord)
+        request = WorkRequest(self._send)
+        request.header = self.qp.alloc_headers(1, length)[0]
+        request.header.view[:] = reply.pack(length)
+        request.header_length = length
+        self.qp.post([request])
+        if reply.rejected:
+            raise RemoteProtocolError(
+                "iSER",
+                f"the Hello is rejected: versions {greeting.min_version} to "
+                f"{greeting.max_version}, {greeting.ird} RDMA Reads at a time; we speak version "
+                f"{self._form.version}, and make {self.qp.ord}",
+            )
+        self.qp.limit_reads(self.qp.ird, reply.ord)
+        self.end_greeting()
+
     def describe(self) -> dict[str, object]:
-        return {"datamover": "iser", "header": HEADER_LENGTH, **self.qp.describe()}
+        return {"datamover": "iser", "header": self._form.length, **self.qp.describe()}
 
     def fileno(self) -> int:
         return self.qp.fileno()
@@ -206,3 +295,39 @@ class IserTarget:
 
     def next_deadline(self) -> float | None:
         return self.qp.next_deadline()
+
+
+class ZeroBasedTarget(IserTarget):
+    """The same with the 12-byte header of RFC 5046, in which an STag has no Base Offset: RDMA
+    begins at the Tagged Offset 0.
+
+    The methods that know the header's length are written twice: a look at the form for each PDU
+    would be dearer than this."""
+
+    def __init__(self, qp: QueuePair, send_invalidate: bool) -> None:
+        super().__init__(qp, send_invalidate)
+        self._form = hello.RFC_5046
+
+    def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
+        ZERO_BASED_LAYOUT.pack_into(slot.header.view, 0, CONTROL, 0, 0)
+        request = slot.request
+        request.header_length = ZERO_BASED_MINIMUM + slot.inline_length
+        request.opcode = self._send
+        if invalidate and self.send_invalidate:
+            stag = slot.read_stag or slot.write_stag
+            if stag:
+                request.opcode = self._send_with_invalidate
+                request.stag = stag
+        slot.busy += 1
+        self._queued.append(request)
+
+    def _receive(self, message: memoryview, invalidated: int) -> None:
+        if not check_zero_based_untrusted(message):
+            self._take_hello(message, invalidated)
+            return
+        if invalidated:
+            raise RemoteProtocolError("iSER", "an initiator sent a Send with Invalidate")
+        flags, write_stag, read_stag = ZERO_BASED_LAYOUT.unpack_from(message, 0)
+        self._write_stag = write_stag if flags & WSV else 0
+        self._read_stag = read_stag if flags & RSV else 0
+        self.user.control_notify(message, ZERO_BASED_LENGTH, 0)

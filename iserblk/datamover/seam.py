@@ -133,10 +133,12 @@ class InitiatorDatamover(Protocol):
     ``flush``, and one thread at a time calls ``progress``. These may run at the same time as each
     other and as ``send_control``.
 
-    ``user``: the layer above sets it before the first ``progress``. ``queued``: not empty while
-    PDUs wait for ``flush``."""
+    ``user``: the layer above sets it before ``enable_datamover`` and the first ``progress``.
+    ``queued``: not empty while PDUs wait for ``flush``. ``greeted``: False from
+    ``enable_datamover`` until the target has answered the Hello, where there is one."""
 
     user: InitiatorUser
+    greeted: bool
 
     @property
     def queued(self) -> Collection[object]: ...
@@ -151,7 +153,8 @@ class InitiatorDatamover(Protocol):
         ...
 
     def enable_datamover(self) -> None:
-        """Login is complete: full feature phase begins."""
+        """Login is complete: full feature phase begins. May queue a Hello; then the caller calls
+        ``flush``, and ``progress`` until ``greeted``."""
         ...
 
     def send_control(self, slot: PduSlot) -> None:
@@ -197,9 +200,12 @@ class InitiatorDatamover(Protocol):
 class TargetDatamover(Protocol):
     """The datamover of a target, as its iSCSI layer uses it. All calls are made in one thread.
 
-    ``user``: the layer above sets it before the first ``progress``."""
+    ``user``: the layer above sets it before ``enable_datamover`` and the first ``progress``.
+    ``greeted``: False from ``enable_datamover`` until the Hello has come, where login has agreed on
+    one; until then PDUs are queued and do not leave."""
 
     user: TargetUser
+    greeted: bool
 
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int

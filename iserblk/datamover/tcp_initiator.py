@@ -55,6 +55,7 @@ class TcpInitiator:
     def __init__(self, stream: ByteStream, inline_size: int, receive_data: int) -> None:
         """``inline_size``: data bytes that a slot may carry behind its BHS, at most.
         ``receive_data``: the MaxRecvDataSegmentLength that login declares."""
+        self.greeted = True  # Traditional iSCSI has no Hello
         self._stream = stream
         self._inline_size = inline_size
         self._receive_data = receive_data

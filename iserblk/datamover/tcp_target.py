@@ -70,6 +70,7 @@ class TcpTarget:
 
     def __init__(self, stream: ByteStream, receive_data: int) -> None:
         """``receive_data``: the MaxRecvDataSegmentLength that login declares."""
+        self.greeted = True  # Traditional iSCSI has no Hello
         self._stream = stream
         self._receive_data = receive_data
         self._rx = PduReceiver(self._place, self._deliver)

@@ -87,7 +87,7 @@ class SessionParameters:
     max_ahs_length: int = 256
     max_ulpdu: int = 0  # 0: not declared
     tagged_buffer_for_solicited_data_only: bool | None = None  # None: not declared
-    iser_hello_required: bool = False
+    iser_hello_required: bool | None = None  # None: not declared, or not understood
     max_recv_data_segment_length: int = 8192
     target_portal_group_tag: int = 0
     target_alias: str = ""
@@ -303,8 +303,12 @@ def accept(offered: SessionParameters, name: str, result: str) -> None:
     """
     key = TABLE[name]
     if key.kind == DECLARE:
-        # Not an answer but the peer's own declaration, unless it is a word like NotUnderstood.
-        if result not in ANSWER_WORDS:
+        # Not an answer but the peer's own declaration, unless it is a word like NotUnderstood. A
+        # key that only the initiator declares then has no effect.
+        if result in ANSWER_WORDS:
+            if key.sender == INITIATOR:
+                setattr(offered, key.field, getattr(SessionParameters(), key.field))
+        else:
             value = parse(key, result)
             if value is None:
                 raise RemoteProtocolError("iSCSI", f"{name}={result[:40]} is no value of it")

@@ -77,8 +77,10 @@ class LoginInitiatorConfig:
     ``isid``: 6 bytes. ``receive_data_segment_length``: data bytes of one PDU that we take.
     ``send_data_segment_length``: data bytes of one PDU that we send, at most; where the target only
     repeats this offer, 8192 at most. ``unexpected_pdus``: how many PDUs that answer nothing we take
-    at once. ``max_ulpdu``: the MaxULPDULength to declare, in bytes; 0: none. ``discovery``: a
-    discovery session, which has no target name. ``credentials`` None: no authentication.
+    at once. ``max_ulpdu``: the MaxULPDULength to declare, in bytes; 0: none. ``hello``: declare
+    that a Hello is required; a target that does not know it, or says No, gets none.
+    ``discovery``: a discovery session, which has no target name. ``credentials`` None: no
+    authentication.
 
     ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are the digests to
     offer (comma-separated, best first), and ``receive_data_segment_length`` holds for Data-In,
@@ -92,6 +94,7 @@ class LoginInitiatorConfig:
     send_data_segment_length: int = 8192
     unexpected_pdus: int = 32
     max_ulpdu: int = 0
+    hello: bool = False
     discovery: bool = False
     cid: int = 0
     rdma: bool = True
@@ -134,6 +137,7 @@ class LoginInitiator:
             data_digest=config.data_digest,
             target_recv_data_segment_length=config.send_data_segment_length,
             initiator_recv_data_segment_length=config.receive_data_segment_length,
+            iser_hello_required=True if config.hello else None,
         )
 
     @property
@@ -169,6 +173,8 @@ class LoginInitiator:
         names = _NORMAL if self._config.rdma else _TRADITIONAL
         if self._config.max_ulpdu:
             names = (*names, keys.MAX_ULPDU)
+        if self._config.hello:
+            names = (*names, "iSERHelloRequired")
         if self._config.discovery:
             names = _DISCOVERY
         offers: list[tuple[str, str]] = []

@@ -259,9 +259,6 @@ class LoginTarget:
             return True
         if not self.parameters.rdma_extensions:
             raise _Refusal(INITIATOR_ERROR)
-        if self.parameters.iser_hello_required:
-            # Hello is not implemented: refuse, or the connection would end with its first message.
-            raise _Refusal(INITIATOR_ERROR)
         return True
 
     def _answers(self, pairs: list[tuple[str, str]], stage: int) -> list[tuple[str, str]]:

@@ -19,8 +19,8 @@ from time import monotonic
 
 import trio
 
-from iserblk.datamover.iser import MINIMUM_LENGTH, ConnectionFlags
-from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.iser import HEADER_LENGTH, MINIMUM_LENGTH, ConnectionFlags
+from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import TargetDatamover
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import BadArgument, IserblkError, TransportError
@@ -74,8 +74,11 @@ class TargetServer:
         busy_poll_us: int = 0,
         accounts: Accounts | None = None,
         ports: TargetPorts | None = None,
+        header: int = HEADER_LENGTH,
     ) -> None:
+        """``header``: bytes of the iSER header of all iSER connections, 28 or 12."""
         self.iqn = iqn
+        self._iser = IserTarget if header == HEADER_LENGTH else ZeroBasedTarget
         self._accounts = accounts
         self._busy_poll_us = busy_poll_us
         self.device = DeviceServer(luns, iqn, ports)
@@ -134,7 +137,7 @@ class TargetServer:
         with _contained(peer):
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
-                datamover = IserTarget(qp, flags.send_invalidate)
+                datamover = self._iser(qp, flags.send_invalidate)
                 receive_data = qp.receive_size - MINIMUM_LENGTH
                 await self._serve(datamover, True, receive_data, qp.max_ulpdu, portal, peer, port)
             finally:
@@ -380,6 +383,9 @@ async def _watch(connection: TargetConnection, peer: str) -> None:
         await trio.sleep(PING_S)
         if not connection.silent or connection.parameters is None:  # a login has its own limit
             asked = False
+        elif not connection.greeted:
+            log.warning("%s: session ended: the initiator sent no Hello", peer)
+            connection.abandon()
         elif asked:
             log.warning("%s: session ended: the initiator did not answer a ping", peer)
             connection.abandon()
@@ -422,6 +428,7 @@ async def serve(
     rdma: bool = False,
     accounts: Accounts | None = None,
     states: Path | None = None,
+    header: int = HEADER_LENGTH,
 ) -> None:
     """Run one target until cancelled.
 
@@ -429,12 +436,13 @@ async def serve(
     accepts connections; ``url`` has the first address, with the port that was bound.
     ``busy_poll_us``: see Pace. ``rdma``: also accept connections by rdma_cm. ``accounts``: the
     users that may log in (CHAP); None: every initiator may. ``states``: a file of ALUA states
-    (``ports.parse_states``), read now and after each SIGHUP. Raises BadArgument, NotSupported,
+    (``ports.parse_states``), read now and after each SIGHUP. ``header``: bytes of the iSER header,
+    28 or 12: all initiators must use the same. Raises BadArgument, NotSupported,
     PermissionDenied or Busy when the target cannot listen or cannot read ``states``; nothing stays
     open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     ports = TargetPorts([tag for _, tag in places])
-    server = TargetServer(iqn, luns, busy_poll_us, accounts, ports)
+    server = TargetServer(iqn, luns, busy_poll_us, accounts, ports, header)
     if states is not None:
         server.device.set_access_states(read_states(states))
     listeners: list[trio.SocketListener] = []

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from iserblk.datamover.iser import BHS_LENGTH
-from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
+from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import (
     READ,
     InitiatorDatamover,
@@ -34,6 +34,7 @@ UNEXPECTED = 8
 RECEIVES = 16  # at the target
 
 ISER = SessionParameters(rdma_extensions=True, immediate_data=False)
+HELLO = replace(ISER, iser_hello_required=True)
 PLAIN = SessionParameters(
     max_burst_length=65536, first_burst_length=16384, max_recv_data_segment_length=8192
 )
@@ -74,6 +75,11 @@ def over_rdma(pair: tuple[QueuePair, QueuePair], send_invalidate: bool = True) -
     return IserInitiator(pair[0], INLINE_SIZE), IserTarget(pair[1], send_invalidate)
 
 
+def zero_based(pair: tuple[QueuePair, QueuePair]) -> Roles:
+    """With the 12-byte header, and the Hello that always begins with it."""
+    return ZeroBasedInitiator(pair[0], INLINE_SIZE), ZeroBasedTarget(pair[1], True)
+
+
 def over_tcp() -> Roles:
     left, right = socket.socketpair()
     return (
@@ -97,6 +103,10 @@ ISER_WAYS = {
     "iser-memory": Way(lambda: over_rdma(memory_pair(receive_size=RECEIVE_SIZE)), ISER),
     "iser-iwarp-crc": Way(lambda: over_rdma(iwarp_pair(True)), ISER),
     "iser-iwarp-nocrc": Way(lambda: over_rdma(iwarp_pair(False)), ISER),
+    "iser-memory-hello": Way(lambda: over_rdma(memory_pair(receive_size=RECEIVE_SIZE)), HELLO),
+    "iser-iwarp-hello": Way(lambda: over_rdma(iwarp_pair(True)), HELLO),
+    "iser-memory-12": Way(lambda: zero_based(memory_pair(receive_size=RECEIVE_SIZE)), ISER),
+    "iser-iwarp-12": Way(lambda: zero_based(iwarp_pair(True)), ISER),
 }
 WAYS = {**ISER_WAYS, **{f"tcp-{name}": _tcp(each) for name, each in TCP_WAYS.items()}}
 TCP = WAYS["tcp-plain"]

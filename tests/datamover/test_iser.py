@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from iserblk.datamover.iser import (
     ConnectionFlags,
     ControlHeader,
     check_message_untrusted,
+    check_zero_based_untrusted,
 )
 from iserblk.errors import RemoteProtocolError
 
@@ -49,53 +51,69 @@ def test_any_bytes_as_header(data: bytes) -> None:
         assert header.flags >> 4 == 1
 
 
-def message(length_word: int, behind: int, first: int = 0x10) -> memoryview:
+FORMS = [(28, check_message_untrusted), (12, check_zero_based_untrusted)]
+Check = Callable[[memoryview], bool]
+
+
+def message(header: int, length_word: int, behind: int, first: int = 0x10) -> memoryview:
     bhs = struct.pack(">BBxxI40x", 0x21, 0x80, length_word)
-    return memoryview(bytes([first]) + bytes(27) + bhs + bytes(behind))
+    return memoryview(bytes([first]) + bytes(header - 1) + bhs + bytes(behind))
 
 
+@pytest.mark.parametrize(("header", "check"), FORMS)
 @pytest.mark.parametrize(
     ("word", "behind"), [(0, 0), (0, 3), (5, 5), (5, 8), (0x01000000, 4), (0x02000005, 13)]
 )
-def test_whole_messages(word: int, behind: int) -> None:
+def test_whole_messages(header: int, check: Check, word: int, behind: int) -> None:
     """A data segment may end with its padding, or without. proves: ISER-RC-12"""
-    check_message_untrusted(message(word, behind))
+    assert check(message(header, word, behind))
 
 
+@pytest.mark.parametrize(("header", "check"), FORMS)
 @pytest.mark.parametrize(
     ("word", "behind", "first", "words"),
     [
         (5, 4, 0x10, "5 of data"),
         (0x01000000, 3, 0x10, "4 bytes of AHS"),
         (0xFFFFFFFF, 100, 0x10, "declares"),
-        (0, 0, 0x20, "Hello"),
-        (0, 0, 0x30, "HelloReply"),
         (0, 0, 0x40, "reserved"),
         (0, 0, 0x00, "reserved"),
     ],
 )
-def test_broken_messages(word: int, behind: int, first: int, words: str) -> None:
+def test_broken_messages(
+    header: int, check: Check, word: int, behind: int, first: int, words: str
+) -> None:
     """Illegal opcodes, and lengths that do not fit to each other.
 
     proves: ISER-9.1-2, ISER-10.1.3.3-1, ISER-RC-13
     """
     with pytest.raises(RemoteProtocolError, match=words):
-        check_message_untrusted(message(word, behind, first))
+        check(message(header, word, behind, first))
 
 
-@pytest.mark.parametrize("size", [0, 1, 28, 75])
-def test_short_messages(size: int) -> None:
-    with pytest.raises(RemoteProtocolError, match="shorter"):
-        check_message_untrusted(message(0, 0)[:size])
+@pytest.mark.parametrize(("header", "check"), FORMS)
+@pytest.mark.parametrize("first", [0x20, 0x2F, 0x30, 0x31])
+@pytest.mark.parametrize("size", [1, 12, 28, 76, 100])
+def test_a_greeting_is_no_pdu(header: int, check: Check, first: int, size: int) -> None:
+    """Of whatever length: only who awaits one can say what is wrong with it. proves: ISER-9.1-2"""
+    assert not check(memoryview(bytes((first,)).ljust(size, b"\0")))
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_as_message(data: bytes) -> None:
+@pytest.mark.parametrize(("header", "check"), FORMS)
+def test_short_messages(header: int, check: Check) -> None:
+    for size in (0, 1, header, header + 47):
+        with pytest.raises(RemoteProtocolError, match="shorter"):
+            check(message(header, 0, 0)[:size])
+
+
+@pytest.mark.parametrize(("header", "check"), FORMS)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_as_message(header: int, check: Check, data: bytes) -> None:
     try:
-        check_message_untrusted(memoryview(data))
+        whole = check(memoryview(data))
     except RemoteProtocolError:
         return
-    assert len(data) >= 76 and data[0] >> 4 == 1
+    assert data[0] >> 4 == 1 and len(data) >= header + 48 if whole else data[0] >> 4 in (2, 3)
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,22 @@ from collections.abc import Callable, Sequence
 
 from crc32c import crc32c
 
-from iserblk.datamover import iser
+from iserblk.datamover import hello, iser
 from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu, text
+from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from tests.contract.datamovers import Ends
 from tests.contract.test_datamover_tcp import Liar
+from tests.datamover.test_iser_initiator import End as InitiatorEnd
+from tests.datamover.test_iser_target import End as TargetEnd
 from tests.datamover.test_tcp_stream import Taker, on_the_wire
 from tests.fuzz.engine import Case, Row, decoder
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
 from tests.rcap.fpdu import decode_fpdu
 from tests.rcap.iwarp import test_receive as frames
 from tests.rcap.iwarp.test_receive import Receiver
+from tests.support.golden import golden
 from tests.target.iscsi.test_connection import Client
 from tests.target.iser_client import IserClient, rw10
 
@@ -249,6 +253,64 @@ _MESSAGES = (
     + text.encode([("SendTargets", "All")]),
 )  # fmt: skip
 
+_HELLOS = tuple(
+    golden(f"iser/{name}")
+    for name in ("hello-28", "hello-12", "hello-reply-28", "hello-reply-12", "hello-reply-rej-28")
+)
+
+
+def _hello_reply(data: bytes) -> None:
+    reply = hello.HelloReply.unpack_untrusted(data, 28)
+    hello.check_reply_untrusted(hello.RFC_7145, hello.greeting(hello.RFC_7145, 4), reply)
+
+
+def _first_messages(case: Case, greeted: Callable[[], bool], say: Callable[[bytes], None]) -> None:
+    """What an end may hear first, mutated or not, and messages behind it."""
+    for _ in range(4):
+        which = case.chance.choice((*_HELLOS, *_MESSAGES))
+        say(case.mutated(which) if case.chance.random() < 0.5 else which)
+    assert greeted()  # or one of them has raised
+
+
+def _form(case: Case) -> hello.Form:
+    return case.chance.choice((hello.RFC_7145, hello.RFC_5046))
+
+
+def _agreed(case: Case) -> SessionParameters:
+    required = case.chance.choice((True, True, None))
+    return SessionParameters(rdma_extensions=True, iser_hello_required=required)
+
+
+def _greeted_initiator(case: Case) -> None:
+    end = InitiatorEnd(_form(case), _agreed(case))
+
+    def say(message: bytes) -> None:
+        end.say(message)
+        end.take()
+
+    try:
+        _first_messages(case, lambda: end.dm.greeted, say)
+        assert 0 <= end.pair.ird <= 4
+    finally:
+        end.dm.connection_terminate()
+        end.theirs.close()
+
+
+def _greeted_target(case: Case) -> None:
+    end = TargetEnd(_form(case), _agreed(case))
+
+    def say(message: bytes) -> None:
+        end.say(message)
+        end.take()
+
+    try:
+        _first_messages(case, lambda: end.dm.greeted, say)
+        assert 0 <= end.pair.ord <= 4
+    finally:
+        end.dm.connection_terminate()
+        end.theirs.close()
+
+
 ROWS = (
     Row("MPA initiator", _mpa(mpa.MpaInitiator), _MPA),
     Row("MPA responder", _mpa(mpa.MpaResponder), _MPA),
@@ -267,6 +329,15 @@ ROWS = (
     decoder(
         "iSER message", lambda data: iser.check_message_untrusted(memoryview(data)), *_MESSAGES
     ),
+    decoder(
+        "iSER message, 12 bytes",
+        lambda data: iser.check_zero_based_untrusted(memoryview(data)),
+        *(message[:1] + message[17:] for message in _MESSAGES),
+    ),
+    decoder("Hello", lambda data: hello.Hello.unpack_untrusted(data, 28), *_HELLOS[:1]),
+    decoder("HelloReply", _hello_reply, *_HELLOS[2:]),
+    Row("greeting at the initiator", _greeted_initiator, _HELLOS, each=4),
+    Row("greeting at the target", _greeted_target, _HELLOS, each=4),
     decoder("iSER flags", iser.ConnectionFlags.unpack, b"\x40\0\0\0", allowed=()),
     Row("PDU stream", _pdu_stream, _PDUS, each=4),
     Row("session", _session, _ANSWERS, each=6),

@@ -25,6 +25,7 @@ class FakeDatamover:
         self.sent: list[tuple[PduSlot, bytes]] = []
         self.ended: list[tuple[PduSlot, int]] = []
         self.inbox: deque[bytes | IserblkError] = deque()
+        self.greeted = True
         self.disconnected = False
         self.terminated = False
         self.full = False

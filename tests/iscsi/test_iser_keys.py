@@ -143,6 +143,32 @@ def test_hello_is_required_by_nobody_who_does_not_say_so(word: str) -> None:
     assert wish.iser_hello_required is (word == "Yes")
 
 
+@pytest.mark.parametrize(
+    ("word", "required"), [(None, True), ("Yes", True), ("No", False), ("NotUnderstood", None)]
+)
+def test_hello_is_declared(word: str | None, required: bool | None) -> None:
+    """A target that does not know the key, or says No, gets no Hello; the login goes on, as our
+    initiator has allocated its resources before it.
+
+    proves: ISER-7145-5.1.1-1, ISER-7145-5.1.3-3, ISER-7145-6.10-2
+    """
+    one = logins.initiator(hello=True)
+    assert said(one.start())["iSERHelloRequired"] == "Yes"
+    pairs = YES if word is None else [*YES, ("iSERHelloRequired", word)]
+    assert one.receive(*response(pairs)) == []
+    assert one.done and one.parameters.iser_hello_required is required
+
+
+def test_both_ends_agree_on_a_hello() -> None:
+    one, other = logins.initiator(hello=True), target()
+    logins.login(one, other)
+    assert one.parameters.iser_hello_required and other.parameters.iser_hello_required
+
+
+def test_no_hello_in_a_discovery_session() -> None:
+    assert "iSERHelloRequired" not in said(logins.initiator(hello=True, discovery=True).start())
+
+
 def test_error_recovery_level_0_is_what_we_ask_for() -> None:
     """proves: ISER-RC-22"""
     one, other = logins.initiator(), target()

@@ -130,13 +130,16 @@ def test_initiator_refuses_iser() -> None:
     assert other.failed
 
 
-@pytest.mark.parametrize(("word", "failed"), [("Yes", True), ("No", False)])
-def test_hello_cannot_be_required(word: str, failed: bool) -> None:
-    """Our target has no Hello: the login says so, instead of a connection that ends later."""
+@pytest.mark.parametrize(("word", "required"), [("Yes", True), ("No", False), (None, None)])
+def test_hello_is_required_where_the_initiator_says_so(
+    word: str | None, required: bool | None
+) -> None:
+    """It only declares that: there is no answer. proves: ISER-7145-6.10-2"""
     other = target()
-    answer = ask(other, request([*WHO, *YES, ("iSERHelloRequired", word)]))
-    assert other.failed is failed
-    assert status(answer) == (login_target.INITIATOR_ERROR if failed else 0)
+    pairs = [] if word is None else [("iSERHelloRequired", word)]
+    answer = ask(other, request([*WHO, *YES, *pairs]))
+    assert status(answer) == 0 and "iSERHelloRequired" not in said(answer)
+    assert other.parameters.iser_hello_required is required
 
 
 def test_text_in_parts() -> None:

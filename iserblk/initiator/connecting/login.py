@@ -13,7 +13,7 @@ from time import monotonic
 import trio
 
 from iserblk.datamover.iser import BHS_LENGTH, HEADER_LENGTH
-from iserblk.datamover.iser_initiator import IserInitiator
+from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
 from iserblk.datamover.seam import INLINE, InitiatorDatamover
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import ByteStream
@@ -64,13 +64,14 @@ class Connection:
     max_ulpdu: int
 
 
-def over_rdma(qp: QueuePair) -> Connection:
+def over_rdma(qp: QueuePair, header: int = HEADER_LENGTH) -> Connection:
+    """iSER. ``header``: bytes of its header, 28 or 12."""
     # Above 8 KiB offer more than we send inline, so that a target's answer shows its own limit,
     # and is no echo of our offer (see LoginInitiatorConfig).
     offer = qp.inline_size if qp.inline_size <= SAFE_SEGMENT_LENGTH else 2 * qp.inline_size
-    return Connection(
-        IserInitiator(qp, qp.inline_size), True, offer, RECEIVE_DATA, max_ulpdu=qp.max_ulpdu
-    )
+    kind = IserInitiator if header == HEADER_LENGTH else ZeroBasedInitiator
+    datamover = kind(qp, qp.inline_size)
+    return Connection(datamover, True, offer, RECEIVE_DATA, max_ulpdu=qp.max_ulpdu)
 
 
 def over_tcp(stream: ByteStream) -> Connection:
@@ -114,7 +115,27 @@ class Login:
         session.isid = self.isid
         session.busy_poll_us = self._options.busy_poll_us
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
+        await self._greet(session)
         return session
+
+    async def _greet(self, session: Session) -> None:
+        """Send the Hello, if there is one, and wait for its answer: what the target agrees to is
+        settled before the first command. Raises TransportError."""
+        datamover = self._dm
+        if datamover.greeted:
+            return
+        session.queue.flush()
+        while not datamover.greeted and session.error is None:
+            if datamover.wants_write():
+                await trio.lowlevel.wait_writable(datamover.fileno())
+            else:
+                await trio.lowlevel.wait_readable(datamover.fileno())
+            session.progress(monotonic())
+        error = session.error
+        if isinstance(error, RemoteProtocolError):
+            raise at_portal(self._portal, error)
+        if error is not None:
+            raise ConnectionLost(f"{self._portal}: after the Hello: {error}")
 
     async def _negotiate(self, slots: list[TaskSlot]) -> LoginInitiator:
         """Run the login phase to its end; the last slot carries its PDUs."""
@@ -133,6 +154,7 @@ class Login:
                 send_data_segment_length=connection.offer,
                 unexpected_pdus=UNEXPECTED,
                 max_ulpdu=connection.max_ulpdu,
+                hello=connection.rdma and options.hello,
                 rdma=connection.rdma,
                 header_digest="None" if connection.rdma else options.header_digest,
                 data_digest="None" if connection.rdma else options.data_digest,

@@ -17,6 +17,7 @@ import trio
 
 from iserblk.credentials import find_credentials
 from iserblk.datamover.iser import (
+    HEADER_LENGTH,
     SEND_INVALIDATE_NOT_SUPPORTED,
     ZBVA_NOT_SUPPORTED,
     ConnectionFlags,
@@ -118,6 +119,10 @@ async def _iser(
     no_iser: IserblkError
     try:
         if options.rcap == "verbs":
+            if options.header != HEADER_LENGTH:
+                raise NotSupported(
+                    "header=12: an RDMA device has no STags that are zero-based; say rcap=iwarp"
+                )
             verbs.check_available()
         qp, reason = await choose(await resolve(url.host, url.port), options, portal)
     except IserblkError as error:
@@ -126,7 +131,7 @@ async def _iser(
         no_iser = error
     else:
         log.info("%s: connected by %s: %s", portal, qp.provider, reason)
-        login = kind(over_rdma(qp), url, options, portal)
+        login = kind(over_rdma(qp, options.header), url, options, portal)
         login.credentials = credentials
         try:
             return Reached(url, portal, reason, await _log_in(run(login), qp, portal))
@@ -189,6 +194,9 @@ def connection_flags(windows: bool) -> bytes:
 
 async def choose(addresses: Sequence[Address], options: Options, portal: str) -> Choice:
     """Connect by the provider that ``options.rcap`` asks for, or by the best one."""
+    if options.header != HEADER_LENGTH:
+        qp = await _by_iwarp(addresses, options, portal)
+        return Choice(qp, f"header={options.header} needs STags that are zero-based")
     if options.rcap == "verbs":
         qp = await _by_verbs(addresses, options, portal, CONNECT_TIMEOUT_S)
         return Choice(qp, "asked for with rcap")

@@ -679,6 +679,11 @@ class TargetConnection:
         """The present StatSN: it grows by 1 with each response, modulo 2^32."""
         return self._numbers.stat_sn
 
+    @property
+    def greeted(self) -> bool:
+        """False while the Hello of the initiator is awaited."""
+        return self._dm.greeted
+
     def describe(self) -> dict[str, object]:
         return self._dm.describe()
 
