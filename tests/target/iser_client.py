@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, ControlHeader
 from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.seam import TargetUser
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
@@ -55,10 +57,37 @@ def tasks_of(connection: TargetConnection) -> set[int]:
     return set(connection._tasks)
 
 
+class Traced:
+    """A datamover that keeps the calls that it gets, in ``calls``: names and arguments."""
+
+    def __init__(self, datamover: IserTarget) -> None:
+        self._datamover = datamover
+        self.calls: list[tuple[str, tuple[object, ...]]] = []
+
+    @property
+    def user(self) -> TargetUser:
+        return self._datamover.user
+
+    @user.setter
+    def user(self, user: TargetUser) -> None:
+        self._datamover.user = user
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._datamover, name)
+
+        def kept(*arguments: object) -> object:
+            result = call(*arguments)
+            self.calls.append((name, arguments))
+            return result
+
+        return kept
+
+
 class IserClient:
     """``sent``: every message that left the target, RDMA included, oldest first. ``heard``: its
     PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
-    memory for data. ``device``, ``store``: of another client of the same target."""
+    memory for data. ``datamover``: the target's. ``accounts``: its users, if it has any.
+    ``device``, ``store``: of another client of the same target."""
 
     def __init__(
         self,
@@ -80,8 +109,9 @@ class IserClient:
         self.budget = DataBudget()
         self.on_reset: OnReset = lambda _lun, _by, _ended: 0
         theirs.intercept = self._left
+        self.datamover = Traced(IserTarget(theirs, send_invalidate))
         self.connection = connection = TargetConnection(
-            IserTarget(theirs, send_invalidate),
+            self.datamover,
             self.device,
             LoginTarget(LoginTargetConfig(IQN, 1, accounts=accounts)),
             on_login=lambda _: None,

@@ -466,3 +466,26 @@ async def test_without_resources_there_is_no_session(allocations: int) -> None:
             came = await answer(ours)
             assert came is not None and came.status == expected
             ours.close()
+
+
+async def test_the_target_says_nothing_first(mock_clock: MockClock) -> None:
+    """After login it waits for a PDU of the initiator, whose buffers may not be there yet; when
+    none comes for much longer than a second, a ping asks whether the initiator is still there.
+
+    proves: ISER-7145-5.1.3-7
+    """
+    server = TargetServer(IQN, {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)})
+    ours, theirs = scarce_pair(100)
+    mock_clock.autojump_threshold = 0.02
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve_queue_pair, theirs, "10.0.0.1:3260", "peer")
+        send(ours, LOGIN)
+        came = await answer(ours)
+        assert came is not None and came.status == 0
+        server.device.reset_lun(0)  # a reset by another session is told with the first command
+        begun = trio.current_time()
+        await trio.lowlevel.wait_readable(ours.fileno())
+        assert trio.current_time() - begun > 1
+        (event,) = ours.progress(0.0)
+        assert event.data is not None and event.data[HEADER_LENGTH] == bhs.NOP_IN
+        ours.close()
