@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, ControlHeader
+from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget
-from iserblk.datamover.seam import TargetUser
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
@@ -60,20 +60,22 @@ def tasks_of(connection: TargetConnection) -> set[int]:
 class Traced:
     """A datamover that keeps the calls that it gets, in ``calls``: names and arguments."""
 
-    def __init__(self, datamover: IserTarget) -> None:
+    def __init__(self, datamover: IserTarget | IserInitiator) -> None:
         self._datamover = datamover
         self.calls: list[tuple[str, tuple[object, ...]]] = []
 
     @property
-    def user(self) -> TargetUser:
+    def user(self) -> Any:
         return self._datamover.user
 
     @user.setter
-    def user(self, user: TargetUser) -> None:
+    def user(self, user: Any) -> None:
         self._datamover.user = user
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._datamover, name)
+        if not callable(call):
+            return call
 
         def kept(*arguments: object) -> object:
             result = call(*arguments)

@@ -285,7 +285,8 @@ async def test_a_connection_that_gets_no_resources_is_closed(fabric: Fabric, por
     """Allocate_Connection_Resources fails at the initiator: the call says so, no Login Request
     leaves, and the connection ends at both ends. With memory it succeeds.
 
-    proves: ISER-3.1.4-3, ISER-10.1.3.1-1, ISER-10.1.3.1-2, ISER-10.1.3.1-5
+    proves: ISER-3.1.4-3, ISER-3.3-3, ISER-5.1.1-10, ISER-10.1.3.1-1, ISER-10.1.3.1-2
+    proves: ISER-10.1.3.1-5
     """
     async with target(fabric, port) as listener:
         fabric.has_memory = False
