@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from iserblk.errors import ConnectFailed, IserblkError, NotSupported
 from iserblk.initiator.connecting.iwarp import Address
-from iserblk.rcap.inprocess import MemoryQueuePair
+from iserblk.rcap.inprocess import MemoryQueuePair, Message
 from iserblk.rcap.seam import HeaderSlot
 
 
@@ -77,10 +77,10 @@ class Step:
 
 
 class Fabric:
-    """``missing``: what ``available`` says. ``routes``: whether the device leads anywhere.
-    ``error``: what connecting ends with. ``silent``: nothing ever answers. ``windows``: the
-    device has memory windows. ``has_memory``: the initiator's device can register memory for
-    headers. ``log``: what was asked of it."""
+    """``missing``: what ``available`` says. ``intercept``: sees every message of both ends.
+    ``routes``: whether the device leads anywhere. ``error``: what connecting ends with. ``silent``:
+    nothing ever answers. ``windows``: the device has memory windows. ``has_memory``: the
+    initiator's device can register memory for headers. ``log``: what was asked of it."""
 
     def __init__(self) -> None:
         self.missing: str | None = None
@@ -89,6 +89,7 @@ class Fabric:
         self.silent = False
         self.windows = True
         self.has_memory = True
+        self.intercept: Callable[[Message], bool] | None = None
         self.turns = 2
         self.open = 0  # steps that were not closed
         self.log: list[tuple[object, ...]] = []
@@ -126,6 +127,7 @@ class Fabric:
             ours = Device(listener.reply(padded), self.windows, receives, ird)
             theirs = Device(padded, self.windows, listener.receives, ird)
             ours.peer, theirs.peer = theirs, ours
+            ours.intercept = theirs.intercept = self.intercept
             ours.has_memory = self.has_memory
             self.pairs.append((ours, theirs))
             if not listener.deaf:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from typing import Any
 
 import pytest
 import trio
@@ -69,8 +70,8 @@ def url(port: int, host: str = "127.0.0.1") -> str:
 
 
 @asynccontextmanager
-async def target(fabric: Fabric, port: int) -> AsyncIterator[FakeListener]:
-    """A target that only the fabric reaches: no socket listens."""
+async def target(fabric: Fabric, port: int, **login: Any) -> AsyncIterator[FakeListener]:
+    """A target that only the fabric reaches: no socket listens. ``login``: of its config."""
     listener = fabric.listener(
         "127.0.0.1",
         port,
@@ -87,7 +88,7 @@ async def target(fabric: Fabric, port: int) -> AsyncIterator[FakeListener]:
         connection = TargetConnection(
             IserTarget(pair, allowed),
             device,
-            LoginTarget(LoginTargetConfig(IQN, next(tsihs))),
+            LoginTarget(LoginTargetConfig(IQN, next(tsihs), **login)),
             on_login=lambda _: None,
             on_reset=lambda _lun, _by, _ended: 0,
             portal=f"127.0.0.1:{port}",
@@ -131,6 +132,7 @@ async def use(session: Session) -> dict[str, object]:
 async def test_verbs_where_a_device_leads_there(
     options: Options, reason: str, fabric: Fabric, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nothing listens there for TCP: the queue pair is all there is. proves: ISER-7145-2.1-2"""
     caplog.set_level(logging.INFO)
     async with target(fabric, port):
         about = await use(await connect(parse_url(url(port)), options))
