@@ -78,9 +78,8 @@ class Traced:
             return call
 
         def kept(*arguments: object) -> object:
-            result = call(*arguments)
             self.calls.append((name, arguments))
-            return result
+            return call(*arguments)
 
         return kept
 
