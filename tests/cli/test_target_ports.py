@@ -42,6 +42,32 @@ def test_portal_groups_and_their_states(tmp_path: Path) -> None:
         assert "this path is unavailable" in iserblk("info", f"{first['url']}/0").stderr
 
 
+def test_every_group_is_advertised_as_ever(tmp_path: Path) -> None:
+    """A target with three portal groups: SendTargets, by iSER and by TCP, names each with its tag
+    and its own portal; there the same LUN is found, whichever protocol the initiator uses.
+
+    proves: ISER-B.2-2
+    """
+    arguments = ["target", "--iqn", IQN, "--lun", f"{tmp_path}/lun:size=1M"]
+    for tag in (1, 2, 4):
+        arguments += ["--listen", f"127.0.0.1:0,{tag}"]
+    with serving(*arguments, log=tmp_path / "log") as server:
+        listen = server.url.removeprefix("iser://").partition("/")[0]
+        by_iser, by_tcp = (
+            good_json("discover", f"{scheme}://{listen}")["targets"] for scheme in ("iser", "iscsi")
+        )
+        for (target,), scheme in ((by_iser, "iser"), (by_tcp, "iscsi")):
+            portals = target["portals"]
+            assert [each["group"] for each in portals] == [1, 2, 4]
+            assert len({each["port"] for each in portals}) == 3
+            found = [
+                good_json("info", f"{scheme}://{each['host']}:{each['port']}/{IQN}/0")["disks"]
+                for each in portals
+            ]
+            (identifiers,) = {str(disk["identifiers"]) for (disk,) in found}
+            assert identifiers != "[]"
+
+
 def hang_up(pid: int, log: Path, words: str) -> None:
     os.kill(pid, signal.SIGHUP)
     until_blocking(lambda: re.search(words, log.read_text()))

@@ -83,10 +83,7 @@ def test_any_records(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_records() -> None:
-    """Records keep their order; a repeated address counts once; none means the portal asked.
-
-    proves: ISER-7143-13.8-2
-    """
+    """Records keep their order; a repeated address counts once; none means the portal asked."""
     pairs = [
         ("TargetName", B),
         ("TargetAddress", "10.0.0.1:3260,1"),

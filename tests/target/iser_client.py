@@ -18,6 +18,7 @@ from iserblk.rcap.inprocess import Message, memory_pair
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.ports import ONLY_PORT, TargetPort
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
 
@@ -97,6 +98,7 @@ class IserClient:
         accounts: Accounts | None = None,
         device: DeviceServer | None = None,
         store: FakeStore | None = None,
+        port: TargetPort = ONLY_PORT,
     ) -> None:
         self.ours, theirs = memory_pair(ord=ord, receive_size=MINIMUM_LENGTH + 8192)
         self.target_pair = theirs
@@ -118,6 +120,7 @@ class IserClient:
             on_login=lambda _: None,
             on_reset=self._reset,
             portal="10.0.0.1:3260",
+            port=port,
             budget=self.budget,
         )
 

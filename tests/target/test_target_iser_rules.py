@@ -16,9 +16,10 @@ from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message
 from iserblk.secret import Secret
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.ports import TargetPorts
 from iserblk.target.seam import Nexus
 from tests.iscsi import logins
-from tests.target.iser_client import IserClient, rw10, tasks_of
+from tests.target.iser_client import IQN, IserClient, rw10, tasks_of
 
 TEST_UNIT_READY = bytes(6)
 CHECK_CONDITION = 2
@@ -396,6 +397,30 @@ def test_no_answer_is_longer_than_the_initiator_takes() -> None:
     last = client.ask(more)
     assert last.bhs[1] == bhs.FLAG_FINAL
     assert first.data + last.data == encode([(f"X-{i}", "NotUnderstood") for i in range(40)])
+
+
+def test_portals_are_told_with_their_group() -> None:
+    """SendTargets names each portal of each portal group, with the tag. A login that is refused
+    names no address at all: the target redirects nobody, with a tag or without.
+
+    proves: ISER-7143-13.8-2
+    """
+    ports = TargetPorts((1, 2, 4))
+    for tag, address in ((1, "10.0.0.1:3260"), (2, "[::1]:3260"), (4, "10.0.0.4:860")):
+        ports.by_tag[tag].addresses.append(address)
+    client = IserClient(port=ports.by_tag[1])
+    told = client.login([("SessionType", "Discovery")])
+    text = encode([("SendTargets", "All")])
+    question = pdu.TextRequest(
+        flags=bhs.FLAG_FINAL, data_length=len(text), itt=21, cmd_sn=1, exp_stat_sn=0
+    )
+    answer = client.ask(question.pack(), text)
+    addresses = ["10.0.0.1:3260,1", "[::1]:3260,2", "10.0.0.4:860,4"]
+    assert answer.data == encode(
+        [("TargetName", IQN), *(("TargetAddress", each) for each in addresses)]
+    )
+    refused = IserClient(port=ports.by_tag[1]).login([("TargetName", "iqn.2026-11.example:other")])
+    assert refused.bhs[36] == 2 and b"TargetAddress" not in told.data + refused.data
 
 
 @pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])
