@@ -13,7 +13,13 @@ import trio
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, RSV, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.errors import CommandTimeout, ConnectionLost, RemoteProtocolError, TransportError
+from iserblk.errors import (
+    CommandRejected,
+    CommandTimeout,
+    ConnectionLost,
+    RemoteProtocolError,
+    TransportError,
+)
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Login, over_rdma
 from iserblk.initiator.connecting.send_targets import Discovery
@@ -330,10 +336,12 @@ def test_no_login_follows_on_the_same_connection(link: Link, event: int) -> None
     assert [each.bhs[0] & bhs.OPCODE_MASK for each in link.pdus] == [bhs.LOGOUT_REQUEST]
 
 
+@pytest.mark.logs(logs.REJECTED)
 @pytest.mark.parametrize("too_many", [False, True])
 def test_each_answer_finds_a_receive(link: Link, too_many: bool) -> None:
-    """One receive for the answer to each request that may be in flight (command and response; task
-    management, logout and ping, with theirs), and for the unexpected PDUs besides; not one more.
+    """One receive for the answer to each request that may be in flight (command and response, or
+    Reject; task management, logout and ping, with theirs), and for the unexpected PDUs besides; not
+    one more.
 
     proves: ISER-8.1.1.1-2
     """
@@ -368,16 +376,20 @@ def test_each_answer_finds_a_receive(link: Link, too_many: bool) -> None:
             answers.append(pdu.LogoutResponse(response=0, itt=itt, **numbers))
         else:
             answers.append(pdu.TaskManagementResponse(response=0, itt=itt, **numbers))
-    answers += [pdu.ScsiResponse(itt=slot.itt, status=0, **numbers) for slot in slots]
+    *answered, rejected = slots
+    answers += [pdu.ScsiResponse(itt=slot.itt, status=0, **numbers) for slot in answered]
     for answer in answers:
         link.post(seam.SEND_SE, HEAD + answer.pack())
+    reject = pdu.Reject(reason=pdu.REJECT_PROTOCOL_ERROR, data_length=48, **numbers)
+    link.post(seam.SEND_SE, HEAD + reject.pack() + link.pdus[DEPTH - 1].bhs)
     link.session.progress(1.0)
     link.session.progress(1.0)  # an error comes behind what was good
     if too_many:
         assert isinstance(link.session.error, RemoteProtocolError)
         return
     assert link.session.error is None and control.pending == 0
-    assert [slot.error for slot in slots] == [None] * DEPTH
+    assert [slot.error for slot in answered] == [None] * (DEPTH - 1)
+    assert isinstance(rejected.error, CommandRejected)
 
 
 def test_an_abort_keeps_the_stag_until_it_is_answered(link: Link) -> None:
