@@ -34,9 +34,6 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
     "iserblk/doctor/finding.py": "a record; tests/doctor/test_report.py",
-    "iserblk/initiator/connecting/login.py": (
-        "tests/iscsi/test_login.py and tests/integration/test_portals.py"
-    ),
     "iserblk/initiator/connecting/reach.py": (
         "tests/initiator/connecting/test_verbs.py and tests/integration/test_portals.py"
     ),

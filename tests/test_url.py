@@ -208,6 +208,8 @@ def test_any_user_info_is_never_shown(info: str) -> None:
         ("iser", "data-digest", "CRC32C,None", "mpa-crc=yes"),
         ("iscsi", "rcap", "verbs", "means TCP"),
         ("iscsi", "rcap", "iwarp", "means TCP"),
+        ("iscsi", "header", "12", "without iSER's messages"),
+        ("iscsi", "hello", "yes", "without iSER's messages"),
     ],
 )
 def test_options_of_the_other_scheme(scheme: str, key: str, value: str, words: str) -> None:

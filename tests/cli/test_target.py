@@ -43,6 +43,19 @@ def test_life(number: int, status: int, tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == ""
 
 
+def test_a_target_with_the_short_header(tmp_path: Path) -> None:
+    """``info`` says the header, and that there was a Hello; an initiator that was told nothing of
+    it fails."""
+    with serving(
+        *target(tmp_path / "disk:size=1M"), "--header", 12, log=tmp_path / "log"
+    ) as server:
+        (disk,) = good_json("info", f"{server.url}/0", "--header", "12", "--json")["disks"]
+        assert (disk["connection"]["header"], disk["connection"]["hello"]) == (12, True)
+        assert "iSER header" in good("info", f"{server.url}/0?header=12")
+        bad(4, "info", f"{server.url}/0")
+    assert (tmp_path / "log").read_text() == ""
+
+
 # The command, where closing a LUN sends a signal or finds a full disk, as the argument says.
 ENDING = """
 import errno, os, signal, sys

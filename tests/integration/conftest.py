@@ -18,8 +18,11 @@ def start_target(tmp_path: Path) -> Iterator[StartTarget]:
     """``start_target("FILE:option…", …)``: file names are relative to ``tmp_path``."""
     with ExitStack() as stack:
 
-        def start(*specs: str, listen: str = "127.0.0.1:0", iqn: str = IQN) -> TargetProcess:
+        def start(
+            *specs: str, listen: str = "127.0.0.1:0", iqn: str = IQN, header: int = 28
+        ) -> TargetProcess:
             paths = [str(tmp_path / spec) for spec in specs]
-            return stack.enter_context(running_target(paths, tmp_path / "target.log", listen, iqn))
+            log, environment = tmp_path / "target.log", {"ISER_HEADER": str(header)}
+            return stack.enter_context(running_target(paths, log, listen, iqn, environment))
 
         yield start

@@ -1,6 +1,7 @@
 """``python -m tests.support.serve "LISTEN…" IQN SPEC…``: the real target, and what it holds.
 
-LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login.
+LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login; ISER_HEADER: bytes of
+the iSER header.
 
 Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
 objects that every connection has. SIGTERM ends it in order.
@@ -26,7 +27,9 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch, nursery.cancel_scope)
-            await server.serve(listen.split(), iqn, dict(enumerate(units)), _ready)
+            header = int(os.environ.get("ISER_HEADER", "28"))
+            luns = dict(enumerate(units))
+            await server.serve(listen.split(), iqn, luns, _ready, header=header)
     finally:
         for unit in units:
             unit.close()

@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.login_initiator import LoginInitiator
 from iserblk.iscsi.login_target import SESSION_DOES_NOT_EXIST
 from iserblk.options import Options
 from iserblk.rcap import seam
@@ -46,7 +48,9 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 
 
 @asynccontextmanager
-async def serving(*stores: FakeStore, busy_poll_us: int = 0) -> AsyncIterator[str]:
+async def serving(
+    *stores: FakeStore, busy_poll_us: int = 0, header: int = HEADER_LENGTH
+) -> AsyncIterator[str]:
     """The URL of LUN 0 of a target in this process; one LUN for each store."""
     send, receive = trio.open_memory_channel[str](1)
     units = {
@@ -55,7 +59,8 @@ async def serving(*stores: FakeStore, busy_poll_us: int = 0) -> AsyncIterator[st
     }
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve, "127.0.0.1:0", IQN, units, send.send_nowait, busy_poll_us)
+            target = partial(serve, busy_poll_us=busy_poll_us, header=header)
+            nursery.start_soon(target, "127.0.0.1:0", IQN, units, send.send_nowait)
             yield f"{await receive.receive()}/0"
             nursery.cancel_scope.cancel()
 
@@ -364,6 +369,39 @@ async def test_a_session_whose_initiator_has_vanished_is_ended(
         caplog.clear()
         await ended(session)
         assert isinstance(session.error, TransportError)
+
+
+@pytest.mark.parametrize(("header", "asked"), [(28, True), (12, False)])
+async def test_an_initiator_that_sends_no_hello_is_cut_off(
+    header: int,
+    asked: bool,
+    closed: Closed,
+    mock_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has said that it would, or its header demands it. No ping is sent to it.
+
+    proves: ISER-10.1.3.4-1, ISER-5.1.3-2
+    """
+    receive = LoginInitiator.receive
+
+    def forget(login: LoginInitiator, header: bytes, data: bytes) -> list[tuple[bytes, bytes]]:
+        answers = receive(login, header, data)
+        login.parameters.iser_hello_required = False
+        return answers
+
+    pings: list[ControlAnswers] = []
+    monkeypatch.setattr(LoginInitiator, "receive", forget)
+    monkeypatch.setattr(ControlAnswers, "ping", pings.append)
+    mock_clock.autojump_threshold = 0.02
+    async with serving(header=header) as url:
+        session = await connect(parse_url(url), Options(hello=asked, header=header))
+        await closed.receive()
+        assert "the initiator sent no Hello" in caplog.text
+        caplog.clear()
+        await ended(session)
+        assert not pings
 
 
 @schemes
