@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -92,3 +93,39 @@ async def test_no_command_needs_to_be_recovered(tmp_path: Path) -> None:
         ladder = disk.driver.ladder
         assert (ladder.aborted, ladder.resets) == (0, 0)
         assert disk.driver.session.reconnects == 0 and disk.driver.session.error is None
+
+
+async def test_aborts_under_load_cost_no_connection(tmp_path: Path) -> None:
+    """Tasks are given up at any moment, while their data is on its way: RDMA that comes after an
+    abort would be fatal, so buffers and STags stay until the abort has been answered. What was not
+    given up is right, and so is what comes after.
+
+    proves: ISER-7143-4.2.3.6-1
+    """
+    chance = random.Random(17)
+    (tmp_path / "lun").write_bytes(bytes(PIECES * PIECE))
+    aborts = 0
+    async with opened("iser", tmp_path / "lun", {"queue-depth": "32", "io-timeout": "10"}) as disk:
+        control = disk.driver.session.queue
+
+        async def work(number: int) -> None:
+            nonlocal aborts
+            data = bytes((number + 1,)) * PIECE
+            for turn in range(30):
+                with trio.move_on_after(
+                    chance.random() * 0.004 if turn % 3 else PATIENCE_S
+                ) as scope:
+                    await disk.write(memoryview(data), number * PIECE)
+                    buffer = bytearray(PIECE)
+                    await disk.read_into(memoryview(buffer), number * PIECE)
+                    assert buffer == data
+                aborts += scope.cancelled_caught
+
+        async with trio.open_nursery() as workers:
+            for number in range(PIECES):
+                workers.start_soon(work, number)
+        assert aborts > PIECES and control.in_flight == 0
+        assert disk.driver.session.reconnects == 0 and disk.driver.session.error is None
+    assert (tmp_path / "lun").read_bytes() == b"".join(
+        bytes((number + 1,)) * PIECE for number in range(PIECES)
+    )
