@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from iserblk.datamover import hello
+from iserblk.datamover.allocation import Allocation, Event
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
@@ -80,12 +81,15 @@ class IserInitiator:
         self._said_hello = False
         self._inline_size = inline_size
         self._send = SEND_SE if qp.solicits else SEND
+        self._allocation = Allocation()
         # Submitting threads append, the thread that flushes pops: both operations are atomic.
         self.queued: deque[WorkRequest] = deque()
 
     # -- down -------------------------------------------------------------------------------------
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
+        if not self._allocation.enter(Event.ALLOCATE):
+            return
         start = self._form.length
         headers = self.qp.alloc_headers(len(slots), start + BHS_LENGTH + self._inline_size)
         for slot, header in zip(slots, headers, strict=True):
@@ -106,6 +110,7 @@ class IserInitiator:
     def enable_datamover(self) -> None:
         """Queue the Hello, if there is one. Else there is nothing to do: the connection is iSER
         from its start, and login travels in Sends."""
+        self._allocation.enter(Event.ENABLE)
         if not self._begins_with_hello:
             return
         length = self._form.length

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from iserblk.datamover import hello
+from iserblk.datamover.allocation import Allocation, Event
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
@@ -30,8 +31,15 @@ from iserblk.datamover.iser import (
     check_message_untrusted,
     check_zero_based_untrusted,
 )
-from iserblk.datamover.seam import PduSlot, SessionNumbers, TargetSlot, TargetUser
-from iserblk.errors import RemoteProtocolError
+from iserblk.datamover.seam import (
+    ACKNOWLEDGE,
+    NOTIFY,
+    PduSlot,
+    SessionNumbers,
+    TargetSlot,
+    TargetUser,
+)
+from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
     RDMA_READ,
@@ -50,6 +58,19 @@ from iserblk.rcap.seam import (
 EARLY: Final = 16
 
 
+_UNKNOWN: Final = -1  # ErrorRecoveryLevel before Notice_Key_Values
+
+
+class _Acknowledgement:
+    """The token of the RDMA Read that acknowledges a Put_Data. ``data_sn``: of the next one."""
+
+    __slots__ = ("data_sn", "slot")
+
+    def __init__(self, slot: TargetSlot, data_sn: int) -> None:
+        self.slot = slot
+        self.data_sn = data_sn
+
+
 class _BeforeHello:
     """Takes the place of the layer above until the initiator's first message, so that no PDU costs
     a look at whether it is the first."""
@@ -64,11 +85,14 @@ class _BeforeHello:
         self._datamover.end_greeting()
         self.user.control_notify(message, at, invalidated)
 
-    def data_completion_notify(self, slot: PduSlot) -> None:
-        self.user.data_completion_notify(slot)
+    def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
+        self.user.data_completion_notify(slot, sn)
 
     def sent_notify(self, slot: PduSlot) -> None:
         self.user.sent_notify(slot)
+
+    def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
+        self.user.data_ack_notify(slot, data_sn)
 
 
 class IserTarget:
@@ -88,6 +112,8 @@ class IserTarget:
         self._hello_required: bool | None = False
         self._waiting: _BeforeHello | None = None
         self._queued: list[WorkRequest] = []
+        self._allocation = Allocation()
+        self._recovery_level = _UNKNOWN  # the operational ErrorRecoveryLevel
         # What the command being notified advertised: its Local and Remote Mapping (RFC 7145
         # section 7.3.1).
         self._write_stag = 0
@@ -100,6 +126,11 @@ class IserTarget:
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
+        if self._allocation.enter(Event.ALLOCATE):
+            self.add_resources(slots, inline_size, receives)
+
+    def add_resources(self, slots: Sequence[TargetSlot], inline_size: int, receives: int) -> None:
+        self._allocation.need_resources()
         start = self._form.length
         headers = self.qp.alloc_headers(len(slots), start + BHS_LENGTH + inline_size)
         for slot, header in zip(slots, headers, strict=True):
@@ -115,6 +146,7 @@ class IserTarget:
             self.qp.allow_ulpdu(parameters.max_ulpdu)
         if parameters.rdma_extensions:
             self._hello_required = parameters.iser_hello_required
+        self._recovery_level = parameters.error_recovery_level
 
     def enable_datamover(self) -> None:
         """Wait for the Hello where login has agreed on one: until it has come nothing is sent but
@@ -122,6 +154,7 @@ class IserTarget:
         it, a Hello may be the first message.
 
         The connection is iSER from its start, and login travels in Sends."""
+        self._allocation.enter(Event.ENABLE)
         required = self._hello_required
         if required is None and self._form.without_key:
             required = True
@@ -154,9 +187,22 @@ class IserTarget:
         slot.write_base = self._write_base
         slot.read_stag = self._read_stag
         slot.read_base = self._read_base
+        slot.sn = 0
+        slot.notices = 0
 
-    def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """Queue an RDMA Write to the buffer that the command advertised for reading."""
+    def put_data(
+        self,
+        slot: TargetSlot,
+        data: memoryview,
+        buffer_offset: int,
+        notify_enable: bool = False,
+        acknowledge: bool = False,
+    ) -> None:
+        """Queue an RDMA Write to the buffer that the command advertised for reading.
+
+        An acknowledgement is an RDMA Read of nothing behind it: when that completes, the
+        initiator's RNIC has placed the data. At ErrorRecoveryLevel 1 it is the completion of the
+        Write itself (RFC 7145 section 7.3.5)."""
         if not slot.read_stag:
             raise RemoteProtocolError("iSER", "a command that reads advertised no Read STag")
         transfer = slot.transfer
@@ -164,9 +210,49 @@ class IserTarget:
         transfer.data = data
         transfer.stag = slot.read_stag
         transfer.to = (slot.read_base + buffer_offset) & 0xFFFFFFFFFFFFFFFF
+        transfer.signaled = False
+        if notify_enable or acknowledge:
+            if acknowledge and self._recovery_level not in (0, 1) and not self.qp.ord:
+                raise RemoteProtocolError("iSER", "the initiator takes no RDMA Reads (IRD 0)")
+            self._put_with_notices(slot, notify_enable, acknowledge)
+            return
+        slot.sn += 1
         self._queued.append(transfer)
 
-    def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
+    def _put_with_notices(self, slot: TargetSlot, notify_enable: bool, acknowledge: bool) -> None:
+        notices = NOTIFY if notify_enable else 0
+        read = None
+        if acknowledge:
+            if self._recovery_level == 0:
+                raise LocalProtocolError("the A-bit needs an ErrorRecoveryLevel above 0")
+            if self._recovery_level == 1:
+                notices |= ACKNOWLEDGE
+            else:
+                read = self._acknowledging_read(slot, slot.sn + 1)
+        slot.sn += 1
+        slot.notices = notices
+        if notices:
+            slot.transfer.signaled = True
+            slot.busy += 1
+        self._queued.append(slot.transfer)
+        if read is not None:
+            slot.busy += 1
+            self._queued.append(read)
+
+    def _acknowledging_read(self, slot: TargetSlot, data_sn: int) -> WorkRequest:
+        read = WorkRequest(RDMA_READ, _Acknowledgement(slot, data_sn))
+        read.data = memoryview(bytearray())
+        read.stag = slot.read_stag
+        read.to = slot.read_base
+        return read
+
+    def get_data(
+        self,
+        slot: TargetSlot,
+        sink: memoryview,
+        buffer_offset: int,
+        notify_enable: bool = True,
+    ) -> None:
         """Queue an RDMA Read of the buffer that the command advertised for writing.
 
         ``buffer_offset`` counts from the first byte that the STag names. Implementations advertise
@@ -180,6 +266,8 @@ class IserTarget:
         transfer.data = sink
         transfer.stag = slot.write_stag
         transfer.to = (slot.write_base + buffer_offset) & 0xFFFFFFFFFFFFFFFF
+        slot.sn += 1
+        slot.notices = NOTIFY if notify_enable else 0
         slot.busy += 1
         self._queued.append(transfer)
 
@@ -233,10 +321,14 @@ class IserTarget:
                     self.flush()
             else:
                 slot = completion.token
+                if isinstance(slot, _Acknowledgement):
+                    slot.slot.busy -= 1
+                    self.user.data_ack_notify(slot.slot, slot.data_sn)
+                    continue
                 assert isinstance(slot, TargetSlot)
                 slot.busy -= 1
-                if opcode == RDMA_READ:
-                    self.user.data_completion_notify(slot)
+                if RDMA_WRITE <= opcode <= RDMA_READ:
+                    self._transferred(slot)
                 else:
                     self.user.sent_notify(slot)
         if received:
@@ -244,6 +336,14 @@ class IserTarget:
         if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
             return len(completions) + self.progress(now)
         return len(completions)
+
+    def _transferred(self, slot: TargetSlot) -> None:
+        notices, sn = slot.notices, slot.sn
+        slot.notices = 0
+        if notices & NOTIFY:
+            self.user.data_completion_notify(slot, sn - 1)
+        if notices & ACKNOWLEDGE:
+            self.user.data_ack_notify(slot, sn)
 
     def _receive(self, message: memoryview, invalidated: int) -> None:
         if not check_message_untrusted(message):

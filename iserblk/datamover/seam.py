@@ -5,12 +5,11 @@ are direct calls in the caller's thread: no queue, no await.
 
     down  Send_Control  Put_Data  Get_Data  Allocate_Connection_Resources  Enable_Datamover
           Connection_Terminate  Notice_Key_Values  Deallocate_Task_Resources
-    up    Control_Notify  Data_Completion_Notify
+    up    Control_Notify  Data_Completion_Notify  Data_ACK_Notify
 
-Put_Data, Get_Data and Data_Completion_Notify exist at the target only. Three primitives of RFC 5047
-have no call: Deallocate_Connection_Resources is part of Connection_Terminate;
-Connection_Terminate_Notify is the error that ``progress`` raises; Data_ACK_Notify belongs to error
-recovery levels above 0, which are not used.
+Put_Data, Get_Data, Data_Completion_Notify and Data_ACK_Notify exist at the target only. Two
+primitives of RFC 5047 have no call: Deallocate_Connection_Resources is part of
+Connection_Terminate; Connection_Terminate_Notify is the error that ``progress`` raises.
 
 A PDU is sent from a **slot**: memory that the datamover allocated, so that its own headers lie in
 front of the BHS. A slot is patched and reused, never rebuilt.
@@ -29,6 +28,11 @@ NO_DATA: Final = 0
 INLINE: Final = 1  # behind the BHS, in the control-type PDU: immediate data, text, ping data, sense
 READ: Final = 2  # tagged, target to initiator
 WRITE: Final = 3  # tagged, initiator to target
+
+
+# What is notified of a transfer (``TargetSlot.notices``).
+NOTIFY: Final = 1  # Data_Completion_Notify
+ACKNOWLEDGE: Final = 2  # Data_ACK_Notify
 
 
 class PduSlot:
@@ -79,15 +83,29 @@ class PduSlot:
 class TargetSlot(PduSlot):
     """A task at the target: the PDU slot of its response, and what the command advertised.
 
-    ``transfer`` is the work request of its Put_Data or Get_Data. ``busy`` counts requests that are
-    queued or posted and have not completed; until it is 0 the slot's memory may not be used again.
+    ``transfer`` is the work request of its Put_Data or Get_Data. ``sn``: how many Put_Data and
+    Get_Data the task has had over iSER, which is the DataSN or R2TSN of the next. ``notices``: what
+    is to be notified when the transfer under way completes (NOTIFY, ACKNOWLEDGE). ``busy`` counts
+    requests that are queued or posted and have not completed; until it is 0 the slot's memory may
+    not be used again.
     """
 
-    __slots__ = ("busy", "read_base", "read_stag", "transfer", "write_base", "write_stag")
+    __slots__ = (
+        "busy",
+        "notices",
+        "read_base",
+        "read_stag",
+        "sn",
+        "transfer",
+        "write_base",
+        "write_stag",
+    )
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.transfer = WorkRequest(RDMA_WRITE, self)
+        self.sn = 0
+        self.notices = 0
         self.read_stag = 0
         self.read_base = 0
         self.write_stag = 0
@@ -117,8 +135,15 @@ class InitiatorUser(Protocol):
 class TargetUser(InitiatorUser, Protocol):
     """The iSCSI layer above a target's datamover."""
 
-    def data_completion_notify(self, slot: PduSlot) -> None:
-        """The ``get_data`` of ``slot`` is complete: its sink is filled."""
+    def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
+        """The ``get_data`` of ``slot`` is complete: its sink is filled; ``sn`` is its R2TSN. Or the
+        ``put_data`` is: its data has left, and ``sn`` is its DataSN. Only where the call had
+        Notify_Enable set (RFC 7145 section 3.2.2)."""
+        ...
+
+    def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
+        """The data of a ``put_data`` with the A-bit is in the initiator's buffer. ``data_sn``: of
+        the task's next Data-In (RFC 7145 section 3.2.3)."""
         ...
 
     def sent_notify(self, slot: PduSlot) -> None:
@@ -145,7 +170,8 @@ class InitiatorDatamover(Protocol):
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         """Give each slot its memory. Post receives for the answers to all slots, and for
-        ``unexpected`` PDUs that answer nothing."""
+        ``unexpected`` PDUs that answer nothing. A second call succeeds and changes nothing
+        (RFC 7145 section 3.1.4)."""
         ...
 
     def notice_key_values(self, parameters: SessionParameters) -> None:
@@ -154,7 +180,8 @@ class InitiatorDatamover(Protocol):
 
     def enable_datamover(self) -> None:
         """Login is complete: full feature phase begins. May queue a Hello; then the caller calls
-        ``flush``, and ``progress`` until ``greeted``."""
+        ``flush``, and ``progress`` until ``greeted``. Raises LocalProtocolError, and changes
+        nothing, before ``allocate_connection_resources`` and for a second call."""
         ...
 
     def send_control(self, slot: PduSlot) -> None:
@@ -211,8 +238,14 @@ class TargetDatamover(Protocol):
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
         """Give each slot memory for its PDU with up to ``inline_size`` bytes of data (sense,
-        text), and post ``receives`` more receives. Called again when login is complete: until then
-        an unknown peer gets no more than login needs."""
+        text), and post ``receives`` receives. A second call succeeds and changes nothing
+        (RFC 7145 section 3.1.4)."""
+        ...
+
+    def add_resources(self, slots: Sequence[TargetSlot], inline_size: int, receives: int) -> None:
+        """Give a connection whose resources are allocated more of them, as
+        ``allocate_connection_resources``: until login is complete an unknown peer has no more
+        than login needs. Raises LocalProtocolError, and changes nothing, before that."""
         ...
 
     def notice_numbers(self, numbers: SessionNumbers) -> None:
@@ -225,7 +258,8 @@ class TargetDatamover(Protocol):
 
     def enable_datamover(self) -> None:
         """Full feature phase begins. The caller calls it when it queues the final Login
-        Response."""
+        Response. Raises LocalProtocolError, and changes nothing, before
+        ``allocate_connection_resources`` and for a second call."""
         ...
 
     def map_task(self, slot: TargetSlot) -> None:
@@ -233,17 +267,39 @@ class TargetDatamover(Protocol):
         ``control_notify`` only."""
         ...
 
-    def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """Send ``data`` as Data-In for the task of ``slot``, before its response. ``data`` stays in
-        use until the response has left (``busy`` is 0 again). Raises RemoteProtocolError where the
-        command named no buffer."""
+    def put_data(
+        self,
+        slot: TargetSlot,
+        data: memoryview,
+        buffer_offset: int,
+        notify_enable: bool = False,
+        acknowledge: bool = False,
+    ) -> None:
+        """Send ``data`` (at least 1 byte) as Data-In for the task of ``slot``, before its response.
+        ``data`` stays in use until the response has left (``busy`` is 0 again). ``notify_enable``:
+        data_completion_notify follows when it has left. ``acknowledge``: the A-bit;
+        data_ack_notify follows when it is in the initiator's buffer. A task with either has one
+        ``put_data`` or ``get_data`` at a time.
+
+        Raises RemoteProtocolError where the command named no buffer, and where the initiator takes
+        no RDMA Reads that an acknowledgement needs. Raises LocalProtocolError for ``acknowledge``
+        at ErrorRecoveryLevel 0, which has no acknowledgements (RFC 7145 section 7.3.5). Nothing is
+        queued then."""
         ...
 
-    def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
-        """Fill ``sink`` with Data-Out of the task of ``slot``; data_completion_notify follows.
+    def get_data(
+        self,
+        slot: TargetSlot,
+        sink: memoryview,
+        buffer_offset: int,
+        notify_enable: bool = True,
+    ) -> None:
+        """Fill ``sink`` with Data-Out of the task of ``slot``; with ``notify_enable``,
+        data_completion_notify follows.
 
-        ``sink`` stays in use until then. At most MaxBurstLength bytes, and one call at a time for
-        each task. Raises RemoteProtocolError where the command named no buffer."""
+        ``sink`` stays in use until then, without a notice until ``busy`` has fallen. At most
+        MaxBurstLength bytes, and one call at a time for each task. Raises RemoteProtocolError where
+        the command named no buffer."""
         ...
 
     def cancel_data(self, slot: TargetSlot) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from struct import Struct
 from typing import Final
 
+from iserblk.datamover.allocation import Allocation, Event
 from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
 from iserblk.errors import RemoteProtocolError
@@ -64,6 +65,7 @@ class TcpInitiator:
         self._tasks: dict[int, _Transfer] = {}  # by ITT
         self._placing: _Transfer | None = None
         self._exp_stat_sn = 0
+        self._allocation = Allocation()
         self._parameters = SessionParameters()
         self._immediate = 0  # bytes of immediate data in a write command, at most
         self._unsolicited = 0  # bytes of unsolicited data of a write, immediate data included
@@ -72,6 +74,8 @@ class TcpInitiator:
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         """See the seam. ``unexpected`` needs no memory: TCP holds back what does not fit."""
+        if not self._allocation.enter(Event.ALLOCATE):
+            return
         for slot in slots:
             memory = memoryview(bytearray(bhs.BHS_LENGTH + self._inline_size))
             slot.bhs = memory[: bhs.BHS_LENGTH]
@@ -88,6 +92,7 @@ class TcpInitiator:
         )
 
     def enable_datamover(self) -> None:
+        self._allocation.enter(Event.ENABLE)
         header = self._parameters.header_digest == "CRC32C"
         data = self._parameters.data_digest == "CRC32C"
         self._rx.full_feature_phase(self._receive_data, header, data)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from iserblk.datamover.seam import SessionNumbers, TargetSlot, TargetUser
+from iserblk.datamover.allocation import Allocation, Event
+from iserblk.datamover.seam import NOTIFY, SessionNumbers, TargetSlot, TargetUser
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, PduReceiver, PduSender
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
@@ -50,11 +51,14 @@ class _Task:
 
 class _Burst:
     """An R2T under way. ``at``: bytes of ``sink`` that are filled or are being filled.
-    ``offset``: of the sink in the task's data."""
+    ``offset``: of the sink in the task's data. ``notify``: Notify_Enable."""
 
-    __slots__ = ("at", "data_sn", "itt", "offset", "sink", "slot")
+    __slots__ = ("at", "data_sn", "itt", "notify", "offset", "sink", "slot")
 
-    def __init__(self, slot: TargetSlot, itt: int, sink: memoryview, offset: int) -> None:
+    def __init__(
+        self, slot: TargetSlot, itt: int, sink: memoryview, offset: int, notify: bool
+    ) -> None:
+        self.notify = notify
         self.slot = slot
         self.itt = itt
         self.sink = sink
@@ -75,6 +79,7 @@ class TcpTarget:
         self._receive_data = receive_data
         self._rx = PduReceiver(self._place, self._deliver)
         self._tx = PduSender(stream)
+        self._allocation = Allocation()
         self._parameters = SessionParameters()
         self._numbers: SessionNumbers
         self._tasks: dict[TargetSlot, _Task] = {}
@@ -88,7 +93,12 @@ class TcpTarget:
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
+        if self._allocation.enter(Event.ALLOCATE):
+            self.add_resources(slots, inline_size, receives)
+
+    def add_resources(self, slots: Sequence[TargetSlot], inline_size: int, receives: int) -> None:
         """See the seam. ``receives`` needs no memory: TCP holds back what does not fit."""
+        self._allocation.need_resources()
         for slot in slots:
             memory = memoryview(bytearray(bhs.BHS_LENGTH + inline_size))
             slot.bhs = memory[: bhs.BHS_LENGTH]
@@ -103,6 +113,7 @@ class TcpTarget:
 
     def enable_datamover(self) -> None:
         """See the seam. Digests begin behind the final Login Response."""
+        self._allocation.enter(Event.ENABLE)
         header = self._parameters.header_digest == "CRC32C"
         data = self._parameters.data_digest == "CRC32C"
         self._rx.full_feature_phase(self._receive_data, header, data)
@@ -110,18 +121,36 @@ class TcpTarget:
 
     def map_task(self, slot: TargetSlot) -> None:
         self._tasks[slot] = self._command
+        slot.notices = 0
 
-    def put_data(self, slot: TargetSlot, data: memoryview, buffer_offset: int) -> None:
-        """See the seam. The data leaves with the response, the next PDU in ``slot``."""
+    def put_data(
+        self,
+        slot: TargetSlot,
+        data: memoryview,
+        buffer_offset: int,
+        notify_enable: bool = False,
+        acknowledge: bool = False,
+    ) -> None:
+        """See the seam. The data leaves with the response, the next PDU in ``slot``. There are no
+        acknowledgements: the target negotiates ErrorRecoveryLevel 0."""
+        if acknowledge:
+            raise LocalProtocolError("the A-bit needs an ErrorRecoveryLevel above 0")
+        slot.notices = NOTIFY if notify_enable else 0
         task = self._tasks[slot]
         task.put = data
         task.put_offset = buffer_offset
 
-    def get_data(self, slot: TargetSlot, sink: memoryview, buffer_offset: int) -> None:
+    def get_data(
+        self,
+        slot: TargetSlot,
+        sink: memoryview,
+        buffer_offset: int,
+        notify_enable: bool = True,
+    ) -> None:
         """Queue an R2T. ``buffer_offset`` counts from the start of the task's data."""
         task = self._tasks[slot]
         self._next_ttt = ttt = (self._next_ttt + 1) & _TTT_MASK
-        self._bursts[ttt] = _Burst(slot, task.itt, sink, buffer_offset)
+        self._bursts[ttt] = _Burst(slot, task.itt, sink, buffer_offset, notify_enable)
         task.ttt = ttt
         slot.busy += 1
         numbers = self._numbers
@@ -218,6 +247,9 @@ class TcpTarget:
             slot = sent.popleft()
             assert isinstance(slot, TargetSlot)
             slot.busy -= 1
+            if slot.notices:  # of a put_data: its Data-In left in front of the response
+                slot.notices = 0
+                self.user.data_completion_notify(slot, self._tasks[slot].sn - 1)
             self.user.sent_notify(slot)
 
     def deallocate_task_resources(self, slot: TargetSlot) -> None:
@@ -298,7 +330,8 @@ class TcpTarget:
         del self._bursts[task.ttt]
         task.ttt = None
         slot.busy -= 1
-        self.user.data_completion_notify(slot)
+        if burst.notify:
+            self.user.data_completion_notify(slot, task.sn - 1)
 
     def describe(self) -> dict[str, object]:
         parameters = self._parameters

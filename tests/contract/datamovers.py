@@ -126,6 +126,8 @@ class Recorder:
         self.pdus: list[tuple[bytes, bytes, int]] = []
         self.on_pdu: Callable[[bytes], None] | None = None
         self.filled: list[PduSlot] = []
+        self.completed: list[tuple[PduSlot, int]] = []  # Data_Completion_Notify: with its SN
+        self.acknowledged: list[tuple[PduSlot, int]] = []
         self.sent: list[PduSlot] = []
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
@@ -134,8 +136,12 @@ class Recorder:
         if self.on_pdu is not None:
             self.on_pdu(unit)
 
-    def data_completion_notify(self, slot: PduSlot) -> None:
+    def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         self.filled.append(slot)
+        self.completed.append((slot, sn))
+
+    def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
+        self.acknowledged.append((slot, data_sn))
 
     def sent_notify(self, slot: PduSlot) -> None:
         self.sent.append(slot)

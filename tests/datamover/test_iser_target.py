@@ -36,8 +36,11 @@ class Heard:
         self.pdus.append((bytes(message[at : at + 48]), at))
         self.dm.map_task(self.slots[0])
 
-    def data_completion_notify(self, slot: PduSlot) -> None:
+    def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         self.filled.append(slot)
+
+    def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
+        """Nothing here asks for one."""
 
     def sent_notify(self, slot: PduSlot) -> None:
         self.sent.append(slot)

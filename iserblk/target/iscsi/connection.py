@@ -214,7 +214,7 @@ class TargetConnection:
         else:
             self._answers.reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
 
-    def data_completion_notify(self, slot: PduSlot) -> None:
+    def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         assert isinstance(slot, TargetTask)
         if slot.aborted:
             self._drop(slot)
@@ -223,6 +223,10 @@ class TargetConnection:
         else:
             slot.filled += slot.fetching
             self._start(slot)
+
+    def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
+        """As ``sent_notify``: the acknowledgement may come behind the response."""
+        self.sent_notify(slot)
 
     def sent_notify(self, slot: PduSlot) -> None:
         assert isinstance(slot, TargetTask)
@@ -273,14 +277,14 @@ class TargetConnection:
         if not login.discovery:
             # Twice the depth: a slot is free only when the datamover reports its response as sent.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
-            self._dm.allocate_connection_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
+            self._dm.add_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
             self.nexus = Nexus(
                 login.initiator_name, login.isid, self._end_tasks, self.port, self._tasks_of
             )
             self._device.attach(self.nexus)
             self._attached = True
         unasked = login.depth * login.unsolicited_of_each
-        self._dm.allocate_connection_resources([], 0, UNEXPECTED + unasked)
+        self._dm.add_resources([], 0, UNEXPECTED + unasked)
         self._answers.enlarge(CONTROL_INLINE, CONTROL_SLOTS)
         self._dm.notice_key_values(self.parameters)
         self._dm.enable_datamover()

@@ -53,7 +53,7 @@ class ControlAnswers:
         count = min(_BATCH, self._more)
         self._more -= count
         slots = [TargetTask(index, True) for index in range(count)]
-        self._dm.allocate_connection_resources(slots, self._inline, 0)
+        self._dm.add_resources(slots, self._inline, 0)
         self._free += slots
 
     def give_back(self, slot: TargetTask) -> None:

@@ -72,8 +72,11 @@ class _TargetSide:
         self._ends.target.map_task(self._ends.answers[index])
         self._ends.commands.append(index)
 
-    def data_completion_notify(self, slot: PduSlot) -> None:
+    def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         self.filled.append(slot.index)
+
+    def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
+        """Nothing here asks for one."""
 
     def sent_notify(self, slot: PduSlot) -> None:
         """Nothing waits for it."""

@@ -25,9 +25,7 @@ class Datamover:
         self.sent: list[TargetTask] = []
         self.made: list[int] = []
 
-    def allocate_connection_resources(
-        self, slots: Sequence[TargetSlot], inline_size: int, receives: int
-    ) -> None:
+    def add_resources(self, slots: Sequence[TargetSlot], inline_size: int, receives: int) -> None:
         assert receives == 0
         self.made.append(len(slots))
         for slot in slots:
@@ -47,7 +45,7 @@ class Bench:
         self.datamover = Datamover()
         slots = [TargetTask(index, True) for index in range(first)]
         if slots:
-            self.datamover.allocate_connection_resources(slots, INLINE, 0)
+            self.datamover.add_resources(slots, INLINE, 0)
             self.datamover.made.clear()
         self.answers = ControlAnswers(
             self.datamover,  # type: ignore[arg-type]
