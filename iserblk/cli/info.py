@@ -26,6 +26,7 @@ _WORDS = {
     "emss": "TCP segment (EMSS)",
     "mulpdu": "largest ULPDU",
     "header": "iSER header",
+    "hello": "Hello exchanged",
     "mode": "STags are",
     "device": "RDMA device",
     "receive_size": "receive size",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 
 from iserblk.datamover.hello import RFC_5046, RFC_7145, Form, Hello, HelloReply
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
@@ -15,6 +17,8 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message, memory_pair
+from iserblk.rcap.iwarp import mpa
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from tests.support.golden import golden
 
 AGREED = SessionParameters(rdma_extensions=True, iser_hello_required=True)
@@ -225,6 +229,22 @@ def test_a_target_that_goes_away_instead(make: Make) -> None:
     end.theirs.close()
     with pytest.raises(ConnectionLost):
         end.take()
+
+
+def test_a_hello_in_its_fpdu() -> None:
+    """The first message of its queue, in a SendSE. proves: ISER-A.1-1"""
+    ours, theirs = socket.socketpair()
+    agreed = mpa.MpaParameters(2, True, True, False, 4, 4, 4, 4, mpa.RTR_NONE, b"")
+    with theirs:
+        pair = IwarpQueuePair(ours, agreed, initiator=True)
+        dm = IserInitiator(pair, 512)
+        dm.user = Heard()
+        dm.notice_key_values(AGREED)
+        dm.enable_datamover()
+        dm.flush()
+        fpdu = golden("iser/hello-fpdu-28")
+        assert theirs.recv(1000) == fpdu + crc32c(fpdu).to_bytes(4, "little")
+        dm.connection_terminate()
 
 
 # -- the 12-byte header --------------------------------------------------------------------------

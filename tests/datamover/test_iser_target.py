@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 
 from iserblk.datamover.hello import RFC_5046, RFC_7145, Form, Hello
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
@@ -15,6 +17,8 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message, memory_pair
+from iserblk.rcap.iwarp import mpa
+from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from tests.support.golden import golden
 
 AGREED = SessionParameters(rdma_extensions=True, iser_hello_required=True)
@@ -308,6 +312,23 @@ def test_a_hello_invalidates_nothing(make: Make) -> None:
     end.say(end.hello(), seam.SEND_SE_INVALIDATE, stag)
     with pytest.raises(RemoteProtocolError, match="unexpected"):
         end.take()
+
+
+def test_a_reply_in_its_fpdu() -> None:
+    """The first message of its queue, in a SendSE. proves: ISER-A.2-1"""
+    theirs, ours = socket.socketpair()
+    agreed = mpa.MpaParameters(2, True, True, False, 4, 4, 4, 4, mpa.RTR_NONE, b"")
+    hello, reply = golden("iser/hello-fpdu-28"), golden("iser/hello-reply-fpdu-28")
+    with theirs:
+        pair = IwarpQueuePair(ours, agreed, initiator=False)
+        dm = IserTarget(pair, True)
+        dm.user = Heard(dm, [])
+        dm.notice_key_values(AGREED)
+        dm.enable_datamover()
+        theirs.sendall(hello + crc32c(hello).to_bytes(4, "little"))
+        dm.progress(0.0)
+        assert theirs.recv(1000) == reply + crc32c(reply).to_bytes(4, "little")
+        dm.connection_terminate()
 
 
 # -- the 12-byte header --------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
 from iserblk.target.ports import TargetPorts
 from iserblk.target.seam import Nexus
 from tests.iscsi import logins
+from tests.support.golden import golden
 from tests.target.iser_client import IQN, IserClient, rw10, tasks_of
 
 TEST_UNIT_READY = bytes(6)
@@ -531,6 +532,23 @@ def test_login_travels_in_sends() -> None:
 
 
 # -- what ends the connection --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["No", "Yes", None])
+def test_initiators_with_and_without_a_hello_are_served(word: str | None) -> None:
+    """A target may end the connection of an initiator that wants none; ours goes on.
+
+    proves: ISER-7145-5.1.3-6, ISER-7145-5.1.3-5
+    """
+    client = IserClient()
+    client.login([] if word is None else [("iSERHelloRequired", word)])
+    if word == "Yes":
+        client.send(golden("iser/hello-28"))
+        client.connection.progress(0.0)
+        (reply,) = client.ours.progress(0.0)
+        assert reply.data is not None and reply.data[0] == 0x30
+    assert client.command(bytes(6)).bhs[3] == 2  # a unit attention
+    assert not client.connection.done
 
 
 def test_a_hello_that_was_not_agreed_on() -> None:
