@@ -57,8 +57,10 @@ TCP_WAYS = {
 Roles = tuple[InitiatorDatamover, TargetDatamover]
 
 
-def iwarp_pair(crc: bool) -> tuple[QueuePair, QueuePair]:
-    left, right = socket.socketpair()
+def iwarp_pair(
+    crc: bool, sockets: tuple[socket.socket, socket.socket] | None = None
+) -> tuple[QueuePair, QueuePair]:
+    left, right = sockets or socket.socketpair()
     initiator, responder = MpaInitiator(crc=crc), MpaResponder(crc=crc)
     theirs = responder.receive_data(initiator.data_to_send())
     assert theirs is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,7 +16,7 @@ from iserblk.datamover.seam import (
     InitiatorDatamover,
     TargetDatamover,
 )
-from iserblk.errors import RemoteProtocolError, TransportError
+from iserblk.errors import ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap.inprocess import Message, memory_pair
 from iserblk.rcap.seam import SEND, SEND_INVALIDATE, SEND_SE, SEND_SE_INVALIDATE
@@ -176,6 +178,36 @@ def test_a_task_that_ended_advertises_nothing(ends: Ends) -> None:
     ends.target.deallocate_task_resources(answer)
     with pytest.raises(RemoteProtocolError, match="no Write STag"):
         ends.target.get_data(answer, memoryview(bytearray(8)), 0)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("closer", [0, 1])
+def test_a_close_of_tcp_is_told_when_it_has_come(closer: int, reset: bool) -> None:
+    """A FIN, or an RST, ends the connection of the end that stays; until it has come, and while a
+    task is in flight, nothing is told.
+
+    proves: ISER-5.2.3.2-4
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        right = server.accept()[0]
+    for sock in (left, right):
+        sock.setblocking(False)
+    ends = Ends(Way(lambda: over_rdma(iwarp_pair(True, (left, right))), ISER))
+    sides: list[InitiatorDatamover | TargetDatamover] = [ends.initiator, ends.target]
+    ends.commanded(0, READ, memoryview(bytearray(8)))
+    for _ in range(3):
+        for side in sides:
+            side.progress(0.0)  # raises nothing
+    if reset:  # as of a process that was killed with unread bytes
+        gone = (left, right)[closer]
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()
+    else:
+        sides[closer].connection_terminate()
+    with pytest.raises(ConnectionLost, match="reset" if reset else "closed"):
+        drive(sides[1 - closer])
+    ends.close()
 
 
 @pytest.mark.parametrize("at_target", [True, False])
