@@ -36,13 +36,15 @@ class _Task:
     """The fields of a command that are needed later, and the state of its transfers.
 
     ``sn``: DataSN or R2TSN of the next Data-In or R2T. ``put``: Data-In that waits for the
-    response, from ``put_offset`` of the task's data on. ``ttt``: of its R2T under way, or None."""
+    response, from ``put_offset`` of the task's data on. ``ttt``: of its R2T under way, or None.
+    Of a ``bidirectional`` command, R2Ts and Data-In are numbered together (4.2.2.4)."""
 
-    __slots__ = ("itt", "lun", "put", "put_offset", "sn", "ttt")
+    __slots__ = ("bidirectional", "itt", "lun", "put", "put_offset", "sn", "ttt")
 
-    def __init__(self, lun: bytes, itt: int) -> None:
+    def __init__(self, lun: bytes, itt: int, bidirectional: bool) -> None:
         self.lun = lun
         self.itt = itt
+        self.bidirectional = bidirectional
         self.sn = 0
         self.put: memoryview | None = None
         self.put_offset = 0
@@ -86,7 +88,7 @@ class TcpTarget:
         self._bursts: dict[int, _Burst] = {}  # by Target Transfer Tag
         self._next_ttt = 0
         self._placing: _Burst | None = None
-        self._command = _Task(b"", bhs.NO_TAG)
+        self._command = _Task(b"", bhs.NO_TAG, False)
 
     # -- down -------------------------------------------------------------------------------------
 
@@ -200,9 +202,9 @@ class TcpTarget:
 
     def _data_in(self, slot: TargetSlot, task: _Task, data: memoryview, response: bytes) -> bool:
         """Queue the Data-In of a task. True when its last PDU carries the status."""
-        # A status other than GOOD, and sense data, need a SCSI Response.
+        # A status other than GOOD, sense data, and a bidirectional command need a SCSI Response.
         collapse = response[0] == bhs.SCSI_RESPONSE and not (
-            response[2] or response[3] or slot.inline_length
+            response[2] or response[3] or slot.inline_length or task.bidirectional
         )
         stat_sn, exp_cmd_sn, max_cmd_sn = _NUMBERS.unpack_from(response, _NUMBERS_OFFSET)
         (residual,) = _WORD.unpack_from(response, _RESIDUAL_OFFSET)
@@ -316,7 +318,8 @@ class TcpTarget:
         opcode = message[0] & bhs.OPCODE_MASK
         if opcode == bhs.SCSI_COMMAND:
             (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
-            self._command = _Task(bytes(message[8:16]), itt)
+            both = message[1] & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL
+            self._command = _Task(bytes(message[8:16]), itt, both)
         elif opcode == bhs.DATA_OUT and pdu.DataOut.unpack_from(message).ttt != bhs.NO_TAG:
             if self._place(message, 0) is NOWHERE:
                 return

@@ -49,6 +49,7 @@ FLAG_FINAL: Final = 0x80
 FLAG_CONTINUE: Final = 0x40  # Login and Text
 FLAG_READ: Final = 0x40
 FLAG_WRITE: Final = 0x20
+FLAGS_BIDIRECTIONAL: Final = FLAG_READ | FLAG_WRITE
 ATTR_MASK: Final = 0x07
 ATTR_SIMPLE: Final = 0x01
 ATTR_ORDERED: Final = 0x02
@@ -59,6 +60,15 @@ BIDI_UNDERFLOW: Final = 0x08
 RESIDUAL_OVERFLOW: Final = 0x04
 RESIDUAL_UNDERFLOW: Final = 0x02
 RESIDUAL_FLAGS: Final = RESIDUAL_OVERFLOW | RESIDUAL_UNDERFLOW
+BIDI_FLAGS: Final = BIDI_OVERFLOW | BIDI_UNDERFLOW
+
+# AHSType, without its reserved bits (11.2.2.1).
+_AHS_TYPE_MASK: Final = 0x3F
+_EXTENDED_CDB: Final = 1
+_BIDIRECTIONAL_READ_LENGTH: Final = 2
+# A Bidirectional Read Expected Data Transfer Length AHS (11.2.2.4): AHSLength, AHSType, the length.
+BIDIRECTIONAL_AHS: Final = struct.Struct(">HBxI")
+_BIDIRECTIONAL_AHS_LENGTH: Final = 5
 
 # Single fields, to patch or read them alone.
 ITT_OFFSET: Final = 16
@@ -116,21 +126,53 @@ def sense_of_untrusted(message: memoryview, at: int = 0) -> bytes:
     return bytes(data[2 : 2 + int.from_bytes(data[:2], "big")])
 
 
-def extended_cdb_untrusted(message: memoryview, at: int = 0) -> bytes:
-    """The bytes of Extended CDB AHSs, which follow the 16 bytes of CDB in the BHS (11.2.2.3). Other
-    AHSs are skipped."""
+def additional_headers_untrusted(message: memoryview, at: int = 0) -> list[tuple[int, memoryview]]:
+    """The AHSs of the PDU whose BHS is at ``message[at]``, in order: AHSType, and what follows it:
+    AHSLength bytes, the reserved one included, without padding (11.2.2)."""
     check_untrusted(message, at)
     start = at + BHS_LENGTH
     end = start + message[at + LENGTHS_OFFSET] * 4
     if end > len(message):
         raise RemoteProtocolError("iSCSI", "additional header segments beyond the PDU")
-    cdb = b""
+    found = []
     while end - start >= 4:
         length = int.from_bytes(message[start : start + 2], "big")
-        kind = message[start + 2] & 0x3F
         if start + 3 + length > end or length == 0:
             raise RemoteProtocolError("iSCSI", f"additional header segment of {length} bytes")
-        if kind == 1:  # Extended CDB: one reserved byte, then the CDB's rest
-            cdb += bytes(message[start + 4 : start + 3 + length])
+        kind = message[start + 2] & _AHS_TYPE_MASK
+        found.append((kind, message[start + 3 : start + 3 + length]))
         start += (3 + length + 3) & ~3
+    return found
+
+
+def extended_cdb_untrusted(message: memoryview, at: int = 0) -> bytes:
+    """The bytes of Extended CDB AHSs, which follow the 16 bytes of CDB in the BHS (11.2.2.3). Other
+    AHSs are skipped."""
+    cdb = b""
+    for kind, content in additional_headers_untrusted(message, at):
+        if kind == _EXTENDED_CDB:
+            cdb += bytes(content[1:])
     return cdb
+
+
+def bidirectional_read_length_untrusted(message: memoryview, at: int = 0) -> int:
+    """The Bidirectional Read Expected Data Transfer Length, in bytes (11.2.2.4); 0 where the PDU
+    has no such AHS. Other AHSs are skipped."""
+    read_length = 0
+    for kind, content in additional_headers_untrusted(message, at):
+        if kind == _BIDIRECTIONAL_READ_LENGTH:
+            if len(content) != _BIDIRECTIONAL_AHS_LENGTH:
+                raise RemoteProtocolError(
+                    "iSCSI", f"bidirectional read length in an AHS of {len(content)} bytes"
+                )
+            read_length = int.from_bytes(content[1:], "big")
+    return read_length
+
+
+def pack_bidirectional_read_length(buffer: memoryview, read_length: int) -> int:
+    """Write the AHS of a bidirectional command to the begin of ``buffer``, behind the BHS; returns
+    its length in bytes. TotalAHSLength is that in words, in the top byte of the lengths."""
+    BIDIRECTIONAL_AHS.pack_into(
+        buffer, 0, _BIDIRECTIONAL_AHS_LENGTH, _BIDIRECTIONAL_READ_LENGTH, read_length
+    )
+    return BIDIRECTIONAL_AHS.size

@@ -20,6 +20,7 @@ from iserblk.scsi.lba import unmap_parameters as unmap_parameters  # noqa: PLC04
 # Flags in byte 1.
 DPO: Final = 0x10  # READ, WRITE, VERIFY, COMPARE AND WRITE
 FUA: Final = 0x08  # READ, WRITE, COMPARE AND WRITE
+DISABLE_WRITE: Final = 0x04  # XDWRITEREAD: only the exclusive or is wanted
 BYTCHK: Final = 0x02  # VERIFY: compare with Data-Out
 UNMAP: Final = 0x08  # WRITE SAME: may deallocate
 NDOB: Final = 0x01  # WRITE SAME(16): no Data-Out buffer, zeroes
@@ -142,6 +143,12 @@ def compare_and_write(lba: int, blocks: int, flags: int = 0) -> bytes:
     """COMPARE AND WRITE of at most 255 blocks. Data-Out: ``blocks`` blocks to compare, then as many
     to write."""
     return struct.pack(">BBQ3xBxx", opcodes.COMPARE_AND_WRITE, flags, lba, blocks)
+
+
+def xdwriteread10(lba: int, blocks: int, flags: int = 0) -> bytes:
+    """XDWRITEREAD(10) (SBC-3). Data-Out: ``blocks`` blocks to write; Data-In: the exclusive or of
+    these and the blocks that they replace."""
+    return RW10.pack(opcodes.XDWRITEREAD_10, flags, lba, 0, blocks, 0)
 
 
 def verify10(lba: int, blocks: int, flags: int = 0) -> bytes:

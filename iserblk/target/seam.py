@@ -16,6 +16,7 @@ from iserblk.target.task_set import TaskSets
 NO_DATA: Final = 0
 DATA_IN: Final = 1  # device to initiator
 DATA_OUT: Final = 2  # initiator to device
+BIDIRECTIONAL: Final = DATA_IN | DATA_OUT  # first Data-Out, then Data-In of the same length
 
 GOOD: Final = b""  # no sense data
 
@@ -26,8 +27,9 @@ TasksOf = Callable[[int], Sequence[object]]
 class ScsiTask:
     """One command being executed. ``DeviceServer.begin`` makes it, ``run`` ends it.
 
-    ``direction``: NO_DATA, DATA_IN or DATA_OUT. ``length``: bytes of the Data-In buffer that
-    ``run`` needs (an upper bound), or of the Data-Out that the caller gives to it (exact).
+    ``direction``: NO_DATA, DATA_IN, DATA_OUT or BIDIRECTIONAL. ``length``: bytes of the Data-In
+    buffer that ``run`` needs (an upper bound), or of the Data-Out that the caller gives to it
+    (exact). Of BIDIRECTIONAL both: ``run`` replaces the Data-Out in the buffer by the Data-In.
     ``may_block``: ``run`` may wait for a disk (flush, punch, verify…), so call it in a thread.
     ``cancelled``: any thread sets it when the result is no longer wanted. ``run`` then does
     nothing, or stops early if it takes long, and ends with TASK ABORTED. After ``run``:
@@ -115,13 +117,13 @@ class DeviceServer(Protocol):
         ...
 
     def run(self, task: ScsiTask, buffer: memoryview | None, nowait: bool = False) -> bool:
-        """Execute the command. ``buffer``: ``length`` bytes, to fill (DATA_IN) or filled
-        (DATA_OUT). True: ``status``, ``sense`` and ``transferred`` are final. False, only with
-        ``nowait``: the command has to wait (the data is not in the page cache, or other tasks have
-        to end first); call again without ``nowait``. Any thread may call it, with one exception:
-        the thread that begins commands makes the first call of a task without ``may_block``, with
-        ``nowait``. Errors of the file become sense data (MEDIUM ERROR, SPACE ALLOCATION FAILED,
-        …), never exceptions.
+        """Execute the command. ``buffer``: ``length`` bytes, to fill (DATA_IN), or filled
+        (DATA_OUT, BIDIRECTIONAL). True: ``status``, ``sense`` and ``transferred`` are final. False,
+        only with ``nowait``: the command has to wait (the data is not in the page cache, or other
+        tasks have to end first); call again without ``nowait``. Any thread may call it, with one
+        exception: the thread that begins commands makes the first call of a task without
+        ``may_block``, with ``nowait``. Errors of the file become sense data (MEDIUM ERROR, SPACE
+        ALLOCATION FAILED, …), never exceptions.
         """
         ...
 

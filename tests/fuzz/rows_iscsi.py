@@ -50,6 +50,7 @@ _CLASSES = [
 _HEADERS = (
     bytes((0x21, 0x80)) + bytes(46),
     bytes((0x01, 0xC1, 0, 0, 3, 0, 0, 8)) + bytes(40) + bytes((0, 9, 1, 0)) + bytes(16),
+    bytes((0x01, 0xE1, 0, 0, 2)) + bytes(43) + bytes((0, 5, 2, 0, 0, 0, 16, 0)),
     bytes((0x3F, 0x80, 4, 0, 0, 0, 0, 48)) + bytes(40) + bytes(48),
     bytes((0x21, 0x80, 0, 2, 0, 0, 0, 20)) + bytes(40) + b"\0\x12p\0\5" + bytes(15),
 )
@@ -75,6 +76,10 @@ def _segments(case: Case) -> None:
     for part in (bhs.data_segment_untrusted, bhs.sense_of_untrusted, bhs.extended_cdb_untrusted):
         with contextlib.suppress(RemoteProtocolError):
             assert len(part(message, at)) <= len(message)
+    with contextlib.suppress(RemoteProtocolError):
+        assert 0 <= bhs.bidirectional_read_length_untrusted(message, at) < 1 << 32
+    with contextlib.suppress(RemoteProtocolError):
+        assert len(bhs.additional_headers_untrusted(message, at)) < 256
 
 
 _ADDRESSES = tuple(

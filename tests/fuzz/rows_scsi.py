@@ -67,7 +67,7 @@ def _command(case: Case) -> None:
     assert (task.length > 0) == (task.direction != NO_DATA) and task.length <= 16 << 20
     if not task.status and task.length <= _MOST_DATA:
         buffer = memoryview(bytearray(task.length))
-        if task.direction == DATA_OUT:
+        if task.direction & DATA_OUT:
             data = case.chance.randbytes(min(64, task.length))
             buffer[: len(data)] = data
         assert _SERVER.run(task, buffer if task.length else None, False)

@@ -67,6 +67,34 @@ def test_extended_cdb(ahs: str, cdb: str) -> None:
     assert bhs.extended_cdb_untrusted(at(whole)) == bytes.fromhex(cdb)
 
 
+@pytest.mark.parametrize(
+    ("ahs", "length"),
+    [
+        ("", 0),
+        ("0005020000001000", 4096),
+        ("00050200ffffffff", 0xFFFFFFFF),
+        ("00050100556677880005020000000001", 1),  # behind an Extended CDB
+        ("0005420000001000", 4096),  # reserved bits of AHSType
+        ("0005010011223344", 0),
+        ("0005030011223344", 0),  # a reserved AHSType
+    ],
+)
+def test_bidirectional_read_length(ahs: str, length: int) -> None:
+    """RFC 7143 section 11.2.2.4: AHSLength 5, AHSType 2, a reserved byte, the length."""
+    whole = message(b"data", bytes.fromhex(ahs))
+    assert bhs.bidirectional_read_length_untrusted(at(whole)) == length
+    if length and len(ahs) == 16 and ahs[4:6] == "02":
+        packed = memoryview(bytearray(9))
+        assert bhs.pack_bidirectional_read_length(packed, length) == 8
+        assert bytes(packed) == bytes.fromhex(ahs) + b"\0"
+
+
+@pytest.mark.parametrize("ahs", ["00010200", "0004020000001000", "000902000000100000000000"])
+def test_a_bidirectional_read_length_of_another_size(ahs: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        bhs.bidirectional_read_length_untrusted(at(message(ahs=bytes.fromhex(ahs))))
+
+
 @pytest.mark.parametrize("ahs", ["00000100", "00020100", "ffff0100", "000501001122334400ff0200"])
 def test_bad_ahs(ahs: str) -> None:
     with pytest.raises(RemoteProtocolError):
@@ -96,9 +124,12 @@ def test_any_bytes(data: bytes, offset: int) -> None:
         bhs.data_segment_untrusted,
         bhs.sense_of_untrusted,
         bhs.extended_cdb_untrusted,
+        bhs.additional_headers_untrusted,
     ):
         with contextlib.suppress(RemoteProtocolError):
             assert len(decode(view, offset)) <= len(data)
+    with contextlib.suppress(RemoteProtocolError):
+        assert 0 <= bhs.bidirectional_read_length_untrusted(view, offset) < 1 << 32
     for kind in (*pdu.BY_OPCODE.values(), pdu.TargetHeader):
         with contextlib.suppress(RemoteProtocolError):
             assert len(kind.unpack_from(view, offset).pack()) == bhs.BHS_LENGTH  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ class Client:
         if not task.status:
             if task.length:
                 buffer = memoryview(bytearray(b"\xee" * task.length))
-            if task.direction == DATA_OUT:
+            if task.direction & DATA_OUT:
                 assert buffer is not None and len(data) == len(buffer)
                 buffer[:] = data
             else:
@@ -75,7 +75,7 @@ class Client:
             if task.may_block or not self.server.run(task, buffer, True):
                 assert self.server.run(task, buffer)
         answer = b""
-        if task.direction == DATA_IN and buffer is not None:
+        if task.direction & DATA_IN and buffer is not None:
             assert task.transferred <= task.length
             answer = bytes(buffer[: task.transferred])
         assert bool(task.sense) == (task.status == sam.CHECK_CONDITION)

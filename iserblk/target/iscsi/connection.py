@@ -38,7 +38,15 @@ from iserblk.target.iscsi.slot import (
     pack_response,
 )
 from iserblk.target.ports import ONLY_PORT, TargetPort
-from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA, DeviceServer, Nexus
+from iserblk.target.seam import (
+    BIDIRECTIONAL,
+    DATA_IN,
+    DATA_OUT,
+    NO_DATA,
+    DeviceServer,
+    Nexus,
+    ScsiTask,
+)
 from iserblk.target.task_set import ACA, HEAD_OF_QUEUE
 from iserblk.target.task_set import AT_ONCE as NEVER_DORMANT
 
@@ -243,6 +251,7 @@ class TargetConnection:
         slot.filled = 0
         slot.arrived = 0
         slot.overflow = 0
+        slot.read_length = 0
         slot.data_sn = 0
         slot.turn = AT_ONCE
         slot.aborted = False
@@ -333,6 +342,8 @@ class TargetConnection:
         self._dm.map_task(slot)
         if lengths >> 24:
             cdb += bhs.extended_cdb_untrusted(message, at)
+            if flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL:
+                slot.read_length = bhs.bidirectional_read_length_untrusted(message, at)
         task = slot.task = self._device.begin(self.nexus, lun, cdb)
         self._tasks[itt] = slot
         immediate = lengths & 0xFFFFFF
@@ -343,6 +354,9 @@ class TargetConnection:
             if sends != task.length:
                 slot.overflow = max(task.length - sends, 0)
                 self._device.fit(task, sends)
+            if task.direction == BIDIRECTIONAL and not flags & bhs.FLAG_READ:
+                # Its Data-In could not be sent, and no residual could tell that.
+                _refuse(task, sense.INVALID_FIELD_IN_COMMAND_IU)
         if (flags & _NOT_SIMPLE or self._task_sets.active) and not task.status:
             self._enter_task_set(slot)
         if immediate:
@@ -360,11 +374,7 @@ class TargetConnection:
         attribute = slot.flags & bhs.ATTR_MASK
         if attribute == ACA:
             # There is no ACA condition, as no command may ask for one (NACA).
-            task.status = sam.CHECK_CONDITION
-            code = sense.INVALID_MESSAGE_ERROR
-            task.sense = sense.encode_fixed(sense.ILLEGAL_REQUEST, code >> 8, code & 0xFF)
-            task.direction = NO_DATA
-            task.length = 0
+            _refuse(task, sense.INVALID_MESSAGE_ERROR)
         elif task.cdb[0] not in NEVER_DORMANT and not self._task_sets.enter(
             slot.lun, slot, attribute, partial(self._enabled, slot)
         ):
@@ -423,7 +433,7 @@ class TargetConnection:
                 "iSCSI", f"{slot.arrived} bytes of unsolicited data, of {most} at most"
             )
         task = slot.task
-        if task.direction != DATA_OUT or task.status:
+        if not task.direction & DATA_OUT or task.status:
             return  # the data is not needed: the command takes none, or has failed
         if slot.buffer is None:
             # Only for the unsolicited data: the task has to wait for a buffer of its whole length.
@@ -495,7 +505,7 @@ class TargetConnection:
         task = slot.task
         if task.length and (slot.buffer is None or len(slot.buffer) < task.length):
             slot.buffer = self._pool.grow(slot.buffer, slot.filled, task.length)
-        if task.direction == DATA_OUT and slot.filled < task.length:
+        if task.direction & DATA_OUT and slot.filled < task.length:
             self._fetch(slot)
         else:
             self._execute(slot)
@@ -549,11 +559,28 @@ class TargetConnection:
         """Send Data-In, if any, and the SCSI Response, in one post."""
         task = slot.task
         edtl = slot.edtl
+        if slot.flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL:
+            self._put_bidirectional(slot)
+            moved = task.length if task.direction & DATA_OUT and not task.status else 0
+            self._end(slot, moved)
+            return
         moved = task.transferred if task.direction == DATA_IN or task.status else task.length
         if task.direction == DATA_IN and moved and slot.flags & bhs.FLAG_READ and edtl:
             assert slot.buffer is not None
             data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
             self._dm.put_data(slot, data if moved <= edtl else data[:edtl], 0)
+        self._end(slot, moved)
+
+    def _put_bidirectional(self, slot: TargetTask) -> None:
+        """Send the Data-In of a command with both R and W: EDTL is about its Data-Out only."""
+        task = slot.task
+        given = min(task.transferred, slot.read_length)
+        if given and task.direction & DATA_IN:
+            assert slot.buffer is not None
+            self._dm.put_data(slot, slot.buffer[:given], 0)
+
+    def _end(self, slot: TargetTask, moved: int) -> None:
+        """Send the SCSI Response. ``moved``: see ``pack_response``."""
         self._numbers.ended(slot.immediate)
         pack_response(slot, moved, self._numbers)
         del self._tasks[slot.itt]
@@ -701,3 +728,11 @@ class TargetConnection:
         if self._deferred and self._dm.next_deadline() is not None:
             return True
         return self._dm.wants_write()
+
+
+def _refuse(task: ScsiTask, code: int) -> None:
+    """End a task that has not begun with CHECK CONDITION, ILLEGAL REQUEST; ``code``: ASC, ASCQ."""
+    task.status = sam.CHECK_CONDITION
+    task.sense = sense.encode_fixed(sense.ILLEGAL_REQUEST, code >> 8, code & 0xFF)
+    task.direction = NO_DATA
+    task.length = 0

@@ -9,7 +9,7 @@ from iserblk.datamover.seam import TargetSlot
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
-from iserblk.target.seam import ScsiTask
+from iserblk.target.seam import DATA_IN, ScsiTask
 
 # What a task is doing.
 IDLE: Final = 0
@@ -48,6 +48,7 @@ class TargetTask(TargetSlot):
         "on_aborted",
         "on_ended",
         "overflow",
+        "read_length",
         "state",
         "task",
         "turn",
@@ -61,6 +62,7 @@ class TargetTask(TargetSlot):
         self.lun = 0
         self.edtl = 0
         self.overflow = 0  # bytes of Data-Out that the command asks for beyond EDTL
+        self.read_length = 0  # of a bidirectional command: bytes of Data-In that it expects
         self.immediate = 0  # the I bit of the command; if set, it used up no CmdSN
         self.filled = 0  # bytes of Data-Out that are in the buffer
         self.arrived = 0  # bytes of unsolicited Data-Out that have come
@@ -153,7 +155,7 @@ class Numbers:
 
 def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
     """Fill in the SCSI Response of ``slot``, with sense data; it takes a StatSN. ``moved``: bytes
-    that the command took or has to give, whatever EDTL is."""
+    that the command took or has to give, whatever EDTL is; of a bidirectional command, took."""
     task = slot.task
     residual = slot.edtl - moved
     flags = bhs.FLAG_FINAL
@@ -165,6 +167,15 @@ def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
     elif residual < 0:
         flags |= bhs.RESIDUAL_OVERFLOW
         residual = -residual
+    bidi_residual = 0
+    if slot.flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL:
+        given = task.transferred if task.direction & DATA_IN else 0
+        bidi_residual = slot.read_length - given
+        if bidi_residual > 0:
+            flags |= bhs.BIDI_UNDERFLOW
+        elif bidi_residual < 0:
+            flags |= bhs.BIDI_OVERFLOW
+            bidi_residual = -bidi_residual
     sense = task.sense
     if sense:
         slot.inline[:2] = len(sense).to_bytes(2, "big")
@@ -186,6 +197,6 @@ def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
         numbers.exp_cmd_sn,
         numbers.max_cmd_sn,
         0,
-        0,
+        bidi_residual,
         residual,
     )

@@ -11,11 +11,11 @@ import logging
 from typing import Final
 
 from iserblk.scsi import capacity, opcodes, sense
-from iserblk.scsi.cdb import BYTCHK, FUA, RW6, RW10, RW12, RW16
+from iserblk.scsi.cdb import BYTCHK, DISABLE_WRITE, FUA, RW6, RW10, RW12, RW16
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
 from iserblk.target.scsi.unit import MAX_PREFETCH, LogicalUnit
-from iserblk.target.seam import DATA_IN, DATA_OUT, NO_DATA
+from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, NO_DATA
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +23,11 @@ _unpack10 = RW10.unpack_from
 _unpack16 = RW16.unpack_from
 _BYTCHK_FIELD: Final = 0x06
 _VERIFY_STEP: Final = 1 << 20  # bytes read at once
+_XOR_STEP: Final = 1 << 16  # bytes; one integer of this length is made of each operand
 
 
 # The byte of the CDB where the transfer length begins, by command group (opcode bits 7-5).
-_LENGTH_FIELD: Final = {0: 4, 1: 7, 4: 10, 5: 6}
+_LENGTH_FIELD: Final = {0: 4, 1: 7, 2: 7, 4: 10, 5: 6}
 
 
 def out_of_range() -> CheckCondition:
@@ -342,6 +343,56 @@ def _compare_and_write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bo
             unit.store.write(new, task.offset, False, False)
             unit.unflushed.wrote(task.nexus)
     return True
+
+
+# -- XDWRITEREAD ----------------------------------------------------------------------------------
+
+
+def begin_xdwriteread10(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, flags, lba, _, blocks, _ = RW10.unpack_from(task.cdb)
+    if not flags & DISABLE_WRITE:
+        check_writable(unit)
+    check_range(unit, lba, blocks)
+    if blocks > unit.max_transfer_blocks:
+        raise too_long(task)
+    if not blocks:
+        return
+    task.unit = unit
+    task.direction = BIDIRECTIONAL
+    task.length = blocks * unit.block
+    task.offset = lba * unit.block
+    task.may_block = True
+    task.durable = bool(flags & FUA) or not unit.write_cache
+    task.execute = _xdwriteread
+
+
+def _xdwriteread(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """Write the Data-Out in ``buffer``, then put into ``buffer`` its exclusive or with what the
+    blocks held before. No other task writes these blocks meanwhile: each exclusive or is that of
+    two states that followed each other, as parity needs it."""
+    unit = task.unit
+    stored = memoryview(bytearray(task.length))
+    if task.cdb[1] & DISABLE_WRITE:
+        _read_stored(task, stored, task.offset)
+    else:
+        with unit.guard.exclusive((task.offset, task.offset + task.length)):
+            _read_stored(task, stored, task.offset)
+            if task.durable:
+                _write_durably(task, buffer, False)
+            else:
+                unit.store.write(buffer, task.offset, False, False)
+                unit.unflushed.wrote(task.nexus)
+    _xor_into(buffer, stored)
+    task.transferred = task.length
+    return True
+
+
+def _xor_into(buffer: memoryview, other: memoryview) -> None:
+    for at in range(0, len(buffer), _XOR_STEP):
+        one = int.from_bytes(buffer[at : at + _XOR_STEP], "little")
+        two = int.from_bytes(other[at : at + _XOR_STEP], "little")
+        step = min(_XOR_STEP, len(buffer) - at)
+        buffer[at : at + step] = (one ^ two).to_bytes(step, "little")
 
 
 # -- SYNCHRONIZE CACHE, PRE-FETCH, START STOP UNIT -------------------------------------------------

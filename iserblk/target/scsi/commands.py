@@ -86,6 +86,7 @@ _LIST: Final = (
     _command("35 06 ff ff ff ff 3f ff ff 00", block.begin_synchronize_cache10, CHANGES),
     _command("41 08 ff ff ff ff 3f ff ff 00", provisioning.begin_write_same10, CHANGES),
     _command("42 00 00 00 00 00 3f ff ff 00", provisioning.begin_unmap, CHANGES),
+    _command("53 1c ff ff ff ff 1f ff ff 00", block.begin_xdwriteread10, CHANGES),
     _command("5a 18 ff ff 00 00 00 ff ff 00", primary.begin_mode_sense10, READS),
     *(
         _command(f"5e {action:02x} 00 00 00 00 00 ff ff 00", primary.begin_reserve_in, FREE)

@@ -1,4 +1,4 @@
-"""READ, WRITE, VERIFY, COMPARE AND WRITE, SYNCHRONIZE CACHE, PRE-FETCH."""
+"""READ, WRITE, VERIFY, COMPARE AND WRITE, XDWRITEREAD, SYNCHRONIZE CACHE, PRE-FETCH."""
 
 from __future__ import annotations
 
@@ -323,6 +323,79 @@ def test_compare_and_write_counts_without_losing_any() -> None:
     for thread in threads:
         thread.join()
     assert int.from_bytes(store.content[:512], "big") == 100
+
+
+def xor(one: bytes, two: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 40])
+def test_xdwriteread(client: Client, store: FakeStore, block: int, blocks: int) -> None:
+    """Data-In is the exclusive or of what was there and what is there now (SBC-3)."""
+    old, new = bytes(store.content[block : (1 + blocks) * block]), os.urandom(blocks * block)
+    before, after = bytes(store.content[:block]), bytes(store.content[(1 + blocks) * block :])
+    command = cdb.xdwriteread10(1, blocks)
+    assert client.server.begin(client.nexus, 0, command).may_block
+    answer = client.run(command, new)
+    assert (answer.code, answer.data) == (GOOD, xor(old, new))
+    assert store.content == before + new + after
+    assert store.calls == [("write", block, blocks * block, False)]
+
+
+def test_xdwriteread_has_limits(client: Client, store: FakeStore, block: int) -> None:
+    assert client.code(cdb.xdwriteread10(BLOCKS - 1, 2)) == LBA_OUT_OF_RANGE
+    assert client.code(cdb.xdwriteread10(1, 0)) == GOOD
+    assert client.code(cdb.xdwriteread10(BLOCKS, 0)) == LBA_OUT_OF_RANGE
+    assert client.run(cdb.xdwriteread10(0, 1, 0x01)).sense.field == 1, "XORPINFO"
+    assert client.run(cdb.xdwriteread10(0, 1, 0x20)).sense.field == 1, "WRPROTECT"
+    assert not store.calls
+
+
+def test_xdwriteread_that_must_be_durable(client: Client, store: FakeStore, block: int) -> None:
+    old, new = bytes(store.content[:block]), os.urandom(block)
+    assert client.run(cdb.xdwriteread10(0, 1, FUA | cdb.DPO), new).data == xor(old, new)
+    assert store.calls == [("write", 0, block, True)]
+
+
+def test_xdwriteread_that_does_not_write() -> None:
+    """DISABLE WRITE: only the exclusive or is wanted, of a LUN that cannot be written as well."""
+    store = FakeStore(BLOCKS * 512)
+    store.content[:] = os.urandom(store.size)
+    old, data = bytes(store.content), os.urandom(512)
+    client = client_of(store, read_only=True)
+    answer = client.run(cdb.xdwriteread10(2, 1, cdb.DISABLE_WRITE), data)
+    assert (answer.code, answer.data) == (GOOD, xor(old[1024:1536], data))
+    assert client.code(cdb.xdwriteread10(2, 1)) == WRITE_PROTECTED
+    assert store.content == old and not store.calls
+
+
+def test_xdwritereads_at_once_lose_no_state() -> None:
+    """Threads that write one block again and again: all exclusive ors together are that of the
+    first and the last state, so each state was followed by one other."""
+    store = FakeStore(BLOCKS * 512)
+    server = DeviceServer({0: unit_of(store)}, IQN)
+    clients = [Client(server) for _ in range(4)]
+    deltas: list[bytes] = []
+
+    def write(client: Client) -> None:
+        for _ in range(25):
+            deltas.append(client.run(cdb.xdwriteread10(0, 1), os.urandom(512)).data)
+
+    threads = [threading.Thread(target=write, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    total = bytes(512)
+    for delta in deltas:
+        total = xor(total, delta)
+    assert len(deltas) == 100 and total == store.content[:512]
+
+
+def test_xdwriteread_of_a_file_that_fails(client: Client, store: FakeStore, block: int) -> None:
+    store.failure = OSError(errno.EIO, "bad block")
+    answer = client.run(cdb.xdwriteread10(0, 1), bytes(block))
+    assert answer.code == (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR) and not answer.data
 
 
 def test_a_write_stays_out_of_a_compare_and_write() -> None:

@@ -92,14 +92,14 @@ def test_whatever_comes(commands: list[tuple[int, bytes, bytes, bool, bool]], re
         if task.length > MOST_DATA:
             continue
         buffer = memoryview(bytearray(task.length))
-        if task.direction == DATA_OUT:
+        if task.direction & DATA_OUT:
             buffer[: len(data)] = data[: task.length]
         if not server.run(task, buffer if task.length else None, nowait):
             assert nowait
             assert server.run(task, buffer)
         assert task.status in (sam.GOOD, sam.CHECK_CONDITION, sam.RESERVATION_CONFLICT)
         assert bool(task.sense) == (task.status == sam.CHECK_CONDITION)
-        assert task.transferred <= (task.length if task.direction == DATA_IN else 0)
+        assert task.transferred <= (task.length if task.direction & DATA_IN else 0)
 
 
 @given(st.binary(max_size=600))

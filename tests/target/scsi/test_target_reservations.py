@@ -124,6 +124,7 @@ TABLE: dict[str, tuple[bytes, int, str]] = {
     "WRITE AND VERIFY(12)": (bytes((0xAE, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0)), 512, "W"),
     "WRITE AND VERIFY(16)": (bytes((0x8E, *bytes(12), 1, 0, 0)), 512, "W"),
     "COMPARE AND WRITE": (cdb.compare_and_write(0, 1), 1024, "W"),
+    "XDWRITEREAD(10)": (cdb.xdwriteread10(0, 1), 512, "W"),
     "WRITE SAME(10)": (cdb.write_same10(0, 1), 512, "W"),
     "WRITE SAME(16)": (cdb.write_same16(0, 1), 512, "W"),
     "UNMAP": (cdb.unmap(24), 24, "W"),
