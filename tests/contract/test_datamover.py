@@ -106,35 +106,36 @@ def test_write(ends: Ends, size: int) -> None:
     source.clear()  # BufferError while a view of it is left
 
 
-def test_put_data_has_no_notice_where_get_data_has(ends: Ends) -> None:
-    """Reads and writes side by side, answered in another order than they came. Each Get_Data is
-    followed by one Data_Completion_Notify, no Put_Data by any; neither end hears of RDMA that the
-    other has done, nor of a response twice.
+def test_only_what_asked_for_a_notice_has_one(ends: Ends) -> None:
+    """Reads and writes side by side, with Notify_Enable and without, answered in another order than
+    they came. Each transfer that asked for it is followed by one Data_Completion_Notify, no other
+    by any; neither end hears of RDMA that the other has done, nor of a response twice.
 
     proves: ISER-7.1-3, ISER-7.1-4, ISER-7.3.5-10, ISER-7.3.5-11
     """
     size = 32768
-    buffers = [bytearray(size) for _ in range(3)]
-    sources = [bytearray(bytes((index,)) * size) for index in range(3)]
-    reads = [ends.commanded(index, READ, memoryview(each)) for index, each in enumerate(buffers)]
-    writes = [
-        ends.commanded(3 + index, WRITE, memoryview(each)) for index, each in enumerate(sources)
-    ]
+    buffers = [bytearray(size) for _ in range(4)]
+    sources = [bytearray(bytes((index,)) * size) for index in range(4)]
+    reads = [ends.commanded(i, READ, memoryview(each)) for i, each in enumerate(buffers)]
+    writes = [ends.commanded(4 + i, WRITE, memoryview(each)) for i, each in enumerate(sources)]
     commands = len(ends.down.pdus)
-    for number in (2, 0, 1):
-        ends.target.get_data(writes[number], memoryview(bytearray(8192)), 16384)
-        ends.target.put_data(reads[number], memoryview(b"r" * size), 0)
+    for number in (2, 0, 3, 1):
+        notify = number % 2 == 1
+        sink = memoryview(bytearray(8192))
+        ends.target.get_data(writes[number], sink, 16384, notify_enable=notify)
+        ends.target.put_data(reads[number], memoryview(b"r" * size), 0, notify_enable=notify)
         ends.respond(number)
-    ends.until(lambda: len(ends.up.pdus) == 3 and len(ends.down.filled) == 3)
-    for number in (1, 2, 0):
-        ends.respond(3 + number)
-    ends.until(lambda: len(ends.up.pdus) == 6 and len(ends.down.sent) == 6)
+    ends.until(lambda: len(ends.up.pdus) == 4 and not any(slot.busy for slot in writes))
+    for number in (1, 3, 2, 0):
+        ends.respond(4 + number)
+    ends.until(lambda: len(ends.up.pdus) == 8 and len(ends.down.sent) == 8)
     assert all(bytes(each) == b"r" * size for each in buffers)
-    assert sorted(slot.index for slot in ends.down.filled) == [slot.index for slot in writes]
-    assert sorted(slot.index for slot in ends.down.sent) == [0, 1, 2, 3, 4, 5]
-    assert [head[0] for head, _, _ in ends.up.pdus] == [bhs.SCSI_RESPONSE] * 6
+    noticed = sorted(slot.index for slot, _ in ends.down.completed)
+    assert noticed == [slot.index for slot in (reads[1], reads[3], writes[1], writes[3])]
+    assert sorted(slot.index for slot in ends.down.sent) == list(range(8))
+    assert [head[0] for head, _, _ in ends.up.pdus] == [bhs.SCSI_RESPONSE] * 8
     assert len(ends.down.pdus) == commands
-    assert [slot.busy for slot in (*reads, *writes)] == [0] * 6
+    assert [slot.busy for slot in (*reads, *writes)] == [0] * 8
 
 
 def test_parts_at_an_offset(ends: Ends) -> None:

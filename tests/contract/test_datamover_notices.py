@@ -206,7 +206,7 @@ def test_a_read_of_nothing_acknowledges(
 
 
 def test_no_acknowledgements_at_error_recovery_level_0(ends: Ends) -> None:
-    """Nothing is queued, and the task goes on."""
+    """Nothing is queued, and the task goes on. proves: ISER-7.3.5-18"""
     buffer = bytearray(4)
     answer = ends.commanded(0, READ, memoryview(buffer))
     with pytest.raises(LocalProtocolError, match="ErrorRecoveryLevel"):
