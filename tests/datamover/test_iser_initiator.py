@@ -239,6 +239,7 @@ def test_a_hello_in_its_fpdu() -> None:
         pair = IwarpQueuePair(ours, agreed, initiator=True)
         dm = IserInitiator(pair, 512)
         dm.user = Heard()
+        dm.allocate_connection_resources([], 1)
         dm.notice_key_values(AGREED)
         dm.enable_datamover()
         dm.flush()

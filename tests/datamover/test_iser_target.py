@@ -323,6 +323,7 @@ def test_a_reply_in_its_fpdu() -> None:
         pair = IwarpQueuePair(ours, agreed, initiator=False)
         dm = IserTarget(pair, True)
         dm.user = Heard(dm, [])
+        dm.allocate_connection_resources([], 0, 1)
         dm.notice_key_values(AGREED)
         dm.enable_datamover()
         theirs.sendall(hello + crc32c(hello).to_bytes(4, "little"))
