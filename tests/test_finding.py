@@ -49,7 +49,6 @@ ELSEWHERE: dict[str, str] = {
         "rdma_cm, which wants a device: tests/lab/guest/test_rxe_contract_endings.py"
     ),
     "iserblk/rcap/verbs/connecting.py": "tests/initiator/connecting/test_verbs.py",
-    "iserblk/rcap/verbs/link.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/sending.py": "tests/contract/test_queuepair.py, on devices that are fake",

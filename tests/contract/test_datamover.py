@@ -200,7 +200,7 @@ def test_additional_header_segments_arrive_intact(ends: Ends) -> None:
 def test_a_task_that_ends_without_a_response(ends: Ends) -> None:
     """The task's buffer is free, and late data for it ends the connection.
 
-    proves: ISER-3.1.9-1, ISER-8.3.2-2, ISER-8.3.2-3
+    proves: ISER-2.4.1-4, ISER-3.1.9-1, ISER-8.3.2-2, ISER-8.3.2-3, ISER-7145-1.5.1-2
     """
     buffers = [bytearray(8), bytearray(8)]
     late, other = (

@@ -480,7 +480,8 @@ def test_each_task_has_stags_of_its_own(link: Link) -> None:
 
 
 def test_a_response_that_invalidates_the_wrong_stag(link: Link) -> None:
-    """proves: ISER-7.3.2-10, ISER-10.1.4.1-1, ISER-RC-6"""
+    """The automatic invalidation is looked at. proves: ISER-2.4.1-4, ISER-7.3.2-10,
+    ISER-10.1.4.1-1, ISER-RC-6"""
     first, second = link.read(bytearray(512)), link.read(bytearray(512))
     link.respond(first.itt, second.stag)
     assert isinstance(link.session.error, RemoteProtocolError)

@@ -16,6 +16,7 @@ from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message
 from iserblk.secret import Secret
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.ports import TargetPorts
 from iserblk.target.seam import Nexus
 from tests.iscsi import logins
@@ -268,6 +269,58 @@ def test_no_reads_where_the_initiator_takes_none() -> None:
     with pytest.raises(RemoteProtocolError, match="takes no RDMA Reads"):
         client.write(DATA[:512])
     assert seam.RDMA_READ not in kinds(client)
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["a WRITE", "a READ"])
+def test_a_task_that_ends_without_a_response_gives_its_stags_back(read: bool) -> None:
+    """ABORT TASK: Deallocate_Task_Resources is called for the task, which is found by its
+    Initiator Task Tag; what its command advertised is forgotten, and used no more. The other task
+    keeps what is its own.
+
+    proves: ISER-8.3.2-6, ISER-8.3.2-7, ISER-8.3.2-8
+    """
+    client = IserClient().logged_in()
+    client.connection.hold()  # tasks do not begin yet
+    calls = client.datamover.calls
+    del calls[:]
+    buffers = [bytearray(DATA[:512]), bytearray(DATA[512:1024])]
+    for number, buffer in enumerate(buffers):
+        right = seam.REMOTE_WRITE if read else seam.REMOTE_READ
+        stag, base = client.ours.advertise(memoryview(buffer), right)
+        ControlHeader(
+            0x14 if read else 0x18, *((0, 0, stag, base) if read else (stag, base, 0, 0))
+        ).pack_into(memoryview(head := bytearray(28)))
+        cdb = rw10(0x28 if read else 0x2A, 512, number)
+        client.send(bytes(head) + client.scsi(cdb, 0xC0 if read else 0xA0, 512, 30 + number))
+    client.run()
+    slots = [given[0] for name, given in calls if name == "map_task"]
+    assert all(isinstance(slot, TargetTask) for slot in slots) and not client.sent
+    aborted, other = (slot for slot in slots if isinstance(slot, TargetTask))
+    assert (aborted.itt, other.itt) == (30, 31)
+    abort = pdu.TaskManagementRequest(
+        opcode=bhs.TASK_MANAGEMENT_REQUEST | bhs.IMMEDIATE,
+        function=pdu.TMF_ABORT_TASK,
+        lun=bytes(8),
+        itt=32,
+        referenced_task_tag=30,
+        cmd_sn=client.cmd_sn,
+        exp_stat_sn=0,
+    )
+    answer = client.ask(abort.pack())
+    assert (answer.opcode, answer.bhs[2]) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)
+    ended = [given[0] for name, given in calls if name == "deallocate_task_resources"]
+    assert ended[0] is aborted and other not in ended
+    assert (aborted.read_stag, aborted.write_stag) == (0, 0)
+    assert (other.read_stag if read else other.write_stag) != 0
+    for call in (client.datamover.put_data, client.datamover.get_data):
+        with pytest.raises(RemoteProtocolError, match=r"no (Read|Write) STag"):
+            call(aborted, memoryview(bytearray(512)), 0)
+    del client.sent[:]
+    client.connection.unhold()
+    client.run()
+    assert [each.number(16) for each in client.heard[-1:]] == [31]
+    moved = [each for each in client.sent if each.kind in (seam.RDMA_READ, seam.RDMA_WRITE)]
+    assert len(moved) == 1 and client.sent[-1].kind == seam.SEND_SE_INVALIDATE
 
 
 # -- other PDUs ----------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def test_private_data_both_ways() -> None:
         ((4, 0), (64, 64), (4, 0), (1, 4)),  # one place for the RTR Read
         ((0, 0), (64, 64), (0, 0), (1, 0)),
         ((64, 64), (2, 3), (64, 2), (2, 3)),
+        ((64, 0), (0, 64), (64, 0), (1, 64)),  # a target: no Reads but the RTR
     ],
 )
 def test_ird_and_ord(
@@ -119,6 +120,14 @@ def test_ird_and_ord(
     assert (b.ird, b.ord) == expected_theirs
     assert a.ord <= b.ird and b.ord <= a.ird
     assert (b.peer_ird, b.peer_ord) == ours
+
+
+@pytest.mark.parametrize("rtr", [mpa.RTR_NONE, mpa.RTR_SEND, mpa.RTR_WRITE])
+def test_a_target_that_takes_no_reads(rtr: int) -> None:
+    """Its IRD is 0, unless the initiator begins with a Read. proves: ISER-5.1.2-6"""
+    a, b = start_up(mpa.MpaInitiator(ird=64, ord=1, rtr=rtr), mpa.MpaResponder(ird=0, ord=64))
+    assert (a.ird, a.ord) == (64, 0)
+    assert (b.ird, b.ord) == (0, 64)
 
 
 @pytest.mark.parametrize("offered", range(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -391,6 +392,47 @@ def test_nothing_is_placed_before_the_crc_is_verified() -> None:
     with pytest.raises(RemoteProtocolError):
         receiver.feed(bytes(data[-1:]))
     assert receiver.memory == bytes(4000)
+
+
+@pytest.mark.parametrize("kind", ["Send", "RDMA Write"])
+def test_no_burst_of_errors_goes_unnoticed(kind: str) -> None:
+    """Bits of a frame are turned over, up to 32 in a row, wherever in the frame: what a CRC of 32
+    bits finds without fail. Nothing is delivered or placed, and the connection ends.
+
+    proves: ISER-5.1-13
+    """
+    shapes = random.Random(13)
+    bursts = [1, 3, (1 << 32) - 1, *(shapes.getrandbits(32) | 1 for _ in range(3))]
+    payload = pattern(24)
+    size = 8 * len(untagged(SEND, 1, payload) if kind == "Send" else tagged(WRITE, 0, 0, payload))
+    for burst in bursts:
+        for at in range(size - burst.bit_length() + 1):
+            receiver = Receiver()
+            frame = untagged(SEND, 1, payload)
+            if kind == "RDMA Write":
+                frame = tagged(WRITE, receiver.stag, 0, payload)
+            damaged = (int.from_bytes(frame, "big") ^ burst << at).to_bytes(len(frame), "big")
+            with pytest.raises(RemoteProtocolError):
+                receiver.feed(damaged)
+                receiver.feed(bytes(1 << 16))  # the length of the frame has become longer
+            assert not receiver.events and not any(receiver.memory)
+
+
+@pytest.mark.parametrize("control", [RESPONSE, WRITE])
+def test_a_sink_ends_with_its_read(control: int) -> None:
+    """The STag of a sink is valid for the Read Response that it is for, and for nothing else.
+
+    proves: ISER-8.3.2-8
+    """
+    receiver = Receiver()
+    if control == RESPONSE:
+        receiver.feed(tagged(RESPONSE, 9, 0, pattern(1000)))
+        assert [event[1] for event in receiver.events] == ["read"]
+        assert receiver.sink == pattern(1000)
+    before = bytes(receiver.sink)
+    with pytest.raises(RemoteProtocolError):
+        receiver.feed(tagged(control, 9, 0, b"late"))
+    assert receiver.sink == before
 
 
 def test_msn_wraps() -> None:

@@ -214,7 +214,8 @@ def test_depths(
     iwarp: bool,
     depths: tuple[int, int],
 ) -> None:
-    """iWARP has no state to prepare before accepting; no depth is above what was asked for."""
+    """iWARP has no state to prepare before accepting; no depth is above what was asked for, or what
+    the device has. proves: ISER-RC-14"""
     monkeypatch.setattr(
         Link, "device", SimpleNamespace(max_reads_in=16, max_reads_out=8, iwarp=iwarp)
     )

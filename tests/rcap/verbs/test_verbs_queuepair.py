@@ -13,6 +13,7 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import READ, WRITE, PduSlot, TargetSlot
 from iserblk.errors import Busy
+from iserblk.rcap.verbs import api
 from tests.rcap.verbs.fake import fake_pair, link_of
 
 MODES = pytest.mark.parametrize("windows", [False, True], ids=["region", "window"])
@@ -134,6 +135,59 @@ def test_a_read_and_a_write(ends: Callable[..., Ends], windows: bool, invalidate
     assert both.links[0].local_invalidations == (0 if invalidate or not windows else 2)
     if windows:
         assert not both.links[0].open
+
+
+@MODES
+def test_an_stag_is_a_key_of_the_device(ends: Callable[..., Ends], windows: bool) -> None:
+    """The header of a command names the R_Key of a region or of a window, and the address that goes
+    with it. (The fake device looks at the L_Keys of what is sent.)
+
+    proves: ISER-GEN-2.1.3-1, ISER-IB00-2.1.3-1
+    """
+    both = ends(windows)
+    both.command(0, READ, bytearray(5000))
+    both.command(1, WRITE, bytes(3000))
+    both.turn()
+    reading, writing = both.answers[:2]
+    for stag, base, size, right in (
+        (reading.read_stag, reading.read_base, 5000, api.REMOTE_WRITE),
+        (writing.write_stag, writing.write_base, 3000, api.REMOTE_READ),
+    ):
+        area = both.links[0].open[stag]
+        assert area.window is windows
+        assert area.allows(base, size, right)
+        assert not area.allows(base, size, api.REMOTE_READ ^ api.REMOTE_WRITE ^ right)
+
+
+@MODES
+def test_which_stags_are_kept(ends: Callable[..., Ends], windows: bool) -> None:
+    """A region keeps its key when its task has ended, until the connection ends: the peer may still
+    use it, and finds memory that belongs to no caller. Windows, which are used where the device has
+    them, are closed with their task.
+
+    proves: ISER-7145-1.5.1-5
+    """
+    both = ends(windows, invalidate=windows)
+    buffer = bytearray(5000)
+    both.command(0, READ, buffer)
+    both.turn()
+    stag, base = both.answers[0].read_stag, both.answers[0].read_base
+    both.target.put_data(both.answers[0], memoryview(b"in time"), 0)
+    both.respond(0)
+    both.turn()
+    index, invalidated = both.responses.popleft()
+    both.initiator.deallocate_task_resources(both.slots[index], invalidated)
+    assert (stag in both.links[0].open) is not windows
+    buffer[:7] = b"the end"
+    if not windows:
+        both.answers[1].read_stag, both.answers[1].read_base = stag, base
+        both.target.put_data(both.answers[1], memoryview(b"too late"), 0)
+        both.target.flush()
+        both.turn()
+        assert not both.links[0].broken
+    assert buffer[:8] == b"the end\0"
+    both.close()
+    assert not both.links[0].open
 
 
 @MODES
