@@ -240,7 +240,10 @@ def test_only_shells_import_trio(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_protocol_layers_open_no_sockets(path: Path) -> None:
-    """scsi, iscsi and datamover are sans-IO."""
+    """scsi, iscsi and datamover are sans-IO. Connections are made above them.
+
+    proves: ISER-4.2-1
+    """
     if name_of(path).split(".")[0] in ("scsi", "iscsi", "datamover"):
         used = {module.split(".")[0] for module in imports_of(path)}
         assert not used & {"socket", "select", "os", "trio", "errno"}

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from iserblk.discovery.ranking import is_near, local_networks
+from iserblk.iscsi.bhs import LOGIN_REQUEST, LOGIN_RESPONSE
 from iserblk.iscsi.text import encode
 from tests.cli.commands import bad, good, good_json, iserblk, serving
 from tests.support.portal import Portal, portals
+from tests.support.spy import spying
 from tests.support.target import IQN, ROOT, TargetProcess, running_target
 
 JSON_DOCUMENT = (ROOT / "docs/json.md").read_text()
@@ -42,7 +44,7 @@ def documented(title: str) -> set[str]:
 
 @pytest.mark.parametrize("scheme", ["", "iser://", "iscsi://"])
 def test_the_embedded_target(target: TargetProcess, scheme: str) -> None:
-    """Over iSER by default, and over TCP. proves: ISER-5.1-7"""
+    """Over iSER by default, and over TCP. proves: ISER-RC-19"""
     text = good("discover", f"{scheme}{target.listen}")
     name, way = text.splitlines()
     assert name == IQN
@@ -67,7 +69,11 @@ def test_json_is_as_documented(target: TargetProcess) -> None:
 
 
 def test_probing(target: TargetProcess, portal: Portal) -> None:
-    """Portals that are found over TCP are asked for iSER; a portal that accepts it comes first."""
+    """Portals that are found over TCP are asked for iSER, by a trial: their addresses say nothing
+    of a type. A portal that accepts it comes first.
+
+    proves: ISER-GEN-3.4-3, ISER-GEN-4-2
+    """
     portal.answer = [
         encode(
             [
@@ -100,6 +106,23 @@ def test_a_portal_without_iser_is_asked_by_tcp(portal: Portal) -> None:
     (warning,) = done.stderr.splitlines()
     assert "Traditional iSCSI is used" in warning and "no MPA Reply" in warning
     assert (portal.mpa, portal.logins, portal.asked) == (1, 1, ["All"])
+
+
+def test_discovery_on_the_transport_of_iscsi(target: TargetProcess, portal: Portal) -> None:
+    """An iscsi:// URL: the login is a byte stream from the first byte on, iSER is not tried, and
+    the keys of iSER are not spoken of; so at a portal that knows nothing of iSER, and at ours.
+    (HOST alone is asked over iSER first, as running targets take it there.)
+
+    proves: ISER-5.1-7, ISER-IB00-3.1.6.1-3
+    """
+    assert IQN in good("discover", f"iscsi://{portal.name}")
+    assert (portal.mpa, portal.logins, portal.asked) == (0, 1, ["All"])
+    with spying(target.port) as spy:
+        assert IQN in good("discover", f"iscsi://127.0.0.1:{spy.port}")
+    for said in (spy.asked, spy.answered):
+        assert b"RDMAExtensions" not in said and b"MPA ID" not in said
+    assert spy.asked[0] & 0x3F == LOGIN_REQUEST and b"SessionType=Discovery\0" in spy.asked
+    assert spy.answered[0] == LOGIN_RESPONSE and b"TargetName=" + IQN.encode() in spy.answered
 
 
 def test_an_iser_url_means_iser() -> None:

@@ -29,7 +29,10 @@ def test_near(host: str, near: bool | None) -> None:
 
 
 def test_order() -> None:
-    """iSER first, then the own subnet, then as given. What is not known is between yes and no."""
+    """iSER first, then the own subnet, then as given. What is not known is between yes and no.
+
+    proves: ISER-B.3-2, ISER-GEN-3.3-2, ISER-GEN-3.4-2, ISER-IB00-6.4-1
+    """
     given = [
         judge(Portal("10.9.0.1", 1, 1, 0), NETWORKS),
         judge(Portal("10.9.0.2", 1), NETWORKS),

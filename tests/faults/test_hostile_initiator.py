@@ -76,7 +76,10 @@ async def settled(target: TargetProcess, baseline: dict[str, int]) -> None:
 
 
 async def test_a_thousand_half_logins(target: TargetProcess) -> None:
-    """The target cuts off every half login, and each costs little memory. The bystander goes on."""
+    """The target cuts off every half login, and each costs little memory. The bystander goes on.
+
+    proves: ISER-7145-11-1
+    """
     async with one_disk("async", f"{target.url}/0") as disk:  # warm
         await write(disk, bytes(MIB), 0)
     memory = target.memory

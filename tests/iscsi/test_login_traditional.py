@@ -43,6 +43,10 @@ def test_what_both_agree_on() -> None:
 
 
 def test_nothing_of_iser_is_said() -> None:
+    """An iserblk that prefers Traditional iSCSI does not offer RDMAExtensions.
+
+    proves: ISER-5.1-8, ISER-6.3-4
+    """
     names = {name for name, _ in decode_untrusted(initiator().start()[1])}
     assert not names & {
         "RDMAExtensions",

@@ -19,13 +19,14 @@ from trio.testing import MockClock
 from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import NotSupported, TransportError
+from iserblk.initiator.connecting.iwarp import connect_iwarp, resolve
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_initiator import LoginInitiator
-from iserblk.iscsi.login_target import SESSION_DOES_NOT_EXIST
+from iserblk.iscsi.login_target import SESSION_DOES_NOT_EXIST, TOO_MANY_CONNECTIONS
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
@@ -35,7 +36,7 @@ from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.server import TargetServer, serve
-from iserblk.url import parse_url
+from iserblk.url import Url, parse_url
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
 from tests.initiator.peer import disk_of
@@ -435,7 +436,8 @@ async def test_a_session_that_is_only_idle_answers_pings(
 
 
 WHO = [("InitiatorName", "iqn.x:y"), ("TargetName", IQN)]
-LOGIN = logins.request([*WHO, ("RDMAExtensions", "Yes")])
+YES = [("RDMAExtensions", "Yes")]
+LOGIN = logins.request(WHO + YES)
 
 
 def scarce_pair(allocations: int) -> tuple[MemoryQueuePair, MemoryQueuePair]:
@@ -527,3 +529,67 @@ async def test_the_target_says_nothing_first(mock_clock: MockClock) -> None:
         (event,) = ours.progress(0.0)
         assert event.data is not None and event.data[HEADER_LENGTH] == bhs.NOP_IN
         ours.close()
+
+
+async def over_iser(url: Url, message: tuple[bytes, bytes]) -> tuple[seam.QueuePair, bytes]:
+    """A new connection, and the header of the answer to this Login Request."""
+    addresses = await resolve(url.host, url.port)
+    pair: seam.QueuePair = await connect_iwarp(
+        addresses, "portal", 10, 10, private_data=b"", crc=True, segments=1, ird=1
+    )
+    pair.post_receive(4)
+    request = seam.WorkRequest(seam.SEND_SE)
+    request.data = memoryview(HEAD + message[0] + message[1])
+    pair.post([request])
+    while True:
+        await trio.lowlevel.wait_readable(pair.fileno())
+        for event in pair.progress(0.0):
+            if event.data is not None:
+                return pair, bytes(event.data[HEADER_LENGTH : HEADER_LENGTH + bhs.BHS_LENGTH])
+
+
+async def over_tcp(url: Url, message: tuple[bytes, bytes]) -> tuple[trio.SocketStream, bytes]:
+    """As ``over_iser``."""
+    stream = await trio.open_tcp_stream(url.host, url.port)
+    await stream.send_all(message[0] + message[1] + bytes(-len(message[1]) & 3))
+    (head,) = await pdus(stream, 1)
+    return stream, head
+
+
+@pytest.mark.parametrize("first", ["iser", "iscsi"])
+async def test_a_session_has_one_mode(first: str) -> None:
+    """A second connection of a session is refused, whatever it speaks: so never is one connection
+    of a session iSER's and another one not. The session goes on.
+
+    proves: ISER-2.3-1
+    """
+    plain, yes = logins.request(WHO), LOGIN
+    async with serving() as text:
+        url = parse_url(text)
+        if first == "iser":
+            pair, head = await over_iser(url, yes)
+        else:
+            stream, head = await over_tcp(url, plain)
+        response = pdu.LoginResponse.unpack_from(head)
+        assert response.status == 0 and response.tsih
+        joining = {"tsih": response.tsih, "cid": 1}
+        second, head = await over_iser(url, logins.request(WHO + YES, **joining))
+        assert pdu.LoginResponse.unpack_from(head).status == TOO_MANY_CONNECTIONS
+        third, head = await over_tcp(url, logins.request(WHO, **joining))
+        assert pdu.LoginResponse.unpack_from(head).status == TOO_MANY_CONNECTIONS
+        assert not await third.receive_some()
+        ping = pdu.NopOut(lun=bytes(8), itt=1, cmd_sn=100, exp_stat_sn=0).pack()
+        if first == "iser":
+            request = seam.WorkRequest(seam.SEND_SE)
+            request.data = memoryview(HEAD + ping)
+            pair.post([request])
+            await trio.lowlevel.wait_readable(pair.fileno())
+            (event,) = pair.progress(0.0)
+            assert event.data is not None and event.data[HEADER_LENGTH] == bhs.NOP_IN
+            pair.close()
+        else:
+            await stream.send_all(ping)
+            assert (await pdus(stream, 1))[0][0] == bhs.NOP_IN
+            await stream.aclose()
+        second.close()
+        await third.aclose()

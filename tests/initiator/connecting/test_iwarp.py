@@ -7,10 +7,35 @@ import socket
 import pytest
 import trio
 
+from iserblk.errors import TransportError
 from iserblk.initiator.connecting import iwarp
+from iserblk.initiator.connecting.reach import connect
+from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaResponder
+from iserblk.url import parse_url
 
 GRACE_S = 0.2
+WANTS_CRC = 0x40  # of the byte behind the key (RFC 5044 section 7.1)
+
+
+@pytest.mark.parametrize("options", [Options(), Options(mpa_crc=False)], ids=["default", "no"])
+async def test_crcs_are_asked_for(options: Options) -> None:
+    """Unless the user turns them off. proves: ISER-5.1-13"""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    there = f"iser://127.0.0.1:{listener.socket.getsockname()[1]}/iqn.2026-11.example:disk/0"
+
+    async def fail() -> None:
+        with pytest.raises(TransportError):
+            await connect(parse_url(there), options)
+
+    async with listener, trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        async with await listener.accept() as stream:
+            request = b""
+            while len(request) < 17:
+                request += await stream.receive_some()
+        assert request[:16] == b"MPA ID Req Frame"
+        assert bool(request[16] & WANTS_CRC) is options.mpa_crc
 
 
 async def test_nothing_is_sent_before_the_peer_had_time_for_its_own_reply(
