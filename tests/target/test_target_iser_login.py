@@ -16,7 +16,16 @@ from tests.target.iser_client import INITIATOR, IQN, IserClient
 
 SECRET = Secret("hush-hush-hush")
 ACCOUNTS = Accounts({"host": SECRET})
-RESOURCES = "allocate_connection_resources"
+# At the beginning of the login for its PDUs, at its end for the full feature phase.
+RESOURCES = ("allocate_connection_resources", "add_resources")
+
+
+def allocations(client: IserClient) -> list[int]:
+    """Where, among the calls of the target's datamover, resources were allocated."""
+    calls = client.datamover.calls
+    return [place for place, (name, _) in enumerate(calls) if name in RESOURCES]
+
+
 CHECK_CONDITION = 2
 
 
@@ -49,8 +58,7 @@ def test_the_end_of_login_is_in_order() -> None:
     names = [name for name, _ in calls]
     for name in ("notice_key_values", "enable_datamover", "left"):
         assert names.count(name) == 1
-    last_allocated = len(names) - 1 - names[::-1].index(RESOURCES)
-    assert last_allocated < names.index("enable_datamover") < names.index("left")
+    assert allocations(client)[-1] < names.index("enable_datamover") < names.index("left")
     assert names.index("notice_key_values") < names.index("left")
     ((parameters,),) = [given for name, given in calls if name == "notice_key_values"]
     assert isinstance(parameters, keys.SessionParameters)
@@ -69,11 +77,10 @@ def test_nothing_is_allocated_for_a_stranger(right: bool) -> None:
     allocated: list[tuple[int, int]] = []
 
     def left(_: Message) -> None:
-        count = [name for name, _ in client.datamover.calls].count(RESOURCES)
-        allocated.append((count, client.receives))
+        allocated.append((len(allocations(client)), client.receives))
 
     client.on_send = left
-    first = [name for name, _ in client.datamover.calls].count(RESOURCES)
+    first = len(allocations(client))
     assert client.receives == LOGIN_SLOTS
     one = by_chap(client, SECRET if right else Secret("loud-loud-loud"))
     assert one.done is right
