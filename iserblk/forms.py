@@ -39,6 +39,7 @@ MODULES = (
     "iserblk.initiator.session.sending",
     "iserblk.initiator.session.session",
     "iserblk.initiator.session.slots",
+    "iserblk.initiator.session.unsolicited",
     "iserblk.iscsi.bhs",
     "iserblk.iscsi.serial",
     "iserblk.nbd.buffers",

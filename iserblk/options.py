@@ -38,6 +38,7 @@ class Options:
     immediate_data: bool = True
     hello: bool = False  # declare iSERHelloRequired; with the 12-byte header there is always one
     header: int = 28  # bytes of the iSER header: 28 (RFC 7145) or 12 (RFC 5046)
+    unsolicited_data: str = "auto"  # or "yes", "no"
     header_digest: str = "None"  # value of the text key: a list, best first
     data_digest: str = "None"
     auth: str = ""  # "": CHAP if credentials are given
@@ -97,6 +98,15 @@ def _yes_no(key: str, value: str) -> bool:
     if value.lower() in ("no", "off", "false", "0"):
         return False
     raise BadArgument(f"{key}={shown(value)}: say yes or no")
+
+
+def _auto_yes_no(key: str, value: str) -> str:
+    if value.lower() == "auto":
+        return "auto"
+    try:
+        return "yes" if _yes_no(key, value) else "no"
+    except BadArgument:
+        raise BadArgument(f"{key}={shown(value)}: say auto, yes or no") from None
 
 
 def _rcap(key: str, value: str) -> str:
@@ -253,6 +263,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "immediate-data": ("immediate_data", _yes_no),
     "hello": ("hello", _yes_no),
     "header": ("header", _header),
+    "unsolicited-data": ("unsolicited_data", _auto_yes_no),
     "journal": ("journal", _journal),
     "shared": ("shared", _yes_no),
     "header-digest": ("header_digest", _digest),

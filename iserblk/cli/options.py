@@ -50,6 +50,7 @@ CONNECTION = (
         "28|12",
         "Bytes of the iSER header: 28 (RFC 7145), or 12 for a target of RFC 5046. Default 28.",
     ),
+    ("unsolicited-data", "auto|yes|no", "Send writes of up to 64 KiB unasked. Default auto."),
     ("initiator-name", "IQN", "Name of this initiator. Default: the machine's own name."),
     (
         "io-timeout",

@@ -2,7 +2,8 @@
 
 The command of a read or write is one Send that advertises an STag for the task's buffer. The target
 moves the data. The response (Send, or Send with Invalidate) ends the task. The data of a write that
-fits into the PDU travels in the PDU, and the command advertises no STag.
+fits into the PDU travels in the PDU, or in SCSI Data-Outs behind it, and the command advertises no
+STag.
 
 Where login has agreed on it, the connection begins with Hello and HelloReply (module ``hello``).
 ``ZeroBasedInitiator`` speaks the 12-byte header of RFC 5046.
@@ -32,8 +33,9 @@ from iserblk.datamover.iser import (
     check_message_untrusted,
     check_zero_based_untrusted,
 )
-from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
+from iserblk.datamover.seam import INLINE, READ, UNSOLICITED, WRITE, InitiatorUser, PduSlot
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
+from iserblk.iscsi import bhs
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
     RECEIVE,
@@ -58,6 +60,9 @@ class _BeforeReply:
         if not self._datamover.greeted:
             raise RemoteProtocolError("iSER", "the target's first message is no HelloReply")
         self.user.control_notify(message, at, invalidated)  # came together with the HelloReply
+
+    def sent_notify(self, slot: PduSlot) -> None:
+        self.user.sent_notify(slot)
 
 
 class IserInitiator:
@@ -90,15 +95,26 @@ class IserInitiator:
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         if not self._allocation.enter(Event.ALLOCATE):
             return
+        self._give_memory(slots, self._inline_size)
+        self.qp.post_receive(len(slots) + unexpected)
+
+    def _give_memory(self, slots: list[PduSlot], size: int) -> None:
         start = self._form.length
-        headers = self.qp.alloc_headers(len(slots), start + BHS_LENGTH + self._inline_size)
+        headers = self.qp.alloc_headers(len(slots), start + BHS_LENGTH + size)
         for slot, header in zip(slots, headers, strict=True):
             slot.header = header
             slot.bhs = header.view[start : start + BHS_LENGTH]
             slot.inline = header.view[start + BHS_LENGTH :]
             slot.request.opcode = self._send
             slot.request.header = header
-        self.qp.post_receive(len(slots) + unexpected)
+
+    def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
+        """See the seam. The target answers none of them, so each tells when it has left."""
+        slots = [PduSlot(index) for index in range(count)]
+        self._give_memory(slots, size)
+        for slot in slots:
+            slot.request.signaled = True
+        return slots
 
     def notice_key_values(self, parameters: SessionParameters) -> None:
         if parameters.max_ulpdu:
@@ -141,8 +157,16 @@ class IserInitiator:
             CONTROL_LAYOUT.pack_into(header, 0, CONTROL, 0, 0, 0, 0)
             if direction == INLINE:
                 length += slot.inline_length
+            elif direction == UNSOLICITED:
+                length += slot.inline_length
+                slot.request.opcode = self._data_out_opcode(slot)
         slot.request.header_length = length
         self.queued.append(slot.request)
+
+    def _data_out_opcode(self, slot: PduSlot) -> int:
+        """Only the last Data-Out of a write asks for an event: before it the target has nothing to
+        do (section 7.3.4)."""
+        return self._send if slot.bhs[1] & bhs.FLAG_FINAL else SEND
 
     def flush(self) -> bool:
         queued = self.queued
@@ -195,6 +219,10 @@ class IserInitiator:
                     self._take_reply(message, completion.invalidated)
                     continue
                 notify(message, HEADER_LENGTH, completion.invalidated)
+            else:
+                slot = completion.token
+                assert isinstance(slot, PduSlot)  # of ``allocate_data_outs``
+                self.user.sent_notify(slot)
         if received:
             self.qp.post_receive(received)
         if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
@@ -258,6 +286,9 @@ class ZeroBasedInitiator(IserInitiator):
             ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL, 0, 0)
             if direction == INLINE:
                 length += slot.inline_length
+            elif direction == UNSOLICITED:
+                length += slot.inline_length
+                slot.request.opcode = self._data_out_opcode(slot)
         slot.request.header_length = length
         self.queued.append(slot.request)
 
@@ -283,6 +314,10 @@ class ZeroBasedInitiator(IserInitiator):
                     self._take_reply(message, completion.invalidated)
                     continue
                 notify(message, ZERO_BASED_LENGTH, completion.invalidated)
+            else:
+                slot = completion.token
+                assert isinstance(slot, PduSlot)  # of ``allocate_data_outs``
+                self.user.sent_notify(slot)
         if received:
             self.qp.post_receive(received)
         if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows

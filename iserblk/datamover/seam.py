@@ -28,6 +28,7 @@ NO_DATA: Final = 0
 INLINE: Final = 1  # behind the BHS, in the control-type PDU: immediate data, text, ping data, sense
 READ: Final = 2  # tagged, target to initiator
 WRITE: Final = 3  # tagged, initiator to target
+UNSOLICITED: Final = 4  # as INLINE, in a SCSI Data-Out that no R2T asked for
 
 
 # What is notified of a transfer (``TargetSlot.notices``).
@@ -131,6 +132,11 @@ class InitiatorUser(Protocol):
         connection."""
         ...
 
+    def sent_notify(self, slot: PduSlot) -> None:
+        """The PDU of ``slot`` has left, and so has all that was queued before it. At an initiator
+        that is told of unsolicited Data-Outs only."""
+        ...
+
 
 class TargetUser(InitiatorUser, Protocol):
     """The iSCSI layer above a target's datamover."""
@@ -144,10 +150,6 @@ class TargetUser(InitiatorUser, Protocol):
     def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
         """The data of a ``put_data`` with the A-bit is in the initiator's buffer. ``data_sn``: of
         the task's next Data-In (RFC 7145 section 3.2.3)."""
-        ...
-
-    def sent_notify(self, slot: PduSlot) -> None:
-        """The PDU of ``slot`` has left, and so has all that was queued before it."""
         ...
 
 
@@ -174,6 +176,11 @@ class InitiatorDatamover(Protocol):
         (RFC 7145 section 3.1.4)."""
         ...
 
+    def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
+        """Slots for ``count`` unsolicited Data-Outs of up to ``size`` bytes. None of them where the
+        datamover makes these itself of a task's buffer. Raises ConnectionLost."""
+        ...
+
     def notice_key_values(self, parameters: SessionParameters) -> None:
         """Take the keys that login agreed on."""
         ...
@@ -186,7 +193,8 @@ class InitiatorDatamover(Protocol):
 
     def send_control(self, slot: PduSlot) -> None:
         """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE; the
-        datamover uses that buffer until ``deallocate_task_resources``.
+        datamover uses that buffer until ``deallocate_task_resources``. The memory of an UNSOLICITED
+        PDU is in use until sent_notify, that of any other PDU until it is answered.
 
         Raises Busy when there is no memory for that until another task ends; then nothing is
         queued."""

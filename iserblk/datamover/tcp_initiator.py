@@ -81,6 +81,10 @@ class TcpInitiator:
             slot.bhs = memory[: bhs.BHS_LENGTH]
             slot.inline = memory[bhs.BHS_LENGTH :]
 
+    def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
+        """None: ``send_control`` makes them of the task's buffer."""
+        return []
+
     def notice_key_values(self, parameters: SessionParameters) -> None:
         self._parameters = parameters
         if parameters.immediate_data:

@@ -82,6 +82,8 @@ LENGTHS_OFFSET: Final = 4
 # Layouts for the hot path. A SCSI Command: opcode, flags, TotalAHSLength (top byte) with
 # DataSegmentLength, LUN, ITT, EDTL, CmdSN, ExpStatSN, CDB.
 SCSI_COMMAND_FIELDS: Final = struct.Struct(">BBxxI8sIIII16s")
+# A SCSI Data-Out: opcode, flags, lengths, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
+DATA_OUT_FIELDS: Final = struct.Struct(">BBxxI8sII4xI4xII4x")
 # A SCSI Response: opcode, flags, response, status, lengths, ITT, StatSN, ExpCmdSN, MaxCmdSN,
 # residual count.
 RESPONSE_HOT: Final = struct.Struct(">BBBBI8xI4xIII8xI")

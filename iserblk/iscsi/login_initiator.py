@@ -81,6 +81,8 @@ class LoginInitiatorConfig:
     that a Hello is required; a target that does not know it, or says No, gets none.
     ``discovery``: a discovery session, which has no target name. ``credentials`` None: no
     authentication.
+    ``unsolicited_data``: InitialR2T=No is offered; None: it is in Traditional iSCSI, where
+    immediate data is offered.
 
     ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are the digests to
     offer (comma-separated, best first), and ``receive_data_segment_length`` holds for Data-In,
@@ -90,6 +92,7 @@ class LoginInitiatorConfig:
     target_name: str
     isid: bytes
     immediate_data: bool = False
+    unsolicited_data: bool | None = None
     receive_data_segment_length: int = 8192
     send_data_segment_length: int = 8192
     unexpected_pdus: int = 32
@@ -125,9 +128,12 @@ class LoginInitiator:
         self.exp_stat_sn = 0
         self.exp_cmd_sn = _FIRST_CMD_SN
         self.max_cmd_sn = _FIRST_CMD_SN - 1  # the window is closed until the target opens it
+        unsolicited = config.unsolicited_data
+        if unsolicited is None:
+            unsolicited = config.immediate_data and not config.rdma
         self.parameters = SessionParameters(
             rdma_extensions=config.rdma and not config.discovery,
-            initial_r2t=config.rdma or not config.immediate_data,
+            initial_r2t=not unsolicited,
             immediate_data=config.immediate_data,
             max_burst_length=1 << 20,
             first_burst_length=65536,

@@ -52,6 +52,7 @@ class MemoryQueuePair:
     """One end of a pair; implements ``seam.QueuePair``. ``memory_pair`` makes both ends."""
 
     provider = "memory"
+    iwarp = False
     can_receive_invalidate = True
     max_ulpdu = 0
     inline_size = 8192

@@ -32,6 +32,9 @@ class Heard:
     def __init__(self) -> None:
         self.pdus: list[tuple[bytes, int]] = []
 
+    def sent_notify(self, slot: PduSlot) -> None:
+        """There are no Data-Outs here."""
+
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
         self.pdus.append((bytes(message[at : at + 48]), at))
 

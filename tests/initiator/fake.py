@@ -36,6 +36,9 @@ class FakeDatamover:
             memory = memoryview(bytearray(48 + 8192))
             slot.bhs, slot.inline = memory[:48], memory[48:]
 
+    def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
+        return []
+
     def notice_key_values(self, parameters: object) -> None: ...
 
     def enable_datamover(self) -> None: ...

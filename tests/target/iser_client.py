@@ -15,6 +15,7 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message, memory_pair
+from iserblk.scsi import luns
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.slot import TargetTask
@@ -89,7 +90,8 @@ class IserClient:
     """``sent``: every message that left the target, RDMA included, oldest first. ``heard``: its
     PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
     memory for data. ``datamover``: the target's. ``accounts``: its users, if it has any.
-    ``device``, ``store``: of another client of the same target."""
+    ``device``, ``store``: of another client of the same target. ``lun``: of the only LUN.
+    ``max_ulpdu``: what the target declares."""
 
     def __init__(
         self,
@@ -99,6 +101,8 @@ class IserClient:
         device: DeviceServer | None = None,
         store: FakeStore | None = None,
         port: TargetPort = ONLY_PORT,
+        lun: int = 0,
+        max_ulpdu: int = 0,
     ) -> None:
         self.ours, theirs = memory_pair(ord=ord, receive_size=MINIMUM_LENGTH + 8192)
         self.target_pair = theirs
@@ -107,7 +111,7 @@ class IserClient:
         self.on_send: Callable[[Message], None] = lambda _: None
         self.store = store or FakeStore(SIZE)
         self.device = device or DeviceServer(
-            {0: LogicalUnit(self.store, serial="S", block=BLOCK)}, IQN
+            {lun: LogicalUnit(self.store, serial="S", block=BLOCK)}, IQN
         )
         self.budget = DataBudget()
         self.on_reset: OnReset = lambda _lun, _by, _ended: 0
@@ -116,7 +120,7 @@ class IserClient:
         self.connection = connection = TargetConnection(
             self.datamover,
             self.device,
-            LoginTarget(LoginTargetConfig(IQN, 1, accounts=accounts)),
+            LoginTarget(LoginTargetConfig(IQN, 1, accounts=accounts, max_ulpdu=max_ulpdu)),
             on_login=lambda _: None,
             on_reset=self._reset,
             portal="10.0.0.1:3260",
@@ -131,6 +135,7 @@ class IserClient:
         connection.offload = offload
         self.ours.post_receive(1000)
         self.cmd_sn = 1
+        self._lun = luns.encode(lun)
         self._kinds: list[int] = []
 
     @property
@@ -218,7 +223,7 @@ class IserClient:
         """A SCSI Command with the next CmdSN, and ``n`` bytes of data behind it."""
         cmd_sn, self.cmd_sn = self.cmd_sn, self.cmd_sn + 1
         return bhs.SCSI_COMMAND_FIELDS.pack(
-            bhs.SCSI_COMMAND, flags | 1, n, bytes(8), itt, edtl, cmd_sn, 0, cdb.ljust(16, b"\0")
+            bhs.SCSI_COMMAND, flags | 1, n, self._lun, itt, edtl, cmd_sn, 0, cdb.ljust(16, b"\0")
         )
 
     def command(

@@ -2,7 +2,7 @@
 
 A slot is taken and filled without the datamover: its CDB and its data are its own. Only ``_send``,
 under the session's lock, writes into the memory that the datamover gave the slot, and decides
-whether a write carries its data in its command.
+whether a write carries its data in its command, or in Data-Outs behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import INLINE, NO_DATA, WRITE, InitiatorDatamover
+from iserblk.datamover.seam import INLINE, NO_DATA, WRITE, InitiatorDatamover, PduSlot
 from iserblk.errors import Busy, IserblkError, RemoteProtocolError, TransportError
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Life, State
@@ -31,6 +31,7 @@ from iserblk.initiator.session.slots import (
     TaskSlot,
     Waiter,
 )
+from iserblk.initiator.session.unsolicited import DataOuts
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import serial_lt
@@ -81,6 +82,7 @@ class SendQueue:
             if parameters.immediate_data
             else 0
         )
+        self.data_outs = DataOuts([], parameters, self.immediate_limit, 0)
         self.waiting: deque[TaskSlot] = deque()  # submitted, and QUEUED
         self.exp_stat_sn = 0
         self.max_cmd_sn = 0
@@ -105,6 +107,13 @@ class SendQueue:
         self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
         self.max_cmd_sn = max_cmd_sn
         self.exp_stat_sn = exp_stat_sn
+
+    def allow_data_outs(
+        self, slots: list[PduSlot], parameters: SessionParameters, most_busy: int
+    ) -> None:
+        """Before the first ``submit``: writes may have Data-Outs, which use ``slots``, while at
+        most ``most_busy`` commands are in flight."""
+        self.data_outs = DataOuts(slots, parameters, self.immediate_limit, most_busy)
 
     # -- submitting: any thread -------------------------------------------------------------------
 
@@ -241,16 +250,28 @@ class SendQueue:
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         length = slot.length
         immediate = 0
-        if slot.direction == WRITE and length <= self.immediate_limit and slot.data is not None:
+        flags = slot.flags
+        data = slot.data
+        pieces: list[PduSlot] | None = None
+        if slot.direction == WRITE and data is not None:
             # The data goes along whole or not at all; then no buffer of the caller is advertised.
-            slot.inline[:length] = slot.data
-            slot.inline_length = immediate = length
-            slot.direction = INLINE
+            if length <= self.immediate_limit:
+                slot.inline[:length] = data
+                slot.inline_length = immediate = length
+                slot.direction = INLINE
+            elif length <= self.data_outs.limit and self.busy <= self.data_outs.most_busy:
+                pieces = self.data_outs.take(length)
+                if pieces:
+                    immediate = self.data_outs.immediate
+                    slot.inline[:immediate] = data[:immediate]
+                    slot.inline_length = immediate
+                    slot.direction = INLINE
+                    flags &= ~bhs.FLAG_FINAL & 0xFF
         bhs.SCSI_COMMAND_FIELDS.pack_into(
             slot.bhs,
             0,
             bhs.SCSI_COMMAND,
-            slot.flags,
+            flags,
             immediate,
             slot.lun,
             itt,
@@ -266,6 +287,8 @@ class SendQueue:
         except Busy:
             slot.state = before
             return False
+        if pieces and data is not None:
+            self.data_outs.send(pieces, self.datamover, data, itt, self.exp_stat_sn)
         self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
         self._open -= 1
         return True
@@ -501,6 +524,7 @@ class SendQueue:
         self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
         self.datamover = fresh.datamover
         self.immediate_limit = fresh.immediate_limit
+        self.data_outs = fresh.data_outs
         self.portal = fresh.portal
         self.max_cmd_sn = fresh.max_cmd_sn
         self.exp_stat_sn = fresh.exp_stat_sn

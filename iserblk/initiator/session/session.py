@@ -23,7 +23,7 @@ import logging
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import InitiatorDatamover
+from iserblk.datamover.seam import InitiatorDatamover, PduSlot
 from iserblk.errors import (
     CommandRejected,
     CommandTimeout,
@@ -237,6 +237,9 @@ class Session:
             queue.take_window(exp_cmd_sn, max_cmd_sn)
         slot.state = TAKEN
         slot.waiter.task_done()
+
+    def sent_notify(self, slot: PduSlot) -> None:
+        self.queue.data_outs.give_back(slot)
 
     def _hear_sense(self, slot: TaskSlot) -> None:
         """A status other than GOOD came with ``slot.sense``. A command that was carried out all the

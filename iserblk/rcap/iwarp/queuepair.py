@@ -52,6 +52,7 @@ class IwarpQueuePair:
     """
 
     provider = "iwarp"
+    iwarp = True
     inline_size = 16384  # a copy of 1 µs saves a round trip: two thirds more 16 KiB writes
     can_receive_invalidate = True
     solicits = True  # RFC 5040 section 5.3 leaves no receiver the choice

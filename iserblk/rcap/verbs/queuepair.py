@@ -70,6 +70,7 @@ class VerbsQueuePair:
         self._link = link
         self._engine = link.engine
         self._device = link.device
+        self.iwarp = link.device.iwarp
         self.mode = WINDOW if link.windows else REGION
         self.can_receive_invalidate = link.windows
         self.solicits = link.device.iwarp  # InfiniBand and RoCE do not oblige receivers to it

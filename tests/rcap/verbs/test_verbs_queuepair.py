@@ -40,6 +40,9 @@ class Ends:
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
         self.responses.append((message[at + BHS_LENGTH - 1], invalidated))
 
+    def sent_notify(self, slot: PduSlot) -> None:
+        """There are no Data-Outs here."""
+
     def command(self, index: int, direction: int, data: bytearray | bytes) -> None:
         slot = self.slots[index]
         slot.direction, slot.data = direction, memoryview(data)

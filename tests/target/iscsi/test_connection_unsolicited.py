@@ -12,6 +12,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
 from tests.target.iser_client import PLAIN, IserClient, rw10, tasks_of
+from tests.vectors import unsolicited as golden
 
 DATA = random.Random(3).randbytes(128 << 10)
 SEGMENT = 8192
@@ -278,3 +279,19 @@ def test_it_is_refused_where_it_was_not_agreed_on() -> None:
     client = unsolicited([("InitialR2T", "Yes")])
     answer = client.ask(data_out(0, 512, 0, True), DATA[:512])
     assert answer.opcode == bhs.REJECT
+
+
+def test_golden_bytes() -> None:
+    """The three Sends of a write, as the specifications have them, byte for byte.
+
+    proves: ISER-7.2-1, ISER-7.3.4-3, ISER-9.5.1-6
+    """
+    client = IserClient(lun=1).logged_in(AGREED)
+    for vector in golden.WRITE:
+        client.send(vector.head + vector.data)
+    client.run()
+    answer = client.heard[-1]
+    assert (answer.opcode, answer.bhs[3]) == (bhs.SCSI_RESPONSE, 0)
+    assert answer.bhs[16:20] == golden.WRITE[0].head[28 + 16 : 28 + 20]
+    assert client.store.content[: golden.LENGTH] == golden.DATA
+    assert seam.RDMA_READ not in [each.kind for each in client.sent]
