@@ -28,6 +28,7 @@ from tests.support import logs
 from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import Behaviour
 from tests.support.faults.proxy import FaultProxy
+from tests.support.golden import golden
 from tests.support.target import IQN, TargetProcess, running_target
 from tests.support.until import until
 
@@ -134,6 +135,50 @@ async def test_a_flood_of_pings_that_reads_no_answer(target: TargetProcess, tran
         turns = good.turns
         with trio.fail_after(PATIENCE_S):
             await until(lambda: good.turns >= turns + 10)
+        session.fail(TransportError("end of test"))
+    await settled(target, baseline)
+
+
+HELLO = golden("iser/hello-28")
+NOTHING_MORE = bytes((0x10,)) + bytes(27) + pdu.NopOut(
+    opcode=bhs.NOP_OUT | bhs.IMMEDIATE, itt=bhs.NO_TAG, ttt=bhs.NO_TAG, cmd_sn=1, exp_stat_sn=1
+).pack()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("messages", "answers"),
+    [
+        ([HELLO[:12]], []),
+        ([HELLO + bytes(48)], []),
+        ([HELLO[:1] + b"\x99" + HELLO[2:]], [0x31]),
+        ([HELLO[:1] + b"\x19" + HELLO[2:]], []),
+        ([HELLO, HELLO], [0x30]),
+        ([NOTHING_MORE, HELLO], []),
+        ([b"\x30" + HELLO[1:]], []),
+    ],
+    ids=["short", "long", "version", "versions", "twice", "late", "a-reply"],
+)
+async def test_bad_greetings(
+    target: TargetProcess, messages: list[bytes], answers: list[int]
+) -> None:
+    """The target ends the connection, behind a HelloReply where one is due, and serves others.
+
+    proves: ISER-10.1.3.2-3, ISER-10.1.3.3-1, ISER-10.1.3.3-3
+    """
+    baseline = target.census()
+    async with bystander(f"{target.url}/0"):
+        session = await connect(parse_url(f"{target.url}/1"), Options())
+        pair = session.queue.datamover.qp  # type: ignore[attr-defined]
+        for message in messages:
+            request = seam.WorkRequest(seam.SEND_SE)
+            request.data = memoryview(message)
+            pair.post([request])
+        heard: list[int] = []
+        with trio.fail_after(PATIENCE_S), pytest.raises(TransportError):
+            while True:
+                await trio.lowlevel.wait_readable(pair.fileno())
+                heard += [done.data[0] for done in pair.progress(0.0)]
+        assert heard == answers
         session.fail(TransportError("end of test"))
     await settled(target, baseline)
 
