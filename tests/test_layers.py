@@ -242,7 +242,7 @@ def test_only_shells_import_trio(path: Path) -> None:
 def test_protocol_layers_open_no_sockets(path: Path) -> None:
     """scsi, iscsi and datamover are sans-IO. Connections are made above them.
 
-    proves: ISER-4.2-1
+    proves: ISER-4.2-1, ISER-GEN-8.1.6-2
     """
     if name_of(path).split(".")[0] in ("scsi", "iscsi", "datamover"):
         used = {module.split(".")[0] for module in imports_of(path)}

@@ -91,6 +91,10 @@ def command_lines() -> str:
 
 
 def test_from_files(setting: Setting) -> None:
+    """Over software iWARP, each algorithm, one-way and mutual.
+
+    proves: ISER-2.3-4, ISER-11-2, ISER-GEN-8.1.6.4-1
+    """
     for name in ("own", "both"):
         at = setting.folder / name
         text = good("info", setting.url("host@"), "--chap-secret-file", at)
@@ -101,7 +105,7 @@ def test_from_files(setting: Setting) -> None:
 
 
 def test_over_tcp(setting: Setting) -> None:
-    """Traditional iSCSI, on the same port."""
+    """Traditional iSCSI, on the same port. proves: ISER-2.3-4"""
     url = setting.url("host@").replace("iser://", "iscsi://")
     assert good_json("info", url, "--chap-secret-file", setting.folder / "both")
     assert "authentication failed" in bad(24, "info", setting.url().replace("iser:", "iscsi:"))

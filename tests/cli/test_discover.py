@@ -113,7 +113,7 @@ def test_discovery_on_the_transport_of_iscsi(target: TargetProcess, portal: Port
     the keys of iSER are not spoken of; so at a portal that knows nothing of iSER, and at ours.
     (HOST alone is asked over iSER first, as running targets take it there.)
 
-    proves: ISER-5.1-7, ISER-IB00-3.1.6.1-3
+    proves: ISER-5.1-7, ISER-GEN-3.3-1, ISER-IB00-3.1.6.1-3
     """
     assert IQN in good("discover", f"iscsi://{portal.name}")
     assert (portal.mpa, portal.logins, portal.asked) == (0, 1, ["All"])

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from iserblk.cli.target import command as target_command
+from iserblk.iscsi.send_targets import portal_untrusted
+from iserblk.url import parse_place, parse_portal, parse_url
 from tests.cli.commands import bad, environment, good, good_json, serving
 from tests.support.target import END_S, IQN
 
@@ -54,6 +57,21 @@ def test_a_target_with_the_short_header(tmp_path: Path) -> None:
         assert "iSER header" in good("info", f"{server.url}/0?header=12")
         bad(4, "info", f"{server.url}/0")
     assert (tmp_path / "log").read_text() == ""
+
+
+def test_the_port_unless_it_is_said() -> None:
+    """3260, where the target listens, in URLs, and in addresses of targets; 860 only by name.
+
+    proves: ISER-7143-15-1
+    """
+    (listen,) = [each for each in target_command.params if each.name == "listen"]
+    assert listen.default == ("127.0.0.1:3260",)
+    for portal, port in (("host", 3260), ("[2001:db8::1]", 3260), ("host:860", 860)):
+        for scheme in ("iser", "iscsi"):
+            assert parse_url(f"{scheme}://{portal}/{IQN}/0").port == port
+            assert parse_place(f"{scheme}://{portal}").port == port
+        assert parse_portal(portal)[1] == port
+        assert portal_untrusted(f"{portal},1").port == port
 
 
 # The command, where closing a LUN sends a signal or finds a full disk, as the argument says.

@@ -291,6 +291,7 @@ def test_a_peer_that_vanishes(ends: Ends, closer: int) -> None:
     """The end that stays sees a lost connection, and not before the peer has closed it.
 
     proves: ISER-4.2-2, ISER-5.2.3.2-4, ISER-10.1.1-1, ISER-10.1.1.2-1, ISER-10.1.2.2-3
+    proves: ISER-GEN-8.1.6-2
     """
     sides = _sides(ends)
     ends.commanded(0, READ, memoryview(bytearray(512)))

@@ -33,7 +33,7 @@ TOP = 2**64
 def test_each_kind_of_send(
     connect: Connect, provider: Provider, opcode: int, solicited: bool
 ) -> None:
-    # proves: ISER-4.1-1, ISER-4.1-5, ISER-4.1-8, ISER-4.1-9, ISER-7145-1.5.2-1
+    # proves: ISER-GEN-2.1.1-1, ISER-4.1-1, ISER-4.1-5, ISER-4.1-8, ISER-4.1-9, ISER-7145-1.5.2-1
     with_invalidate = opcode in (seam.SEND_INVALIDATE, seam.SEND_SE_INVALIDATE)
     if with_invalidate:
         provider.needs("invalidate")

@@ -6,23 +6,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+import pytest
 import trio
 
-from iserblk.datamover.iser import CONTROL
+from iserblk.datamover.iser import CONTROL, HEADER_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_read, fill_write
 from iserblk.initiator.connecting.login import Connection, Login, over_rdma
+from iserblk.initiator.session.deadlines import Ladder
 from iserblk.initiator.session.logout import fill_logout
 from iserblk.initiator.session.session import Session
-from iserblk.iscsi import bhs
+from iserblk.initiator.session.slots import TaskSlot
+from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message
 from iserblk.url import parse_url
 from tests.initiator.fake import CountingWaiter
+from tests.support import logs
 from tests.target.iser_client import IserClient, Traced
+
+pytestmark = pytest.mark.logs(logs.DEADLINES)
 
 URL = parse_url("iser://10.0.0.1/iqn.2026-11.example:disk/0")
 LUN = bytes(8)
@@ -39,6 +45,19 @@ async def log_in(connection: Connection, client: IserClient) -> Session:
         session = await Login(connection, URL, Options(queue_depth=8), "portal:3260").run()
         nursery.cancel_scope.cancel()
     return session
+
+
+def read_of(session: Session, buffer: bytearray) -> TaskSlot:
+    """A READ of the first blocks, on its way."""
+    slot = session.queue.take_now()
+    assert slot is not None
+    slot.cdb[:] = bytes((0x28, *bytes(7), len(buffer) // 512, *bytes(7)))
+    slot.waiter = CountingWaiter()
+    slot.waiter.pending = 1
+    slot.deadline = 0
+    fill_read(slot, LUN, memoryview(buffer))
+    session.queue.submit(slot)
+    return slot
 
 
 async def test_the_primitives_are_called_in_order() -> None:
@@ -72,6 +91,47 @@ async def test_the_primitives_are_called_in_order() -> None:
     ((parameters,),) = [given for name, given in calls if name == "notice_key_values"]
     assert isinstance(parameters, SessionParameters) and parameters is session.parameters
     assert parameters.rdma_extensions and parameters.error_recovery_level == 0
+    session.fail(ConnectionLost("end of test"))
+
+
+async def test_the_usage_rules_of_iscsi() -> None:
+    """Our two ends, with RDMAExtensions=Yes: keys have answers, the status of a read comes in a
+    SCSI Response of its own, and an initiator that loses a response sends no SNACK and reassigns no
+    task: ExpDataSN is 0 in all that it says of tasks.
+
+    proves: ISER-3.3-4
+    """
+    client = IserClient()
+    session = await log_in(over_rdma(client.ours), client)
+    assert b"NotUnderstood" not in b"".join(each.data for each in client.sent)
+    said: list[bytes] = []
+
+    def left(message: Message) -> bool:
+        if message.kind <= seam.SEND_SE_INVALIDATE:
+            said.append(message.data[HEADER_LENGTH:])
+        return True
+
+    client.ours.intercept = left
+    buffer = bytearray(b"\xff" * 4096)
+    ladder = Ladder(session)
+    for turn in range(2):  # the first has the unit attention of every session
+        del client.sent[:]
+        slot = read_of(session, buffer)
+        client.connection.progress(0.0)
+        if turn:
+            client.ours.inbox.pop()  # the response is lost
+        session.progress(1.0)
+    opcodes = [each.data[HEADER_LENGTH] for each in client.sent if each.kind != seam.RDMA_WRITE]
+    assert opcodes == [bhs.SCSI_RESPONSE] and not any(buffer)
+    now = slot.deadline
+    for _ in range(3):  # ABORT TASK, LOGICAL UNIT RESET, the end of the connection
+        ladder.tick(now)
+        now += 60
+    requests = [each for each in said if each[0] & bhs.OPCODE_MASK != bhs.SCSI_COMMAND]
+    assert {each[0] & bhs.OPCODE_MASK for each in requests} == {bhs.TASK_MANAGEMENT_REQUEST}
+    asked = [pdu.TaskManagementRequest.unpack_from(each) for each in requests]
+    assert [each.function for each in asked] == [pdu.TMF_ABORT_TASK, pdu.TMF_LOGICAL_UNIT_RESET]
+    assert {each.exp_data_sn for each in asked} == {0}
     session.fail(ConnectionLost("end of test"))
 
 

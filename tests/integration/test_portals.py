@@ -73,7 +73,7 @@ async def test_fallback(slam: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The portal does not speak iSER: with fallback=iscsi there is one warning, and Traditional
     iSCSI on a new connection. Digests take the place of the CRC in iSER's frames.
 
-    proves: ISER-5.1-5, ISER-2.2-1
+    proves: ISER-5.1-5
     """
     with portals(1, lambda: Portal(slam=slam, digests=True)) as (portal,):
         session = await opened(f"iser://{portal.name}/{IQN}/0?{FALLBACK}")
@@ -119,7 +119,7 @@ async def test_iser_that_is_refused_in_login(
     start_target: StartTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RDMAExtensions is not answered with Yes on an RDMA connection: the connection ends, and the
-    login begins anew over TCP. proves: ISER-5.1-4, ISER-RC-11"""
+    login begins anew over TCP. proves: ISER-RC-11"""
     accept = keys.accept
 
     def refused(parameters: keys.SessionParameters, name: str, value: str) -> None:

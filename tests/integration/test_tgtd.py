@@ -154,6 +154,22 @@ async def test_writes_come_back(tgtd: Tgtd, face: str, digest: str, unasked: str
         await disk.flush()
 
 
+@pytest.mark.logs(logs.FALLBACK)
+@pytest.mark.parametrize("face", FACES)
+async def test_a_target_without_iser(tgtd: Tgtd, face: str) -> None:
+    """It knows nothing of iSER on that port: an iser:// URL works all the same, as Traditional
+    iSCSI, with fallback=iscsi. proves: ISER-2.2-1, ISER-GEN-3.4-1"""
+    tgtd.set(HeaderDigest="None", DataDigest="None")
+    url = tgtd.url.replace("iscsi://", "iser://")
+    async with one_disk(face, url, {"fallback": "iscsi"}) as disk:
+        about = disk.info.connection
+        assert (about["datamover"], about["provider"]) == ("tcp", "tcp")
+        data = random.Random(22).randbytes(MIB)
+        await write(disk, data, 4096)
+        assert await read(disk, 4096, MIB) == data
+        await disk.flush()
+
+
 async def test_a_digest_that_it_does_not_have(tgtd: Tgtd) -> None:
     tgtd.set(HeaderDigest="None", DataDigest="None")
     with pytest.raises(LoginError, match="header-digest=crc32c,none"):
@@ -231,7 +247,7 @@ def as_user(url: str, query: str = "") -> str:
 async def test_all_block_operations(
     tgtd: Tgtd, tmp_path: Path, record: Record, asks: str, unasked: str
 ) -> None:
-    """With digests, and unsolicited data on and off."""
+    """With digests, and unsolicited data on and off. proves: ISER-11-2"""
     tgtd.set(
         HeaderDigest="CRC32C",
         DataDigest="CRC32C",

@@ -37,7 +37,8 @@ def iscsi(target: TargetProcess) -> str:
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("options", OPTIONS)
 async def test_digests_and_immediate_data(target: TargetProcess, face: str, options: str) -> None:
-    """512 bytes to 4 MiB, read back over the same connection and over iSER."""
+    """512 bytes to 4 MiB, read back over the same connection and over iSER: the target serves an
+    initiator without iSER as well. proves: ISER-2.2-1"""
     async with one_disk(face, f"{iscsi(target)}/0{options}") as disk:
         about = disk.info.connection
         assert (about["datamover"], about["provider"]) == ("tcp", "tcp")

@@ -593,3 +593,25 @@ async def test_a_session_has_one_mode(first: str) -> None:
             await stream.aclose()
         second.close()
         await third.aclose()
+
+
+async def test_a_login_that_does_not_agree_to_iser_goes_on() -> None:
+    """RDMAExtensions=No, on a byte stream: the connection goes on as Traditional iSCSI, with data.
+
+    proves: ISER-5.1-4, ISER-2.2-1
+    """
+    store = FakeStore(1 << 20)
+    async with serving(store) as text:
+        message = logins.request([*WHO, ("RDMAExtensions", "No")])
+        stream, head = await over_tcp(parse_url(text), message)
+        response = pdu.LoginResponse.unpack_from(head)
+        assert response.status == 0 and head[1] == 0x87  # T, operational stage, full feature phase
+        cmd_sn = response.exp_cmd_sn
+        statuses = []
+        for turn in range(2):  # the first has the unit attention of every session
+            await stream.send_all(block_write(cmd_sn + turn, b"x" * 512, durable=False))
+            (head,) = await pdus(stream, 1)
+            assert head[0] == bhs.SCSI_RESPONSE
+            statuses.append(head[3])
+        assert statuses == [2, 0] and store.content[:513] == b"x" * 512 + b"\0"
+        await stream.aclose()
