@@ -13,6 +13,7 @@ from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import READ, WRITE, PduSlot, TargetSlot
 from iserblk.errors import Busy
+from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.verbs import api
 from tests.rcap.verbs.fake import fake_pair, link_of
 
@@ -33,7 +34,8 @@ class Ends:
         self.slots = [PduSlot(index) for index in range(16)]
         self.initiator.allocate_connection_resources(self.slots, 4)
         self.target = IserTarget(self.pairs[1], invalidate)
-        self.target.user = _TargetSide(self)
+        self.side = _TargetSide(self)
+        self.target.user = self.side
         self.answers = [TargetSlot(index) for index in range(16)]
         self.target.allocate_connection_resources(self.answers, 256, 32)
 
@@ -97,6 +99,39 @@ def ends() -> object:
     yield make
     for one in made:
         one.close()  # which checks that no memory and no window is left
+
+
+@MODES
+def test_a_hello_settles_the_reads_of_a_device(ends: Callable[..., Ends], windows: bool) -> None:
+    """The device has agreed on more; the target has one RDMA Read at a time under way.
+
+    proves: ISER-5.1.3-4, ISER-8.2-1, ISER-GEN-2.1.7-1
+    """
+    both = ends(windows, ird=4, ord=4)
+    both.pairs[0].limit_reads(1, 4)
+    agreed = SessionParameters(rdma_extensions=True, iser_hello_required=True)
+    for end in (both.initiator, both.target):
+        end.notice_key_values(agreed)
+        end.enable_datamover()
+    assert not both.initiator.greeted and not both.target.greeted
+    both.turn()
+    assert both.initiator.greeted and both.target.greeted
+    assert (both.pairs[0].ird, both.pairs[1].ord) == (1, 1)
+    sources = [bytes((index,)) * 100 for index in range(3)]
+    sinks = [bytearray(100) for _ in sources]
+    for index, source in enumerate(sources):
+        both.command(index, WRITE, source)
+    both.turn()
+    for index, sink in enumerate(sinks):
+        both.target.get_data(both.answers[index], memoryview(sink), 0)
+    side = both.side
+    seen = []
+    while len(side.filled) < 3:
+        before = len(side.filled)
+        both.target.flush()
+        both.target.progress(0.0)
+        seen.append(len(side.filled) - before)
+    assert max(seen) == 1 and [bytes(sink) for sink in sinks] == sources
 
 
 @MODES
