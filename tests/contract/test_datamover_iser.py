@@ -12,6 +12,7 @@ from iserblk.datamover.seam import (
     INLINE,
     NO_DATA,
     READ,
+    UNSOLICITED,
     WRITE,
     InitiatorDatamover,
     TargetDatamover,
@@ -21,6 +22,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.rcap.inprocess import Message, memory_pair
 from iserblk.rcap.seam import SEND, SEND_INVALIDATE, SEND_SE, SEND_SE_INVALIDATE
 from tests.contract.datamovers import (
+    INLINE_SIZE,
     ISER,
     ISER_WAYS,
     RECEIVE_SIZE,
@@ -162,6 +164,34 @@ def test_each_unsolicited_data_out_is_notified(ends: Ends) -> None:
     ends.target.get_data(answer, memoryview(sink)[4096:], 4096)
     ends.until(lambda: bool(ends.down.filled))
     assert sink[4096:] == source[4096:] and len(ends.down.pdus) == 5
+
+
+def test_an_unsolicited_pdu_tells_when_it_has_left(ends: Ends) -> None:
+    """sent_notify comes once for each PDU of ``allocate_data_outs``, in order, and for no other;
+    then its memory may be filled anew, and what had left is not changed."""
+    outs = ends.initiator.allocate_data_outs(2, INLINE_SIZE)
+    for turn in range(3):
+        for number, slot in enumerate(outs):
+            data = bytes((turn * 2 + number + 1,)) * len(slot.inline)
+            slot.direction, slot.inline_length = UNSOLICITED, len(data)
+            slot.inline[:] = data
+            slot.bhs[:] = pdu.DataOut(
+                flags=bhs.FLAG_FINAL * number,
+                data_length=len(data),
+                lun=bytes(8),
+                itt=9,
+                exp_stat_sn=1,
+                data_sn=number,
+                buffer_offset=number * len(data),
+            ).pack()
+            ends.initiator.send_control(slot)
+        assert len(ends.up.sent) == 2 * turn
+        ends.until(lambda: len(ends.up.sent) == 2 * (turn + 1))  # noqa: B023
+        assert ends.up.sent[-2:] == outs
+    ends.command(0, WRITE, memoryview(b"x"))
+    ends.until(lambda: len(ends.down.pdus) == 7)
+    assert [data[:1] for _, data, _ in ends.down.pdus[:6]] == [bytes((n,)) for n in range(1, 7)]
+    assert len(ends.up.sent) == 6
 
 
 def test_read_without_a_read_stag_is_refused(ends: Ends) -> None:

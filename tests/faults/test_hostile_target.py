@@ -57,7 +57,7 @@ async def suffer(face: str, target: TargetProcess, transport: str, plan: Plan, s
                 try:
                     async with one_disk(face, url, seed=seed) as disk:
                         for _ in range(12):
-                            size = chance.choice((512, 8192, 66048, 300 * 512))
+                            size = chance.choice((512, 8192, 49152, 66048, 300 * 512))
                             at = chance.randrange(8 * MIB) // 512 * 512
                             data = chance.randbytes(size)
                             mine = bytearray(data)

@@ -151,6 +151,16 @@ def test_disasters_with_digests(recovers: None, cached: bool) -> None:
         replayable(seed, steps, "async", "iscsi", f"?{DIGESTS}", cached=cached)
 
 
+@pytest.mark.parametrize("cached", CACHED)
+def test_disasters_with_unsolicited_data(recovers: None, cached: bool) -> None:
+    """Data-Outs follow each write of up to 64 KiB, whatever else is in flight."""
+    for seed in seeds(1):
+        steps = random_script(seed, 200, 0.2)
+        options = "?unsolicited-data=yes&immediate-data=" + ("yes" if cached else "no")
+        tally = replayable(seed, steps, "async", "iser", options, cached=cached)
+        assert not tally.errors
+
+
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_target_with_troubles(recovers: None, transport: str, turns: bool) -> None:
