@@ -26,6 +26,8 @@ UNMAP: Final = 0x08  # WRITE SAME: may deallocate
 NDOB: Final = 0x01  # WRITE SAME(16): no Data-Out buffer, zeroes
 SYNC_IMMED: Final = 0x02  # SYNCHRONIZE CACHE, PRE-FETCH: answer before it is done
 EVPD: Final = 0x01  # INQUIRY
+PF: Final = 0x10  # MODE SELECT: pages as SPC-4 has them
+SP: Final = 0x01  # MODE SELECT: save the pages
 DBD: Final = 0x08  # MODE SENSE: no block descriptors
 DESC: Final = 0x01  # REQUEST SENSE: descriptor format
 
@@ -98,6 +100,18 @@ def mode_sense6(page: int, allocation: int, block_descriptors: bool = False) -> 
 def mode_sense10(page: int, allocation: int, block_descriptors: bool = False) -> bytes:
     flags = 0 if block_descriptors else DBD
     return struct.pack(">BBB4xHx", opcodes.MODE_SENSE_10, flags, page, allocation)
+
+
+def mode_select6(length: int) -> bytes:
+    """MODE SELECT(6) of standard pages (PF). ``length``: bytes of the parameter list, which is the
+    Data-Out."""
+    return struct.pack(">BB2xBx", opcodes.MODE_SELECT_6, PF, length)
+
+
+def mode_select10(length: int) -> bytes:
+    """MODE SELECT(10) of standard pages (PF). ``length``: bytes of the parameter list, which is the
+    Data-Out."""
+    return struct.pack(">BB5xHx", opcodes.MODE_SELECT_10, PF, length)
 
 
 def synchronize_cache10(lba: int, blocks: int, immed: bool = False) -> bytes:

@@ -33,6 +33,8 @@ NO_DEVICE = 0x7F  # qualifier 3, type 1Fh: there is no LUN, and there cannot be
 SUPPORTED_PAGES = 0x00
 UNIT_SERIAL_NUMBER = 0x80
 DEVICE_IDENTIFICATION = 0x83
+EXTENDED_INQUIRY_DATA = 0x86
+MODE_PAGE_POLICY = 0x87
 BLOCK_LIMITS = 0xB0
 BLOCK_DEVICE_CHARACTERISTICS = 0xB1
 LOGICAL_BLOCK_PROVISIONING = 0xB2
@@ -245,6 +247,32 @@ def decode_identifiers(data: Data | None) -> tuple[str, ...]:
         elif kind == TYPE_NAME:
             names.append(f"name.{_text(raw)}")
     return tuple(names)
+
+
+# Extended INQUIRY data (SPC-4): 5 HEADSUP, ORDSUP, SIMPSUP (bits 2 to 0); 6 bit 0 V_SUP;
+# 13 MAXIMUM SUPPORTED SENSE DATA LENGTH; 64 bytes in all.
+_EXTENDED = struct.Struct(">BBB6xB50x")
+_TASK_ATTRIBUTES = 0x07
+_V_SUP = 0x01
+
+
+def encode_extended(volatile: bool, sense_length: int) -> bytes:
+    """The page of a LUN that obeys the task attributes SIMPLE, ORDERED and HEAD OF QUEUE.
+    ``volatile``: it may have a volatile cache. ``sense_length``: bytes of its longest sense
+    data."""
+    body = _EXTENDED.pack(0, _TASK_ATTRIBUTES, _V_SUP if volatile else 0, sense_length)
+    return encode_page(EXTENDED_INQUIRY_DATA, body)
+
+
+# Mode page policy (SPC-4): descriptors of page code, subpage code, bit 7 MLUS and the policy.
+_ALL_PAGES = 0x3F
+_ALL_SUBPAGES = 0xFF
+_SHARED = 0
+
+
+def encode_mode_page_policy() -> bytes:
+    """The page of a LUN that has one copy of each mode page, for all I_T nexuses."""
+    return encode_page(MODE_PAGE_POLICY, bytes((_ALL_PAGES, _ALL_SUBPAGES, _SHARED, 0)))
 
 
 # Block limits, from byte 4: WSNZ, compare and write, granularity, maximum and optimal transfer,

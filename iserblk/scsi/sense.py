@@ -72,6 +72,7 @@ LUN_RESET = 0x2903
 # Unit attentions after which cached data is lost: power on, reset, or bus reset occurred; power on
 # occurred; SCSI bus reset occurred; device internal reset.
 POWER_LOST = (POWER_ON_OR_RESET, 0x2901, 0x2902, 0x2904)
+MODE_PARAMETERS_CHANGED = 0x2A01
 RESERVATIONS_PREEMPTED = 0x2A03
 RESERVATIONS_RELEASED = 0x2A04
 REGISTRATIONS_PREEMPTED = 0x2A05

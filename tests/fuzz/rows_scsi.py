@@ -23,6 +23,8 @@ _PROVISIONING = inquiry.encode_provisioning(
     inquiry.Provisioning(*[True] * len(inquiry.Provisioning._fields))
 )
 _STATUS = lba.encode_lba_status([(0, 8, 0), (8, 8, 1), (16, 1 << 20, 2)])
+_SELECT6 = mode.encode_sense6(0, mode.short_descriptor(2048, 512), mode.caching_page(False))
+_SELECT10 = mode.encode_sense10(0, mode.long_descriptor(2048, 512), mode.provisioning_page(0))
 _PAGES = mode.caching_page(True) + mode.control_page()
 _CAPACITY = capacity.Capacity(1 << 20, 512, 4096)
 _GEOMETRY = Geometry(block=512, long_cdbs=True)
@@ -116,6 +118,8 @@ ROWS = (
     decoder("lba status", lambda data: list(lba.decode_lba_status(data)), _STATUS),
     decoder("unmap list", lba.decode_unmap_parameters, _UNMAP),
     decoder("mode 6", mode.decode_sense6, mode.encode_sense6(0x90, bytes(8), _PAGES)),
+    decoder("mode select 6", lambda data: mode.decode_select(data, False), _SELECT6),
+    decoder("mode select 10", lambda data: mode.decode_select(data, True), _SELECT10),
     decoder(
         "sense",
         _sense,

@@ -48,8 +48,31 @@ def test_what_lies_behind_the_data_length_does_not_count() -> None:
     assert mode.decode_sense6(raw).write_cache
 
 
-def test_nothing_is_changeable() -> None:
-    assert mode.changeable(mode.caching_page(True)) == b"\x08\x12" + bytes(18)
+def test_only_wce_is_changeable() -> None:
+    assert mode.changeable(mode.caching_page(True)) == b"\x08\x12\x04" + bytes(17)
+    for page in (mode.control_page(), mode.error_recovery_page(True), mode.exceptions_page()):
+        assert mode.changeable(page) == page[:2] + bytes(10)
+    assert mode.changeable(mode.provisioning_page(5)) == b"\x5c\x02\0\x14" + bytes(20)
+
+
+def test_select_in_both_forms() -> None:
+    page = mode.caching_page(False)
+    short = bytes((0, 0, 0, 8)) + mode.short_descriptor(100, 512) + b"\x88" + page[1:]
+    assert mode.decode_select(short, False) == (100, 512, [(12, page)]), "without PS"
+    long = bytes((0, 0, 0, 0, 1, 0, 0, 16)) + mode.long_descriptor(1 << 33, 4096)
+    sub = mode.provisioning_page(0)
+    assert mode.decode_select(long + page + sub, True) == (
+        1 << 33, 4096, [(24, page), (24 + len(page), sub)],
+    )  # fmt: skip
+    assert mode.decode_select(bytes(4), False) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    "raw", ["000000", "0000000800", "0000000100", "0000000008", "000000000801"]
+)
+def test_select_lists_that_contradict_themselves(raw: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        mode.decode_select(bytes.fromhex(raw), False)
 
 
 @given(st.binary(max_size=300))

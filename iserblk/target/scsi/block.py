@@ -96,7 +96,7 @@ def _begin_write(task: DeviceTask, unit: LogicalUnit, flags: int, lba: int, bloc
     task.direction = DATA_OUT
     task.length = blocks * unit.block
     task.offset = lba * unit.block
-    task.durable = task.may_block = bool(flags & FUA) or not unit.write_cache
+    task.durable = task.may_block = bool(flags & FUA) or unit.write_through
     task.execute = _write
 
 
@@ -104,6 +104,10 @@ def _write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     unit = task.unit
     offset = task.offset
     span = (offset, offset + task.length)
+    if nowait and unit.write_through and not task.durable:
+        # The cache was turned off since the command began.
+        task.durable = task.may_block = True
+        return False
     if not unit.guard.enter(span, nowait):
         return False
     try:
@@ -111,6 +115,9 @@ def _write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
             return _write_durably(task, buffer, nowait)
         done = unit.store.write(buffer, offset, False, nowait)
         unit.unflushed.wrote(task.nexus)
+        if unit.write_through:
+            # The same, but only now: the flush that goes with it may have come before this write.
+            unit.flush(task.nexus)
         return done
     finally:
         unit.guard.leave(span)
@@ -124,6 +131,18 @@ def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
         if error.errno == errno.EIO:  # as for a flush, other sessions' data may be lost
             unit.unflushed.failed(task.nexus, error)
         raise
+
+
+def _write_alone(task: DeviceTask, data: memoryview) -> None:
+    """Write for a task in a thread that has the range for itself."""
+    unit = task.unit
+    if task.durable:
+        _write_durably(task, data, False)
+        return
+    unit.store.write(data, task.offset, False, False)
+    unit.unflushed.wrote(task.nexus)
+    if unit.write_through:  # as in ``_write``
+        unit.flush(task.nexus)
 
 
 # For these the length of Data-Out must be that of the CDB: a part of it would mean something else.
@@ -324,7 +343,7 @@ def begin_compare_and_write(task: DeviceTask, unit: LogicalUnit) -> None:
     task.extent = blocks * unit.block
     task.length = 2 * task.extent
     task.may_block = True
-    task.durable = bool(flags & FUA) or not unit.write_cache
+    task.durable = bool(flags & FUA) or unit.write_through
     task.execute = _compare_and_write
 
 
@@ -336,12 +355,7 @@ def _compare_and_write(task: DeviceTask, buffer: memoryview, nowait: bool) -> bo
         at = _first_difference(stored, buffer[: task.extent])
         if at >= 0:
             raise _miscompare(at)
-        new = buffer[task.extent :]
-        if task.durable:
-            _write_durably(task, new, False)
-        else:
-            unit.store.write(new, task.offset, False, False)
-            unit.unflushed.wrote(task.nexus)
+        _write_alone(task, buffer[task.extent :])
     return True
 
 
@@ -362,7 +376,7 @@ def begin_xdwriteread10(task: DeviceTask, unit: LogicalUnit) -> None:
     task.length = blocks * unit.block
     task.offset = lba * unit.block
     task.may_block = True
-    task.durable = bool(flags & FUA) or not unit.write_cache
+    task.durable = bool(flags & FUA) or unit.write_through
     task.execute = _xdwriteread
 
 
@@ -377,11 +391,7 @@ def _xdwriteread(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     else:
         with unit.guard.exclusive((task.offset, task.offset + task.length)):
             _read_stored(task, stored, task.offset)
-            if task.durable:
-                _write_durably(task, buffer, False)
-            else:
-                unit.store.write(buffer, task.offset, False, False)
-                unit.unflushed.wrote(task.nexus)
+            _write_alone(task, buffer)
     _xor_into(buffer, stored)
     task.transferred = task.length
     return True

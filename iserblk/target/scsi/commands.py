@@ -74,6 +74,7 @@ _LIST: Final = (
     _command("08 1f ff ff ff 00", block.begin_read6, READS),
     _command("0a 1f ff ff ff 00", block.begin_write6, CHANGES),
     _command("12 01 ff ff ff 00", None, FREE),
+    _command("15 11 00 00 ff 00", primary.begin_mode_select6, CHANGES),
     _command("1a 08 ff ff ff 00", primary.begin_mode_sense6, READS),
     _command("1b 01 00 00 05 00", primary.begin_start_stop, STARTS),
     _command("1e 00 00 00 03 00", primary.begin_nothing, PREVENTS),
@@ -87,6 +88,7 @@ _LIST: Final = (
     _command("41 08 ff ff ff ff 3f ff ff 00", provisioning.begin_write_same10, CHANGES),
     _command("42 00 00 00 00 00 3f ff ff 00", provisioning.begin_unmap, CHANGES),
     _command("53 1c ff ff ff ff 1f ff ff 00", block.begin_xdwriteread10, CHANGES),
+    _command("55 11 00 00 00 00 00 ff ff 00", primary.begin_mode_select10, CHANGES),
     _command("5a 18 ff ff 00 00 00 ff ff 00", primary.begin_mode_sense10, READS),
     *(
         _command(f"5e {action:02x} 00 00 00 00 00 ff ff 00", primary.begin_reserve_in, FREE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import Lock
 from time import monotonic
 from typing import Final
 
@@ -51,6 +52,8 @@ _IN_ANY_STATE: Final = frozenset(
     (
         opcodes.MODE_SENSE_6,
         opcodes.MODE_SENSE_10,
+        opcodes.MODE_SELECT_6,
+        opcodes.MODE_SELECT_10,
         opcodes.MAINTENANCE_IN,
         opcodes.PERSISTENT_RESERVE_IN,
         opcodes.PERSISTENT_RESERVE_OUT,
@@ -81,9 +84,11 @@ class DeviceServer:
         # (nexus, LUN) → ASC << 8 | ASCQ of each pending unit attention, oldest first. No code is
         # there twice, so the lists are short.
         self._attentions: dict[tuple[Nexus, int], list[int]] = {}
+        self._attending = Lock()
         for lun, unit in self._units.items():
             unit.reservations.tell = partial(self._tell, lun)
             unit.end_tasks = partial(self._end_tasks, lun)
+            unit.tell_others = partial(self._tell_others, lun)
 
     def attach(self, nexus: Nexus) -> None:
         self._nexuses.add(nexus)
@@ -91,9 +96,10 @@ class DeviceServer:
             self._attentions[nexus, lun] = [sense.POWER_ON_OR_RESET]
 
     def detach(self, nexus: Nexus) -> None:
-        self._nexuses.discard(nexus)
-        for lun in self._units:
-            self._attentions.pop((nexus, lun), None)
+        with self._attending:
+            self._nexuses.discard(nexus)
+            for lun in self._units:
+                self._attentions.pop((nexus, lun), None)
 
     def _present(self, lun: int) -> list[object]:
         return [task for nexus in self._nexuses for task in nexus.tasks_of(lun)]
@@ -133,22 +139,32 @@ class DeviceServer:
                         self._attend(nexus, lun, sense.CAPACITY_CHANGED)
 
     def _attend(self, nexus: Nexus, lun: int, code: int) -> None:
-        pending = self._attentions.setdefault((nexus, lun), [])
-        if code not in pending:
-            pending.append(code)
+        """Set a unit attention. Any thread may call it."""
+        with self._attending:
+            if nexus in self._nexuses:
+                pending = self._attentions.setdefault((nexus, lun), [])
+                if code not in pending:
+                    pending.append(code)
+
+    def _tell_others(self, lun: int, by: Nexus, code: int) -> None:
+        """Set a unit attention for every nexus but ``by``. Any thread may call it."""
+        for nexus in list(self._nexuses):
+            if nexus is not by:
+                self._attend(nexus, lun, code)
 
     def _next_attention(self, nexus: Nexus, lun: int, told: bool = True) -> int:
         """The oldest pending unit attention, ASC << 8 | ASCQ; 0: there is none. With ``told`` it is
         no longer pending."""
-        pending = self._attentions.get((nexus, lun))
-        if not pending:
-            return 0
-        if not told:
-            return pending[0]
-        code = pending.pop(0)
-        if not pending:
-            del self._attentions[nexus, lun]
-        return code
+        with self._attending:
+            pending = self._attentions.get((nexus, lun))
+            if not pending:
+                return 0
+            if not told:
+                return pending[0]
+            code = pending.pop(0)
+            if not pending:
+                del self._attentions[nexus, lun]
+            return code
 
     def _named(self, name: NexusName) -> list[Nexus]:
         return [

@@ -44,6 +44,17 @@ class CheckCondition(Ended):
         )
 
 
+def wrong_parameter(field: int, bit: int | None = None) -> CheckCondition:
+    """The error for a parameter list whose byte ``field`` cannot be as it is."""
+    return CheckCondition(
+        sense.ILLEGAL_REQUEST,
+        sense.INVALID_FIELD_IN_PARAMETER_LIST,
+        field=field,
+        bit=bit,
+        field_in_cdb=False,
+    )
+
+
 def invalid_field(field: int, bit: int | None = None) -> CheckCondition:
     """The error for a CDB whose byte ``field`` asks for something that is not supported."""
     return CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_CDB, field=field, bit=bit)

@@ -1,5 +1,5 @@
-"""SPC commands: MODE SENSE, PERSISTENT RESERVE IN and OUT, target port groups, START STOP UNIT, and
-commands that do nothing on a file.
+"""SPC commands: MODE SENSE and MODE SELECT, PERSISTENT RESERVE IN and OUT, target port groups,
+START STOP UNIT, and commands that do nothing on a file.
 """
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ from __future__ import annotations
 import logging
 import threading
 
+from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import mode, opcodes, sense
 from iserblk.scsi import reservations as pr
-from iserblk.scsi.cdb import DBD
+from iserblk.scsi.cdb import DBD, PF, SP
 from iserblk.target.scsi.block import begin_flush
-from iserblk.target.scsi.ended import CheckCondition, invalid_field
+from iserblk.target.scsi.ended import CheckCondition, invalid_field, wrong_parameter
 from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.seam import DATA_OUT
@@ -48,10 +49,8 @@ def _pages(unit: LogicalUnit, cdb: bytes) -> bytes:
         raise CheckCondition(sense.ILLEGAL_REQUEST, sense.SAVING_NOT_SUPPORTED)
     if subpage not in (0, _ALL_SUBPAGES if page == mode.ALL else 0):
         raise invalid_field(3)
-    pages = {
-        mode.CACHING: mode.caching_page(unit.write_cache),
-        mode.CONTROL: mode.control_page(),
-    }
+    cached = unit.default_write_cache if control == mode.PC_DEFAULT else unit.write_cache
+    pages = _all_pages(cached)
     if page != mode.ALL:
         if page not in pages:
             raise invalid_field(2, 5)
@@ -59,6 +58,16 @@ def _pages(unit: LogicalUnit, cdb: bytes) -> bytes:
     if control == mode.PC_CHANGEABLE:
         return b"".join(map(mode.changeable, pages.values()))
     return b"".join(pages.values())
+
+
+def _all_pages(write_cache: bool) -> dict[int, bytes]:
+    """The mode pages by page code, in the order of MODE SENSE."""
+    return {
+        mode.READ_WRITE_ERROR_RECOVERY: mode.error_recovery_page(False),
+        mode.CACHING: mode.caching_page(write_cache),
+        mode.CONTROL: mode.control_page(),
+        mode.INFORMATIONAL_EXCEPTIONS: mode.exceptions_page(),
+    }
 
 
 def _specific(unit: LogicalUnit) -> int:
@@ -83,6 +92,77 @@ def begin_mode_sense10(task: DeviceTask, unit: LogicalUnit) -> None:
         descriptor = mode.short_descriptor(unit.blocks, unit.block)
     answer = mode.encode_sense10(_specific(unit), descriptor, pages)
     task.respond(answer, int.from_bytes(cdb[7:9], "big"))
+
+
+def begin_mode_select6(task: DeviceTask, unit: LogicalUnit) -> None:
+    _begin_mode_select(task, unit, task.cdb[4])
+
+
+def begin_mode_select10(task: DeviceTask, unit: LogicalUnit) -> None:
+    _begin_mode_select(task, unit, int.from_bytes(task.cdb[7:9], "big"))
+
+
+def _begin_mode_select(task: DeviceTask, unit: LogicalUnit, length: int) -> None:
+    if task.cdb[1] & SP:
+        raise invalid_field(1, 0)  # nothing is saved
+    if not length:
+        return
+    if not task.cdb[1] & PF:
+        raise invalid_field(1, 4)
+    task.unit = unit
+    task.direction = DATA_OUT
+    task.length = length
+    task.execute = _mode_select
+
+
+def _mode_select(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """Execute MODE SELECT: check all of the list, then change WCE, which is all that can be
+    changed. Only the thread that begins commands gets here, so a command begins either before or
+    after the change. To turn the cache off goes on in a thread, as it needs a flush."""
+    unit = task.unit
+    long_header = task.cdb[0] == opcodes.MODE_SELECT_10
+    try:
+        selected = mode.decode_select(buffer, long_header)
+    except RemoteProtocolError:
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR) from None
+    # A block descriptor may repeat the block size and the capacity, or leave the capacity as it is.
+    if selected.block_size not in (None, unit.block):
+        raise wrong_parameter(8 if long_header else 4)
+    if selected.blocks not in (None, 0, unit.blocks, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF):
+        raise wrong_parameter(8 if long_header else 4)
+    present = not unit.write_through  # also while the cache is being turned off
+    write_cache = present
+    for at, page in selected.pages:
+        current = _all_pages(unit.write_cache).get(page[0])
+        if current is None:
+            raise wrong_parameter(at)
+        if len(page) != len(current):
+            raise wrong_parameter(at + 1)
+        free = mode.changeable(current)
+        for index in range(2, len(page)):
+            if (page[index] ^ current[index]) & ~free[index]:
+                raise wrong_parameter(at + index)
+        if page[0] == mode.CACHING:
+            write_cache = mode.has_write_cache(page)
+    if write_cache == present:
+        return True
+    log.info("%s: write cache %s", task.nexus.name.initiator.name, "on" if write_cache else "off")
+    if write_cache:
+        told = unit.write_cache
+        unit.write_cache = True
+        if not told:
+            unit.tell_others(task.nexus, sense.MODE_PARAMETERS_CHANGED)
+        return True
+    unit.write_through = True
+
+    def drain(_task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
+        if nowait:
+            return False
+        unit.drain_cache(task.nexus)
+        return True
+
+    task.execute = drain
+    return drain(task, buffer, nowait)
 
 
 # -- persistent reservations -----------------------------------------------------------------------

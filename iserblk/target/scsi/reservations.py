@@ -14,7 +14,7 @@ from typing import NamedTuple
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
 from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation
-from iserblk.target.scsi.ended import CheckCondition, ReservationConflict
+from iserblk.target.scsi.ended import CheckCondition, ReservationConflict, wrong_parameter
 from iserblk.target.seam import ALL_PORTS, NexusName
 
 # What a command does to a LUN that another initiator has reserved.
@@ -42,16 +42,6 @@ Tell = Callable[[NexusName, int], None]
 
 class _Registration(NamedTuple):
     key: int
-
-
-def _wrong_parameter(field: int, bit: int | None = None) -> CheckCondition:
-    return CheckCondition(
-        sense.ILLEGAL_REQUEST,
-        sense.INVALID_FIELD_IN_PARAMETER_LIST,
-        field=field,
-        bit=bit,
-        field_in_cdb=False,
-    )
 
 
 class Reservations:
@@ -139,9 +129,9 @@ class Reservations:
             if action == pr.REGISTER and parameters.key != (mine.key if mine else 0):
                 raise ReservationConflict
             if parameters.flags & pr.SPEC_I_PT:
-                raise _wrong_parameter(20, 3)
+                raise wrong_parameter(20, 3)
             if parameters.flags & pr.APTPL:
-                raise _wrong_parameter(20, 0)
+                raise wrong_parameter(20, 0)
             self._register(nexus, parameters)
             return []
         if mine is None or mine.key != parameters.key:
@@ -224,7 +214,7 @@ class Reservations:
         nexuses, without the sender."""
         everybody = self.type in _ALL_REGISTRANTS and not key
         if not key and not everybody:
-            raise _wrong_parameter(8)
+            raise wrong_parameter(8)
         holder = self._registered[self._holder] if self._holder is not None else None
         takes_over = everybody or (holder is not None and holder.key == key)
         victims = [each for each, at in self._registered.items() if everybody or at.key == key]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from iserblk.errors import BadArgument
-from iserblk.scsi import alua, inquiry
+from iserblk.scsi import alua, inquiry, sense
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
 from iserblk.target.ports import ONLY_PORT, TargetPort
@@ -29,6 +30,9 @@ MAX_PREFETCH = 64 << 20
 MAX_UNMAP_DESCRIPTORS = 256
 MAX_COMPARE_AND_WRITE_BLOCKS = 255
 
+SENSE_LENGTH = 18  # bytes: fixed format
+
+TellOthers = Callable[[Nexus, int], None]
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
 _PAGE = 4096  # bytes; files are allocated and cached in pages
@@ -37,10 +41,12 @@ _PAGE = 4096  # bytes; files are allocated and cached in pages
 class LogicalUnit:
     """One disk. The unit owns ``store``, and closes it.
 
-    ``block``: bytes of a logical block. ``write_cache`` False: every write is durable before its
-    GOOD. ``serial``: 1 to 64 characters of printable ASCII. All identifiers are made from it, so it
-    must be the same after a restart, and different for every LUN that an initiator may see. Raises
-    BadArgument for a bad ``serial``; ``store`` stays open then.
+    ``block``: bytes of a logical block. ``write_cache`` (WCE) False: every write is durable before
+    its GOOD; MODE SELECT may change it. ``write_through``: write durably, also where
+    ``write_cache`` does not say so yet. ``serial``: 1 to 64 characters of printable ASCII. All
+    identifiers are made from it, so it must be the same after a restart, and different for every
+    LUN that an initiator may see. Raises BadArgument for a bad ``serial``; ``store`` stays open
+    then.
     """
 
     def __init__(
@@ -65,12 +71,18 @@ class LogicalUnit:
         self.block = block
         self.blocks = store.size // block
         self.read_only = read_only
-        self.write_cache = write_cache
+        self.default_write_cache = write_cache
+        self._mode_lock = threading.Lock()
+        self._write_cache = write_cache
+        self.write_through = not write_cache
+        self._cached = write_cache  # since the start there have been writes into a cache
         self.guard = RangeGuard()
         self.unflushed = Unflushed()
         self.reservations = Reservations()
         # Ends tasks of I_T nexuses, as Nexus.end_tasks does. The device server sets it.
         self.end_tasks: EndTasksOf = lambda _names, _ended: 0
+        # Sets a unit attention for every I_T nexus but one. The device server sets it.
+        self.tell_others: TellOthers = lambda _nexus, _code: None
         self.max_transfer_blocks = MAX_TRANSFER // block
         self.capacity = self._capacity()
         self.limits = BlockLimits(
@@ -100,8 +112,37 @@ class LogicalUnit:
 
     @property
     def must_sync(self) -> bool:
-        """Whether there may be bytes that only a flush makes durable."""
-        return self.write_cache and not self.read_only
+        """Whether there may be bytes that only a flush makes durable, or a failed flush of them to
+        report."""
+        return self._cached and not self.read_only
+
+    @property
+    def write_cache(self) -> bool:
+        return self._write_cache
+
+    @write_cache.setter
+    def write_cache(self, on: bool) -> None:
+        with self._mode_lock:
+            self._write_cache = on
+            self.write_through = not on
+            self._cached = self._cached or on
+
+    def drain_cache(self, nexus: Nexus) -> None:
+        """Turn the write cache off for ``nexus``: flush, then say that it is off. Before,
+        ``write_through`` has been set, so a write that is under way flushes by itself when it finds
+        that it was too late. If the cache is turned on meanwhile, it stays on. Raises OSError if
+        the flush fails: the cache is on then, so that no host relies on what it has lost."""
+        try:
+            if self.must_sync:
+                self.flush(nexus)
+        except OSError:
+            self.write_cache = True
+            raise
+        with self._mode_lock:
+            if not self.write_through or not self._write_cache:
+                return
+            self._write_cache = False
+        self.tell_others(nexus, sense.MODE_PARAMETERS_CHANGED)
 
     def flush(self, nexus: Nexus) -> None:
         """Flush for ``nexus``. Raises OSError if anything that it wrote may be lost."""
@@ -109,8 +150,10 @@ class LogicalUnit:
 
     def settle(self, nexus: Nexus) -> None:
         """Finish a change other than a write: without a write cache, make it durable now."""
-        if self.write_cache:
+        if self._cached:
             self.unflushed.wrote(nexus)
+            if self.write_through:
+                self.flush(nexus)
         else:
             self.store.flush()
 
@@ -140,6 +183,10 @@ class LogicalUnit:
         pages = {
             inquiry.UNIT_SERIAL_NUMBER: inquiry.encode_serial(self.serial),
             inquiry.DEVICE_IDENTIFICATION: inquiry.encode_identifiers(identifiers),
+            inquiry.EXTENDED_INQUIRY_DATA: inquiry.encode_extended(
+                not self.read_only, SENSE_LENGTH
+            ),
+            inquiry.MODE_PAGE_POLICY: inquiry.encode_mode_page_policy(),
             inquiry.BLOCK_LIMITS: inquiry.encode_block_limits(self.limits),
             inquiry.BLOCK_DEVICE_CHARACTERISTICS: inquiry.encode_characteristics(),
             inquiry.LOGICAL_BLOCK_PROVISIONING: inquiry.encode_provisioning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -11,10 +12,13 @@ from iserblk.scsi import capacity, cdb, inquiry, luns, mode, sense
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.store.store import FileStore
 from tests.scsi.modes import as_sense6
+from tests.target.fake_store import FakeStore
 from tests.target.scsi.units import SIZE, TEST_UNIT_READY
 from tests.target.scsi_client import (
+    GOOD,
     INVALID_FIELD,
     IQN,
+    LUN_RESET,
     Client,
     make_unit,
 )
@@ -40,7 +44,7 @@ def test_standard_inquiry(client: Client) -> None:
 
 def test_vital_product_data(client: Client) -> None:
     pages = inquiry.decode_supported_pages(client.data(cdb.inquiry(255, 0)))
-    assert pages == (0x00, 0x80, 0x83, 0xB0, 0xB1, 0xB2)
+    assert pages == (0x00, 0x80, 0x83, 0x86, 0x87, 0xB0, 0xB1, 0xB2)
     for page in pages:
         answer = client.data(cdb.inquiry(255, page))
         assert answer[1] == page and len(answer) == 4 + int.from_bytes(answer[2:4], "big")
@@ -53,7 +57,7 @@ def test_vital_product_data(client: Client) -> None:
     assert inquiry.name_string(IQN) in [each.data for each in designators]
     assert not inquiry.decode_characteristics(client.data(cdb.inquiry(255, 0xB1))).rotational
     assert all(inquiry.decode_provisioning(client.data(cdb.inquiry(255, 0xB2))))
-    for absent in (0x86, 0xB9, 0xFF):
+    for absent in (0x88, 0xB9, 0xFF):
         assert client.code(cdb.inquiry(255, absent)) == INVALID_FIELD
     assert client.run(b"\x12\x00\x80\x00\xff\x00").sense.field == 2, "a page without EVPD"
 
@@ -121,11 +125,200 @@ def test_mode_pages_and_controls(client: Client) -> None:
     current = client.data(ask(mode.CACHING))
     assert client.data(ask(mode.CACHING, mode.PC_DEFAULT)) == current
     changeable = client.data(ask(mode.CACHING, mode.PC_CHANGEABLE))
-    assert changeable[4:6] == b"\x08\x12" and not any(changeable[6:])
+    assert changeable[4:] == b"\x08\x12\x04" + bytes(17), "WCE, and nothing else"
     saved = client.run(ask(mode.CACHING, mode.PC_SAVED))
     assert saved.code == (sense.ILLEGAL_REQUEST, sense.SAVING_NOT_SUPPORTED)
     assert client.data(ask(mode.ALL, subpage=0xFF)) == client.data(ask(mode.ALL))
     assert len(client.data(ask(mode.CONTROL))) == 4 + 12
-    assert client.code(ask(0x01)) == INVALID_FIELD
+    assert client.code(ask(0x02)) == INVALID_FIELD
     assert client.run(ask(mode.CACHING, subpage=1)).sense.field == 3
     assert client.code(ask(mode.CACHING, subpage=0xFF)) == INVALID_FIELD
+
+
+def test_extended_inquiry_data_and_mode_page_policy(client: Client) -> None:
+    """SPC-4, Extended INQUIRY Data VPD page: SIMPLE, ORDERED and HEAD OF QUEUE (byte 5), a volatile
+    cache (V_SUP, byte 6), 18 bytes of sense data (byte 13). Mode Page Policy: all shared."""
+    assert client.data(cdb.inquiry(255, 0x86)) == (
+        bytes.fromhex("00 86 003c 00 07 01 000000000000 12") + bytes(50)
+    )
+    assert client.data(cdb.inquiry(255, 0x87)) == bytes.fromhex("00 87 0004 3f ff 00 00")
+
+
+def test_pages_of_errors_and_exceptions(client: Client) -> None:
+    """SBC-3, Read-Write Error Recovery (01h); SPC-4, Informational Exceptions Control (1Ch), with
+    DEXCPT."""
+    assert client.data(cdb.mode_sense6(0x01, 255))[4:] == b"\x01\x0a" + bytes(10)
+    assert client.data(cdb.mode_sense6(0x1C, 255))[4:] == b"\x1c\x0a\x08" + bytes(9)
+    pages = client.data(cdb.mode_sense10(0x3F, 255))[8:]
+    assert [pages[at] for at in (0, 12, 32, 44)] == [0x01, 0x08, 0x0A, 0x1C] and len(pages) == 56
+
+
+# -- MODE SELECT -----------------------------------------------------------------------------------
+
+# The parameter list of MODE SELECT(6), as SPC-4 has it: header (mode data length, medium type,
+# device-specific parameter, block descriptor length), then the caching page without WCE.
+WCE_OFF = bytes.fromhex("00 00 00 00  08 12 00") + bytes(17)
+WCE_ON = bytes.fromhex("00 00 00 00  08 12 04") + bytes(17)
+MODES_CHANGED = (sense.UNIT_ATTENTION, sense.MODE_PARAMETERS_CHANGED)
+WRONG_PARAMETER = (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_PARAMETER_LIST)
+
+
+def select6(parameters: bytes) -> bytes:
+    return bytes((0x15, 0x10, 0, 0, len(parameters), 0))
+
+
+def select10(parameters: bytes) -> bytes:
+    return bytes((0x55, 0x10, 0, 0, 0, 0, 0, 0, len(parameters), 0))
+
+
+def caches(client: Client) -> bool:
+    return mode.decode_sense6(client.data(cdb.mode_sense6(mode.CACHING, 255))).write_cache
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore(SIZE)
+
+
+@pytest.fixture
+def pair(store: FakeStore) -> tuple[Client, Client]:
+    server = DeviceServer({0: LogicalUnit(store, serial="S")}, IQN)
+    return Client(server), Client(server, name="iqn.2026-11.example:other")
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_the_write_cache_is_turned_off_and_on(
+    store: FakeStore, pair: tuple[Client, Client], long: bool
+) -> None:
+    one, other = pair
+
+    def select(page: bytes) -> bytes:
+        return bytes(4) + page if long else page
+
+    cdb_of = select10 if long else select6
+    assert caches(one) and one.code(b"\x2a" + bytes(7) + b"\x01\0", bytes(512)) == GOOD
+    assert one.code(cdb_of(select(WCE_OFF)), select(WCE_OFF)) == GOOD
+    assert store.calls == [("write", 0, 512, False), ("flush",)], "what was cached is flushed"
+    assert not caches(one)
+    assert other.code(TEST_UNIT_READY) == MODES_CHANGED
+    assert other.code(TEST_UNIT_READY) == one.code(TEST_UNIT_READY) == GOOD
+    assert other.code(b"\x2a" + bytes(7) + b"\x01\0", bytes(512)) == GOOD
+    assert store.calls[2:] == [("write", 0, 512, True)], "each write is durable"
+    default = bytes((0x1A, 0x08, mode.PC_DEFAULT << 6 | mode.CACHING, 0, 255, 0))
+    assert mode.decode_sense6(one.data(default)).write_cache
+    assert one.code(cdb_of(select(WCE_ON)), select(WCE_ON)) == GOOD
+    assert caches(one) and other.code(TEST_UNIT_READY) == MODES_CHANGED
+    assert one.code(cdb_of(select(WCE_ON)), select(WCE_ON)) == GOOD, "no change"
+    assert other.code(TEST_UNIT_READY) == GOOD
+    assert len(store.calls) == 3
+
+
+@pytest.mark.logs("bad block", "data may be lost")
+def test_a_cache_that_cannot_be_flushed_stays_on(
+    store: FakeStore, pair: tuple[Client, Client]
+) -> None:
+    """Every host that has written into it is told of the loss, by this flush or its next one."""
+    one, other = pair
+    for client in pair:
+        assert client.code(b"\x2a" + bytes(7) + b"\x01\0", bytes(512)) == GOOD
+    store.failure = OSError(errno.EIO, "bad block")
+    assert one.code(select6(WCE_OFF), WCE_OFF) == (sense.MEDIUM_ERROR, sense.WRITE_ERROR)
+    store.failure = None
+    assert caches(one) and caches(other), "and no unit attention"
+    lost = other.code(cdb.synchronize_cache10(0, 0))
+    assert lost == (sense.MEDIUM_ERROR, sense.WRITE_ERROR)
+    assert one.code(cdb.synchronize_cache10(0, 0)) == GOOD
+
+
+def test_a_write_that_began_before_the_cache_was_turned_off_is_durable(
+    store: FakeStore, pair: tuple[Client, Client]
+) -> None:
+    one, other = pair
+    late = one.server.begin(one.nexus, 0, b"\x2a" + bytes(7) + b"\x01\0")
+    assert other.code(select6(WCE_OFF), WCE_OFF) == GOOD
+    data = memoryview(bytes(512))
+    assert not one.server.run(late, data, True), "it has to wait for the disk now"
+    assert one.server.run(late, data) and not late.status
+    assert store.calls[-1] == ("write", 0, 512, True)
+
+
+def test_while_the_cache_is_flushed_it_is_said_to_be_on(pair: tuple[Client, Client]) -> None:
+    """A host that believed it to be off would not flush what may still be lost."""
+    one, other = pair
+    task = one.server.begin(one.nexus, 0, select6(WCE_OFF))
+    assert not one.server.run(task, memoryview(WCE_OFF), True)
+    assert caches(other) and other.code(TEST_UNIT_READY) == GOOD
+    assert one.server.run(task, memoryview(WCE_OFF))
+    assert other.code(TEST_UNIT_READY) == MODES_CHANGED and not caches(other)
+
+
+def test_a_cache_that_is_turned_on_while_it_is_being_turned_off_stays_on(
+    pair: tuple[Client, Client],
+) -> None:
+    one, other = pair
+    task = one.server.begin(one.nexus, 0, select6(WCE_OFF))
+    assert not one.server.run(task, memoryview(WCE_OFF), True)
+    assert other.code(select6(WCE_ON), WCE_ON) == GOOD
+    assert one.server.run(task, memoryview(WCE_OFF)) and not task.status
+    assert caches(one) and caches(other)
+
+
+def test_a_reset_leaves_the_write_cache_as_it_is(pair: tuple[Client, Client]) -> None:
+    """A host that was told that the cache is off learns of a reset only that it was one."""
+    one, _ = pair
+    assert one.code(select6(WCE_OFF), WCE_OFF) == GOOD
+    one.server.reset_lun(0)
+    assert one.code(TEST_UNIT_READY) == LUN_RESET
+    assert not caches(one)
+
+
+@pytest.mark.parametrize(
+    ("list6", "field"),
+    [
+        ("00000000 0812 05" + "00" * 17, 6),  # RCD, which cannot be changed
+        ("00000000 0812 04" + "00" * 16 + "01", 23),
+        ("00000000 0811 04" + "00" * 16, 5),  # one byte less than the page has
+        ("00000000 0a0a 04" + "00" * 9, 6),  # D_SENSE
+        ("00000000 0200", 4),  # no such page
+        ("00000000 4801 0000", 4),  # nor such a subpage
+        ("00000008 00000000 00000400 0812 04" + "00" * 17, 4),  # blocks of 1024 bytes
+        ("00000008 00000005 00000200 0812 04" + "00" * 17, 4),  # five blocks
+    ],
+)
+def test_what_cannot_be_selected(pair: tuple[Client, Client], list6: str, field: int) -> None:
+    parameters = bytes.fromhex(list6)
+    answer = pair[0].run(select6(parameters), parameters)
+    assert answer.code == WRONG_PARAMETER
+    assert (answer.sense.field, answer.sense.field_in_cdb) == (field, False)
+    assert caches(pair[0]) and pair[1].code(TEST_UNIT_READY) == GOOD
+
+
+def test_nothing_is_changed_where_a_later_page_is_wrong(pair: tuple[Client, Client]) -> None:
+    parameters = WCE_OFF + b"\x02\x00"
+    assert pair[0].code(select6(parameters), parameters) == WRONG_PARAMETER
+    assert caches(pair[0])
+
+
+@pytest.mark.parametrize("length", [1, 3, 5, 23])
+def test_lists_that_are_cut_short(pair: tuple[Client, Client], length: int) -> None:
+    parameters = WCE_OFF[:length]
+    assert pair[0].code(select6(parameters), parameters) == (
+        sense.ILLEGAL_REQUEST,
+        sense.PARAMETER_LIST_LENGTH_ERROR,
+    )
+
+
+def test_what_a_host_reads_can_be_selected(pair: tuple[Client, Client]) -> None:
+    """The way of sdparm and of Linux: read pages, change a bit, write them back."""
+    for descriptors in (False, True):
+        pages = bytearray(pair[0].data(cdb.mode_sense10(mode.ALL, 255, descriptors)))
+        pages[0:2] = b"\0\0"
+        assert pair[0].code(select10(bytes(pages)), bytes(pages)) == GOOD
+    assert pair[1].code(TEST_UNIT_READY) == GOOD
+
+
+def test_fields_of_mode_select(client: Client) -> None:
+    assert client.code(select6(b"")) == GOOD, "an empty list changes nothing"
+    saving = client.run(b"\x15\x11\0\0\x18\0")
+    assert saving.code == INVALID_FIELD and saving.sense.field == 1
+    assert client.code(b"\x15\x00\0\0\x18\0") == INVALID_FIELD, "pages of no standard"

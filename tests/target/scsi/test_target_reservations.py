@@ -103,6 +103,8 @@ TABLE: dict[str, tuple[bytes, int, str]] = {
     "STOP UNIT": (bytes((0x1B, 0, 0, 0, 0, 0)), 0, "W"),
     "ALLOW REMOVAL": (bytes((0x1E, 0, 0, 0, 0, 0)), 0, "F"),
     "PREVENT REMOVAL": (bytes((0x1E, 0, 0, 0, 1, 0)), 0, "W"),
+    "MODE SELECT(6)": (cdb.mode_select6(4), 4, "W"),
+    "MODE SELECT(10)": (cdb.mode_select10(8), 8, "W"),
     "MODE SENSE(6)": (cdb.mode_sense6(0x3F, 255), 0, "R"),
     "MODE SENSE(10)": (cdb.mode_sense10(0x3F, 255), 0, "R"),
     "REPORT SUPPORTED": (bytes((0xA3, 0x0C, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0)), 0, "R"),
