@@ -13,6 +13,7 @@
     │   ├── ConnectFailed         no connection could be made
     │   ├── HostNotFound          the portal's name does not resolve
     │   ├── ConnectTimeout        the peer did not answer in time
+    │   │   └── NoMpaReply        TCP answered, MPA did not: another style of login may work
     │   └── LunChanged            connected again, but to another LUN: the session is over
     ├── LoginError                the target refused the login; carries status class and detail
     │   ├── IserRefused           the target does not agree to iSER; Traditional iSCSI may work
@@ -123,6 +124,10 @@ class HostNotFound(TransportError):
 class ConnectTimeout(TransportError):
     errno = _errno.ETIMEDOUT
     exit_status = 8
+
+
+class NoMpaReply(ConnectTimeout):
+    """The portal took the TCP connection, but did not answer the MPA Request."""
 
 
 class LunChanged(TransportError):

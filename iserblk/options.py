@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from iserblk.errors import BadArgument, NotSupported
+from iserblk.errors import BadArgument
 from iserblk.metrics.address import parse_address
 from iserblk.names import check_name, shown
 from iserblk.secret import Secret
@@ -26,6 +25,7 @@ class Options:
     """The options of one connection. Times are seconds."""
 
     rcap: str = "auto"
+    style: str = "auto"  # or "cm", "stream": how a connection becomes iSER
     mpa_crc: bool = True
     mpa_frames: int = 0  # TCP segments that a frame may fill; 0: as many as the peer accepts
     initiator_name: str = ""
@@ -61,7 +61,7 @@ class Options:
         seen: set[str] = set()
         for raw, value in pairs:
             key = raw.replace("_", "-")
-            if key not in _KEYS and key not in _LATER:
+            if key not in _KEYS:
                 raise BadArgument(
                     f"unknown option {shown(raw)}; the options are: {', '.join(OPTION_NAMES)}"
                 )
@@ -70,11 +70,8 @@ class Options:
             seen.add(key)
             if value == "":
                 raise BadArgument(f"option {key} has no value; write {key}=VALUE")
-            if key in _LATER:
-                _check_later(key, value)
-            else:
-                name, convert = _KEYS[key]
-                values[name] = convert(key, value)
+            name, convert = _KEYS[key]
+            values[name] = convert(key, value)
         if values.get("reserve_key") and not values.get("reserve"):
             raise BadArgument("reserve-key has no effect without reserve=exclusive; add that")
         if values.get("header") == 12 and values.get("hello") is False:
@@ -113,6 +110,12 @@ def _rcap(key: str, value: str) -> str:
     if value not in ("auto", "verbs", "iwarp"):
         raise BadArgument(f"{key}={shown(value)}: say auto, verbs or iwarp")
     return value
+
+
+def _style(key: str, value: str) -> str:
+    if value.lower() not in ("auto", "cm", "stream"):
+        raise BadArgument(f"{key}={shown(value)}: say auto, cm or stream")
+    return value.lower()
 
 
 def _frames(key: str, value: str) -> int:
@@ -253,6 +256,7 @@ def _reserve_key(key: str, value: str) -> int:
 
 _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "rcap": ("rcap", _rcap),
+    "style": ("style", _style),
     "mpa-crc": ("mpa_crc", _yes_no),
     "mpa-frames": ("mpa_frames", _frames),
     "initiator-name": ("initiator_name", _name),
@@ -282,29 +286,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
 }
 
 
-class _Later(NamedTuple):
-    """An option with only one effect so far. ``now``: the values that are accepted. ``later``: a
-    pattern of values that will be accepted later; ``words``: what the error for them says."""
-
-    now: tuple[str, ...]
-    later: str
-    words: str
-
-
-_LATER = {
-    "style": _Later(("cm",), "stream", "only style=cm is supported so far"),
-}
-OPTION_NAMES = tuple(sorted({*_KEYS, *_LATER}))
-
-
-def _check_later(key: str, value: str) -> None:
-    row = _LATER[key]
-    if value.lower() in row.now:
-        return
-    if row.later and re.fullmatch(row.later, value, re.IGNORECASE | re.DOTALL):
-        # The value may be a secret: it is not shown.
-        raise NotSupported(f"option {key}: {row.words}")
-    raise BadArgument(f"{key}={shown(value)}: say {' or '.join(row.now)}")
+OPTION_NAMES = tuple(sorted(_KEYS))
 
 
 def parse_size(text: str, what: str) -> int:

@@ -77,6 +77,12 @@ def check_scheme(url: Url, options: Options) -> None:
             "hello, header: an iscsi:// URL means Traditional iSCSI, without iSER's messages;"
             " leave them out, or use an iser:// URL"
         )
+    if url.scheme == "iscsi" and options.style != "auto":
+        raise NotSupported("style: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")
+    if options.style == "stream" and options.rcap == "verbs":
+        raise NotSupported(
+            "style=stream: an RDMA device has no byte stream; leave it out, or say rcap=iwarp"
+        )
 
 
 def parse_place(text: str) -> Url:

@@ -14,14 +14,19 @@ from iserblk.options import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Options of a connection: name, metavar, help. iserblk.options checks their values. Those without
-# help are hidden: they have one possible value so far, and other values are refused.
+# Options of a connection: name, metavar, help. iserblk.options checks their values.
 CONNECTION = (
     (
         "rcap",
         "auto|verbs|iwarp",
         "RDMA provider: verbs (an RDMA device) or iwarp (software iWARP). Default auto: verbs if"
         " a device leads to the portal, else iwarp.",
+    ),
+    (
+        "style",
+        "auto|cm|stream",
+        "How a connection becomes iSER: cm (at once, as Linux does) or stream (behind a login on"
+        " the byte stream of TCP). Default auto: cm, then stream.",
     ),
     (
         "mpa-crc",
@@ -84,7 +89,6 @@ CONNECTION = (
         "PATH|HOST:PORT|off",
         "Serve metrics for Prometheus at a Unix socket, or at a port of the loopback interface.",
     ),
-    ("style", "cm|stream", ""),
     ("reserve", "exclusive", "Keep other hosts off the LUN, by a persistent reservation."),
     ("reserve-key", "0xKEY", "The reservation's key. Default: this machine's own key."),
 )
@@ -94,7 +98,7 @@ def connection_options(function: F) -> F:
     """Decorator that adds CONNECTION's options to a command; ``connection`` gathers their values
     from the command's keyword arguments."""
     for name, metavar, text in reversed(CONNECTION):
-        function = click.option(f"--{name}", metavar=metavar, help=text, hidden=not text)(function)
+        function = click.option(f"--{name}", metavar=metavar, help=text)(function)
     return function
 
 

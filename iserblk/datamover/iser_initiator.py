@@ -33,7 +33,15 @@ from iserblk.datamover.iser import (
     check_message_untrusted,
     check_zero_based_untrusted,
 )
-from iserblk.datamover.seam import INLINE, READ, UNSOLICITED, WRITE, InitiatorUser, PduSlot
+from iserblk.datamover.seam import (
+    INLINE,
+    READ,
+    UNSOLICITED,
+    WRITE,
+    InitiatorDatamover,
+    InitiatorUser,
+    PduSlot,
+)
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import bhs
 from iserblk.iscsi.keys import SessionParameters
@@ -70,8 +78,10 @@ class IserInitiator:
 
     user: InitiatorUser
 
-    def __init__(self, qp: QueuePair, inline_size: int) -> None:
-        """``inline_size``: data bytes that a PDU of ours may carry behind its BHS, at most."""
+    def __init__(self, qp: QueuePair, inline_size: int, style: str = "cm") -> None:
+        """``inline_size``: data bytes that a PDU of ours may carry behind its BHS, at most.
+        ``style``: how the connection began, for ``describe``: iSER from its start (``cm``), or as a
+        byte stream (``stream``)."""
         self.qp = qp
         # Whether both ends allow Send with Invalidate towards us, by their private data.
         self._invalidates = (
@@ -84,6 +94,7 @@ class IserInitiator:
         self._hello = hello.greeting(self._form, 0)  # as it was sent
         self._awaiting: _BeforeReply | None = None
         self._said_hello = False
+        self._style = style
         self._inline_size = inline_size
         self._send = SEND_SE if qp.solicits else SEND
         self._allocation = Allocation()
@@ -123,12 +134,12 @@ class IserInitiator:
             required = parameters.iser_hello_required
             self._begins_with_hello = self._form.without_key if required is None else required
 
-    def enable_datamover(self) -> None:
-        """Queue the Hello, if there is one. Else there is nothing to do: the connection is iSER
-        from its start, and login travels in Sends."""
+    def enable_datamover(self) -> InitiatorDatamover:
+        """See the seam. Queues the Hello, if there is one. Else there is nothing to do: the RCaP is
+        there already."""
         self._allocation.enter(Event.ENABLE)
         if not self._begins_with_hello:
-            return
+            return self
         length = self._form.length
         self._hello = hello.greeting(self._form, self.qp.ird)
         request = WorkRequest(self._send)
@@ -141,6 +152,7 @@ class IserInitiator:
         self._said_hello = True
         self.qp.post_receive(1)  # for the HelloReply, which counts as no PDU
         self.queued.append(request)
+        return self
 
     def send_control(self, slot: PduSlot) -> None:
         data = slot.data
@@ -247,6 +259,7 @@ class IserInitiator:
     def describe(self) -> dict[str, object]:
         return {
             "datamover": "iser",
+            "style": self._style,
             "header": self._form.length,
             "hello": self._said_hello,
             **self.qp.describe(),
@@ -267,8 +280,8 @@ class ZeroBasedInitiator(IserInitiator):
     The methods that know the header's length are written twice: a look at the form for each PDU
     would be dearer than this."""
 
-    def __init__(self, qp: QueuePair, inline_size: int) -> None:
-        super().__init__(qp, inline_size)
+    def __init__(self, qp: QueuePair, inline_size: int, style: str = "cm") -> None:
+        super().__init__(qp, inline_size, style)
         self._form = hello.RFC_5046
 
     def send_control(self, slot: PduSlot) -> None:

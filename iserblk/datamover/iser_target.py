@@ -36,6 +36,7 @@ from iserblk.datamover.seam import (
     NOTIFY,
     PduSlot,
     SessionNumbers,
+    TargetDatamover,
     TargetSlot,
     TargetUser,
 )
@@ -148,13 +149,23 @@ class IserTarget:
             self._hello_required = parameters.iser_hello_required
         self._recovery_level = parameters.error_recovery_level
 
-    def enable_datamover(self) -> None:
-        """Wait for the Hello where login has agreed on one: until it has come nothing is sent but
-        the final Login Response, and any other message is an error. Where login has not spoken of
-        it, a Hello may be the first message.
-
-        The connection is iSER from its start, and login travels in Sends."""
+    def enable_datamover(self, final: TargetSlot) -> TargetDatamover:
+        """See the seam. The connection is iSER from its start: all of the login travels in
+        Sends."""
         self._allocation.enter(Event.ENABLE)
+        self.send_control(final)
+        self._await_hello()
+        return self
+
+    def enable_behind_stream(self) -> None:
+        """As ``enable_datamover``, where the final Login Response leaves as a byte stream."""
+        self._allocation.enter(Event.ENABLE)
+        self._await_hello()
+
+    def _await_hello(self) -> None:
+        """Wait for the Hello where login has agreed on one: until it has come nothing is sent but
+        what is queued already, and any other message is an error. Where login has not spoken of it,
+        a Hello may be the first message."""
         required = self._hello_required
         if required is None and self._form.without_key:
             required = True

@@ -185,10 +185,13 @@ class InitiatorDatamover(Protocol):
         """Take the keys that login agreed on."""
         ...
 
-    def enable_datamover(self) -> None:
-        """Login is complete: full feature phase begins. May queue a Hello; then the caller calls
-        ``flush``, and ``progress`` until ``greeted``. Raises LocalProtocolError, and changes
-        nothing, before ``allocate_connection_resources`` and for a second call."""
+    def enable_datamover(self) -> InitiatorDatamover:
+        """The final Login Response has come: full feature phase begins. Returns the datamover of
+        the connection from now on: this one, or, where the connection changes its mode, one that
+        has taken over its slots and its ``user``; then this one is not used any more. May queue a
+        Hello; then the caller calls ``flush``, and ``progress`` until ``greeted``. Raises
+        LocalProtocolError, and changes nothing, before ``allocate_connection_resources`` and for a
+        second call."""
         ...
 
     def send_control(self, slot: PduSlot) -> None:
@@ -247,13 +250,16 @@ class TargetDatamover(Protocol):
     ) -> None:
         """Give each slot memory for its PDU with up to ``inline_size`` bytes of data (sense,
         text), and post ``receives`` receives. A second call succeeds and changes nothing
-        (RFC 7145 section 3.1.4)."""
+        (RFC 7145 section 3.1.4). Raises as ``add_resources``, where there is no memory."""
         ...
 
     def add_resources(self, slots: Sequence[TargetSlot], inline_size: int, receives: int) -> None:
         """Give a connection whose resources are allocated more of them, as
         ``allocate_connection_resources``: until login is complete an unknown peer has no more
-        than login needs. Raises LocalProtocolError, and changes nothing, before that."""
+        than login needs. Raises LocalProtocolError, and changes nothing, before that.
+
+        Raises Busy, OSError or MemoryError when there is no memory; the connection goes on, to
+        answer the login with 0302 (RFC 7145 section 10.1.3.1)."""
         ...
 
     def notice_numbers(self, numbers: SessionNumbers) -> None:
@@ -264,9 +270,14 @@ class TargetDatamover(Protocol):
         """Take the keys that login agreed on."""
         ...
 
-    def enable_datamover(self) -> None:
-        """Full feature phase begins. The caller calls it when it queues the final Login
-        Response. Raises LocalProtocolError, and changes nothing, before
+    def enable_datamover(self, final: TargetSlot) -> TargetDatamover:
+        """Full feature phase begins. ``final`` has the final Login Response, which is queued as
+        by ``send_control``, in the mode of the login. Returns the datamover of the connection from
+        now on: this one, or, where the connection changes its mode, one that has taken over its
+        slots and its ``user``. Then this one is not used any more, except that a ``progress`` that
+        is under way returns.
+
+        Raises ConnectionLost. Raises LocalProtocolError, and changes nothing, before
         ``allocate_connection_resources`` and for a second call."""
         ...
 

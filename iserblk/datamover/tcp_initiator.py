@@ -12,7 +12,14 @@ from struct import Struct
 from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
-from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorUser, PduSlot
+from iserblk.datamover.seam import (
+    INLINE,
+    READ,
+    WRITE,
+    InitiatorDatamover,
+    InitiatorUser,
+    PduSlot,
+)
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
@@ -95,12 +102,19 @@ class TcpInitiator:
             self._immediate if parameters.initial_r2t else parameters.first_burst_length
         )
 
-    def enable_datamover(self) -> None:
+    def enable_datamover(self) -> InitiatorDatamover:
         self._allocation.enter(Event.ENABLE)
         header = self._parameters.header_digest == "CRC32C"
         data = self._parameters.data_digest == "CRC32C"
         self._rx.full_feature_phase(self._receive_data, header, data)
         self._tx.full_feature_phase(header, data)
+        return self
+
+    def leave_stream(self) -> tuple[bytes, bytes]:
+        """The stream belongs to another protocol now. Returns the bytes received behind the last
+        PDU, and those still to be sent. Only ``connection_terminate`` is to be called after
+        this."""
+        return self._rx.take_staged(), self._tx.take_unsent()
 
     @property
     def queued(self) -> Collection[object]:

@@ -117,6 +117,12 @@ class PduReceiver:
         self._staging[: len(held)] = held
         self._start, self._end = 0, len(held)
 
+    def take_staged(self) -> bytes:
+        """Take the bytes behind the last PDU away: another protocol begins with them."""
+        staged = bytes(self._staging[self._start : self._end])
+        self._start = self._end = 0
+        return staged
+
     @property
     def staged(self) -> int:
         """Bytes that were received and are not parsed yet."""
@@ -401,6 +407,16 @@ class PduSender:
             count -= len(pdu.buffers.pop(0))
         if count:
             pdu.buffers[0] = memoryview(pdu.buffers[0])[count:]
+
+    def take_unsent(self) -> bytes:
+        """Take away what is still to be sent, for the caller to send: it counts as sent."""
+        with self._lock:
+            pdus = [*self._wire, *self.queued]
+            self._wire.clear()
+            self.queued.clear()
+            self.blocked = False
+            self.sent.extend(pdu.token for pdu in pdus if pdu.token is not None)
+            return b"".join(piece for pdu in pdus for piece in pdu.buffers)
 
     def settle(self) -> None:
         """Wait until ``sent`` has the tokens of all that has left, also by other threads."""

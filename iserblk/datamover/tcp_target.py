@@ -12,7 +12,13 @@ from struct import Struct
 from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
-from iserblk.datamover.seam import NOTIFY, SessionNumbers, TargetSlot, TargetUser
+from iserblk.datamover.seam import (
+    NOTIFY,
+    SessionNumbers,
+    TargetDatamover,
+    TargetSlot,
+    TargetUser,
+)
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, PduReceiver, PduSender
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
@@ -113,13 +119,23 @@ class TcpTarget:
     def notice_key_values(self, parameters: SessionParameters) -> None:
         self._parameters = parameters
 
-    def enable_datamover(self) -> None:
+    def enable_datamover(self, final: TargetSlot) -> TargetDatamover:
         """See the seam. Digests begin behind the final Login Response."""
         self._allocation.enter(Event.ENABLE)
+        self.send_control(final)
         header = self._parameters.header_digest == "CRC32C"
         data = self._parameters.data_digest == "CRC32C"
         self._rx.full_feature_phase(self._receive_data, header, data)
         self._tx.full_feature_phase(header, data)
+        return self
+
+    def leave_stream(self) -> tuple[bytes, bytes]:
+        """The stream belongs to another protocol now. Returns the bytes received behind the last
+        PDU, and those still to be sent, which count as sent. Only ``connection_terminate`` is to be
+        called after this, and ``progress`` to return."""
+        left = self._rx.take_staged(), self._tx.take_unsent()
+        self._notify_sent()
+        return left
 
     def map_task(self, slot: TargetSlot) -> None:
         self._tasks[slot] = self._command

@@ -9,7 +9,7 @@ import trio
 from iserblk.discovery.isns_client import ask_isns
 from iserblk.discovery.ranking import Candidate, as_iser, judge, local_networks, rank
 from iserblk.errors import IserblkError
-from iserblk.initiator.connecting.iwarp import resolve
+from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.initiator.connecting.reach import choose
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.iscsi.send_targets import Portal, TargetRecord
@@ -103,13 +103,17 @@ async def _probe(portals: list[tuple[str, int]], options: Options) -> dict[tuple
 
 async def takes_iser(portal: Portal, options: Options) -> bool:
     """Whether ``portal`` accepts a connection for iSER, with the provider that ``options`` select.
-    The connection is closed at once. False also if the portal cannot be reached."""
+    The connection is closed at once. False also if the portal cannot be reached. With
+    ``style=stream`` only a login tells: then any portal that takes connections is assumed to."""
     # With fallback, the wait for an MPA Reply is short: a Traditional iSCSI target never sends it.
     options = replace(options, fallback="iscsi")
     try:
         with trio.fail_after(PROBE_TIMEOUT_S):
             addresses = await resolve(portal.host, portal.port)
             name = name_portal(portal.host, portal.port)
+            if options.style == "stream":
+                (await connect_tcp(addresses, name, PROBE_TIMEOUT_S)).close()
+                return True
             qp, _ = await choose(addresses, options, name)
     except (IserblkError, trio.TooSlowError):
         return False

@@ -59,6 +59,8 @@ _TRADITIONAL = (
     "MaxRecvDataSegmentLength",
     *_NORMAL[_NORMAL.index("MaxConnections") :],
 )
+# A byte stream that becomes iSER, or stays Traditional iSCSI.
+_STREAM = (*_NORMAL[:3], "MaxRecvDataSegmentLength", *_NORMAL[3:])
 # Discovery sessions have neither RDMAExtensions nor the keys that depend on it (RFC 7145 5.1).
 _DISCOVERY = (
     "HeaderDigest",
@@ -86,7 +88,11 @@ class LoginInitiatorConfig:
 
     ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are the digests to
     offer (comma-separated, best first), and ``receive_data_segment_length`` holds for Data-In,
-    too."""
+    too.
+
+    ``rdma`` with a ``max_recv_data_segment_length`` other than 0: login travels as a byte stream,
+    and where the target does not agree to RDMAExtensions, the connection goes on in Traditional
+    iSCSI, with that MaxRecvDataSegmentLength and those digests. ``needs_rdma``: it must not."""
 
     initiator_name: str
     target_name: str
@@ -101,6 +107,8 @@ class LoginInitiatorConfig:
     discovery: bool = False
     cid: int = 0
     rdma: bool = True
+    max_recv_data_segment_length: int = 0
+    needs_rdma: bool = True
     header_digest: str = "None"
     data_digest: str = "None"
     credentials: Credentials | None = None
@@ -173,10 +181,12 @@ class LoginInitiator:
         # Our declarations come from the config: ``parameters`` holds what the target declared.
         declared: dict[str, int] = {
             "MaxOutstandingUnexpectedPDUs": self._config.unexpected_pdus,
-            "MaxRecvDataSegmentLength": self._config.receive_data_segment_length,
+            "MaxRecvDataSegmentLength": self._traditional_length(),
             keys.MAX_ULPDU: self._config.max_ulpdu,
         }
         names = _NORMAL if self._config.rdma else _TRADITIONAL
+        if self._config.max_recv_data_segment_length:
+            names = _STREAM
         if self._config.max_ulpdu:
             names = (*names, keys.MAX_ULPDU)
         if self._config.hello:
@@ -190,6 +200,11 @@ class LoginInitiator:
                 value = declared.get(name, getattr(wish, keys.TABLE[name].field))
                 offers.append((name, keys.text_of(value)))
         return offers
+
+    def _traditional_length(self) -> int:
+        """Our MaxRecvDataSegmentLength in Traditional iSCSI."""
+        config = self._config
+        return config.max_recv_data_segment_length or config.receive_data_segment_length
 
     def _request(self, pairs: list[tuple[str, str]], transit: bool) -> tuple[bytes, bytes]:
         data = encode(pairs)
@@ -355,9 +370,15 @@ class LoginInitiator:
         """Set the values that the session works with, from the keys that were agreed on."""
         config, outcome = self._config, self.parameters
         keys.conclude(outcome, self._settled)
-        if not config.rdma:
+        may_go_on = config.max_recv_data_segment_length and (
+            config.discovery or not config.needs_rdma
+        )
+        if not config.rdma or (may_go_on and not outcome.rdma_extensions):
             self._settle_traditional()
-        elif not config.discovery and not outcome.rdma_extensions:
+            return
+        # RDMAExtensions=Yes implies that, whatever was answered (RFC 7145 section 6.1).
+        outcome.header_digest = outcome.data_digest = "None"
+        if not config.discovery and not outcome.rdma_extensions:
             raise IserRefused(
                 "the target does not agree to iSER (RDMAExtensions is not Yes); use a portal of it "
                 "that has iSER enabled, an iscsi:// URL, or fallback=iscsi"
@@ -373,7 +394,7 @@ class LoginInitiator:
         outcome.rdma_extensions = False
         # The layers above use the names of iSER for the data lengths of both datamovers.
         outcome.target_recv_data_segment_length = outcome.max_recv_data_segment_length
-        outcome.initiator_recv_data_segment_length = config.receive_data_segment_length
+        outcome.initiator_recv_data_segment_length = self._traditional_length()
         for name, asked, agreed in (
             ("header", config.header_digest, outcome.header_digest),
             ("data", config.data_digest, outcome.data_digest),

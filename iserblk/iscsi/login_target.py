@@ -30,6 +30,7 @@ TOO_MANY_CONNECTIONS = 0x0206
 MISSING_PARAMETER = 0x0207
 SESSION_TYPE_NOT_SUPPORTED = 0x0209
 SESSION_DOES_NOT_EXIST = 0x020A
+OUT_OF_RESOURCES = 0x0302
 
 FIRST_BURST = 65536  # bytes of unsolicited data of a command that we take
 # Unsolicited Data-Outs of all commands together: enough for 128 commands in segments of 8 KiB, or
@@ -52,8 +53,12 @@ class LoginTargetConfig:
     iSER; the more of them a command may have, the fewer commands may be outstanding.
 
     ``sessions``: the TSIHs that are in use. ``accounts`` None: no initiator has to authenticate.
-    ``rdma`` False: the connection is Traditional iSCSI. ``portal_group``: the target portal group
-    tag."""
+    ``portal_group``: the target portal group tag.
+
+    ``rdma`` False: the connection is Traditional iSCSI. True: login travels in messages of iSER,
+    and ends if iSER is not agreed to; but with a ``max_recv_data_segment_length`` other than 0 it
+    travels as a byte stream, and where the initiator does not ask for iSER (RDMAExtensions=Yes) the
+    connection goes on in Traditional iSCSI, with that MaxRecvDataSegmentLength."""
 
     target_name: str
     tsih: int
@@ -64,6 +69,7 @@ class LoginTargetConfig:
     unsolicited_pdus: int = UNSOLICITED_PDUS
     sessions: Container[int] = ()
     rdma: bool = True
+    max_recv_data_segment_length: int = 0
     accounts: Accounts | None = None
     portal_group: int = 1
 
@@ -95,6 +101,10 @@ class LoginTarget:
         self._received: dict[str, str] = {}  # every key of the initiator so far
         self._offered: set[str] = set()  # keys that we offered, and that are not answered
         self._declared = False  # our MaxRecvDataSegmentLength was sent
+        # The connection is a byte stream, on which the initiator may ask for iSER.
+        self._stream = config.rdma and config.max_recv_data_segment_length > 0
+        self._rdma = config.rdma and not self._stream  # iSER is agreed on, or there is no choice
+        self._last: pdu.LoginRequest | None = None
         self._stages = Stages(TARGET)
         self._chap = ChapTarget(config.accounts) if config.accounts else None
         self.problem = ""
@@ -109,8 +119,8 @@ class LoginTarget:
         self.unsolicited_of_each = 0
         self.parameters = SessionParameters(
             rdma_extensions=config.rdma,
-            header_digest="None" if config.rdma else _DIGESTS,
-            data_digest="None" if config.rdma else _DIGESTS,
+            header_digest="None" if self._rdma else _DIGESTS,
+            data_digest="None" if self._rdma else _DIGESTS,
             initial_r2t=False,
             immediate_data=True,
             max_burst_length=(1 << 24) - 1,
@@ -152,6 +162,7 @@ class LoginTarget:
         request = pdu.LoginRequest.unpack_from(header)
         if request.opcode & bhs.OPCODE_MASK != bhs.LOGIN_REQUEST:
             raise RemoteProtocolError("iSCSI", f"opcode {request.opcode:#x} during login")
+        self._last = request
         if self._first is None:
             self._first = request
             self.isid = request.isid
@@ -177,6 +188,15 @@ class LoginTarget:
             # The PDU is a Login Request, so the initiator gets a Login Response (section 6.3).
             self._stages.enter(Event.REFUSE)
             return [self._response(request, 0, b"", INITIATOR_ERROR)]
+
+    def out_of_resources(self, problem: str) -> tuple[bytes, bytes]:
+        """Refuse the login that has just been ``done``: the connection resources cannot be
+        allocated. Returns the response (0302) that takes the place of the final one."""
+        assert self._last is not None
+        self._stages.enter(Event.REFUSE)
+        self.problem = f"no connection resources: {problem}"
+        self.stat_sn = (self.stat_sn - 1) & MASK32  # of the response that is not sent
+        return self._response(self._last, 0, b"", OUT_OF_RESOURCES)
 
     def _take(
         self, request: pdu.LoginRequest, first: pdu.LoginRequest, data: bytes | memoryview
@@ -233,13 +253,13 @@ class LoginTarget:
     def _conclude(self) -> None:
         outcome = self.parameters
         keys.conclude(outcome, self._received)
-        if not self._config.rdma:
+        if not self._rdma:
             # The layers above use the names of iSER for the data lengths of both datamovers.
             outcome.initiator_recv_data_segment_length = outcome.max_recv_data_segment_length
-            outcome.target_recv_data_segment_length = self._config.receive_data_segment_length
+            outcome.target_recv_data_segment_length = self._traditional_length()
         depth = self._config.queue_depth
         self.unsolicited_of_each = 0
-        if self._config.rdma and not self.discovery and not outcome.initial_r2t:
+        if self._rdma and not self.discovery and not outcome.initial_r2t:
             # Each unsolicited Data-Out must find a receive (RFC 7145 section 8.1.1.2). So the
             # window is made so small that the Data-Outs of all its commands have room.
             segment = outcome.target_recv_data_segment_length
@@ -248,6 +268,11 @@ class LoginTarget:
         self.depth = depth
         self.max_cmd_sn = (self.exp_cmd_sn + depth - 1) & MASK32
 
+    def _traditional_length(self) -> int:
+        """Our MaxRecvDataSegmentLength in Traditional iSCSI."""
+        config = self._config
+        return config.max_recv_data_segment_length or config.receive_data_segment_length
+
     def _may_finish(self, stage: int) -> bool:
         """Whether full feature phase may follow ``stage`` now. Raises _Refusal on a connection
         over iSER when RDMAExtensions is not Yes."""
@@ -255,7 +280,7 @@ class LoginTarget:
             return True
         if stage == pdu.SECURITY_STAGE or self._offered:
             return False
-        if not self._config.rdma:
+        if not self._rdma:
             return True
         if not self.parameters.rdma_extensions:
             raise _Refusal(INITIATOR_ERROR)
@@ -275,17 +300,19 @@ class LoginTarget:
             # else: libiscsi repeats its names in the operational stage
         if not self.initiator_name:
             answers += self._identify()
+        if self._stream and stage == pdu.OPERATIONAL_STAGE and not self.discovery:
+            self._choose_mode()
         secure = [pair for pair in fresh if self._chap is not None and chap.is_key(pair[0])]
         for name, value in fresh:
             if (name, value) not in secure:
                 answers += self._answer(name, value, stage)
         if self._chap is not None and (secure or self._must_authenticate()):
             answers += self._authenticate(self._chap, secure, stage, started)
-        if stage == pdu.OPERATIONAL_STAGE and not self._config.rdma and not self._declared:
+        if stage == pdu.OPERATIONAL_STAGE and not self._rdma and not self._declared:
             self._declared = True
-            most = str(self._config.receive_data_segment_length)
+            most = str(self._traditional_length())
             answers.append(("MaxRecvDataSegmentLength", most))
-        if stage == pdu.OPERATIONAL_STAGE and not self.discovery and self._config.rdma:
+        if stage == pdu.OPERATIONAL_STAGE and not self.discovery and self._rdma:
             if "RDMAExtensions" not in self._received and not self._offered:
                 # RFC 7145 section 6.3: as early as possible in the operational stage.
                 self._offered.add("RDMAExtensions")
@@ -294,6 +321,18 @@ class LoginTarget:
                 self._offered.clear()  # offered, but not answered: the default, No, holds
                 self.parameters.rdma_extensions = False
         return answers
+
+    def _choose_mode(self) -> None:
+        """On a byte stream the first text of the operational stage decides between iSER and
+        Traditional iSCSI: an initiator offers RDMAExtensions there or never (RFC 7145 section 6.3).
+        It is not offered by us, as most clients of a TCP port do not know it."""
+        self._stream = False
+        if self._received.get("RDMAExtensions") == "Yes":
+            self._rdma = True
+            # RDMAExtensions=Yes implies that (section 6.1).
+            self.parameters.header_digest = self.parameters.data_digest = "None"
+        else:
+            self.parameters.rdma_extensions = False
 
     def _authenticate(
         self, chap_target: ChapTarget, pairs: list[tuple[str, str]], stage: int, started: bool
@@ -352,7 +391,7 @@ class LoginTarget:
         answer = keys.answer(self.parameters, name, value, self.discovery)
         if answer is not None:
             return [(name, answer)]
-        if name == "MaxOutstandingUnexpectedPDUs" and self._config.rdma:
+        if name == "MaxOutstandingUnexpectedPDUs" and self._rdma:
             # We declare ours only to initiators that know the key: others take it for an error.
             return [(name, str(self._config.unexpected_pdus))]
         if name == keys.MAX_ULPDU:

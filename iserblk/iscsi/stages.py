@@ -58,6 +58,8 @@ TARGET: Table = {
     (State.START, Event.REFUSE): State.FAILED,
     (State.SECURITY, Event.REFUSE): State.FAILED,
     (State.OPERATIONAL, Event.REFUSE): State.FAILED,
+    # Before its last response has left, the target may still find that it has no resources.
+    (State.FULL_FEATURE, Event.REFUSE): State.FAILED,
 }
 
 # The code of each stage: CSG and NSG of a PDU.

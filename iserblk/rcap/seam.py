@@ -14,6 +14,7 @@ Sources: RFC 5040, RFC 5041 (DDP/RDMAP semantics), RFC 7145 section 2.1 (terms).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 # Work request and completion opcodes; the Send family is RFC 5040's. Plain ints, compared by ==.
@@ -217,4 +218,27 @@ class QueuePair(Protocol):
         """End the connection now. Idempotent. On return no buffer is touched.
 
         It does not wait for the peer; over a device it waits up to 20 ms for posted requests."""
+        ...
+
+
+class StreamingPair(QueuePair, Protocol):
+    """A queue pair on a connection that is a byte stream until ``start``.
+
+    Before that, only these calls have an effect: ``alloc_headers``, ``post_receive``, ``post``
+    (which queues), ``allow_ulpdu``, ``disconnect`` and ``close``.
+    """
+
+    on_started: Callable[[QueuePair], None]
+    """Called once, by ``progress``, with the queue pair that takes the place of this one. What was
+    allocated and posted here belongs to it."""
+
+    @property
+    def established(self) -> bool:
+        """``on_started`` has been called."""
+        ...
+
+    def start(self, received: bytes, unsent: bytes) -> None:
+        """The layer above uses the stream no more: the RCaP is enabled on it, which ``progress``
+        completes. ``received``: bytes that it has received beyond its own. ``unsent``: bytes that
+        it has still to send; they leave first. Raises ConnectionLost."""
         ...

@@ -47,9 +47,15 @@ class SocketStream:
                     self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 self._sock.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
+    def release(self) -> socket.socket:
+        """Give the socket away, which the caller closes; the stream counts as closed."""
         self._closed = True
-        self._sock.close()
+        return self._sock
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._sock.close()
 
     def describe(self) -> dict[str, object]:
         return {"provider": "tcp", **self._names}

@@ -1,6 +1,7 @@
 """The target's trio shell: it listens on sockets, and runs one set of tasks per connection.
 
-Initiators connect for iSER by TCP (software iWARP) or by rdma_cm, for Traditional iSCSI by TCP.
+Initiators connect for iSER by TCP (software iWARP, from the start or behind the login) or by
+rdma_cm, for Traditional iSCSI by TCP.
 
 Connections share the device server and the budget for data buffers. Only the trio thread touches
 a TargetConnection. Commands that may wait for a disk run in a worker thread; their results come
@@ -22,13 +23,18 @@ import trio
 from iserblk.datamover.iser import HEADER_LENGTH, MINIMUM_LENGTH, ConnectionFlags
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import TargetDatamover
-from iserblk.datamover.tcp_target import TcpTarget
+from iserblk.datamover.stream_target import StreamTarget
 from iserblk.errors import BadArgument, IserblkError, TransportError
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
-from iserblk.target.iscsi.accepting import TCP_RECEIVE_DATA, accept
+from iserblk.target.iscsi.accepting import (
+    IWARP_RECEIVE_DATA,
+    TCP_RECEIVE_DATA,
+    accept,
+    streaming_pair,
+)
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.listening import (
@@ -121,13 +127,23 @@ class TargetServer:
     async def _serve_stream(
         self, stream: SocketStream, portal: str, peer: str, port: TargetPort
     ) -> None:
-        """Serve one connection of Traditional iSCSI until its end, as ``serve_queue_pair``."""
+        """Serve one connection that begins as a byte stream until its end, as ``serve_queue_pair``:
+        login decides between iSER and Traditional iSCSI."""
         with _contained(peer):
+            qp = streaming_pair(stream)
             try:
-                datamover = TcpTarget(stream, TCP_RECEIVE_DATA)
-                await self._serve(datamover, False, TCP_RECEIVE_DATA, 0, portal, peer, port)
+                datamover = StreamTarget(stream, qp, self._iser(qp, True), TCP_RECEIVE_DATA)
+                await self._serve(
+                    datamover,
+                    IWARP_RECEIVE_DATA,
+                    TCP_RECEIVE_DATA,
+                    qp.max_ulpdu,
+                    portal,
+                    peer,
+                    port,
+                )
             finally:
-                stream.close()
+                qp.close()
 
     async def serve_queue_pair(
         self, qp: QueuePair, portal: str, peer: str, port: TargetPort = ONLY_PORT
@@ -139,20 +155,21 @@ class TargetServer:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
                 datamover = self._iser(qp, flags.send_invalidate)
                 receive_data = qp.receive_size - MINIMUM_LENGTH
-                await self._serve(datamover, True, receive_data, qp.max_ulpdu, portal, peer, port)
+                await self._serve(datamover, receive_data, 0, qp.max_ulpdu, portal, peer, port)
             finally:
                 qp.close()
 
     async def _serve(
         self,
         datamover: TargetDatamover,
-        rdma: bool,
         receive_data: int,
+        traditional: int,
         max_ulpdu: int,
         portal: str,
         peer: str,
         port: TargetPort,
     ) -> None:
+        """``traditional``: the MaxRecvDataSegmentLength of Traditional iSCSI; 0: there is none."""
         tsih = self._take_tsih()
         login = LoginTarget(
             LoginTargetConfig(
@@ -161,7 +178,7 @@ class TargetServer:
                 receive_data_segment_length=receive_data,
                 max_ulpdu=max_ulpdu,
                 sessions=self._tsihs,
-                rdma=rdma,
+                max_recv_data_segment_length=traditional,
                 accounts=self._accounts,
                 portal_group=port.tag,
             )

@@ -8,6 +8,7 @@ and closed streams.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -85,7 +86,7 @@ def test_every_way_in_refuses_alike(way: str, url: str, place: Path, rest: None)
         silent = f"iser://127.0.0.1:{reserved.getsockname()[1]}/{IQN}/0"
         for text, status, words in (
             (f"{url}/0?colour=blue", 7, "colour"),
-            (f"{url}/0?style=stream", 27, "style=cm"),
+            (f"{url}/0?style=stream&rcap=verbs", 27, "style=stream"),
             (silent, 4, "Connection refused; is the target listening there?"),
             (f"{url}/7", 21, "no LUN 7"),
         ):
@@ -144,15 +145,18 @@ def answering(answer: bytes | None) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                if answer is not None:
-                    connection.recv(1000)
-                    connection.sendall(answer)
+            with contextlib.suppress(OSError):  # the end of the test
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        if answer is not None:
+                            connection.recv(1000)
+                            connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"
+        server.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
@@ -180,12 +184,13 @@ def test_a_port_that_says_nothing() -> None:
     """A silent port: a Traditional iSCSI portal, say, which waits for the rest of a PDU."""
     impatient = (
         "from iserblk.cli.main import main; from iserblk.initiator.connecting import reach\n"
-        "reach.CONNECT_TIMEOUT_S = 0.2; main()"
+        "reach.CONNECT_TIMEOUT_S = reach.LOGIN_TIMEOUT_S = 0.2; main()"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         portal = f"iser://127.0.0.1:{server.getsockname()[1]}/{IQN}/0"
         line = one_line(ended([sys.executable, "-c", impatient, "info", portal]), 8)
     assert "sent no MPA Reply within 0.2 s: is it an iSER portal?" in line
+    assert "with style=stream: no login within 0.2 s" in line
 
 
 # --- missing things ----------------------------------------------------------------------------

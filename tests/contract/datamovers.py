@@ -18,6 +18,8 @@ from iserblk.datamover.seam import (
     TargetDatamover,
     TargetSlot,
 )
+from iserblk.datamover.stream_initiator import StreamInitiator
+from iserblk.datamover.stream_target import StreamTarget
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.iscsi import bhs, pdu
@@ -25,6 +27,7 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.inprocess import memory_pair
 from iserblk.rcap.iwarp.mpa import MpaInitiator, MpaResponder
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 
@@ -90,6 +93,19 @@ def over_tcp() -> Roles:
     )
 
 
+def over_stream(crc: bool) -> Roles:
+    """A connection that is still in streaming mode, as login leaves it."""
+    ends = [SocketStream(sock) for sock in socket.socketpair()]
+    left, right = (
+        StreamingQueuePair(end, initiator=end is ends[0], crc=crc, receive_size=RECEIVE_SIZE)
+        for end in ends
+    )
+    return (
+        StreamInitiator(ends[0], left, IserInitiator(left, INLINE_SIZE), 262144),
+        StreamTarget(ends[1], right, IserTarget(right, True), 262144),
+    )
+
+
 class Way(NamedTuple):
     """``parameters``: what the login of such a connection has agreed on."""
 
@@ -109,8 +125,17 @@ ISER_WAYS = {
     "iser-iwarp-hello": Way(lambda: over_rdma(iwarp_pair(True)), HELLO),
     "iser-memory-12": Way(lambda: zero_based(memory_pair(receive_size=RECEIVE_SIZE)), ISER),
     "iser-iwarp-12": Way(lambda: zero_based(iwarp_pair(True)), ISER),
+    "iser-stream-crc": Way(lambda: over_stream(True), ISER),
+    "iser-stream-nocrc": Way(lambda: over_stream(False), ISER),
+    "iser-stream-hello": Way(lambda: over_stream(True), HELLO),
 }
-WAYS = {**ISER_WAYS, **{f"tcp-{name}": _tcp(each) for name, each in TCP_WAYS.items()}}
+WAYS = {
+    **ISER_WAYS,
+    **{f"tcp-{name}": _tcp(each) for name, each in TCP_WAYS.items()},
+    # RDMAExtensions is not Yes: the stream goes on in Traditional iSCSI.
+    "tcp-stream": Way(lambda: over_stream(True), PLAIN),
+    "tcp-stream-digests": Way(lambda: over_stream(True), TCP_WAYS["digests"]),
+}
 TCP = WAYS["tcp-plain"]
 
 
@@ -149,6 +174,23 @@ class Recorder:
         self.sent.append(slot)
 
 
+def final_response(target: TargetDatamover) -> TargetSlot:
+    """A slot with the final Login Response, for ``enable_datamover``."""
+    final = TargetSlot(8)
+    target.add_resources([final], INLINE_SIZE, 0)
+    final.bhs[:] = pdu.LoginResponse(
+        flags=pdu.TRANSIT | pdu.OPERATIONAL_STAGE << pdu.CSG_SHIFT | pdu.FULL_FEATURE_PHASE,
+        data_length=0,
+        isid=bytes(6),
+        tsih=1,
+        itt=0,
+        stat_sn=99,
+        exp_cmd_sn=5,
+        max_cmd_sn=50,
+    ).pack()
+    return final
+
+
 class Ends:
     """Both ends of one connection in full feature phase, with 8 slots each. ``next``: of
     ``answers``, for the next command."""
@@ -165,10 +207,26 @@ class Ends:
         self.target.allocate_connection_resources(self.answers, INLINE_SIZE, RECEIVES)
         self.initiator.notice_key_values(self.way)
         self.target.notice_key_values(self.way)
-        self.initiator.enable_datamover()
-        self.target.enable_datamover()
         self.next = 0
+        self._enable()
         self.down.on_pdu = self._map
+
+    def _enable(self) -> None:
+        """Send the final Login Response, and enter full feature phase."""
+        final = final_response(self.target)
+        self.target = self.target.enable_datamover(final)
+        self.until(lambda: bool(self.up.pdus))
+        self.initiator = self.initiator.enable_datamover()
+        self.until(lambda: not final.busy and self._established())
+        self.until(lambda: self.initiator.greeted and self.target.greeted)
+        assert [unit[0] for unit, _, _ in self.up.pdus] == [bhs.LOGIN_RESPONSE]
+        self.up.pdus.clear()
+        self.down.sent.clear()
+
+    def _established(self) -> bool:
+        """Whether the connection has the mode that login has agreed on."""
+        pairs = [getattr(end, "qp", None) for end in (self.initiator, self.target)]
+        return not any(isinstance(pair, StreamingQueuePair) for pair in pairs)
 
     def _map(self, unit: bytes) -> None:
         if unit[0] == bhs.SCSI_COMMAND:

@@ -22,6 +22,7 @@ from tests.contract.datamovers import (
     Numbers,
     Recorder,
     Way,
+    final_response,
     over_rdma,
 )
 
@@ -190,7 +191,10 @@ def test_a_read_of_nothing_acknowledges(
         ends.target = over_rdma(pair)[1]
         ends.target.user = ends.down
         ends.target.allocate_connection_resources(ends.answers, INLINE_SIZE, RECEIVES)
-        ends.target.enable_datamover()
+        ends.target.enable_datamover(final_response(ends.target))
+        ends.until(lambda: bool(ends.up.pdus))
+        ends.up.pdus.clear()
+        ends.down.sent.clear()
     ours, theirs = watch(pair[0], lost=READ_RESPONSE), watch(pair[1])
     answer = ends.commanded(0, READ, memoryview(bytearray(8)))
     ends.target.put_data(answer, memoryview(b"answered"), 0, True, acknowledge=True)
@@ -250,17 +254,20 @@ def test_enable_datamover_needs_resources(name: str) -> None:
     """
     ends = fresh(WAYS[name])
     try:
-        for side in (ends.initiator, ends.target):
-            with pytest.raises(LocalProtocolError, match="without resources"):
-                side.enable_datamover()
+        with pytest.raises(LocalProtocolError, match="without resources"):
+            ends.initiator.enable_datamover()
+        with pytest.raises(LocalProtocolError, match="without resources"):
+            ends.target.enable_datamover(TargetSlot(0))
         with pytest.raises(LocalProtocolError, match="without resources"):
             ends.target.add_resources([TargetSlot(0)], 8, 1)
         ends.initiator.allocate_connection_resources([PduSlot(0)], 1)
         ends.target.allocate_connection_resources([TargetSlot(0)], 8, 1)
-        for side in (ends.initiator, ends.target):
-            side.enable_datamover()
-            with pytest.raises(LocalProtocolError, match="full feature phase"):
-                side.enable_datamover()
+        ends.initiator.enable_datamover()
+        with pytest.raises(LocalProtocolError, match="full feature phase"):
+            ends.initiator.enable_datamover()
+        ends.target.enable_datamover(final_response(ends.target))
+        with pytest.raises(LocalProtocolError, match="full feature phase"):
+            ends.target.enable_datamover(TargetSlot(0))
     finally:
         ends.close()
 
@@ -280,8 +287,8 @@ def test_a_second_allocation_changes_nothing(name: str) -> None:
     try:
         for turn in range(3):
             if turn == 2:
-                for side in (ends.initiator, ends.target):
-                    side.enable_datamover()
+                ends.initiator.enable_datamover()
+                ends.target.enable_datamover(final_response(ends.target))
             before = posted()
             ends.initiator.allocate_connection_resources(slots, 8)
             ends.target.allocate_connection_resources(answers, INLINE_SIZE, RECEIVES)

@@ -67,9 +67,9 @@ class End:
         self.dm.user = self.up
         self.dm.allocate_connection_resources(self.slots, 512, RECEIVES)
         self.theirs.post_receive(100)
-        self.answer(3, bhs.LOGIN_RESPONSE)  # as the layer above does, before it enables
         self.dm.notice_key_values(parameters)
-        self.dm.enable_datamover()
+        self.slots[3].bhs[:] = bytes((bhs.LOGIN_RESPONSE, 0x80)).ljust(48, b"\0")
+        self.dm.enable_datamover(self.slots[3])
 
     def _left(self, message: Message) -> bool:
         self.left.append(message)
@@ -325,7 +325,7 @@ def test_a_reply_in_its_fpdu() -> None:
         dm.user = Heard(dm, [])
         dm.allocate_connection_resources([], 0, 1)
         dm.notice_key_values(AGREED)
-        dm.enable_datamover()
+        dm.enable_behind_stream()
         theirs.sendall(hello + crc32c(hello).to_bytes(4, "little"))
         dm.progress(0.0)
         assert theirs.recv(1000) == reply + crc32c(reply).to_bytes(4, "little")

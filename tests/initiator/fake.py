@@ -41,7 +41,8 @@ class FakeDatamover:
 
     def notice_key_values(self, parameters: object) -> None: ...
 
-    def enable_datamover(self) -> None: ...
+    def enable_datamover(self) -> FakeDatamover:
+        return self
 
     def send_control(self, slot: PduSlot) -> None:
         self.queued.append(slot)

@@ -81,7 +81,8 @@ class Traced:
 
         def kept(*arguments: object) -> object:
             self.calls.append((name, arguments))
-            return call(*arguments)
+            result = call(*arguments)
+            return self if result is self._datamover else result
 
         return kept
 

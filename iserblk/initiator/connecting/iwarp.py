@@ -16,6 +16,7 @@ from iserblk.errors import (
     ConnectionLost,
     ConnectTimeout,
     HostNotFound,
+    NoMpaReply,
     RemoteProtocolError,
 )
 from iserblk.initiator.connecting.login import RECEIVE_SIZE, at_portal
@@ -69,7 +70,7 @@ async def connect_iwarp(
         await trio.sleep(SETTLE_S)
         plain = socket.socket(fileno=sock.detach())
     except trio.TooSlowError:
-        raise ConnectTimeout(
+        raise NoMpaReply(
             f"{portal} took the connection, but sent no MPA Reply within {mpa_patience:g} s: "
             "is it an iSER portal? (a Traditional iSCSI portal waits for ever)"
         ) from None

@@ -1,7 +1,8 @@
 """The login phase of a connection: from a datamover to a Session in full feature phase.
 
-Over iSER, login PDUs travel in Sends, as existing targets expect. Runs in trio, on any provider,
-and on the TCP stream of Traditional iSCSI.
+Over iSER that was set up by connection management (``style=cm``), login PDUs travel in Sends, as
+existing targets expect. On a TCP stream they travel as bytes; behind the login the same connection
+becomes iSER, by MPA start-up, or goes on in Traditional iSCSI. Runs in trio, on any provider.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import trio
 from iserblk.datamover.iser import BHS_LENGTH, HEADER_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
 from iserblk.datamover.seam import INLINE, InitiatorDatamover, PduSlot
+from iserblk.datamover.stream_initiator import StreamInitiator
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import ByteStream
-from iserblk.errors import ConnectionLost, IserblkError, RemoteProtocolError
+from iserblk.errors import ConnectionLost, ConnectTimeout, IserblkError, RemoteProtocolError
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
@@ -32,7 +34,7 @@ from iserblk.iscsi.login_initiator import (
 )
 from iserblk.names import initiator_name, random_isid
 from iserblk.options import Options
-from iserblk.rcap.seam import QueuePair
+from iserblk.rcap.seam import QueuePair, StreamingPair
 from iserblk.url import Url
 
 RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
@@ -40,6 +42,7 @@ RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
 # four wake-ups, which cost a tenth of the throughput.
 TCP_RECEIVE_DATA = 1 << 20
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
+MPA_TIMEOUT_S = 10.0  # for the MPA Reply behind a login
 INLINE_SIZE = 8192  # data behind a BHS of ours over TCP: text
 
 
@@ -58,7 +61,10 @@ def receives(options: Options) -> int:
 class Connection:
     """A connection before its login. ``offer``: the most data bytes of one PDU that we send;
     ``receive_data``: the most that we take. ``max_ulpdu``, ``iwarp``: of the queue pair; 0 and
-    False over TCP."""
+    False over TCP.
+
+    ``streaming``: the queue pair of a connection that begins as a byte stream (``style=stream``).
+    ``traditional``: then the most that we take if it stays one; ``needs_rdma``: it must not."""
 
     datamover: InitiatorDatamover
     rdma: bool
@@ -66,6 +72,9 @@ class Connection:
     receive_data: int
     max_ulpdu: int
     iwarp: bool = False
+    streaming: StreamingPair | None = None
+    traditional: int = 0
+    needs_rdma: bool = True
 
     def offers_data_outs(self, options: Options) -> bool | None:
         """Whether to offer InitialR2T=No; None: the login decides by the kind of connection.
@@ -79,24 +88,53 @@ class Connection:
 
     def sends_data_outs(self, agreed: SessionParameters) -> bool:
         """Whether our writes may be sent with Data-Outs after a login that offered it. Never
-        towards siw."""
-        return self.rdma and not agreed.initial_r2t and (not self.iwarp or agreed.max_ulpdu > 0)
+        towards siw. (Over TCP the datamover makes them.)"""
+        return (
+            self.rdma
+            and (agreed.rdma_extensions or self.streaming is None)
+            and not agreed.initial_r2t
+            and (not self.iwarp or agreed.max_ulpdu > 0)
+        )
+
+
+def _offer(qp: QueuePair) -> int:
+    # Above 8 KiB offer more than we send inline, so that a target's answer shows its own limit,
+    # and is no echo of our offer (see LoginInitiatorConfig).
+    return qp.inline_size if qp.inline_size <= SAFE_SEGMENT_LENGTH else 2 * qp.inline_size
+
+
+def _iser(qp: QueuePair, header: int, style: str) -> IserInitiator:
+    kind = IserInitiator if header == HEADER_LENGTH else ZeroBasedInitiator
+    return kind(qp, qp.inline_size, style)
 
 
 def over_rdma(qp: QueuePair, header: int = HEADER_LENGTH) -> Connection:
     """iSER. ``header``: bytes of its header, 28 or 12."""
-    # Above 8 KiB offer more than we send inline, so that a target's answer shows its own limit,
-    # and is no echo of our offer (see LoginInitiatorConfig).
-    offer = qp.inline_size if qp.inline_size <= SAFE_SEGMENT_LENGTH else 2 * qp.inline_size
-    kind = IserInitiator if header == HEADER_LENGTH else ZeroBasedInitiator
-    datamover = kind(qp, qp.inline_size)
     return Connection(
-        datamover,
+        _iser(qp, header, "cm"),
         True,
-        offer,
+        _offer(qp),
         RECEIVE_DATA,
         max_ulpdu=qp.max_ulpdu,
         iwarp=qp.iwarp,
+    )
+
+
+def over_stream(
+    stream: ByteStream, qp: StreamingPair, needs_rdma: bool, header: int = HEADER_LENGTH
+) -> Connection:
+    """``stream`` and ``qp`` are of one connection; the caller closes ``qp`` on errors."""
+    datamover = StreamInitiator(stream, qp, _iser(qp, header, "stream"), TCP_RECEIVE_DATA)
+    return Connection(
+        datamover,
+        True,
+        _offer(qp),
+        RECEIVE_DATA,
+        max_ulpdu=qp.max_ulpdu,
+        iwarp=qp.iwarp,
+        streaming=qp,
+        traditional=TCP_RECEIVE_DATA,
+        needs_rdma=needs_rdma,
     )
 
 
@@ -112,6 +150,7 @@ class Login:
     any."""
 
     credentials: Credentials | None = None
+    traditional = False  # a byte stream that might have become iSER goes on as one
     isid = b""  # of the session that this login reinstates; else a random one is used
 
     def __init__(self, connection: Connection, url: Url, options: Options, portal: str) -> None:
@@ -151,6 +190,7 @@ class Login:
         session.isid = self.isid
         session.busy_poll_us = self._options.busy_poll_us
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
+        await self._switch(login.parameters, session.queue.datamover)
         await self._greet(session)
         return session
 
@@ -173,9 +213,31 @@ class Login:
         if error is not None:
             raise ConnectionLost(f"{self._portal}: after the Hello: {error}")
 
+    async def _switch(self, parameters: SessionParameters, to: InitiatorDatamover) -> None:
+        """The datamover has been enabled, and ``to`` takes its place: where the connection leaves
+        the byte stream, wait until MPA start-up is complete. What comes behind it stays for the
+        session. Raises TransportError."""
+        self._dm = to
+        connection = self._connection
+        self.traditional = connection.traditional > 0 and not parameters.rdma_extensions
+        if connection.streaming is None or self.traditional:
+            return
+        try:
+            with trio.fail_after(MPA_TIMEOUT_S):
+                await _start_rcap(connection.streaming)
+        except trio.TooSlowError:
+            raise ConnectTimeout(
+                f"{self._portal} agreed to iSER, but sent no MPA Reply within {MPA_TIMEOUT_S:g} s"
+            ) from None
+        except ConnectionLost as error:
+            raise ConnectionLost(f"{self._portal}: behind the login: {error}") from None
+        except RemoteProtocolError as error:
+            raise at_portal(self._portal, error, ", behind a login that agreed to iSER") from None
+
     async def _negotiate(self, slots: list[TaskSlot]) -> LoginInitiator:
         """Run the login phase to its end; the last slot carries its PDUs."""
         options, connection = self._options, self._connection
+        digests = not connection.rdma or connection.traditional > 0
         self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
         if not self.isid:
             self.isid = random_isid()
@@ -193,8 +255,10 @@ class Login:
                 max_ulpdu=connection.max_ulpdu,
                 hello=connection.rdma and options.hello,
                 rdma=connection.rdma,
-                header_digest="None" if connection.rdma else options.header_digest,
-                data_digest="None" if connection.rdma else options.data_digest,
+                max_recv_data_segment_length=connection.traditional,
+                needs_rdma=connection.needs_rdma,
+                header_digest=options.header_digest if digests else "None",
+                data_digest=options.data_digest if digests else "None",
                 credentials=self.credentials,
             )
         )
@@ -226,3 +290,15 @@ class Login:
         while self._dm.wants_write():
             await trio.lowlevel.wait_writable(self._dm.fileno())
             self._dm.progress(monotonic())
+
+
+async def _start_rcap(qp: StreamingPair) -> None:
+    """Wait until MPA start-up is complete. What comes behind it stays for the session."""
+    while True:
+        qp.progress(monotonic())
+        if qp.established:
+            return
+        if qp.wants_write():
+            await trio.lowlevel.wait_writable(qp.fileno())
+        else:
+            await trio.lowlevel.wait_readable(qp.fileno())

@@ -2,8 +2,8 @@
 
 It decides which provider carries the connection. With ``rcap=auto`` that is an RDMA device, where
 one leads to the portal and connects, else software iWARP. The choice and its reason are logged, and
-kept in ``Session.provider_reason``. An ``iscsi://`` URL asks for Traditional iSCSI over TCP
-instead.
+kept in ``Session.provider_reason``. It also decides on the style of the connection (``styles``).
+An ``iscsi://`` URL asks for Traditional iSCSI over TCP instead.
 """
 
 from __future__ import annotations
@@ -23,19 +23,30 @@ from iserblk.datamover.iser import (
     ConnectionFlags,
 )
 from iserblk.errors import (
+    ConnectionLost,
     ConnectTimeout,
     HostNotFound,
     IserblkError,
     IserRefused,
+    NoMpaReply,
     NotSupported,
     TransportError,
 )
 from iserblk.initiator.connecting import verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_iwarp, connect_stream, resolve
-from iserblk.initiator.connecting.login import Login, over_rdma, over_tcp, receives
+from iserblk.initiator.connecting.login import (
+    RECEIVE_SIZE,
+    Login,
+    over_rdma,
+    over_stream,
+    over_tcp,
+    receives,
+)
 from iserblk.initiator.connecting.redirects import follow
+from iserblk.initiator.connecting.styles import AUTO, CM, STREAM, STYLES
 from iserblk.initiator.session.session import Session
 from iserblk.options import Options
+from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.url import Url
@@ -108,15 +119,73 @@ async def reach(
     return await follow(url, attempt)
 
 
+class _NotThisWay(Exception):
+    """iSER cannot be had in this style. ``another``: but perhaps in another."""
+
+    def __init__(self, error: IserblkError, another: bool) -> None:
+        super().__init__(error)
+        self.error = error
+        self.another = another
+
+
 async def _iser(
     url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
 ) -> Reached[T]:
-    """Log in by iSER, or by Traditional iSCSI on a new connection; never by half of each (RFC 7145
-    section 5.1: here the login travels in messages, so a connection cannot go on without them)."""
+    """Log in by iSER, in the style that ``options`` ask for; with ``style=auto`` in the one that
+    has worked there before, else in the other. With ``fallback=iscsi``, where iSER cannot be had:
+    by Traditional iSCSI on a new connection."""
+    portal = name_portal(url.host, url.port)
+    no_iser: IserblkError | None = None
+    for style in _styles(url, options):
+        try:
+            way = _by_stream if style == STREAM else _by_cm
+            reached = await way(url, options, kind, run)
+        except _NotThisWay as problem:
+            if no_iser is None:
+                no_iser = problem.error
+            else:  # one line is to tell of both
+                words = str(problem.error).removeprefix(f"{portal}: ")
+                no_iser.args = (f"{no_iser}; with style={style}: {words}",)
+            if not problem.another:
+                break
+            log.info("%s: style=%s: %s", portal, style, problem.error)
+        else:
+            if options.style == AUTO:
+                STYLES.learn(url.host, url.port, style)
+            return reached
+    assert no_iser is not None
+    if options.fallback != "iscsi":
+        raise no_iser
+    reason = f"fallback=iscsi, and iSER cannot be had: {no_iser}"
+    try:
+        reached = await _traditional(
+            replace(url, scheme="iscsi"), fallback_options(options), kind, run, reason
+        )
+    except (TransportError, NotSupported) as error:
+        error.args = (f"{error}; before that, by iSER: {no_iser}",)
+        raise
+    log.warning("%s: Traditional iSCSI is used: %s", portal, reason)
+    return reached
+
+
+def _styles(url: Url, options: Options) -> tuple[str, ...]:
+    """The styles to try, in order."""
+    if options.style != AUTO:
+        return (options.style,)
+    if options.rcap == "verbs":
+        return (CM,)
+    both = STYLES.order(url.host, url.port)
+    # A discovery session on a byte stream succeeds at a portal without iSER, too.
+    return both if url.iqn else both[:1]
+
+
+async def _by_cm(
+    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+) -> Reached[T]:
+    """Log in over iSER that is there before the login, whose PDUs travel in messages; so such a
+    connection cannot go on without iSER."""
     portal = name_portal(url.host, url.port)
     credentials = find_credentials(url, options)
-    may_fall_back = options.fallback == "iscsi"
-    no_iser: IserblkError
     try:
         if options.rcap == "verbs":
             if options.header != HEADER_LENGTH:
@@ -125,30 +194,57 @@ async def _iser(
                 )
             verbs.check_available()
         qp, reason = await choose(await resolve(url.host, url.port), options, portal)
-    except IserblkError as error:
-        if not may_fall_back or isinstance(error, HostNotFound):
-            raise
-        no_iser = error
-    else:
-        log.info("%s: connected by %s: %s", portal, qp.provider, reason)
-        login = kind(over_rdma(qp, options.header), url, options, portal)
-        login.credentials = credentials
-        try:
-            return Reached(url, portal, reason, await _log_in(run(login), qp, portal))
-        except IserRefused as error:
-            if not may_fall_back:
-                raise
-            no_iser = error
-    reason = f"fallback=iscsi, and iSER cannot be had: {no_iser}"
-    try:
-        reached = await _traditional(
-            replace(url, scheme="iscsi"), fallback_options(options), kind, run, reason
-        )
-    except (TransportError, NotSupported) as error:
-        error.args = (f"{error}; before that, by iSER: {no_iser}",)  # one line is to tell of both
+    except HostNotFound:
         raise
-    log.warning("%s: Traditional iSCSI is used: %s", portal, reason)
-    return reached
+    except IserblkError as error:
+        # The portal takes connections, but does not answer in MPA.
+        raise _NotThisWay(error, isinstance(error, NoMpaReply | ConnectionLost)) from None
+    log.info("%s: connected by %s: %s", portal, qp.provider, reason)
+    login = kind(over_rdma(qp, options.header), url, options, portal)
+    login.credentials = credentials
+    try:
+        return Reached(url, portal, reason, await _log_in(run(login), qp, portal))
+    except IserRefused as error:
+        raise _NotThisWay(error, False) from None
+
+
+async def _by_stream(
+    url: Url, options: Options, kind: type[L], run: Callable[[L], Awaitable[T]]
+) -> Reached[T]:
+    """Log in on the byte stream of TCP, which then becomes iSER (RFC 7145 section 5.1). Where the
+    target does not agree to that, the same connection goes on in Traditional iSCSI; not if the
+    stream is only an attempt of ``style=auto``, and the user has not allowed it."""
+    portal = name_portal(url.host, url.port)
+    credentials = find_credentials(url, options)
+    needs_rdma = options.style == AUTO and options.fallback != "iscsi"
+    try:
+        stream = await connect_stream(await resolve(url.host, url.port), portal, CONNECT_TIMEOUT_S)
+    except HostNotFound:
+        raise
+    except IserblkError as error:
+        raise _NotThisWay(error, False) from None
+    qp = StreamingQueuePair(
+        stream,
+        initiator=True,
+        crc=options.mpa_crc,
+        receive_size=RECEIVE_SIZE,
+        ird=READ_DEPTH,
+        segments=options.mpa_frames,
+    )
+    connection = over_stream(stream, qp, needs_rdma, options.header)
+    login = kind(connection, url, fallback_options(options), portal)
+    login.credentials = credentials
+    try:
+        result = await _log_in(run(login), qp, portal)
+    except (TransportError, IserRefused) as error:
+        raise _NotThisWay(error, True) from None
+    reason = f"style={options.style}, and the login agreed to iSER on the byte stream"
+    if login.traditional and url.iqn:
+        url = replace(url, scheme="iscsi")
+        asked = "style=stream" if options.style == STREAM else "fallback=iscsi"
+        reason = f"{asked}, and the target does not agree to iSER (RDMAExtensions is not Yes)"
+        log.warning("%s: Traditional iSCSI is used: %s", portal, reason)
+    return Reached(url, portal, reason, result)
 
 
 def fallback_options(options: Options) -> Options:

@@ -1,8 +1,8 @@
 """Discovery sessions: ask a portal with SendTargets for its targets. Runs in trio.
 
-Over TCP as the standards want it (RFC 7145 section 5.1), and over iSER as existing targets serve
-it: there the PDUs travel in Sends. Redirects are followed, and ``fallback=iscsi`` holds, as for any
-login.
+Over TCP as the standards want it (RFC 7145 section 5.1; with ``style=stream`` as well), and over
+iSER as existing targets serve it: there the PDUs travel in Sends. Redirects are followed, and
+``fallback=iscsi`` holds, as for any login.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Discovery(Login):
         slots = [TaskSlot(index) for index in range(_SLOTS)]
         login = await self._negotiate(slots)
         self._dm.notice_key_values(login.parameters)
-        self._dm.enable_datamover()
+        self._dm = self._dm.enable_datamover()
         session = DiscoveryInitiator(login.cmd_sn, login.exp_stat_sn)
         try:
             with trio.fail_after(ANSWER_TIMEOUT_S):

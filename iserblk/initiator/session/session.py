@@ -131,7 +131,7 @@ class Session:
         self.queue.start(cmd_sn, exp_cmd_sn, max_cmd_sn, exp_stat_sn)
         datamover.user = self
         datamover.notice_key_values(self.parameters)
-        datamover.enable_datamover()
+        self.queue.datamover = datamover.enable_datamover()
         self.life.enter(Event.LOGIN)
 
     def drive(self, driver: SessionDriver) -> None:

@@ -152,13 +152,7 @@ class IwarpQueuePair:
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
-        # One mapping: pages that no message has filled cost nothing.
-        step = SlotFrame.room(size)
-        memory = memoryview(mmap(-1, max(count, 1) * step, MAP_PRIVATE | MAP_ANONYMOUS))
-        places = range(0, count * step, step)
-        return [
-            SlotFrame(size, memory[at : at + step]).slot(index) for index, at in enumerate(places)
-        ]
+        return header_slots(count, size)
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:
         """See the seam. The Base Offset is always 0. Raises ConnectionLost after ``close``."""
@@ -385,6 +379,16 @@ class IwarpQueuePair:
             self._push()
             if not self._blocked:
                 _shutdown(self._sock, socket.SHUT_WR)
+
+
+def header_slots(count: int, size: int) -> list[seam.HeaderSlot]:
+    """See ``QueuePair.alloc_headers``. They belong to no connection: a queue pair that is still to
+    come may use them."""
+    # One mapping: pages that no message has filled cost nothing.
+    step = SlotFrame.room(size)
+    memory = memoryview(mmap(-1, max(count, 1) * step, MAP_PRIVATE | MAP_ANONYMOUS))
+    places = range(0, count * step, step)
+    return [SlotFrame(size, memory[at : at + step]).slot(index) for index, at in enumerate(places)]
 
 
 def _is_tcp(sock: socket.socket) -> bool:

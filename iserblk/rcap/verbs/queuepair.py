@@ -146,8 +146,8 @@ class VerbsQueuePair:
     # --- memory ---
 
     def alloc_headers(self, count: int, size: int) -> list[seam.HeaderSlot]:
-        """See the seam. Raises ConnectionLost once the connection has ended, and when the memory
-        cannot be registered."""
+        """See the seam. Raises ConnectionLost once the connection has ended, and Busy when the
+        memory cannot be registered; the connection goes on then."""
         slots = []
         with self._lock:
             self._check()
@@ -156,7 +156,7 @@ class VerbsQueuePair:
                     view, address, key = self._heads.cut(size, (count - index) * (size + 64))
                     slots.append(seam.HeaderSlot(view, (address, key), index))
             except OSError as error:
-                raise self._refused(error) from None
+                raise Busy(str(self._refused(error))) from None
         return slots
 
     def advertise(self, buffer: memoryview, rights: int) -> tuple[int, int]:

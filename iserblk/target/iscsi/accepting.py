@@ -1,6 +1,7 @@
-"""Make a new TCP connection a queue pair (iWARP), or a stream of Traditional iSCSI. Runs in trio.
+"""Make a new TCP connection a queue pair (iWARP), or the byte stream of a login. Runs in trio.
 
-The first bytes tell which: an MPA Request, which is answered here, or a Login Request.
+The first bytes tell which: an MPA Request, which is answered here, or a Login Request. The login on
+a byte stream then decides between iSER, whose MPA start-up follows it, and Traditional iSCSI.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.bhs import LOGIN_REQUEST, OPCODE_MASK
 from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.sockets.stream import SocketStream
 
 # TargetRecvDataSegmentLength. Software iWARP needs no memory for a posted receive.
@@ -56,6 +58,12 @@ async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream 
         plain = socket.socket(fileno=sock.detach())
     plain.setblocking(False)
     return IwarpQueuePair(plain, parameters, initiator=False, receive_size=IWARP_RECEIVE_SIZE)
+
+
+def streaming_pair(stream: SocketStream) -> StreamingQueuePair:
+    """The queue pair that a connection becomes if its login agrees on iSER. CRCs are used only if
+    the initiator asks for them."""
+    return StreamingQueuePair(stream, initiator=False, crc=False, receive_size=IWARP_RECEIVE_SIZE)
 
 
 async def is_iwarp(sock: trio.socket.SocketType) -> bool | None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from iserblk.datamover.seam import PduSlot, TargetDatamover
-from iserblk.errors import RemoteProtocolError, TransportError
+from iserblk.errors import Busy, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
@@ -267,16 +267,34 @@ class TargetConnection:
             raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} before the end of login")
         header = bytes(message[at : at + bhs.BHS_LENGTH])
         answers = self.login.receive(header, bhs.data_segment_untrusted(message, at))
+        if self.login.done:
+            try:
+                self._allocate()
+            except (Busy, OSError, MemoryError) as error:
+                answers = [self.login.out_of_resources(str(error) or "no memory")]
+        if self.login.done:
+            self._enter_full_feature_phase(*answers[0])
+            return
         for answer, data in answers:
             self._answers.login(answer, data)
         if self.login.failed:
             self.done = True
-        elif self.login.done:
-            self._enter_full_feature_phase()
 
-    def _enter_full_feature_phase(self) -> None:
-        """Apply the result of the login, and allocate what the session needs beside the login
-        buffers."""
+    def _allocate(self) -> None:
+        """Allocate what the session needs beside the login buffers, before the final Login Response
+        promises it (RFC 7145 section 5.1.2)."""
+        login = self.login
+        self._dm.notice_key_values(login.parameters)
+        if not login.discovery:
+            # Twice the depth: a slot is free only when the datamover reports its response as sent.
+            self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
+            self._dm.add_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
+        unasked = login.depth * login.unsolicited_of_each
+        self._dm.add_resources([], 0, UNEXPECTED + unasked)
+        self._answers.enlarge(CONTROL_INLINE, CONTROL_SLOTS)
+
+    def _enter_full_feature_phase(self, header: bytes, data: bytes) -> None:
+        """Apply the result of the login, whose final response is given."""
         login = self.login
         self._numbers.stat_sn = login.stat_sn
         self._numbers.exp_cmd_sn = login.exp_cmd_sn
@@ -284,19 +302,12 @@ class TargetConnection:
         self.parameters = login.parameters
         self._limit_data(login.parameters.initiator_recv_data_segment_length)
         if not login.discovery:
-            # Twice the depth: a slot is free only when the datamover reports its response as sent.
-            self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
-            self._dm.add_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
             self.nexus = Nexus(
                 login.initiator_name, login.isid, self._end_tasks, self.port, self._tasks_of
             )
             self._device.attach(self.nexus)
             self._attached = True
-        unasked = login.depth * login.unsolicited_of_each
-        self._dm.add_resources([], 0, UNEXPECTED + unasked)
-        self._answers.enlarge(CONTROL_INLINE, CONTROL_SLOTS)
-        self._dm.notice_key_values(self.parameters)
-        self._dm.enable_datamover()
+        self._dm = self._answers.enable_datamover(header, data)
         self._on_login(self)
 
     def _limit_data(self, most: int) -> None:

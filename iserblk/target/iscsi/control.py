@@ -88,6 +88,13 @@ class ControlAnswers:
         slot.bhs[:] = header
         self._dm.send_control(slot)
 
+    def enable_datamover(self, header: bytes, data: bytes) -> TargetDatamover:
+        """Send the final Login Response. Returns the datamover that all answers after it use."""
+        slot = self._take(data)
+        slot.bhs[:] = header
+        self._dm = self._dm.enable_datamover(slot)
+        return self._dm
+
     def nop_in(self, message: memoryview, at: int, limit: int) -> None:
         """Answer a ping with at most ``limit`` bytes of its data."""
         request = pdu.NopOut.unpack_from(message, at)

@@ -32,8 +32,9 @@ class Datamover:
     def notice_key_values(self, parameters: object) -> None:
         assert isinstance(parameters, SessionParameters)
 
-    def enable_datamover(self) -> None:
+    def enable_datamover(self) -> Datamover:
         assert not self.sent
+        return self
 
     def send_control(self, slot: PduSlot) -> None:
         kind = pdu.BY_OPCODE[slot.bhs[0] & bhs.OPCODE_MASK]

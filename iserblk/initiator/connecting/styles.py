@@ -1,0 +1,34 @@
+"""How a connection to a portal becomes iSER: ``cm`` or ``stream`` (docs/rdma.md).
+
+With ``style=auto`` the style is found by trying. What has worked is remembered, so that a
+reconnection does not wait for an answer that never comes.
+"""
+
+from __future__ import annotations
+
+MAXIMUM = 256  # portals that are remembered
+
+AUTO = "auto"
+CM = "cm"
+STREAM = "stream"
+
+
+class Styles:
+    """The styles that have worked, by portal."""
+
+    def __init__(self) -> None:
+        self._worked: dict[tuple[str, int], str] = {}
+
+    def order(self, host: str, port: int) -> tuple[str, ...]:
+        """Both styles, in the order in which to try them."""
+        return (STREAM, CM) if self._worked.get((host, port)) == STREAM else (CM, STREAM)
+
+    def learn(self, host: str, port: int, style: str) -> None:
+        """Note that ``style`` has worked. At the limit the oldest entry is forgotten."""
+        self._worked.pop((host, port), None)
+        if len(self._worked) >= MAXIMUM:
+            del self._worked[next(iter(self._worked))]
+        self._worked[host, port] = style
+
+
+STYLES = Styles()  # of this process
