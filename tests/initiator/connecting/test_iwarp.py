@@ -18,8 +18,8 @@ GRACE_S = 0.2
 WANTS_CRC = 0x40  # of the byte behind the key (RFC 5044 section 7.1)
 
 
-@pytest.mark.parametrize("options", [Options(), Options(mpa_crc=False)], ids=["default", "no"])
-async def test_crcs_are_asked_for(options: Options) -> None:
+@pytest.mark.parametrize(("options", "asked"), [(Options(), True), (Options(mpa_crc=False), False)])
+async def test_crcs_are_asked_for(options: Options, asked: bool) -> None:
     """Unless the user turns them off. proves: ISER-5.1-13"""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     there = f"iser://127.0.0.1:{listener.socket.getsockname()[1]}/iqn.2026-11.example:disk/0"
@@ -35,7 +35,7 @@ async def test_crcs_are_asked_for(options: Options) -> None:
             while len(request) < 17:
                 request += await stream.receive_some()
         assert request[:16] == b"MPA ID Req Frame"
-        assert bool(request[16] & WANTS_CRC) is options.mpa_crc
+        assert bool(request[16] & WANTS_CRC) is asked
 
 
 async def test_nothing_is_sent_before_the_peer_had_time_for_its_own_reply(
