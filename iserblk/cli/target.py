@@ -21,7 +21,8 @@ from iserblk.target.server import serve
 
 _LUN_HELP = """\
 A file or block device as LUN 0; repeat it for LUN 1, 2 and so on.
-FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]"""
+FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
+[:soft-threshold=800M]"""
 
 
 @click.command("target")

@@ -334,7 +334,8 @@ def decode_characteristics(data: Data | None) -> Characteristics:
     return Characteristics(int.from_bytes(body[:2], "big") > _NON_ROTATING)
 
 
-# Logical block provisioning: 5 LBPU, LBPWS, LBPWS10, LBPRZ (3 bits); 6 bits 2-0 type.
+# Logical block provisioning: 4 THRESHOLD EXPONENT; 5 LBPU, LBPWS, LBPWS10, LBPRZ
+# (3 bits); 6 bits 2-0 type.
 _LBPU = 0x80
 _LBPWS = 0x40
 _LBPWS10 = 0x20
@@ -349,11 +350,12 @@ class Provisioning(NamedTuple):
     lbprz: bool = False  # unmapped blocks read as zeroes
 
 
-def encode_provisioning(provisioning: Provisioning) -> bytes:
-    """The page of a thinly provisioned LUN."""
+def encode_provisioning(provisioning: Provisioning, threshold_exponent: int = 0) -> bytes:
+    """The page of a thinly provisioned LUN. ``threshold_exponent``: log2 of the blocks in a
+    threshold set; 0: there are no thresholds."""
     bits = (_LBPU, _LBPWS, _LBPWS10, _LBPRZ_ZERO)
     flags = sum(bit for bit, is_set in zip(bits, provisioning, strict=True) if is_set)
-    return encode_page(LOGICAL_BLOCK_PROVISIONING, bytes((0, flags, _THIN, 0)))
+    return encode_page(LOGICAL_BLOCK_PROVISIONING, bytes((threshold_exponent, flags, _THIN, 0)))
 
 
 def decode_provisioning(data: Data | None) -> Provisioning:

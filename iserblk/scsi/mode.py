@@ -24,6 +24,7 @@ CACHING = 0x08
 CONTROL = 0x0A
 INFORMATIONAL_EXCEPTIONS = 0x1C
 ALL = 0x3F
+PAGE_CODE = 0x3F  # bits of byte 0
 
 # Subpages of INFORMATIONAL_EXCEPTIONS.
 LOGICAL_BLOCK_PROVISIONING = 0x02
@@ -47,7 +48,6 @@ _WCE = 0x04
 _TAS = 0x40
 _LBPERE = 0x80
 _DEXCPT = 0x08
-_PAGE_CODE = 0x3F
 _ENABLED = 0x80
 _ARMED_INCREASING = 0x01
 _USED_RESOURCE = 0x02
@@ -133,10 +133,24 @@ def provisioning_page(threshold: int) -> bytes:
     return head + descriptor
 
 
+def subpage(page: bytes) -> int:
+    return page[1] if page[0] & _SPF else 0
+
+
+def head_length(page: bytes) -> int:
+    """Bytes in front of the parameters of a page."""
+    return 4 if page[0] & _SPF else 2
+
+
+def is_same_page(one: bytes, other: bytes) -> bool:
+    """Whether page code and subpage code agree."""
+    return one[0] == other[0] and subpage(one) == subpage(other)
+
+
 def changeable(page: bytes) -> bytes:
     """``page`` for PC_CHANGEABLE: a 1 for each bit that MODE SELECT may change. That is WCE, and
     nothing else."""
-    head = 4 if page[0] & _SPF else 2
+    head = head_length(page)
     if page[0] == CACHING:
         return page[:head] + bytes((_WCE,)) + bytes(len(page) - head - 1)
     return page[:head] + bytes(len(page) - head)
@@ -180,7 +194,7 @@ def decode_select(data: bytes | memoryview, long_header: bool) -> Selected:
         end = at + head + int.from_bytes(raw[at + head // 2 : at + head], "big")
         if end > len(raw):
             raise RemoteProtocolError("SCSI", "MODE SELECT ends within a page")
-        pages.append((at, bytes((raw[at] & (_SPF | _PAGE_CODE),)) + raw[at + 1 : end]))
+        pages.append((at, bytes((raw[at] & (_SPF | PAGE_CODE),)) + raw[at + 1 : end]))
         at = end
     return Selected(blocks, block_size, pages)
 

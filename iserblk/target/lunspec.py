@@ -1,6 +1,7 @@
 """The option ``--lun`` of the target: parse it, and open the file that it names.
 
     --lun FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
+              [:soft-threshold=800M]
 
 The parser takes options from the right, until the rest is an existing file. So a file whose name
 has colons can be served, too.
@@ -24,13 +25,13 @@ MAXIMUM_SIZE = 1 << 62  # bytes
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
-_KEYS = ("block", "size", "serial", "wce", "volatile-cache")
+_KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 
 
 @dataclass(slots=True, frozen=True)
 class LunSpec:
-    """The values of one ``--lun``. Sizes in bytes. ``size`` None: the file's own size;
-    ``serial`` and ``volatile_cache`` None: not given."""
+    """The values of one ``--lun``. Sizes in bytes. ``size`` None: the file's own size; ``serial``,
+    ``volatile_cache`` and ``soft_threshold`` None: not given."""
 
     path: str
     read_only: bool = False
@@ -39,6 +40,7 @@ class LunSpec:
     serial: str | None = None
     write_cache: bool = True
     volatile_cache: int | None = None
+    soft_threshold: int | None = None
 
 
 def parse_lun_spec(text: str) -> LunSpec:
@@ -52,6 +54,7 @@ def parse_lun_spec(text: str) -> LunSpec:
         serial=_serial(options.get("serial"), text),
         write_cache=_flag(options.get("wce"), text),
         volatile_cache=_size(options, "volatile-cache", text),
+        soft_threshold=_size(options, "soft-threshold", text),
     )
     if spec.volatile_cache is not None and not spec.write_cache:
         raise BadArgument(
@@ -148,6 +151,7 @@ def open_lun(spec: LunSpec, default_serial: str) -> LogicalUnit:
             block=spec.block,
             read_only=spec.read_only,
             write_cache=spec.write_cache,
+            soft_threshold=spec.soft_threshold or 0,
         )
     except BadArgument:
         store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iserblk.disk.lun.geometry import Geometry
-from iserblk.scsi import alua, capacity, cdb, inquiry, lba, luns, mode, reservations, sense
+from iserblk.scsi import alua, capacity, cdb, inquiry, lba, log, luns, mode, reservations, sense
 from iserblk.scsi.status import CHECK_CONDITION, GOOD
 from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
@@ -118,6 +118,11 @@ ROWS = (
     decoder("lba status", lambda data: list(lba.decode_lba_status(data)), _STATUS),
     decoder("unmap list", lba.decode_unmap_parameters, _UNMAP),
     decoder("mode 6", mode.decode_sense6, mode.encode_sense6(0x90, bytes(8), _PAGES)),
+    decoder(
+        "log page",
+        lambda data: list(log.decode_parameters(data)),
+        log.encode_provisioning([(1, 5, 2), (2, 6, 1)]),
+    ),
     decoder("mode select 6", lambda data: mode.decode_select(data, False), _SELECT6),
     decoder("mode select 10", lambda data: mode.decode_select(data, True), _SELECT10),
     decoder(

@@ -16,6 +16,7 @@ class FakeStore:
         self.failure: OSError | None = None
         self.cached = True
         self.holes: list[Extent] | None = None
+        self.occupied: tuple[int, int] | None = None
 
     def _called(self, *call: object) -> None:
         if self.failure is not None:
@@ -53,6 +54,9 @@ class FakeStore:
     def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
         self._called("extents", offset, length)
         return [(offset, length, True)] if self.holes is None else self.holes[:limit]
+
+    def usage(self) -> tuple[int, int] | None:
+        return self.occupied
 
     def measure(self) -> int:
         return self.size

@@ -32,6 +32,7 @@ from tests.target.scsi_client import GOOD, IQN, Client
         ("/x/disk:serial=A-1", LunSpec("/x/disk", serial="A-1")),
         ("/x/disk:wce=0", LunSpec("/x/disk", write_cache=False)),
         ("/x/disk:wce=1", LunSpec("/x/disk")),
+        ("/x/disk:soft-threshold=3G", LunSpec("/x/disk", soft_threshold=3 << 30)),
         ("/x/disk:volatile-cache=64M", LunSpec("/x/disk", volatile_cache=64 << 20)),
         (
             "/x/disk:size=1G:serial=S:block=4096:volatile-cache=1K",
@@ -68,6 +69,7 @@ def test_good(text: str, expected: LunSpec) -> None:
         ("x:serial=", "1 to 64 printable"),
         ("x:serial=ä", "1 to 64 printable"),
         ("x:serial=" + "s" * 65, "1 to 64 printable"),
+        ("x:soft-threshold=", "`soft-threshold=`"),
         ("x:wce=0:volatile-cache=1M", "contradict"),
         ("x:ro:volatile-cache=1M", "contradict"),
     ],
@@ -135,3 +137,13 @@ def test_a_volatile_cache_end_to_end(tmp_path: Path) -> None:
     assert path.read_bytes()[4096:5120] == b"y" * 512 + b"x" * 512
     assert inquiry.decode_serial(client.data(cdb.inquiry(255, 0x80))) == "S"
     server.close()
+
+
+def test_a_soft_threshold_reaches_the_unit(tmp_path: Path) -> None:
+    unit = open_lun(parse_lun_spec(f"{tmp_path}/lun:size=4M:soft-threshold=2M"), "S")
+    try:
+        assert unit.soft_threshold == 2 and not unit.passes_threshold()
+        unit.store.write(memoryview(bytes(b"x" * (2 << 20))), 0, True, False)
+        assert unit.passes_threshold() and not unit.passes_threshold()
+    finally:
+        unit.close()

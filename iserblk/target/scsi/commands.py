@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from iserblk.scsi import opcodes as op
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
-from iserblk.target.scsi import block, primary, provisioning
+from iserblk.target.scsi import block, logs, primary, provisioning
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.reservations import CHANGES, FREE, PREVENTS, READS, STARTS
 from iserblk.target.scsi.task import DeviceTask
@@ -87,6 +87,7 @@ _LIST: Final = (
     _command("35 06 ff ff ff ff 3f ff ff 00", block.begin_synchronize_cache10, CHANGES),
     _command("41 08 ff ff ff ff 3f ff ff 00", provisioning.begin_write_same10, CHANGES),
     _command("42 00 00 00 00 00 3f ff ff 00", provisioning.begin_unmap, CHANGES),
+    _command("4d 00 ff ff 00 ff ff ff ff 00", logs.begin_log_sense, FREE),
     _command("53 1c ff ff ff ff 1f ff ff 00", block.begin_xdwriteread10, CHANGES),
     _command("55 11 00 00 00 00 00 ff ff 00", primary.begin_mode_select10, CHANGES),
     _command("5a 18 ff ff 00 00 00 ff ff 00", primary.begin_mode_sense10, READS),

@@ -54,6 +54,7 @@ _IN_ANY_STATE: Final = frozenset(
         opcodes.MODE_SENSE_10,
         opcodes.MODE_SELECT_6,
         opcodes.MODE_SELECT_10,
+        opcodes.LOG_SENSE,
         opcodes.MAINTENANCE_IN,
         opcodes.PERSISTENT_RESERVE_IN,
         opcodes.PERSISTENT_RESERVE_OUT,
@@ -125,13 +126,19 @@ class DeviceServer:
                     self._attend(nexus, lun, alua.STATE_CHANGED)
 
     def _look_at_files(self) -> None:
-        """Let LUNs grow with their files; initiators get a unit attention."""
+        """Let LUNs grow with their files, and see whether they occupy too much; initiators get a
+        unit attention."""
         for lun, unit in self._units.items():
             try:
                 grown = unit.grow()
+                full = unit.passes_threshold()
             except OSError as error:
-                log.debug("LUN %d: cannot read the size of its file: %s", lun, error)
+                log.debug("LUN %d: cannot look at its file: %s", lun, error)
                 continue
+            if full:
+                log.warning("LUN %d has reached its soft threshold", lun)
+                for nexus in self._nexuses:
+                    self._attend(nexus, lun, sense.SOFT_THRESHOLD_REACHED)
             if grown:
                 log.info("LUN %d has %d blocks now", lun, unit.blocks)
                 for nexus in self._nexuses:

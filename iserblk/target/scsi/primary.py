@@ -47,27 +47,35 @@ def _pages(unit: LogicalUnit, cdb: bytes) -> bytes:
     control, page, subpage = cdb[2] >> 6, cdb[2] & 0x3F, cdb[3]
     if control == mode.PC_SAVED:
         raise CheckCondition(sense.ILLEGAL_REQUEST, sense.SAVING_NOT_SUPPORTED)
-    if subpage not in (0, _ALL_SUBPAGES if page == mode.ALL else 0):
-        raise invalid_field(3)
     cached = unit.default_write_cache if control == mode.PC_DEFAULT else unit.write_cache
-    pages = _all_pages(cached)
-    if page != mode.ALL:
-        if page not in pages:
-            raise invalid_field(2, 5)
-        pages = {page: pages[page]}
+    pages = [
+        each
+        for each in _all_pages(unit, cached)
+        if page in (mode.ALL, each[0] & mode.PAGE_CODE)
+        and subpage in (_ALL_SUBPAGES, mode.subpage(each))
+    ]
+    if not pages:
+        raise invalid_field(3) if _has_page(unit, page) else invalid_field(2, 5)
     if control == mode.PC_CHANGEABLE:
-        return b"".join(map(mode.changeable, pages.values()))
-    return b"".join(pages.values())
+        pages = [mode.changeable(each) for each in pages]
+    return b"".join(pages)
 
 
-def _all_pages(write_cache: bool) -> dict[int, bytes]:
-    """The mode pages by page code, in the order of MODE SENSE."""
-    return {
-        mode.READ_WRITE_ERROR_RECOVERY: mode.error_recovery_page(False),
-        mode.CACHING: mode.caching_page(write_cache),
-        mode.CONTROL: mode.control_page(),
-        mode.INFORMATIONAL_EXCEPTIONS: mode.exceptions_page(),
-    }
+def _has_page(unit: LogicalUnit, page: int) -> bool:
+    if page == mode.ALL:
+        return True
+    return any(page == each[0] & mode.PAGE_CODE for each in _all_pages(unit, True))
+
+
+def _all_pages(unit: LogicalUnit, write_cache: bool) -> list[bytes]:
+    """The mode pages, in the order of MODE SENSE."""
+    return [
+        mode.error_recovery_page(bool(unit.soft_threshold)),
+        mode.caching_page(write_cache),
+        mode.control_page(),
+        mode.exceptions_page(),
+        mode.provisioning_page(unit.soft_threshold),
+    ]
 
 
 def _specific(unit: LogicalUnit) -> int:
@@ -132,14 +140,16 @@ def _mode_select(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         raise wrong_parameter(8 if long_header else 4)
     present = not unit.write_through  # also while the cache is being turned off
     write_cache = present
+    pages = _all_pages(unit, unit.write_cache)
     for at, page in selected.pages:
-        current = _all_pages(unit.write_cache).get(page[0])
+        head = mode.head_length(page)
+        current = next((each for each in pages if mode.is_same_page(each, page)), None)
         if current is None:
             raise wrong_parameter(at)
         if len(page) != len(current):
-            raise wrong_parameter(at + 1)
+            raise wrong_parameter(at + head // 2)
         free = mode.changeable(current)
-        for index in range(2, len(page)):
+        for index in range(head, len(page)):
             if (page[index] ^ current[index]) & ~free[index]:
                 raise wrong_parameter(at + index)
         if page[0] == mode.CACHING:

@@ -30,6 +30,8 @@ MAX_PREFETCH = 64 << 20
 MAX_UNMAP_DESCRIPTORS = 256
 MAX_COMPARE_AND_WRITE_BLOCKS = 255
 
+THRESHOLD_SET = 1 << 20  # bytes: the unit of thresholds, and of what LOG SENSE tells of use
+
 SENSE_LENGTH = 18  # bytes: fixed format
 
 TellOthers = Callable[[Nexus, int], None]
@@ -45,7 +47,8 @@ class LogicalUnit:
     its GOOD; MODE SELECT may change it. ``write_through``: write durably, also where
     ``write_cache`` does not say so yet. ``serial``: 1 to 64 characters of printable ASCII. All
     identifiers are made from it, so it must be the same after a restart, and different for every
-    LUN that an initiator may see. Raises BadArgument for a bad ``serial``; ``store`` stays open
+    LUN that an initiator may see. ``soft_threshold``: bytes that the store may occupy before hosts
+    are told; 0: they are not. Raises BadArgument for a bad ``serial``; ``store`` stays open
     then.
     """
 
@@ -57,6 +60,7 @@ class LogicalUnit:
         block: int = 512,
         read_only: bool = False,
         write_cache: bool = True,
+        soft_threshold: int = 0,
     ) -> None:
         if (
             not 0 < len(serial) <= MAXIMUM_SERIAL
@@ -76,6 +80,10 @@ class LogicalUnit:
         self._write_cache = write_cache
         self.write_through = not write_cache
         self._cached = write_cache  # since the start there have been writes into a cache
+        # Of threshold sets; 0 where the store does not know what it occupies.
+        self.threshold_exponent = (THRESHOLD_SET // block).bit_length() - 1
+        self.soft_threshold = -(-soft_threshold // THRESHOLD_SET)  # threshold sets
+        self._above_threshold = False
         self.guard = RangeGuard()
         self.unflushed = Unflushed()
         self.reservations = Reservations()
@@ -148,6 +156,20 @@ class LogicalUnit:
         """Flush for ``nexus``. Raises OSError if anything that it wrote may be lost."""
         self.unflushed.flush(nexus, self.store.flush)
 
+    def passes_threshold(self) -> bool:
+        """Whether the store has come to occupy the soft threshold since the last call. It has to
+        be below it again before this happens once more. Raises OSError."""
+        if not self.soft_threshold:
+            return False
+        usage = self.store.usage()
+        if usage is None:
+            return False
+        before, self._above_threshold = (
+            self._above_threshold,
+            usage[0] >= self.soft_threshold * THRESHOLD_SET,
+        )
+        return self._above_threshold and not before
+
     def settle(self, nexus: Nexus) -> None:
         """Finish a change other than a write: without a write cache, make it durable now."""
         if self._cached:
@@ -190,7 +212,8 @@ class LogicalUnit:
             inquiry.BLOCK_LIMITS: inquiry.encode_block_limits(self.limits),
             inquiry.BLOCK_DEVICE_CHARACTERISTICS: inquiry.encode_characteristics(),
             inquiry.LOGICAL_BLOCK_PROVISIONING: inquiry.encode_provisioning(
-                Provisioning(lbpu=True, lbpws=True, lbpws10=True, lbprz=True)
+                Provisioning(lbpu=True, lbpws=True, lbpws10=True, lbprz=True),
+                self.threshold_exponent,
             ),
         }
         supported = inquiry.encode_supported_pages((inquiry.SUPPORTED_PAGES, *pages))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from typing import Final, Protocol
 
 from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
 
 ZEROES = memoryview(bytes(1 << 20))
+_STAT_BLOCK: Final = 512  # bytes: the unit of st_blocks
 _SECTOR: Final = 4096  # bytes: the largest sector size of devices
 
 # Offset, length, whether it is data (else a hole). Lists of extents are ascending, without gaps.
@@ -52,6 +54,11 @@ class Store(Protocol):
 
     def prefetch(self, offset: int, length: int) -> None:
         """Start reading the range into the page cache."""
+        ...
+
+    def usage(self) -> tuple[int, int] | None:
+        """Bytes that the LUN occupies, and bytes that it may still take, shared with others. None:
+        not known. Raises OSError."""
         ...
 
     def measure(self) -> int:
@@ -232,6 +239,13 @@ class FileStore:
 
     def prefetch(self, offset: int, length: int) -> None:
         os.posix_fadvise(self.fd, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def usage(self) -> tuple[int, int] | None:
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        system = os.fstatvfs(self.fd)
+        return status.st_blocks * _STAT_BLOCK, system.f_bavail * system.f_frsize
 
     def measure(self) -> int:
         self.size = max(self.size, os.lseek(self.fd, 0, os.SEEK_END))

@@ -192,6 +192,10 @@ class VolatileStore:
     def prefetch(self, offset: int, length: int) -> None:
         self._store.prefetch(offset, length)
 
+    def usage(self) -> tuple[int, int] | None:
+        """Without what is only in the cache."""
+        return self._store.usage()
+
     def measure(self) -> int:
         self.size = self._store.measure()
         return self.size

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from iserblk.scsi import cdb, opcodes, sense
+from iserblk.scsi import cdb, log, opcodes, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
 from iserblk.scsi.reservations import OutParameters, Reservation
@@ -105,6 +105,7 @@ TABLE: dict[str, tuple[bytes, int, str]] = {
     "PREVENT REMOVAL": (bytes((0x1E, 0, 0, 0, 1, 0)), 0, "W"),
     "MODE SELECT(6)": (cdb.mode_select6(4), 4, "W"),
     "MODE SELECT(10)": (cdb.mode_select10(8), 8, "W"),
+    "LOG SENSE": (log.log_sense(0x0C), 0, "F"),
     "MODE SENSE(6)": (cdb.mode_sense6(0x3F, 255), 0, "R"),
     "MODE SENSE(10)": (cdb.mode_sense10(0x3F, 255), 0, "R"),
     "REPORT SUPPORTED": (bytes((0xA3, 0x0C, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0)), 0, "R"),

@@ -248,3 +248,16 @@ def test_a_durable_write_is_so_in_all_its_parts(
 def test_prefetch_is_harmless(lun: FileStore) -> None:
     lun.prefetch(0, SIZE)
     assert read(lun, 0, 512) == bytes(512)
+
+
+def test_usage(lun: FileStore) -> None:
+    """What the file occupies, in whole blocks of its file system, and what is free there."""
+    before = lun.usage()
+    assert before is not None and before[0] == 0
+    lun.write(memoryview(bytes(b"x" * 65536)), 0, False, False)
+    lun.flush()
+    after = lun.usage()
+    assert after is not None and after[0] >= 65536 and after[1] > 0
+    lun.punch(0, SIZE)
+    now = lun.usage()
+    assert now is not None and now[0] < after[0]
