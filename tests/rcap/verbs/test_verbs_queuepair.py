@@ -112,7 +112,8 @@ def test_a_hello_settles_the_reads_of_a_device(ends: Callable[..., Ends], window
     agreed = SessionParameters(rdma_extensions=True, iser_hello_required=True)
     for end in (both.initiator, both.target):
         end.notice_key_values(agreed)
-        end.enable_datamover()
+    both.initiator.enable_datamover()
+    both.target.enable_behind_stream()
     assert not both.initiator.greeted and not both.target.greeted
     both.turn()
     assert both.initiator.greeted and both.target.greeted
