@@ -42,6 +42,7 @@ MODULES = (
     "iserblk.initiator.session.unsolicited",
     "iserblk.iscsi.bhs",
     "iserblk.iscsi.serial",
+    "iserblk.iscsi.unexpected",
     "iserblk.nbd.buffers",
     "iserblk.nbd.client",
     "iserblk.nbd.messages",

@@ -36,7 +36,7 @@ from iserblk.target.iscsi.accepting import (
     streaming_pair,
 )
 from iserblk.target.iscsi.buffers import DataBudget
-from iserblk.target.iscsi.connection import TargetConnection
+from iserblk.target.iscsi.connection import QUEUE_DEPTH, UNEXPECTED, TargetConnection
 from iserblk.target.iscsi.listening import (
     RdmaListener,
     is_any_address,
@@ -177,6 +177,8 @@ class TargetServer:
                 tsih=tsih,
                 receive_data_segment_length=receive_data,
                 max_ulpdu=max_ulpdu,
+                unexpected_pdus=UNEXPECTED,
+                queue_depth=QUEUE_DEPTH,
                 sessions=self._tsihs,
                 max_recv_data_segment_length=traditional,
                 accounts=self._accounts,

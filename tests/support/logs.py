@@ -9,6 +9,7 @@ ANOTHER_PORTAL = (
 DEADLINES = (
     r"exceeded its deadline; sending ABORT TASK|no answer to ABORT TASK; LOGICAL UNIT RESET"
     r"|no answer to (LOGICAL UNIT RESET|NOP-Out); disconnecting|task management: "
+    r"|takes no (PDU that could abort a command|NOP-Out); disconnecting"
 )
 LOST_POWER = r"the target lost power .*what was not flushed is sent again"
 LOST_WRITES = r"; the next flush fails$"

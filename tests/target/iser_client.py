@@ -104,8 +104,13 @@ class IserClient:
         port: TargetPort = ONLY_PORT,
         lun: int = 0,
         max_ulpdu: int = 0,
+        solicits: bool = True,
+        isid: bytes = b"\x80abcde",
     ) -> None:
-        self.ours, theirs = memory_pair(ord=ord, receive_size=MINIMUM_LENGTH + 8192)
+        self.ours, theirs = memory_pair(
+            ord=ord, receive_size=MINIMUM_LENGTH + 8192, solicits=solicits
+        )
+        self._isid = isid
         self.target_pair = theirs
         self.sent: list[Message] = []
         self.heard: list[Heard] = []
@@ -203,7 +208,7 @@ class IserClient:
         request = pdu.LoginRequest(
             flags=flags,
             data_length=len(data),
-            isid=b"\x80abcde",
+            isid=self._isid,
             tsih=0,
             itt=5,
             cmd_sn=self.cmd_sn,

@@ -8,14 +8,14 @@ from contextlib import suppress
 import pytest
 
 from iserblk.datamover.iser import ControlHeader
-from iserblk.errors import AuthenticationError, RemoteProtocolError
+from iserblk.errors import AuthenticationError, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.chap import Accounts, Credentials
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message
 from iserblk.secret import Secret
-from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.iscsi.connection import LOGIN_SLOTS, PINGS, QUEUE_DEPTH, UNEXPECTED
 from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.ports import TargetPorts
 from iserblk.target.seam import Nexus
@@ -663,3 +663,123 @@ def test_answers_leave_before_the_last_command_is_carried_out() -> None:
     client.run()
     assert buffers[0] == bytes(512)
     assert buffers[-1] == DATA[:512]
+
+
+# -- unexpected PDUs (RFC 7145 section 8.1.2) ------------------------------------------------------
+
+
+def unexpected(client: IserClient) -> list[int]:
+    """The opcodes of the PDUs heard so far that answer nothing."""
+    return [
+        each.opcode
+        for each in client.heard
+        if each.opcode in (bhs.ASYNC_MESSAGE, bhs.REJECT)
+        or (each.opcode == bhs.NOP_IN and each.number(16) == bhs.NO_TAG)
+    ]
+
+
+@pytest.mark.parametrize(("declared", "most"), [("2", 2), ("5", 5), ("0", 12), (None, 12)])
+def test_no_more_than_the_initiator_takes(declared: str | None, most: int) -> None:
+    """Asynchronous Messages, Rejects and pings together; the last one is a ping. With ExpStatSN, or
+    the answer to the ping, there may be more.
+
+    proves: ISER-3.3-10, ISER-8.1.2-1, ISER-8.1.2-2, ISER-8.1.2-4, ISER-8.1.2-6, ISER-8.1.2-7
+    proves: ISER-8.1.2-9
+    """
+    key = "MaxOutstandingUnexpectedPDUs"
+    client = IserClient().logged_in([(key, declared)] if declared else [])
+    limited = declared not in (None, "0")
+
+    def provoke() -> None:
+        snack = pdu.SnackRequest(
+            flags=0x80, lun=bytes(8), itt=1, ttt=2, exp_stat_sn=0, beg_run=0, run_length=0
+        )
+        for _ in range(6):
+            client.send(bytes((0x10,)) + bytes(27) + snack.pack())
+            client.run()
+            client.connection.tell(pdu.ASYNC_NEGOTIATE)
+        client.run()
+
+    provoke()
+    found = unexpected(client)
+    assert len(found) == most
+    assert found.count(bhs.NOP_IN) == limited and (not limited or found[-1] == bhs.NOP_IN)
+    assert client.command(TEST_UNIT_READY).bhs[3] == 0  # the session goes on
+    if limited:
+        (asked,) = [each for each in client.heard if each.opcode == bhs.NOP_IN]
+        stat_sn = client.heard[-1].number(24) + 1
+        answer = pdu.NopOut(
+            itt=bhs.NO_TAG, ttt=asked.number(20), cmd_sn=client.cmd_sn, exp_stat_sn=stat_sn
+        )
+        client.send(bytes((0x10,)) + bytes(27) + answer.pack())
+        client.run()
+        provoke()
+        assert len(unexpected(client)) == 2 * most
+
+
+@pytest.mark.parametrize("solicits", [True, False])
+def test_an_asynchronous_message_over_iser(solicits: bool) -> None:
+    """One Send: with a solicited event where the RCaP has all receivers take it.
+
+    proves: ISER-7.3.7-1, ISER-7.3.7-2
+    """
+    client = IserClient(solicits=solicits).logged_in()
+    assert client.connection.tell(pdu.ASYNC_LOGOUT_REQUEST, parameter3=3)
+    client.run()
+    (message,) = client.sent
+    assert message.kind == (seam.SEND_SE if solicits else seam.SEND)
+    heard = pdu.AsyncMessage.unpack_from(client.heard[-1].bhs)
+    assert (heard.opcode, heard.event, heard.parameter3) == (0x32, 1, 3)
+
+
+def test_a_ping_asks_for_the_sequence_numbers() -> None:
+    """A NOP-In with a Target Transfer Tag; its answer finds a receive whatever else has come.
+
+    proves: ISER-7.3.6-20, ISER-8.1.2-5
+    """
+    client = IserClient().logged_in()
+    before = client.receives
+    client.connection.ping()
+    client.run()
+    asked = pdu.NopIn.unpack_from(client.heard[-1].bhs)
+    assert asked.itt == bhs.NO_TAG and asked.ttt != bhs.NO_TAG
+    message = bytes((0x10,)) + bytes(27)
+    for _ in range(before - LOGIN_SLOTS - PINGS):  # as many PDUs as it may have outstanding
+        client.send(message + nop(itt=bhs.NO_TAG))
+    answer = pdu.NopOut(itt=bhs.NO_TAG, ttt=asked.ttt, cmd_sn=client.cmd_sn, exp_stat_sn=0)
+    client.send(message + answer.pack())
+    client.run()
+    assert client.command(TEST_UNIT_READY).bhs[3] == 0
+
+
+def test_a_peer_that_sends_more_than_it_may_is_cut_off() -> None:
+    """MaxOutstandingUnexpectedPDUs says how many receives there are for them; when all receives are
+    used up, the connection ends (RFC 7145 section 8.1). proves: ISER-3.3-10"""
+    client = IserClient().logged_in()
+    for _ in range(client.receives):
+        client.send(bytes((0x10,)) + bytes(27) + nop())
+    with pytest.raises(TransportError):
+        client.send(bytes((0x10,)) + bytes(27) + nop())
+        client.run()
+
+
+@pytest.mark.parametrize(("isid", "most"), [("00023d000002", 128), ("80abcdef0123", 4096)])
+def test_how_much_data_open_iscsi_takes(isid: str, most: int) -> None:
+    """Its kernel has room for 128 bytes of data in a control-type PDU of full feature phase.
+    Answers to pings, text and sense data keep to that. proves: ISER-RC-21"""
+    client = IserClient(isid=bytes.fromhex(isid)).logged_in(
+        [("InitiatorRecvDataSegmentLength", "4096")]
+    )
+    assert len(client.ask(nop(bytes(5000)), bytes(5000)).data) == most
+    text = encode([("SendTargets", "All")])
+    request = pdu.TextRequest(data_length=len(text), itt=3, cmd_sn=client.cmd_sn, exp_stat_sn=0)
+    assert 0 < len(client.ask(request.pack(), text).data) <= most
+    heard = client.command(bytes((0x28, 0xFF)) + bytes(8))  # ILLEGAL REQUEST, with its field
+    assert heard.bhs[3] == CHECK_CONDITION and 0 < len(heard.data) <= 128
+
+
+def test_the_login_declares_the_receives_for_unexpected_pdus() -> None:
+    """proves: ISER-3.3-10"""
+    client = IserClient()
+    answer = client.login([("MaxOutstandingUnexpectedPDUs", "8")])
+    assert f"MaxOutstandingUnexpectedPDUs={UNEXPECTED}".encode() in answer.data.split(b"\0")

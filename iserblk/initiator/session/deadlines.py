@@ -83,6 +83,7 @@ class Ladder:
         # ABORTING, but no control slot was free to say so: (task, its ITT), oldest first.
         self._waiting: deque[tuple[TaskSlot, int]] = deque()
         self._now = 0.0  # of the last call that had it as an argument
+        self._held_back = 0.0  # since when aborts wait for the target to take a PDU; 0: they do not
         self._ping: _Ping | None = None
         self.aborted = 0  # for statistics: commands that missed their deadline
         self.resets = 0
@@ -146,16 +147,28 @@ class Ladder:
         """Send ABORT TASK for those that wait for it, as far as control slots go."""
         self._now = now
         waiting = self._waiting
-        while waiting and self.session.queue.free_controls > SPARE_CONTROLS:
+        queue = self.session.queue
+        while waiting and queue.free_controls > SPARE_CONTROLS and not queue.held_back:
             task, itt = waiting.popleft()
             if task.state == ABORTING and task.itt == itt:
                 self._request(task, pdu.TMF_ABORT_TASK, now)
+        if not waiting or not queue.held_back:
+            self._held_back = 0.0
+        elif not self._held_back:
+            self._held_back = now
+        elif now >= self._held_back + STEP_S:
+            log.error(
+                "%s: the target takes no PDU that could abort a command; disconnecting",
+                self.session.portal,
+            )
+            self.session.disconnect()
 
     def _request(self, task: TaskSlot, function: int, now: float) -> None:
         session = self.session
         control = session.queue.take_control()
         if control is None:
-            session.disconnect()  # all control slots wait for an answer: the target is gone
+            # All control slots wait for an answer, or the target takes no more PDUs: it is gone.
+            session.disconnect()
             return
         pdu.TaskManagementRequest(
             function=function,
@@ -261,6 +274,9 @@ class Ladder:
             return
         control = session.queue.take_control()
         if control is None:
+            if session.queue.held_back and now - session.last_heard >= IDLE_S + STEP_S:
+                log.error("%s: silent, and takes no NOP-Out; disconnecting", session.portal)
+                session.disconnect()
             return
         ping = pdu.NopOut(lun=bytes(8), itt=0, ttt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=0)
         ping.pack_into(control.bhs)

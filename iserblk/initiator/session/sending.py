@@ -35,6 +35,7 @@ from iserblk.initiator.session.unsolicited import DataOuts
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import serial_lt
+from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,9 @@ class SendQueue:
         self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
         self._takers: deque[Waiter] = deque()
         self._unsent_pongs = 0  # answers to pings since the wire was last seen free
+        self._unexpected = FromInitiator(
+            parameters.max_outstanding_unexpected_pdus if parameters.rdma_extensions else NO_LIMIT
+        )
         self._cmd_sn = 0
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
@@ -329,11 +333,23 @@ class SendQueue:
 
     @property
     def free_controls(self) -> int:
+        """Control PDUs that may be sent now, as far as slots go."""
         return len(self._free_controls)
 
+    @property
+    def held_back(self) -> bool:
+        """No control PDU may be sent now: the target takes no more unexpected PDUs, and its window
+        is closed."""
+        return self._unexpected.full and self._open <= 0
+
     def take_control(self) -> TaskSlot | None:
-        """A slot for an immediate PDU of ours; None when all are in flight, or there is no
-        connection."""
+        """A slot for a PDU of ours that is no command; None when all are in flight, when
+        ``held_back``, or when there is no connection."""
+        if self.held_back:
+            return None
+        return self._take_control()
+
+    def _take_control(self) -> TaskSlot | None:
         if not self._life.connected or not self._free_controls:
             return None
         slot = self._free_controls.pop()
@@ -345,15 +361,17 @@ class SendQueue:
 
     def send_immediate(self, slot: TaskSlot, waiter: Waiter) -> None:
         """Send the PDU whose BHS is in ``slot.bhs``, as an immediate one: it uses up no CmdSN and
-        passes the window. ITT, CmdSN and ExpStatSN are filled in here. ``waiter`` is told of the
-        answer, and the slot is given back without the caller. Without a connection the answer is
-        NO_ANSWER, at once."""
+        passes the window. Where the target takes no more of these, it goes through the window,
+        without the I bit, and its answer retires those before it (RFC 7145 section 8.1.1.3). I
+        bit, ITT, CmdSN and ExpStatSN are filled in here. ``waiter`` is told of the answer, and the
+        slot is given back without the caller. Without a connection the answer is NO_ANSWER, at
+        once; also where another thread has just used the last place of the window."""
         slot.waiter = waiter
         with self.lock:
-            connected = self._life.connected
-            if connected:
+            sent = self._life.connected and not self.held_back
+            if sent:
                 self._send_control(slot)
-        if connected:
+        if sent:
             self.flush()
         else:
             slot.response = NO_ANSWER
@@ -363,11 +381,28 @@ class SendQueue:
         """Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
+        regulated = self._regulated(slot)
+        slot.bhs[0] = slot.bhs[0] & bhs.OPCODE_MASK | (0 if regulated else bhs.IMMEDIATE)
         bhs.CMD_SN_EXP_STAT_SN.pack_into(
             slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self.exp_stat_sn
         )
         slot.state = SENT
         self.datamover.send_control(slot)
+        if regulated:
+            self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
+            self._open -= 1
+        else:
+            self._unexpected.sent(self._cmd_sn)
+
+    def _regulated(self, slot: TaskSlot) -> bool:
+        """Whether the control PDU of ``slot`` is to go through the window: no more unexpected PDUs
+        may be sent, or it is a ping, which can wait, and whose answer then makes room for more of
+        them long before they are missed. Only where the target has declared a limit."""
+        unexpected = self._unexpected
+        if self._open <= 0 or unexpected.limit == NO_LIMIT:
+            return False
+        ping = slot.bhs[0] & bhs.OPCODE_MASK == bhs.NOP_OUT
+        return unexpected.full or (ping and unexpected.outstanding > 0)
 
     def end_control(self, slot: TaskSlot) -> None:
         slot.state = FREE
@@ -382,7 +417,8 @@ class SendQueue:
         slots to go through. Raises RemoteProtocolError when there are more than that.
         """
         self._unsent_pongs = self._unsent_pongs + 1 if self.datamover.wants_write() else 0
-        slot = self.take_control() if self._unsent_pongs < self.free_controls else None
+        # Not ``take_control``: the target expects an answer to its ping.
+        slot = self._take_control() if self._unsent_pongs < self.free_controls else None
         if slot is None:
             raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
         with self.lock:
@@ -408,6 +444,7 @@ class SendQueue:
                     self._open = max(0, bhs.window_size(self._cmd_sn, max_cmd_sn))
             if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
                 self._exp_cmd_sn = exp_cmd_sn
+                self._unexpected.answered(exp_cmd_sn)
             if not self.waiting or self._open <= 0:
                 return
         self.send_waiting()
@@ -531,6 +568,7 @@ class SendQueue:
         self._cmd_sn = fresh._cmd_sn
         self._exp_cmd_sn = fresh._exp_cmd_sn
         self._unsent_pongs = 0
+        self._unexpected = fresh._unexpected
 
     def reopen(self, fresh: SendQueue) -> int:
         """Under the lock, after ``take_connection``: commands are sent from now on. Returns how

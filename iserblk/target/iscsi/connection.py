@@ -53,7 +53,8 @@ from iserblk.target.task_set import AT_ONCE as NEVER_DORMANT
 log = logging.getLogger(__name__)
 
 QUEUE_DEPTH: Final = 128  # commands that an initiator may have outstanding
-UNEXPECTED: Final = 32  # immediate PDUs in addition to these
+UNEXPECTED: Final = 32  # immediate PDUs in addition to these (MaxOutstandingUnexpectedPDUs)
+PINGS: Final = 1  # answers to pings of ours, in addition to these
 LOGIN_SLOTS: Final = 4
 CONTROL_SLOTS: Final = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
 CONTROL_INLINE: Final = 8192
@@ -63,6 +64,10 @@ _OF_ALL_SESSIONS: Final = (pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
 _OF_A_LUN: Final = (pdu.TMF_ABORT_TASK_SET, *_OF_ALL_SESSIONS)
 _NOT_SIMPLE: Final = 0x06  # a bit of ATTR that neither UNTAGGED nor SIMPLE has
 _AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
+# The OUI in the ISIDs of open-iscsi. Over iSER, its kernel takes no more than 128 bytes of data in
+# a control-type PDU of full feature phase, whatever InitiatorRecvDataSegmentLength says.
+_OPEN_ISCSI: Final = bytes.fromhex("00023d")
+_OPEN_ISCSI_DATA: Final = 128
 DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
 
@@ -150,6 +155,26 @@ class TargetConnection:
             self._answers.ping()
             self._flush_quietly()
 
+    def tell(
+        self,
+        event: int,
+        *,
+        lun: bytes = bytes(8),
+        sense: bytes = b"",
+        parameter2: int = 0,
+        parameter3: int = 0,
+    ) -> bool:
+        """Send an Asynchronous Message. Arguments as for ``ControlAnswers.async_message``. False:
+        nothing was sent, because the initiator takes no more of them, or expects none, as in a
+        discovery session."""
+        if not self._attached or self.done or self._leaving:
+            return False
+        told = self._answers.async_message(
+            event, lun=lun, sense=sense, parameter2=parameter2, parameter3=parameter3
+        )
+        self._flush_quietly()
+        return told
+
     def hold(self) -> None:
         """Start no command until ``unhold``. Tasks of the session that this one reinstates still
         write, and an old write must not land after a new one."""
@@ -196,6 +221,8 @@ class TargetConnection:
             # an old write must not land now.
             return
         opcode = message[at] & bhs.OPCODE_MASK
+        if self._answers.unexpected.outstanding:
+            self._answers.heard(message, at)
         if self.parameters is None:
             self._login(message, at, opcode)
         elif opcode == bhs.SCSI_COMMAND:
@@ -218,9 +245,12 @@ class TargetConnection:
         elif opcode in (bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST):
             # Neither is allowed in full feature phase: not in iSER (RFC 7145 sections 7.3.9,
             # 7.3.11), nor in Traditional iSCSI at ErrorRecoveryLevel 0.
-            self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
+            self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, False)
         else:
-            self._answers.reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED)
+            self._reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED, False)
+
+    def _reject(self, message: memoryview, at: int, reason: int, responds: bool) -> None:
+        self._answers.reject(message, at, reason, in_place_of_a_response=responds)
 
     def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         assert isinstance(slot, TargetTask)
@@ -290,7 +320,7 @@ class TargetConnection:
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
             self._dm.add_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
         unasked = login.depth * login.unsolicited_of_each
-        self._dm.add_resources([], 0, UNEXPECTED + unasked)
+        self._dm.add_resources([], 0, UNEXPECTED + PINGS + unasked)
         self._answers.enlarge(CONTROL_INLINE, CONTROL_SLOTS)
 
     def _enter_full_feature_phase(self, header: bytes, data: bytes) -> None:
@@ -307,11 +337,20 @@ class TargetConnection:
             )
             self._device.attach(self.nexus)
             self._attached = True
+        if login.parameters.rdma_extensions:
+            self._answers.unexpected.limit = login.parameters.max_outstanding_unexpected_pdus
         self._dm = self._answers.enable_datamover(header, data)
         self._on_login(self)
 
     def _limit_data(self, most: int) -> None:
         """Limit answers to ``most`` bytes of data in one PDU: the initiator takes no more."""
+        login = self.login
+        if (
+            login.parameters.rdma_extensions
+            and not login.discovery
+            and login.isid.startswith(_OPEN_ISCSI)
+        ):
+            most = min(most, _OPEN_ISCSI_DATA)
         self._data_limit = min(CONTROL_INLINE, most)
 
     def _declare(self, key: str, value: str) -> str | None:
@@ -334,10 +373,10 @@ class TargetConnection:
             bhs.SCSI_COMMAND_FIELDS.unpack_from(message, at)
         )
         if not self._attached:
-            self._answers.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
+            self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, True)
             return
         if itt in self._tasks and self._numbers.is_next(first, cmd_sn):
-            self._answers.reject(message, at, pdu.REJECT_TASK_IN_PROGRESS)
+            self._reject(message, at, pdu.REJECT_TASK_IN_PROGRESS, True)
             return
         if not self._numbers.accept(first, cmd_sn):
             log.warning("%s: command with CmdSN %d ignored", self._portal, cmd_sn)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypedDict
 
 from iserblk.datamover.seam import TargetDatamover
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text_target import Declare, TextResponder
+from iserblk.iscsi.unexpected import FromTarget
 from iserblk.target.iscsi.slot import ENDED, Numbers, TargetTask
 
+log = logging.getLogger(__name__)
+
 _BATCH = 16  # slots that are made at a time
-_PING_TAG = 1  # Target Transfer Tag of our pings: at most one is on its way
+_TAGS = 0x7FFFFFFF  # Target Transfer Tags of our pings: 1 up to this
 LOGOUT_FOR_RECOVERY = 2  # reason of a Logout
 _CLOSED = 0  # responses to it
 _RECOVERY_NOT_SUPPORTED = 2
@@ -24,7 +28,9 @@ class _Stamp(TypedDict):
 
 
 class ControlAnswers:
-    """Fills and queues answers. ``give_back`` returns a slot when its answer has left.
+    """Fills and queues answers, and PDUs that answer nothing. ``give_back`` returns a slot when its
+    PDU has left. ``unexpected``: those that answer nothing, as far as they are outstanding; none is
+    queued beyond what the initiator takes, whatever it would have told (RFC 7145 section 8.1.2).
 
     Control PDUs use the command window, too. So the number of answers is at most the width of the
     window, plus the number of unexpected PDUs. Memory for them is allocated when it is first
@@ -42,6 +48,8 @@ class ControlAnswers:
         self._free = slots
         self._inline = 0
         self._more = 0  # slots that may still be made
+        self._ping_tag = 0  # of the last ping
+        self.unexpected = FromTarget()
         self._text = TextResponder(declare)
 
     def enlarge(self, inline: int, most: int) -> None:
@@ -112,21 +120,70 @@ class ControlAnswers:
         ).pack_into(slot.bhs)
         self._dm.send_control(slot)
 
+    def heard(self, message: memoryview, at: int) -> None:
+        """A PDU has come, any PDU of an initiator: its ExpStatSN retires what is outstanding, and
+        so does the answer to a ping."""
+        header = pdu.NopOut.unpack_from(message, at)
+        answers = (
+            header.opcode & bhs.OPCODE_MASK == bhs.NOP_OUT and header.itt == bhs.NO_TAG
+        )  # of other PDUs these bytes mean something else
+        self.unexpected.heard(header.exp_stat_sn, header.ttt if answers else bhs.NO_TAG)
+
     def ping(self) -> None:
-        """Send a NOP-In that the initiator has to answer. It takes no StatSN (11.19.4). Nothing is
-        sent if no slot is free: the answers under way show as well whether the peer is alive."""
-        if not self._free:
+        """Queue a NOP-In that the initiator has to answer. It takes no StatSN (11.19.4). Nothing is
+        sent while one is unanswered, and if no slot is free: the answers under way show as well
+        whether the peer is alive."""
+        if not self._free or self.unexpected.asked or not self.unexpected.ping_allowed:
             return
         numbers = self._numbers
         slot = self._take()
+        self._ping_tag = self._ping_tag % _TAGS + 1
         pdu.NopIn(
             itt=bhs.NO_TAG,
-            ttt=_PING_TAG,
+            ttt=self._ping_tag,
             stat_sn=numbers.stat_sn,
             exp_cmd_sn=numbers.exp_cmd_sn,
             max_cmd_sn=numbers.max_cmd_sn,
         ).pack_into(slot.bhs)
+        self.unexpected.sent(numbers.stat_sn, self._ping_tag)
         self._dm.send_control(slot)
+
+    def _may_tell(self) -> bool:
+        """Whether an unexpected PDU other than a ping may be sent. If not, a ping asks the
+        initiator for an ExpStatSN that retires those before it."""
+        if self.unexpected.full:
+            self.ping()
+            return False
+        return bool(self._free or self._more)
+
+    def async_message(
+        self,
+        event: int,
+        *,
+        lun: bytes = bytes(8),
+        sense: bytes = b"",
+        parameter2: int = 0,
+        parameter3: int = 0,
+    ) -> bool:
+        """Queue an Asynchronous Message (11.9). ``event``: AsyncEvent. ``lun``: the LUN field.
+        ``sense``: of a SCSI event. ``parameter2``, ``parameter3``: as the event defines them.
+        False: the initiator takes no more PDUs that answer nothing, and nothing was queued."""
+        if not self._may_tell():
+            return False
+        data = len(sense).to_bytes(2, "big") + sense if sense else b""
+        slot = self._take(data)
+        stamp = self._stamp(bhs.IMMEDIATE)
+        pdu.AsyncMessage(
+            event=event,
+            lun=lun,
+            data_length=len(data),
+            parameter2=parameter2,
+            parameter3=parameter3,
+            **stamp,
+        ).pack_into(slot.bhs)
+        self.unexpected.sent(stamp["stat_sn"])
+        self._dm.send_control(slot)
+        return True
 
     def text(self, message: memoryview, at: int, targets: dict[str, list[str]], limit: int) -> None:
         """Answer a Text Request: SendTargets, in discovery and in normal sessions (appendix C).
@@ -137,7 +194,7 @@ class ControlAnswers:
         question = bytes(bhs.data_segment_untrusted(message, at))
         part = self._text.receive(request, question, targets, limit)
         if part is None:
-            self.reject(message, at, pdu.REJECT_PROTOCOL_ERROR)
+            self.reject(message, at, pdu.REJECT_PROTOCOL_ERROR, in_place_of_a_response=True)
             return
         self._numbers.accept(request.opcode, request.cmd_sn)
         slot = self._take(part.data)
@@ -169,11 +226,18 @@ class ControlAnswers:
         ).pack_into(slot.bhs)
         self._dm.send_control(slot)
 
-    def reject(self, message: memoryview, at: int, reason: int) -> None:
-        """Reject the PDU at ``at``: its header goes back as data (11.17)."""
+    def reject(
+        self, message: memoryview, at: int, reason: int, *, in_place_of_a_response: bool
+    ) -> None:
+        """Reject the PDU at ``at``: its header goes back as data (11.17).
+        ``in_place_of_a_response``: the initiator waits for an answer to it. If not, and the
+        initiator takes no more PDUs that answer nothing, it is not told."""
+        if not in_place_of_a_response and not self._may_tell():
+            log.info("a PDU %#x was rejected, but the initiator takes no Reject", message[at])
+            return
         slot = self._take(message[at : at + bhs.BHS_LENGTH])
-        # As if the I bit were set: a rejected PDU used up no CmdSN.
-        pdu.Reject(
-            reason=reason, data_length=bhs.BHS_LENGTH, **self._stamp(bhs.IMMEDIATE)
-        ).pack_into(slot.bhs)
+        stamp = self._stamp(bhs.IMMEDIATE)  # a rejected PDU used up no CmdSN
+        pdu.Reject(reason=reason, data_length=bhs.BHS_LENGTH, **stamp).pack_into(slot.bhs)
+        if not in_place_of_a_response:
+            self.unexpected.sent(stamp["stat_sn"])
         self._dm.send_control(slot)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from iserblk.errors import CommandTimeout, ScsiError
@@ -9,7 +11,15 @@ from iserblk.initiator.session.deadlines import IDLE_S, OVERTAKEN_S, STEP_S, Lad
 from iserblk.initiator.session.slots import ABORTING, SENT, TAKEN
 from iserblk.iscsi import bhs, pdu
 from iserblk.scsi import status as sam
-from tests.initiator.fake import CountingWaiter, FakeDatamover, command, itt_of, response, session
+from tests.initiator.fake import (
+    CountingWaiter,
+    FakeDatamover,
+    cmd_sn_of,
+    command,
+    itt_of,
+    response,
+    session,
+)
 from tests.support import logs
 
 pytestmark = pytest.mark.logs(logs.DEADLINES)
@@ -195,6 +205,159 @@ def test_black_hole_is_found_before_the_deadline() -> None:
     assert dm.sent[1][1][0] & bhs.OPCODE_MASK == bhs.NOP_OUT and slot.state == SENT
     ladder.tick(made.last_heard + IDLE_S + STEP_S)
     assert dm.disconnected
+
+
+LIMITED: dict[str, Any] = {"rdma_extensions": True, "max_outstanding_unexpected_pdus": 2}
+
+
+def control_pdus(dm: FakeDatamover) -> list[tuple[int, int]]:
+    """(whether the I bit is set, CmdSN) of each PDU that is no command."""
+    return [
+        (bytes_sent[0] >> 6, cmd_sn_of((slot, bytes_sent)))
+        for slot, bytes_sent in dm.sent
+        if bytes_sent[0] & bhs.OPCODE_MASK != bhs.SCSI_COMMAND
+    ]
+
+
+def overdue(window: int, **parameters: Any) -> tuple[Ladder, FakeDatamover, float]:
+    """Three commands whose deadlines have passed: each is to be aborted, at once."""
+    made, dm = session(window=window, **parameters)
+    slots = [command(made, CountingWaiter()) for _ in range(3)]
+    now = max(slot.deadline for slot in slots)
+    made.last_heard = now
+    ladder = Ladder(made)
+    ladder.tick(now)
+    return ladder, dm, now
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"max_outstanding_unexpected_pdus": 2},  # has no meaning in Traditional iSCSI
+        {"rdma_extensions": True},
+        {"rdma_extensions": True, "max_outstanding_unexpected_pdus": 3},
+    ],
+)
+def test_aborts_are_immediate_where_the_target_takes_them(parameters: dict[str, Any]) -> None:
+    _, dm, _ = overdue(32, **parameters)
+    assert control_pdus(dm) == [(1, 4)] * 3
+
+
+def test_no_more_immediate_pdus_than_the_target_takes() -> None:
+    """The third abort goes through the command window, and its answer, with an ExpCmdSN behind it,
+    retires the others.
+
+    proves: ISER-3.3-10, ISER-8.1.1-1, ISER-8.1.1.3-1, ISER-8.1.1.3-3, ISER-8.1.1.3-4
+    """
+    ladder, dm, now = overdue(32, **LIMITED)
+    assert control_pdus(dm) == [(1, 4), (1, 4), (0, 4)]
+    for sent, exp_cmd_sn in zip(dm.sent[3:], (4, 4, 5), strict=True):
+        dm.inbox.append(
+            pdu.TaskManagementResponse(
+                response=pdu.TMF_NOT_SUPPORTED,
+                itt=itt_of(sent),
+                stat_sn=100,
+                exp_cmd_sn=exp_cmd_sn,
+                max_cmd_sn=36,
+            ).pack()
+        )
+    ladder.session.progress(now)
+    ladder.tick(now)  # the next rungs
+    assert control_pdus(dm)[3:] == [(1, 5), (1, 5), (0, 5)]
+
+
+def test_an_immediate_pdu_waits_until_it_may_be_sent() -> None:
+    """The window is closed as well: the abort waits for an answer that opens it.
+
+    proves: ISER-8.1.1.3-1, ISER-8.1.1.3-4
+    """
+    ladder, dm, now = overdue(3, **LIMITED)
+    assert control_pdus(dm) == [(1, 4), (1, 4)] and ladder.session.queue.held_back
+    ladder.tick(now + 1)
+    assert len(control_pdus(dm)) == 2
+    dm.inbox.append(response(itt_of(dm.sent[0]), exp_cmd_sn=4, max_cmd_sn=4))
+    ladder.session.progress(now + 1)
+    ladder.tick(now + 1)
+    assert control_pdus(dm)[2:] == [(0, 4)]
+    assert not dm.disconnected
+
+
+def test_a_target_that_takes_no_abort_is_left() -> None:
+    """Its answers neither open the window nor retire what it has."""
+    ladder, dm, now = overdue(3, **LIMITED)
+    for sent in dm.sent[3:]:
+        dm.inbox.append(
+            pdu.TaskManagementResponse(
+                response=pdu.TMF_COMPLETE,
+                itt=itt_of(sent),
+                stat_sn=100,
+                exp_cmd_sn=4,
+                max_cmd_sn=3,
+            ).pack()
+        )
+    ladder.session.progress(now)
+    ladder.tick(now + STEP_S - 1)
+    assert not dm.disconnected and len(control_pdus(dm)) == 2
+    ladder.tick(now + STEP_S)
+    assert dm.disconnected
+
+
+def test_pings_of_an_idle_session_retire_each_other() -> None:
+    """Every second one goes through the window, so that they never add up to the limit.
+
+    proves: ISER-8.1.1.3-1, ISER-8.1.1.3-3
+    """
+    made, dm = session(**LIMITED)
+    ladder = Ladder(made)
+    now = made.last_heard
+    for turn in range(6):
+        now += IDLE_S
+        ladder.tick(now)
+        assert len(dm.sent) == turn + 1
+        dm.inbox.append(
+            pdu.NopIn(
+                itt=itt_of(dm.sent[-1]),
+                stat_sn=100,
+                exp_cmd_sn=1 + (turn + 1) // 2,
+                max_cmd_sn=32 + (turn + 1) // 2,
+            ).pack()
+        )
+        made.progress(now)
+        ladder.tick(now)
+    assert control_pdus(dm) == [(1, 1), (0, 1), (1, 2), (0, 2), (1, 3), (0, 3)]
+    assert not dm.disconnected
+
+
+def test_a_silent_target_that_takes_no_ping_is_left() -> None:
+    made, dm = session(window=0, **LIMITED)
+    for _ in range(2):
+        control = made.queue.take_control()
+        assert control is not None
+        pdu.NopOut(itt=0, cmd_sn=0, exp_stat_sn=0).pack_into(control.bhs)
+        waiter = CountingWaiter()
+        waiter.pending = 1
+        made.queue.send_immediate(control, waiter)
+    assert made.queue.held_back and made.queue.take_control() is None
+    ladder = Ladder(made)
+    ladder.tick(made.last_heard + IDLE_S)
+    assert not dm.disconnected
+    ladder.tick(made.last_heard + IDLE_S + STEP_S)
+    assert dm.disconnected
+
+
+def test_the_target_s_pings_are_answered_at_the_limit() -> None:
+    """The target expects the answers: they do not count. proves: ISER-8.1.1-1, ISER-8.1.1.2-1"""
+    _ladder, dm, now = overdue(3, **LIMITED)
+    made = _ladder.session
+    assert made.queue.held_back
+    for ttt in (7, 8, 9):
+        dm.inbox.append(
+            pdu.NopIn(itt=bhs.NO_TAG, ttt=ttt, stat_sn=100, exp_cmd_sn=4, max_cmd_sn=3).pack()
+        )
+    made.progress(now)
+    assert [pdu.NopOut.unpack_from(sent).ttt for _, sent in dm.sent[-3:]] == [7, 8, 9]
+    assert made.error is None
 
 
 def test_slow_command_on_a_target_that_lives() -> None:

@@ -10,7 +10,7 @@ from iserblk.datamover.iser import CONTROL, WSV, ControlHeader
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
-from iserblk.target.iscsi.connection import LOGIN_SLOTS, QUEUE_DEPTH, UNEXPECTED
+from iserblk.target.iscsi.connection import LOGIN_SLOTS, PINGS, QUEUE_DEPTH, UNEXPECTED
 from tests.target.iser_client import PLAIN, IserClient, rw10, tasks_of
 from tests.vectors import unsolicited as golden
 
@@ -248,11 +248,13 @@ def test_whatever_may_come_unasked_finds_a_receive(segment: int, burst: int, dep
 
 @pytest.mark.parametrize("initial_r2t", ["Yes", "No"])
 def test_receives_for_data_come_after_login_only_where_it_comes_unasked(initial_r2t: str) -> None:
+    """Beside them are one for each command, for each unexpected PDU that the login declares, and
+    for the answer to a ping of ours. proves: ISER-8.1.2-5"""
     client = IserClient()
     assert client.receives == LOGIN_SLOTS
     client.logged_in([("InitialR2T", initial_r2t), ("TargetRecvDataSegmentLength", "512")])
     data = 1024 if initial_r2t == "No" else 0
-    assert client.receives == LOGIN_SLOTS + QUEUE_DEPTH + UNEXPECTED + data
+    assert client.receives == LOGIN_SLOTS + QUEUE_DEPTH + UNEXPECTED + PINGS + data
 
 
 def test_memory_waits_for_its_turn() -> None:

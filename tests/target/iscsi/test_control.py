@@ -123,6 +123,70 @@ def test_our_ping_takes_no_stat_sn(bench: Bench) -> None:
     assert bench.window == (100, 7, 10)
 
 
+def test_one_ping_at_a_time(bench: Bench) -> None:
+    """The next one only when it is answered, and with a tag of its own."""
+    bench.answers.ping()
+    bench.answers.ping()
+    assert len(bench.datamover.sent) == 1
+    first = pdu.NopIn.unpack_from(bench.answer()[0])
+    answer = pdu.NopOut(itt=bhs.NO_TAG, ttt=first.ttt, cmd_sn=7, exp_stat_sn=100)
+    bench.answers.heard(memoryview(b"\xff" * 28 + answer.pack()), 28)
+    bench.answers.ping()
+    second = pdu.NopIn.unpack_from(bytes(bench.datamover.sent[1].bhs))
+    assert second.ttt not in (first.ttt, bhs.NO_TAG)
+
+
+def test_an_asynchronous_message(bench: Bench) -> None:
+    """Its bytes, by RFC 7143 sections 11.9 and 11.9.1; the sense data behind its length (11.9.4).
+
+    proves: ISER-7.3.7-1
+    """
+    sense = bytes((0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x2A, 0x09, 0, 0, 0, 0))
+    assert bench.answers.async_message(pdu.ASYNC_SCSI, lun=b"\0\3" + bytes(6), sense=sense)
+    header, data = bench.answer()
+    assert header.hex(" ", 4) == (
+        "32800000 00000014 00030000 00000000"  # opcode, F, DataSegmentLength 20, LUN 3
+        " ffffffff 00000000 00000064 00000007"  # no ITT, StatSN 100, ExpCmdSN 7
+        " 0000000a 00000000 00000000 00000000"  # MaxCmdSN 10, AsyncEvent 0, no parameters
+    )
+    assert data == b"\0\x12" + sense
+    assert bench.window == (101, 7, 10)
+
+
+def test_a_request_for_a_logout(bench: Bench) -> None:
+    """AsyncEvent 1; Parameter3 is the time for it, in seconds."""
+    assert bench.answers.async_message(pdu.ASYNC_LOGOUT_REQUEST, parameter3=5)
+    header, data = bench.answer()
+    assert (header[36:44].hex(), data) == ("0100000000000005", b"")
+
+
+def test_at_the_limit_nothing_is_told_but_a_ping_is_sent(bench: Bench) -> None:
+    """An Asynchronous Message and a Reject are withheld, and count when they are not. What takes
+    the place of a response is sent in any case. The answer to the ping makes room.
+
+    proves: ISER-8.1.2-1, ISER-8.1.2-3, ISER-8.1.2-6, ISER-8.1.2-7, ISER-8.1.2-9
+    """
+    answers = bench.answers
+    answers.enlarge(INLINE, 20)
+    answers.unexpected.limit = 3
+    message = memoryview(ping(b"data"))
+    answers.reject(message, 0, 4, in_place_of_a_response=False)
+    assert answers.async_message(pdu.ASYNC_LOGOUT_REQUEST)
+    assert answers.unexpected.outstanding == 2
+    for _ in range(2):
+        answers.reject(message, 0, 4, in_place_of_a_response=False)
+        assert not answers.async_message(pdu.ASYNC_LOGOUT_REQUEST)
+        answers.reject(message, 0, 4, in_place_of_a_response=True)
+    sent = [bytes(slot.bhs) for slot in bench.datamover.sent]
+    opcodes = [bhs.REJECT, bhs.ASYNC_MESSAGE, bhs.NOP_IN, bhs.REJECT, bhs.REJECT]
+    assert [head[0] for head in sent] == opcodes and answers.unexpected.outstanding == 3
+    asked = pdu.NopIn.unpack_from(sent[2])
+    answer = pdu.NopOut(itt=bhs.NO_TAG, ttt=asked.ttt, cmd_sn=7, exp_stat_sn=102)
+    answers.heard(memoryview(answer.pack()), 0)
+    assert answers.unexpected.outstanding == 0
+    assert answers.async_message(pdu.ASYNC_LOGOUT_REQUEST)
+
+
 def test_we_do_not_ping_while_all_answers_wait() -> None:
     """Their acknowledgement is a sign of life, too; and no memory is made for a ping."""
     bench = Bench(1)
@@ -209,7 +273,7 @@ def test_task_management(bench: Bench) -> None:
 
 def test_a_rejected_pdu_comes_back_and_moves_nothing(bench: Bench) -> None:
     message = memoryview(b"\xff" * 28 + bytes(ping(b"data")))
-    bench.answers.reject(message, 28, 4)
+    bench.answers.reject(message, 28, 4, in_place_of_a_response=True)
     header, data = bench.answer()
     found = pdu.Reject.unpack_from(header)
     assert (found.reason, found.data_length, data) == (4, 48, bytes(message[28:76]))
