@@ -3,10 +3,11 @@
 Written by hand from the standards, field by field: RFC 7143 sections 11.12, 11.13, 11.18, 11.19
 (PDUs) and 6.2 (text), RFC 7145 sections 5.1, 6 (keys) and 9.2 (the header), RFC 5044 section 7.1.1
 and RFC 6581 section 9 (MPA start-up), RFC 5044 section 4.3 (FPDU), RFC 5041 section 4.3 and RFC
-5040 section 4.2 (DDP and RDMAP). The MPA CRC is off, so the CRC fields are zero (RFC 5044 section
-4.1); the initiator is of RFC 5044's time, or enhanced.
+5040 section 4.2 (DDP and RDMAP). The MPA CRC is off, so the CRC fields may have any value (RFC
+5044 section 4.1): they are the last four bytes of an FPDU, and zero here. MPA start-up is that of
+RFC 5044, or the enhanced one of RFC 6581.
 
-No digests, no padding: the text of each login PDU fills whole words.
+Login has no digests.
 """
 
 from __future__ import annotations
@@ -21,18 +22,13 @@ def _hex(*fields: str) -> bytes:
 # -- login: TCP streaming mode -------------------------------------------------------------------
 
 REQUEST_TEXT = (
-    (
-        b"InitiatorName=iqn.2026-11.example:host\0"  # 39 bytes
-        b"TargetName=iqn.2026-11.example:disk\0"  # 36
-        b"SessionType=Normal\0"  # 19
-        b"RDMAExtensions=Yes\0"  # 19; RFC 7145 section 6.3
-        b"TargetRecvDataSegmentLength=8192\0"  # 33; section 6.4
-        b"InitiatorRecvDataSegmentLength=8192\0"  # 36; section 6.5
-        b"MaxBurstLength=8192\0"  # 20
-        b"X=\0"  # 3
-        b"X-a=\0\0"  # to the next word
-    )[: 39 + 36 + 19 + 19 + 33 + 36]
-    + b"\0\0"
+    b"InitiatorName=iqn.2026-11.example:host\0"  # 39 bytes
+    b"TargetName=iqn.2026-11.example:disk\0"  # 36
+    b"SessionType=Normal\0"  # 19
+    b"RDMAExtensions=Yes\0"  # 19; RFC 7145 section 6.3
+    b"TargetRecvDataSegmentLength=8192\0"  # 33; section 6.4
+    b"InitiatorRecvDataSegmentLength=8192\0"  # 36; section 6.5
+    b"\0\0"  # padding: 182 bytes before it
 )
 
 LOGIN_REQUEST = (
