@@ -81,7 +81,7 @@ class Target:
         )
         units = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}
         self.connection = TargetConnection(
-            self.traced,  # type: ignore[arg-type]
+            self.traced,
             DeviceServer(units, "iqn.2026-11.example:disk"),
             login,
             on_login=lambda _: None,

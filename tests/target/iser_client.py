@@ -9,6 +9,7 @@ from typing import Any
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget
+from iserblk.datamover.stream_target import StreamTarget
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
@@ -62,7 +63,7 @@ def tasks_of(connection: TargetConnection) -> set[int]:
 class Traced:
     """A datamover that keeps the calls that it gets, in ``calls``: names and arguments."""
 
-    def __init__(self, datamover: IserTarget | IserInitiator) -> None:
+    def __init__(self, datamover: IserTarget | IserInitiator | StreamTarget) -> None:
         self._datamover = datamover
         self.calls: list[tuple[str, tuple[object, ...]]] = []
 
