@@ -12,6 +12,7 @@ Where login has agreed on it, the connection begins with Hello and HelloReply (m
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from iserblk.datamover import hello
 from iserblk.datamover.allocation import Allocation, Event
@@ -34,6 +35,7 @@ from iserblk.datamover.iser import (
     check_zero_based_untrusted,
 )
 from iserblk.datamover.seam import (
+    BIDIRECTIONAL,
     INLINE,
     READ,
     UNSOLICITED,
@@ -42,7 +44,7 @@ from iserblk.datamover.seam import (
     InitiatorUser,
     PduSlot,
 )
-from iserblk.errors import LocalProtocolError, RemoteProtocolError
+from iserblk.errors import Busy, LocalProtocolError, RemoteProtocolError
 from iserblk.iscsi import bhs
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
@@ -54,6 +56,8 @@ from iserblk.rcap.seam import (
     QueuePair,
     WorkRequest,
 )
+
+_NOT_ZERO_BASED: Final = "the 12-byte iSER header needs STags that are zero-based"
 
 
 class _BeforeReply:
@@ -165,6 +169,11 @@ class IserInitiator:
         elif direction == WRITE and data is not None:
             slot.stag, slot.base = self.qp.advertise(data, REMOTE_READ)
             CONTROL_LAYOUT.pack_into(header, 0, CONTROL | WSV, slot.stag, slot.base, 0, 0)
+        elif direction == BIDIRECTIONAL:
+            base_in = self._advertise_both(slot)
+            flags = CONTROL | (WSV if slot.stag else 0) | (RSV if slot.stag_in else 0)
+            CONTROL_LAYOUT.pack_into(header, 0, flags, slot.stag, slot.base, slot.stag_in, base_in)
+            length += slot.inline_length
         else:
             CONTROL_LAYOUT.pack_into(header, 0, CONTROL, 0, 0, 0, 0)
             if direction == INLINE:
@@ -180,6 +189,23 @@ class IserInitiator:
         do (section 7.3.4)."""
         return self._send if slot.bhs[1] & bhs.FLAG_FINAL else SEND
 
+    def _advertise_both(self, slot: PduSlot) -> int:
+        """Advertise the two buffers of a bidirectional command, as far as they have any bytes;
+        returns the Base Offset of Data-In. Raises as ``send_control``; then neither is
+        advertised."""
+        slot.base = base_in = 0
+        if slot.data:
+            slot.stag, slot.base = self.qp.advertise(slot.data, REMOTE_READ)
+        if slot.data_in:
+            try:
+                slot.stag_in, base_in = self.qp.advertise(slot.data_in, REMOTE_WRITE)
+            except Busy:
+                if slot.stag:
+                    self.qp.retire(slot.stag)
+                    slot.stag = 0
+                raise
+        return base_in
+
     def flush(self) -> bool:
         queued = self.queued
         while queued:
@@ -193,6 +219,13 @@ class IserInitiator:
             slot.stag = 0
             # Where the response has invalidated it already, retire does not do so again.
             self.qp.retire(stag)
+        if slot.data_in is not None:
+            # A response can invalidate one of two STags only, the Read STag; the Write STag was
+            # retired above (section 7.3.2).
+            slot.data_in = None
+            if slot.stag_in:
+                stag, slot.stag_in = slot.stag_in, 0
+                self.qp.retire(stag)
         if not invalidated:
             return
         if not self._invalidates:
@@ -295,6 +328,12 @@ class ZeroBasedInitiator(IserInitiator):
         elif direction == WRITE and data is not None:
             self._advertise(slot, data, REMOTE_READ)
             ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL | WSV, slot.stag, 0)
+        elif direction == BIDIRECTIONAL:
+            if self._advertise_both(slot) or slot.base:
+                raise LocalProtocolError(_NOT_ZERO_BASED)
+            flags = CONTROL | (WSV if slot.stag else 0) | (RSV if slot.stag_in else 0)
+            ZERO_BASED_LAYOUT.pack_into(header, 0, flags, slot.stag, slot.stag_in)
+            length += slot.inline_length
         else:
             ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL, 0, 0)
             if direction == INLINE:
@@ -308,7 +347,7 @@ class ZeroBasedInitiator(IserInitiator):
     def _advertise(self, slot: PduSlot, data: memoryview, rights: int) -> None:
         slot.stag, slot.base = self.qp.advertise(data, rights)
         if slot.base:
-            raise LocalProtocolError("the 12-byte iSER header needs STags that are zero-based")
+            raise LocalProtocolError(_NOT_ZERO_BASED)
 
     def progress(self, now: float) -> int:
         completions = self.qp.progress(now)

@@ -29,6 +29,7 @@ INLINE: Final = 1  # behind the BHS, in the control-type PDU: immediate data, te
 READ: Final = 2  # tagged, target to initiator
 WRITE: Final = 3  # tagged, initiator to target
 UNSOLICITED: Final = 4  # as INLINE, in a SCSI Data-Out that no R2T asked for
+BIDIRECTIONAL: Final = 5  # ``data`` as WRITE, ``data_in`` as READ; the AHS is ``inline``
 
 
 # What is notified of a transfer (``TargetSlot.notices``).
@@ -42,13 +43,15 @@ class PduSlot:
     ``bhs``: 48 writable bytes, which the layer above fills, DataSegmentLength included.
     ``inline``: writable bytes behind the BHS, ``inline_length`` of them in use. ``data``: at an
     initiator, the tagged buffer of the task, or None; ``direction``: where its data goes.
-    ``stag``, ``base``: STag and Base Offset advertised for it; ``stag`` 0: none.
+    ``stag``, ``base``: STag and Base Offset advertised for it; ``stag`` 0: none. ``data_in``,
+    ``stag_in``: of a BIDIRECTIONAL task, the same for its Data-In; else None and 0.
     """
 
     __slots__ = (
         "base",
         "bhs",
         "data",
+        "data_in",
         "direction",
         "header",
         "index",
@@ -56,6 +59,7 @@ class PduSlot:
         "inline_length",
         "request",
         "stag",
+        "stag_in",
     )
 
     def __init__(self, index: int) -> None:
@@ -68,6 +72,8 @@ class PduSlot:
         self.direction = NO_DATA
         self.stag = 0
         self.base = 0
+        self.data_in: memoryview | None = None
+        self.stag_in = 0
         self.request = WorkRequest(token=self)
 
     def take_memory(self, other: PduSlot) -> None:
@@ -195,9 +201,10 @@ class InitiatorDatamover(Protocol):
         ...
 
     def send_control(self, slot: PduSlot) -> None:
-        """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE; the
-        datamover uses that buffer until ``deallocate_task_resources``. The memory of an UNSOLICITED
-        PDU is in use until sent_notify, that of any other PDU until it is answered.
+        """Queue the PDU; ``flush`` sends it. Advertises ``slot.data`` for READ and WRITE, and
+        ``slot.data_in`` as well for BIDIRECTIONAL; the datamover uses these buffers until
+        ``deallocate_task_resources``. The memory of an UNSOLICITED PDU is in use until sent_notify,
+        that of any other PDU until it is answered.
 
         Raises Busy when there is no memory for that until another task ends; then nothing is
         queued."""
@@ -209,10 +216,10 @@ class InitiatorDatamover(Protocol):
         ...
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
-        """The task has ended: on return nothing touches ``slot.data``. ``invalidated``: the STag
-        that its response invalidated, or 0. Raises RemoteProtocolError when that is not an STag of
-        the slot, or when the two ends did not agree on remote invalidation; ``slot.data`` is free
-        then, too."""
+        """The task has ended: on return nothing touches ``slot.data`` and ``slot.data_in``.
+        ``invalidated``: the STag that its response invalidated, or 0. Raises RemoteProtocolError
+        when that is not the STag of the slot (of a BIDIRECTIONAL task: its Read STag), or when the
+        two ends did not agree on remote invalidation; the buffers are free then, too."""
         ...
 
     def progress(self, now: float) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
 from iserblk.datamover.seam import (
+    BIDIRECTIONAL,
     INLINE,
     READ,
     WRITE,
@@ -38,21 +39,32 @@ _CHECK_CONDITION: Final = 0x02  # SAM-5; the session reads its sense data
 
 
 class _Transfer:
-    """The data transfer of one task. ``sn``: DataSN or R2TSN of the next Data-In or R2T. ``at``:
-    offset behind all data that has come or was asked for. ``moved``: bytes of Data-In. ``unsent``:
-    R2Ts whose Data-Outs have not all left."""
+    """The data transfer of one task. ``source``, ``sink``: Data-Out and Data-In; None where the
+    task has none. ``sn``: DataSN or R2TSN of the next Data-In or R2T. ``asked``: offset behind all
+    Data-Out that was asked for; ``placed``: behind all Data-In that has come, ``moved`` bytes of
+    it. ``unsent``: R2Ts whose Data-Outs have not all left."""
 
-    __slots__ = ("at", "data", "direction", "itt", "lun", "moved", "sn", "unsent")
+    __slots__ = ("asked", "itt", "lun", "moved", "placed", "sink", "sn", "source", "unsent")
 
-    def __init__(self, direction: int, data: memoryview, lun: bytes, itt: int) -> None:
-        self.direction = direction
-        self.data = data
+    def __init__(
+        self, source: memoryview | None, sink: memoryview | None, lun: bytes, itt: int
+    ) -> None:
+        self.source = source
+        self.sink = sink
         self.lun = lun
         self.itt = itt
         self.sn = 0
-        self.at = 0
+        self.asked = 0
+        self.placed = 0
         self.moved = 0
         self.unsent = 0
+
+    def forget(self) -> None:
+        """From now on the buffers are not touched."""
+        if self.source is not None:
+            self.source = NOWHERE
+        if self.sink is not None:
+            self.sink = NOWHERE
 
 
 class TcpInitiator:
@@ -131,32 +143,41 @@ class TcpInitiator:
             return
         if direction in (READ, WRITE) and data:
             (itt,) = bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)
-            transfer = _Transfer(direction, data, header[8:16], itt)
-            self._tasks[itt] = transfer
-            if direction == WRITE and self._unsolicited:
-                self._write_unsolicited(transfer, header)
-                return
+            lun = header[8:16]
+            if direction == WRITE:
+                self._tasks[itt] = transfer = _Transfer(data, None, lun, itt)
+                if self._unsolicited:
+                    self._write_unsolicited(transfer, data, header)
+                    return
+            else:
+                self._tasks[itt] = _Transfer(None, data, lun, itt)
+        elif direction == BIDIRECTIONAL:
+            (itt,) = bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)
+            self._tasks[itt] = _Transfer(
+                data or NOWHERE, slot.data_in or NOWHERE, header[8:16], itt
+            )
+            header += slot.inline[: slot.inline_length]
         self._tx.queued.append(self._tx.frame(header, None))
 
-    def _write_unsolicited(self, transfer: _Transfer, header: bytes) -> None:
+    def _write_unsolicited(self, transfer: _Transfer, data: memoryview, header: bytes) -> None:
         """Queue the command of a write with its unsolicited data."""
-        data = transfer.data
         immediate = min(self._immediate, len(data))
         most = min(self._unsolicited, len(data))
         patched = bytearray(header)
         bhs.LENGTHS.pack_into(patched, bhs.LENGTHS_OFFSET, immediate)
         if most > immediate:
             patched[1] &= ~bhs.FLAG_FINAL & 0xFF
-        transfer.at = most
+        transfer.asked = most
         pdus = [self._tx.frame(bytes(patched), data[:immediate], transfer)]
         if most > immediate:
-            pdus += self._data_outs(transfer, bhs.NO_TAG, immediate, most)
+            pdus += self._data_outs(transfer, data, bhs.NO_TAG, immediate, most)
         # In the order of the commands, because the caller holds its lock.
         self._tx.queued.extend(pdus)
 
     def _data_outs(
         self,
         transfer: _Transfer,
+        source: memoryview,
         ttt: int,
         offset: int,
         end: int,
@@ -181,7 +202,7 @@ class TcpInitiator:
                 data_sn,
                 offset,
             )
-            data = transfer.data[offset : offset + size]
+            data = source[offset : offset + size]
             pdus.append(self._tx.frame(header, data, transfer, token if last else None))
             offset += size
             data_sn += 1
@@ -192,15 +213,16 @@ class TcpInitiator:
 
     def deallocate_task_resources(self, slot: PduSlot, invalidated: int) -> None:
         slot.data = None
+        slot.data_in = None
         (itt,) = bhs.ITT.unpack_from(slot.bhs, bhs.ITT_OFFSET)
         transfer = self._tasks.pop(itt, None)
         if transfer is None:
             return
-        if transfer.direction == WRITE:
+        if transfer.source is not None:
             self._tx.disown(transfer)
-        elif self._placing is transfer:
+        if self._placing is transfer:
             self._rx.divert()
-        transfer.data = NOWHERE
+        transfer.forget()
 
     def disconnect(self) -> None:
         self._stream.disconnect(discard=True)  # see IwarpQueuePair.disconnect
@@ -209,7 +231,7 @@ class TcpInitiator:
         self._tx.close()
         self._rx.divert()
         for transfer in self._tasks.values():
-            transfer.data = NOWHERE
+            transfer.forget()
         self._tasks.clear()
 
     # -- up ---------------------------------------------------------------------------------------
@@ -225,24 +247,25 @@ class TcpInitiator:
             return None
         lengths, itt, data_sn, offset = _DATA_IN.unpack_from(message, at)
         transfer = self._tasks.get(itt)
-        if transfer is None or transfer.direction != READ:
+        sink = None if transfer is None else transfer.sink
+        if transfer is None or sink is None:
             raise RemoteProtocolError("iSCSI", f"Data-In for task {itt:#x}: no such read")
         size = lengths & 0xFFFFFF
         if data_sn != transfer.sn:
             raise RemoteProtocolError(
                 "iSCSI", f"Data-In with DataSN {data_sn}, expected {transfer.sn}"
             )
-        if offset < transfer.at or offset + size > len(transfer.data):
+        if offset < transfer.placed or offset + size > len(sink):
             raise RemoteProtocolError(
                 "iSCSI",
-                f"Data-In of {size} bytes at {offset}: {transfer.at} came before, and the task "
-                f"has {len(transfer.data)}",
+                f"Data-In of {size} bytes at {offset}: {transfer.placed} came before, and the task "
+                f"has {len(sink)}",
             )
         transfer.sn += 1
-        transfer.at = offset + size
+        transfer.placed = offset + size
         transfer.moved += size
         self._placing = transfer
-        return transfer.data[offset : offset + size]
+        return sink[offset : offset + size]
 
     def _deliver(self, message: memoryview, placed: bool) -> None:
         opcode = message[0] & bhs.OPCODE_MASK
@@ -271,6 +294,8 @@ class TcpInitiator:
             return
         if not flags & bhs.FLAG_FINAL:
             raise RemoteProtocolError("iSCSI", "a Data-In with a status that is not the last")
+        if self._is_bidirectional(message):
+            raise RemoteProtocolError("iSCSI", "a Data-In with the status of a bidirectional task")
         message[0] = bhs.SCSI_RESPONSE
         message[1] = bhs.FLAG_FINAL | (flags & bhs.RESIDUAL_FLAGS)
         message[2] = 0
@@ -281,6 +306,11 @@ class TcpInitiator:
         self._take_stat_sn(message)
         self.user.control_notify(message[: bhs.BHS_LENGTH], 0, 0)
 
+    def _is_bidirectional(self, message: memoryview) -> bool:
+        (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
+        transfer = self._tasks.get(itt)
+        return transfer is not None and transfer.source is not None and transfer.sink is not None
+
     def _check_moved(self, message: memoryview) -> None:
         """Set the underflow of a read from the bytes that have come, where the target reports less.
 
@@ -288,21 +318,26 @@ class TcpInitiator:
         CONDITION, whose command may have been carried out."""
         (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
         transfer = self._tasks.get(itt)
-        if transfer is None or transfer.direction != READ or message[2]:
+        sink = None if transfer is None else transfer.sink
+        if transfer is None or sink is None or message[2]:
             return
         if message[3] and message[3] != _CHECK_CONDITION:
             return
-        missing = len(transfer.data) - transfer.moved
-        (residual,) = _WORD.unpack_from(message, _RESIDUAL_OFFSET)
-        if not message[1] & bhs.RESIDUAL_UNDERFLOW:
+        missing = len(sink) - transfer.moved
+        place, underflow, flags = _RESIDUAL_OFFSET, bhs.RESIDUAL_UNDERFLOW, bhs.RESIDUAL_FLAGS
+        if transfer.source is not None:  # that of the read transfer has a place of its own
+            place, underflow, flags = bhs.BIDI_RESIDUAL_OFFSET, bhs.BIDI_UNDERFLOW, bhs.BIDI_FLAGS
+        (residual,) = _WORD.unpack_from(message, place)
+        if not message[1] & underflow:
             residual = 0
         if missing > residual:
-            message[1] = message[1] & ~bhs.RESIDUAL_FLAGS & 0xFF | bhs.RESIDUAL_UNDERFLOW
-            _WORD.pack_into(message, _RESIDUAL_OFFSET, missing)
+            message[1] = message[1] & ~flags & 0xFF | underflow
+            _WORD.pack_into(message, place, missing)
 
     def _r2t(self, r2t: pdu.ReadyToTransfer) -> None:
         transfer = self._tasks.get(r2t.itt)
-        if transfer is None or transfer.direction != WRITE:
+        source = None if transfer is None else transfer.source
+        if transfer is None or source is None:
             raise RemoteProtocolError("iSCSI", f"R2T for task {r2t.itt:#x}: no such write")
         if r2t.r2t_sn != transfer.sn:
             raise RemoteProtocolError("iSCSI", f"R2TSN {r2t.r2t_sn}, expected {transfer.sn}")
@@ -310,14 +345,14 @@ class TcpInitiator:
         most = self._parameters.max_burst_length
         if (
             not 0 < r2t.desired_length <= most
-            or r2t.buffer_offset < transfer.at
-            or end > len(transfer.data)
+            or r2t.buffer_offset < transfer.asked
+            or end > len(source)
             or r2t.ttt == bhs.NO_TAG
         ):
             raise RemoteProtocolError(
                 "iSCSI",
-                f"R2T for {r2t.desired_length} bytes at {r2t.buffer_offset}: {transfer.at} are "
-                f"sent or asked for, the task has {len(transfer.data)}, a burst {most}",
+                f"R2T for {r2t.desired_length} bytes at {r2t.buffer_offset}: {transfer.asked} are "
+                f"sent or asked for, the task has {len(source)}, a burst {most}",
             )
         self._settle_sent()
         if transfer.unsent >= self._parameters.max_outstanding_r2t:
@@ -326,10 +361,10 @@ class TcpInitiator:
             if transfer.unsent >= self._parameters.max_outstanding_r2t:
                 raise RemoteProtocolError("iSCSI", "more R2Ts than MaxOutstandingR2T")
         transfer.sn += 1
-        transfer.at = end
+        transfer.asked = end
         transfer.unsent += 1
         self._tx.queued.extend(
-            self._data_outs(transfer, r2t.ttt, r2t.buffer_offset, end, r2t.lun, transfer)
+            self._data_outs(transfer, source, r2t.ttt, r2t.buffer_offset, end, r2t.lun, transfer)
         )
 
     def _settle_sent(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Final, Generic, TypeVar
 
-from iserblk.datamover.seam import NO_DATA, READ, WRITE
+from iserblk.datamover.seam import BIDIRECTIONAL, NO_DATA, READ, WRITE
 from iserblk.errors import (
     CommandTimeout,
     IserblkError,
@@ -39,6 +39,7 @@ P = TypeVar("P")
 FLAGS_NO_DATA: Final = bhs.FLAG_FINAL | bhs.ATTR_SIMPLE
 FLAGS_READ: Final = FLAGS_NO_DATA | bhs.FLAG_READ
 FLAGS_WRITE: Final = FLAGS_NO_DATA | bhs.FLAG_WRITE
+FLAGS_BIDIRECTIONAL: Final = FLAGS_READ | FLAGS_WRITE
 
 PARALLEL: Final = 16  # commands that one work has in flight at most
 AGAIN_S: Final = 0.02  # between two looks whether a connection to be replaced has ended
@@ -68,6 +69,20 @@ def fill_write(slot: TaskSlot, lun: bytes, buffer: memoryview) -> None:
     slot.direction = WRITE
     slot.data = buffer
     slot.length = len(buffer)
+
+
+def fill_bidirectional(
+    slot: TaskSlot, lun: bytes, data_out: memoryview, data_in: memoryview
+) -> None:
+    """Fill ``slot`` for Data-Out from one buffer and Data-In into another; the caller packs the
+    CDB."""
+    slot.lun = lun
+    slot.flags = FLAGS_BIDIRECTIONAL
+    slot.direction = BIDIRECTIONAL
+    slot.data = data_out
+    slot.length = len(data_out)
+    slot.data_in = data_in
+    slot.residual_in = 0
 
 
 def fill_no_data(slot: TaskSlot, lun: bytes) -> None:
@@ -136,6 +151,14 @@ def retry_delay(error: IserblkError, attempt: int) -> float | None:
         if sense.key == sense_data.ABORTED_COMMAND:
             return pause
     return None
+
+
+def was_not_begun(error: IserblkError) -> bool:
+    """Whether the target certainly did nothing of a command that failed so, and will take it."""
+    if not isinstance(error, ScsiError):
+        return False
+    sense = error.sense if isinstance(error.sense, Sense) else None
+    return no_room(error) or (sense is not None and sense.is_unit_attention)
 
 
 def no_room(error: IserblkError | None) -> bool:
@@ -212,6 +235,10 @@ class Work(ABC, Generic[P]):
         """The error of a command that has ended; None: it succeeded."""
         return failure(slot, self.name)
 
+    def may_repeat(self, problem: IserblkError) -> bool:
+        """Whether a command that failed so may be sent again, if ``retry_delay`` says so, too."""
+        return True
+
     def stale(self) -> bool:
         """Called when all commands have ended: whether those that succeeded have to be sent
         again."""
@@ -282,7 +309,7 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
                         todo.append((piece, attempt))
                     continue
                 refused += no_room(problem)
-                delay = retry_delay(problem, attempt)
+                delay = retry_delay(problem, attempt) if work.may_repeat(problem) else None
                 if delay is None or monotonic() + delay >= deadline:
                     error = error or work.gives_up(problem)
                 else:
@@ -305,7 +332,8 @@ def run(work: Work[P], pieces: Iterable[P]) -> Operation[None]:
 
 
 class _Command(Work[bytes]):
-    """One command; its CDB is the only piece. ``moved``: bytes of data, once it has ended."""
+    """One command; its CDB is the only piece. ``moved``: bytes of data, once it has ended; of a
+    bidirectional command, of Data-In."""
 
     def __init__(
         self,
@@ -325,7 +353,9 @@ class _Command(Work[bytes]):
 
     def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
         slot.cdb[:] = piece.ljust(16, b"\0")
-        if self._data_in is not None:
+        if self._data_in is not None and self._data_out is not None:
+            fill_bidirectional(slot, self.lun, self._data_out, self._data_in)
+        elif self._data_in is not None:
             fill_read(slot, self.lun, self._data_in)
         elif self._data_out is not None:
             fill_write(slot, self.lun, self._data_out)
@@ -338,7 +368,20 @@ class _Command(Work[bytes]):
         if self._short_ok and slot.residual > 0:
             self.moved = max(0, slot.length - slot.residual)
             slot.residual = 0
-        return failure(slot, self.name)
+        problem = failure(slot, self.name)
+        if self._data_in is not None and self._data_out is not None:
+            length, missing = len(self._data_in), slot.residual_in
+            self.moved = min(length, length - missing)
+            if problem is None and missing and not self._short_ok:
+                return ScsiError(
+                    f"{self.name}: command {slot.cdb[0]:#04x} with {length} bytes of Data-In "
+                    f"moved {length - missing}"
+                )
+        return problem
+
+    def may_repeat(self, problem: IserblkError) -> bool:
+        both = self._data_in is not None and self._data_out is not None
+        return not both or was_not_begun(problem)
 
 
 def command(
@@ -352,6 +395,10 @@ def command(
     deadline: float = 0.0,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
+
+    With ``data_in`` and ``data_out`` the command is bidirectional, and its result is about Data-In.
+    Such a command is sent again only where the target has certainly not begun it, and never on
+    another connection (ConnectionLost): its Data-In may depend on whether it was carried out.
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
     unknown length, and for commands that are only advice. ``deadline``: for all attempts together;

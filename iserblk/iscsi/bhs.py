@@ -90,6 +90,9 @@ RESPONSE_HOT: Final = struct.Struct(">BBBBI8xI4xIII8xI")
 # The same for writing, with SNACK Tag, ExpDataSN and the bidirectional residual count.
 SCSI_RESPONSE_FIELDS: Final = struct.Struct(">BBBBI8xIIIIIIII")
 
+BIDI_RESIDUAL: Final = struct.Struct(">I")
+BIDI_RESIDUAL_OFFSET: Final = 40
+
 _ANY_BUFFER = bytes | bytearray | memoryview
 
 

@@ -12,6 +12,7 @@ from iserblk.datamover.iser import BHS_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import (
+    BIDIRECTIONAL,
     READ,
     InitiatorDatamover,
     PduSlot,
@@ -262,11 +263,33 @@ class Ends:
         ).pack()
         self.initiator.send_control(slot)
 
-    def commanded(self, index: int, direction: int, data: memoryview) -> TargetSlot:
+    def command_both(self, index: int, data: memoryview, data_in: memoryview) -> None:
+        """A bidirectional command."""
+        slot = self.slots[index]
+        slot.direction, slot.data, slot.data_in = BIDIRECTIONAL, data, data_in
+        slot.inline_length = bhs.pack_bidirectional_read_length(slot.inline, len(data_in))
+        slot.bhs[:] = pdu.ScsiCommand(
+            flags=bhs.FLAG_FINAL | bhs.FLAGS_BIDIRECTIONAL,
+            data_length=slot.inline_length // 4 << 24,
+            lun=bytes((0, 3, 0, 0, 0, 0, 0, 0)),
+            itt=index,
+            edtl=len(data),
+            cmd_sn=index,
+            exp_stat_sn=1,
+            cdb=bytes(16),
+        ).pack()
+        self.initiator.send_control(slot)
+
+    def commanded(
+        self, index: int, direction: int, data: memoryview, data_in: memoryview | None = None
+    ) -> TargetSlot:
         """The command, with what may go with it unasked, has come."""
         at = self.next
-        self.command(index, direction, data)
         came = len(self.down.pdus)
+        if data_in is None:
+            self.command(index, direction, data)
+        else:
+            self.command_both(index, data, data_in)
         self.until(
             lambda: (
                 self.next > at

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import INLINE, NO_DATA, WRITE, InitiatorDatamover, PduSlot
+from iserblk.datamover.seam import (
+    BIDIRECTIONAL,
+    INLINE,
+    NO_DATA,
+    WRITE,
+    InitiatorDatamover,
+    PduSlot,
+)
 from iserblk.errors import Busy, IserblkError, RemoteProtocolError, TransportError
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Life, State
@@ -189,6 +196,7 @@ class SendQueue:
         """Give back a slot that was taken and is not in flight."""
         slot.state = FREE
         slot.data = None
+        slot.data_in = None
         slot.error = None  # with its traceback, and the buffers that this refers to
         slot.waiter = NOBODY  # and the buffers that this has
         slot.last = -1
@@ -271,6 +279,11 @@ class SendQueue:
                     slot.inline_length = immediate
                     slot.direction = INLINE
                     flags &= ~bhs.FLAG_FINAL & 0xFF
+        elif slot.direction == BIDIRECTIONAL:
+            read_length = 0 if slot.data_in is None else len(slot.data_in)
+            ahs = bhs.pack_bidirectional_read_length(slot.inline, read_length)
+            slot.inline_length = ahs
+            immediate = ahs // 4 << 24  # TotalAHSLength
         bhs.SCSI_COMMAND_FIELDS.pack_into(
             slot.bhs,
             0,
@@ -545,8 +558,8 @@ class SendQueue:
         and control PDUs without an answer."""
         for slot in self.slots:
             if slot.state >= SENT:
-                slot.stag = 0
-                slot.data = None
+                slot.stag = slot.stag_in = 0
+                slot.data = slot.data_in = None
                 if slot.index < len(self.tasks):
                     self.end(slot, error_of(slot))
                 else:
@@ -593,8 +606,8 @@ class SendQueue:
         and ``takers`` are woken."""
         for slot in self.slots:
             if slot.state >= QUEUED:
-                slot.stag = 0  # went with the connection
-                slot.data = None
+                slot.stag = slot.stag_in = 0  # went with the connection
+                slot.data = slot.data_in = None
                 self.end(slot, self.fresh_error())
         for taker in takers:
             taker.task_done()

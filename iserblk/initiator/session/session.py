@@ -23,7 +23,7 @@ import logging
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import InitiatorDatamover, PduSlot
+from iserblk.datamover.seam import BIDIRECTIONAL, InitiatorDatamover, PduSlot
 from iserblk.errors import (
     CommandRejected,
     CommandTimeout,
@@ -223,8 +223,8 @@ class Session:
         queue.datamover.deallocate_task_resources(slot, invalidated)
         slot.status = status
         slot.response = response
-        if flags & bhs.RESIDUAL_FLAGS:
-            slot.residual = residual if flags & bhs.RESIDUAL_UNDERFLOW else -residual
+        if flags & (bhs.RESIDUAL_FLAGS | bhs.BIDI_FLAGS):
+            self._take_residuals(slot, message, at, flags, residual)
         else:
             slot.residual = 0
         if lengths:
@@ -240,6 +240,16 @@ class Session:
 
     def sent_notify(self, slot: PduSlot) -> None:
         self.queue.data_outs.give_back(slot)
+
+    def _take_residuals(
+        self, slot: TaskSlot, message: memoryview, at: int, flags: int, residual: int
+    ) -> None:
+        slot.residual = 0
+        if flags & bhs.RESIDUAL_FLAGS:
+            slot.residual = residual if flags & bhs.RESIDUAL_UNDERFLOW else -residual
+        if flags & bhs.BIDI_FLAGS:
+            (bidi,) = bhs.BIDI_RESIDUAL.unpack_from(message, at + bhs.BIDI_RESIDUAL_OFFSET)
+            slot.residual_in = bidi if flags & bhs.BIDI_UNDERFLOW else -bidi
 
     def _hear_sense(self, slot: TaskSlot) -> None:
         """A status other than GOOD came with ``slot.sense``. A command that was carried out all the
@@ -365,8 +375,13 @@ class Session:
             self.queue.driver.reconnect()
 
     def _unwanted(self, slot: TaskSlot) -> IserblkError:
-        """The error of a command that is not sent again: it was being aborted when the connection
-        was lost, or the processing of its answer was interrupted."""
+        """The error of a command that is not sent again: it is bidirectional, it was being aborted
+        when the connection was lost, or the processing of its answer was interrupted."""
+        if slot.state == SENT and slot.direction == BIDIRECTIONAL:
+            return ConnectionLost(
+                f"{self.portal}: connection lost during command {slot.cdb[0]:#04x}, which may have "
+                "been carried out, and is not sent again"
+            )
         if slot.state == SENT:
             return ConnectionLost(
                 f"{self.portal}: interrupted before command {slot.cdb[0]:#04x} had ended"

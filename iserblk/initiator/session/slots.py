@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final, Protocol, TypeVar
 
-from iserblk.datamover.seam import NO_DATA, PduSlot
+from iserblk.datamover.seam import BIDIRECTIONAL, NO_DATA, PduSlot
 
 NO_BYTES: Final = memoryview(b"")
 
@@ -59,12 +59,14 @@ class TaskSlot(PduSlot):
 
     Request: ``cdb`` (16 bytes), ``lun`` (8-byte LUN field), ``length`` (Expected Data Transfer
     Length), ``flags`` (F, R, W, ATTR of the BHS), ``data`` and ``direction`` (READ or WRITE; the
-    session makes it INLINE when the data goes along with its command). ``first``/``last``: the
+    session makes it INLINE when the data goes along with its command). BIDIRECTIONAL: ``data`` is
+    the Data-Out, of ``length`` bytes, and ``data_in`` the Data-In. ``first``/``last``: the
     blocks of ``lun`` that it may change, for the range lock; none when last < first. ``deadline``:
     when it is aborted (monotonic seconds); 0 until ``submit`` where the caller sets none.
 
     Result: ``error`` (then nothing else counts), or ``status``, ``response``, ``residual`` (bytes;
-    less moved than asked: positive; more: negative), ``sense`` (bytes).
+    less moved than asked: positive; more: negative), ``sense`` (bytes). BIDIRECTIONAL:
+    ``residual`` is of the Data-Out, ``residual_in`` of the Data-In.
     """
 
     __slots__ = (
@@ -79,6 +81,7 @@ class TaskSlot(PduSlot):
         "length",
         "lun",
         "residual",
+        "residual_in",
         "response",
         "sense",
         "state",
@@ -100,6 +103,7 @@ class TaskSlot(PduSlot):
         self.status = 0
         self.response = 0
         self.residual = 0
+        self.residual_in = 0
         self.sense = b""
         self.error: Exception | None = None
         self.deadline = 0.0
@@ -107,5 +111,9 @@ class TaskSlot(PduSlot):
 
     @property
     def complete(self) -> bool:
-        """Whether the slot still has its whole request, so that it can be sent again."""
+        """Whether the slot still has its whole request, so that it can be sent again. A
+        bidirectional command is never sent again: its Data-In may depend on whether it was carried
+        out before."""
+        if self.direction == BIDIRECTIONAL:
+            return False
         return self.data is not None or self.direction == NO_DATA
