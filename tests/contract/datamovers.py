@@ -94,16 +94,17 @@ def over_tcp() -> Roles:
     )
 
 
-def over_stream(crc: bool) -> Roles:
+def over_stream(crc: bool, zero_based: bool = False) -> Roles:
     """A connection that is still in streaming mode, as login leaves it."""
+    kinds = (ZeroBasedInitiator, ZeroBasedTarget) if zero_based else (IserInitiator, IserTarget)
     ends = [SocketStream(sock) for sock in socket.socketpair()]
     left, right = (
         StreamingQueuePair(end, initiator=end is ends[0], crc=crc, receive_size=RECEIVE_SIZE)
         for end in ends
     )
     return (
-        StreamInitiator(ends[0], left, IserInitiator(left, INLINE_SIZE), 262144),
-        StreamTarget(ends[1], right, IserTarget(right, True), 262144),
+        StreamInitiator(ends[0], left, kinds[0](left, INLINE_SIZE), 262144),
+        StreamTarget(ends[1], right, kinds[1](right, True), 262144),
     )
 
 
@@ -129,6 +130,7 @@ ISER_WAYS = {
     "iser-stream-crc": Way(lambda: over_stream(True), ISER),
     "iser-stream-nocrc": Way(lambda: over_stream(False), ISER),
     "iser-stream-hello": Way(lambda: over_stream(True), HELLO),
+    "iser-stream-12": Way(lambda: over_stream(True, zero_based=True), ISER),
 }
 WAYS = {
     **ISER_WAYS,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from iserblk.datamover import hello
-from iserblk.errors import NotSupported, RemoteProtocolError, TransportError
+from iserblk.errors import CommandTimeout, NotSupported, RemoteProtocolError, TransportError
 from iserblk.initiator.connecting.reach import connect
 from iserblk.options import Options
 from iserblk.url import parse_url
@@ -16,6 +16,7 @@ from tests.support import logs
 from tests.support.faces import WAYS, one_disk, read, write
 
 MIB = 1 << 20
+STYLES = pytest.mark.parametrize("style", ["cm", "stream"])
 WANTED = pytest.mark.parametrize(
     ("header", "options"),
     [(28, {"hello": "yes"}), (12, {"header": "12"}), (12, {"header": "12", "hello": "yes"})],
@@ -24,15 +25,16 @@ WANTED = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize("face", WAYS)
+@STYLES
 @WANTED
 async def test_data(
-    start_target: StartTarget, header: int, options: dict[str, str], face: str
+    start_target: StartTarget, header: int, options: dict[str, str], style: str, face: str
 ) -> None:
     """Data that travels with its command, by one Read or Write, and by many.
 
     proves: ISER-7145-6.10-2, ISER-7145-A-1, ISER-2.4.1-1
     """
-    query = "&".join(f"{key}={value}" for key, value in options.items())
+    query = "&".join(f"{key}={value}" for key, value in {**options, "style": style}.items())
     url = f"{start_target('lun:size=16M', header=header).url}/0?{query}"
     async with one_disk(face, url) as disk:
         for seed, size in enumerate((512, 8192, 8704, 65536, 66048, MIB, 4 * MIB)):
@@ -42,14 +44,16 @@ async def test_data(
         await disk.flush()
 
 
+@STYLES
 @WANTED
-async def test_it_is_said(start_target: StartTarget, header: int, options: dict[str, str]) -> None:
-    async with one_disk(
-        "async", f"{start_target('lun:size=1M', header=header).url}/0", options
-    ) as disk:
+async def test_it_is_said(
+    start_target: StartTarget, header: int, options: dict[str, str], style: str
+) -> None:
+    url = f"{start_target('lun:size=1M', header=header).url}/0"
+    async with one_disk("async", url, {**options, "style": style}) as disk:
         about = disk.info.connection
         assert (about["header"], about["hello"], about["provider"]) == (header, True, "iwarp")
-        assert about["ird"] == 64
+        assert (about["style"], about["ird"]) == (style, 64)
 
 
 async def test_without_a_wish_there_is_none(start_target: StartTarget) -> None:
@@ -60,12 +64,13 @@ async def test_without_a_wish_there_is_none(start_target: StartTarget) -> None:
 
 
 @pytest.mark.logs(logs.RECONNECTED)
+@STYLES
 @WANTED
 async def test_each_new_connection_begins_with_one(
-    start_target: StartTarget, header: int, options: dict[str, str]
+    start_target: StartTarget, header: int, options: dict[str, str], style: str
 ) -> None:
     target = start_target("lun:size=1M:wce=0", header=header)
-    async with one_disk("async", f"{target.url}/0", options) as disk:
+    async with one_disk("async", f"{target.url}/0", {**options, "style": style}) as disk:
         await write(disk, b"x" * 4096, 0)
         target.kill()
         start_target("lun:wce=0", header=header, listen=target.listen)
@@ -74,32 +79,38 @@ async def test_each_new_connection_begins_with_one(
         assert disk.core.session.reconnects == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.logs(logs.RECONNECTED)
+@STYLES
 @pytest.mark.parametrize(("header", "wanted"), [(28, "12"), (12, "28")])
 async def test_ends_that_were_told_different_headers(
-    start_target: StartTarget, header: int, wanted: str
+    start_target: StartTarget, header: int, wanted: str, style: str
 ) -> None:
-    """The login fails: soon, with an error of the protocol or of the connection.
+    """Nothing works: login fails where it travels in messages, else the first command.
 
     proves: ISER-7145-A-1
     """
-    url = parse_url(f"{start_target('lun:size=1M', header=header).url}/0")
-    with pytest.raises(TransportError):
-        await connect(url, Options.from_pairs([("header", wanted)]))
+    options = {"header": wanted, "style": style, "io-timeout": "1"}
+    url = f"{start_target('lun:size=1M', header=header).url}/0"
+    with pytest.raises((TransportError, CommandTimeout)):
+        async with one_disk("async", url, options):
+            pytest.fail("opened")
 
 
+@STYLES
 @pytest.mark.parametrize(("header", "versions"), [(28, (15, 11)), (28, (9, 2)), (12, (10, 10))])
 async def test_a_version_that_the_target_does_not_know(
     start_target: StartTarget,
     monkeypatch: pytest.MonkeyPatch,
     header: int,
     versions: tuple[int, int],
+    style: str,
 ) -> None:
     """Its HelloReply with REJ reaches the initiator before the connection ends; the target goes on.
 
     proves: ISER-5.1.3-9, ISER-10.1.3.2-1, ISER-10.1.3.2-3
     """
     url = parse_url(f"{start_target('lun:size=1M', header=header).url}/0")
-    options = Options(hello=True, header=header)
+    options = Options(hello=True, header=header, style=style)
     with monkeypatch.context() as patch:
         patch.setattr(hello, "greeting", lambda _form, ird: hello.Hello(*versions, ird))
         with pytest.raises(RemoteProtocolError, match=f"{url.host}.*rejects this connection"):

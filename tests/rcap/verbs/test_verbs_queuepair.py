@@ -110,10 +110,13 @@ def test_a_hello_settles_the_reads_of_a_device(ends: Callable[..., Ends], window
     both = ends(windows, ird=4, ord=4)
     both.pairs[0].limit_reads(1, 4)
     agreed = SessionParameters(rdma_extensions=True, iser_hello_required=True)
+    final = TargetSlot(16)
+    both.target.add_resources([final], 256, 0)
     for end in (both.initiator, both.target):
         end.notice_key_values(agreed)
+    both.target.enable_datamover(final)
+    both.initiator.progress(0.0)  # the final Login Response
     both.initiator.enable_datamover()
-    both.target.enable_behind_stream()
     assert not both.initiator.greeted and not both.target.greeted
     both.turn()
     assert both.initiator.greeted and both.target.greeted
