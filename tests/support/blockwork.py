@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import trio
 
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.datamover.seam import PduSlot
+from iserblk.datamover.seam import UNSOLICITED, PduSlot
 from iserblk.disk.aio import TrioDisk, open_disks
 from iserblk.disk.seam import EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import NotSupported, OutOfRange
@@ -33,6 +33,7 @@ class Outcome:
     compared: int = 0  # bytes
     invalidated: int = 0  # responses that invalidated an STag remotely
     tagged: int = 0  # commands that advertised one
+    data_outs: int = 0  # unsolicited Data-Outs over iSER
     connection: dict[str, object] = field(default_factory=dict)
     peer: str = ""
     skipped: list[str] = field(default_factory=list)
@@ -155,12 +156,13 @@ class Model:
         await self.compare(0, 64 * KIB)
 
 
-class Invalidations:
-    """Counts what responses did with the STags of commands, while entered."""
+class Counting:
+    """Counts what responses did with the STags of commands, and Data-Outs, while entered."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
         self._original = IserInitiator.deallocate_task_resources
+        self._send_control = IserInitiator.send_control
 
     def __enter__(self) -> None:
         original, outcome = self._original, self._outcome
@@ -170,16 +172,23 @@ class Invalidations:
             outcome.invalidated += bool(invalidated)
             original(datamover, slot, invalidated)
 
+        def sending(datamover: IserInitiator, slot: PduSlot) -> None:
+            outcome.data_outs += slot.direction == UNSOLICITED
+            send(datamover, slot)
+
+        send = self._send_control
         IserInitiator.deallocate_task_resources = counting  # type: ignore[assignment,method-assign]
+        IserInitiator.send_control = sending  # type: ignore[assignment,method-assign]
 
     def __exit__(self, *_: object) -> None:
+        IserInitiator.send_control = self._send_control  # type: ignore[method-assign]
         IserInitiator.deallocate_task_resources = self._original  # type: ignore[method-assign]
 
 
 async def everything(url: str, options: dict[str, str]) -> Outcome:
     """Run every step on the LUN of ``url``. Raises AssertionError where data differs."""
     outcome = Outcome()
-    with Invalidations(outcome), trio.fail_after(TIMEOUT_S):
+    with Counting(outcome), trio.fail_after(TIMEOUT_S):
         async with open_disks([url], options) as disks:
             disk = disks.disks[disks.default]
             info = disk.info

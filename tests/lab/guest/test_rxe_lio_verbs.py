@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from iserblk.rcap.verbs import connecting
 from tests.support.blockwork import everything
 from tests.support.interop import Record
+
+
+@pytest.fixture
+def without_initial_r2t() -> Iterator[None]:
+    """LIO agrees to InitialR2T=No."""
+    key = Path(os.environ["LAB_TPG"]) / "param" / "InitialR2T"
+    before = key.read_text()
+    key.write_text("No")
+    yield
+    key.write_text(before)
+
+
+@pytest.mark.parametrize("immediate", ["yes", "no"])
+async def test_unsolicited_data(immediate: str, without_initial_r2t: None, record: Record) -> None:
+    """Data-Outs behind the command of each write of up to 64 KiB. LIO takes them at offsets that
+    are multiples of a page, as ours are with its TargetRecvDataSegmentLength of 8192."""
+    options = {"rcap": "verbs", "unsolicited-data": "yes", "immediate-data": immediate}
+    outcome = await everything(os.environ["LAB_URL"], options)
+    assert outcome.data_outs > 100
+    record(
+        ours="initiator, pyverbs",
+        peer="LIO isert on rxe",
+        transport=f"RoCE v2, InitialR2T=No, ImmediateData={immediate.capitalize()}",
+        outcome=outcome,
+    )
 
 
 @pytest.mark.parametrize("mode", ["window", "region"])
