@@ -129,6 +129,10 @@ class DeviceServer(Protocol):
 
     def has_lun(self, lun: int) -> bool: ...
 
+    def luns(self, nexus: Nexus) -> Sequence[int]:
+        """All LUNs that there are for ``nexus``."""
+        ...
+
     def reset_lun(self, lun: int) -> bool:
         """LOGICAL UNIT RESET: unit attention 29/03 for every nexus. False: there is no such LUN."""
         ...

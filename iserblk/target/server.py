@@ -192,6 +192,7 @@ class TargetServer:
                 login,
                 on_login=self._logged_in,
                 on_reset=self._reset,
+                on_cold_reset=self._end_others,
                 portal=portal,
                 port=port,
                 budget=self._budget,
@@ -321,6 +322,16 @@ class TargetServer:
         """End the LUN's tasks of all sessions but ``by``, also of old sessions that were reinstated
         and whose last tasks still run. Arguments and result as for ``Nexus.end_tasks``."""
         return self.device.end_tasks_of_others(lun, by.nexus, ended)
+
+    def _end_others(self, by: TargetConnection) -> None:
+        """End all sessions and logins but ``by``."""
+        log.info("%s: reset the target (cold)", by.login.initiator_name)
+        for scope in list(self._logins.values()):
+            scope.cancel()
+        for connection in list(self._connections):
+            if connection is not by:
+                connection.abandon()
+                connection.on_done()
 
 
 def _name_of(connection: TargetConnection) -> _SessionName:

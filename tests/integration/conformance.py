@@ -29,7 +29,6 @@ SKIPS = {
     r"ReadDefectData1[02]\.": f"READ DEFECT DATA: {_OPTIONAL}; a file has no defects",
     r"WriteAtomic16\.": f"WRITE ATOMIC(16): {_OPTIONAL}",
     r"ReadOnly\.": f"only its ORWRITE: {_OPTIONAL}",
-    r"Reserve6\.": "RESERVE(6): obsolete, and the target does not have it",
     r"PreventAllow\.": "for removable media; a LUN is none",
     r"StartStopUnit\.NoLoej|StartStopUnit\.Simple": "for removable media; a LUN is none",
     r"Sanitize\.": f"SANITIZE: {_OPTIONAL}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -61,6 +61,7 @@ CONTROL_INLINE: Final = 8192
 SENSE_INLINE: Final = 256
 # A LUN has one task set for all sessions (TST 0 in the Control mode page).
 _OF_ALL_SESSIONS: Final = (pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
+_OF_THE_TARGET: Final = (pdu.TMF_TARGET_WARM_RESET, pdu.TMF_TARGET_COLD_RESET)
 _OF_A_LUN: Final = (pdu.TMF_ABORT_TASK_SET, *_OF_ALL_SESSIONS)
 _NOT_SIMPLE: Final = 0x06  # a bit of ATTR that neither UNTAGGED nor SIMPLE has
 _AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
@@ -78,8 +79,10 @@ class TargetConnection:
     ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread, then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
     ``on_reset(lun, self, ended)``: called for a LOGICAL UNIT RESET or CLEAR TASK SET; ends the
-    tasks of other sessions, with the result of ``Nexus.end_tasks``. ``on_done``: set by the owner;
-    called when the initiator has logged out, perhaps outside of ``progress``.
+    tasks of other sessions, with the result of ``Nexus.end_tasks``; for a reset of the target it is
+    called for each LUN. ``on_cold_reset(self)``: called last in a TARGET COLD RESET; ends all other
+    sessions. ``on_done``: set by the owner; called when the initiator has logged out, or has reset
+    the target (cold), perhaps outside of ``progress``.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class TargetConnection:
         portal: str,
         port: TargetPort = ONLY_PORT,
         budget: DataBudget | None = None,
+        on_cold_reset: Callable[[TargetConnection], None] = lambda _: None,
     ) -> None:
         self._dm = datamover
         self._device = device
@@ -103,6 +107,7 @@ class TargetConnection:
         self.on_done: Callable[[], None] = lambda: None
         self._on_login = on_login
         self._on_reset = on_reset
+        self._on_cold_reset = on_cold_reset
         self._portal, self.port = portal, port
         self.parameters: SessionParameters | None = None
         self.done = False
@@ -651,6 +656,15 @@ class TargetConnection:
                 self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
                 self._abort([slot] if slot else [], request)
+        elif request.function in _OF_THE_TARGET and self._attached:
+            everything = self._device.luns(self.nexus)
+            for each in everything:
+                self._device.reset_lun(each)
+            self._abort(
+                [slot for slot in self._tasks.values() if slot.lun in everything],
+                request,
+                everything,
+            )
         elif request.function not in _OF_A_LUN:
             self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
         elif not self._device.has_lun(lun):
@@ -658,9 +672,15 @@ class TargetConnection:
         else:
             if request.function == pdu.TMF_LOGICAL_UNIT_RESET:
                 self._device.reset_lun(lun)
-            self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request)
+            others = (lun,) if request.function in _OF_ALL_SESSIONS else ()
+            self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request, others)
 
-    def _abort(self, slots: list[TargetTask], request: pdu.TaskManagementRequest) -> None:
+    def _abort(
+        self,
+        slots: list[TargetTask],
+        request: pdu.TaskManagementRequest,
+        luns_of_others: Sequence[int] = (),
+    ) -> None:
         """End tasks without a response, then answer the task management function. The answer waits
         until the last task has ended: after it, none touches the initiator's buffers or the medium.
         A function other than ABORT TASK also waits for data that R2Ts have asked for, over TCP,
@@ -672,14 +692,24 @@ class TargetConnection:
             left -= 1
             if not left and not self.done:
                 self._answers.task_management(request, pdu.TMF_COMPLETE)
-                if flush:
+                if request.function == pdu.TMF_TARGET_COLD_RESET:
+                    self._end_all_sessions()
+                elif flush:
                     self._flush_quietly()
 
-        if request.function in _OF_ALL_SESSIONS:
-            left += self._on_reset(luns.decode(request.lun), self, partial(one_ended, True))
+        for lun in luns_of_others:
+            left += self._on_reset(lun, self, partial(one_ended, True))
         # Except after ABORT TASK, the initiator still sends the data of R2Ts (RFC 7143, 4.2.3.3).
         self._end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
         one_ended()
+
+    def _end_all_sessions(self) -> None:
+        """Finish a TARGET COLD RESET, which is a power-on event (RFC 7143 section 11.5.1): its
+        response still leaves, then this session has ended as well."""
+        self._on_cold_reset(self)
+        self.done = True
+        self._flush_quietly()
+        self.on_done()
 
     def _end_each(self, slots: list[TargetTask], ended: Callable[[], None], cancel: bool) -> None:
         """End tasks without a response; ``ended`` is called for each. ``cancel``: do not wait for

@@ -92,11 +92,16 @@ class DeviceServer:
             unit.tell_others = partial(self._tell_others, lun)
 
     def attach(self, nexus: Nexus) -> None:
+        for unit in self._units.values():
+            unit.reservations.lose(nexus)  # what the session that this one reinstates has reserved
         self._nexuses.add(nexus)
         for lun in self._units:
             self._attentions[nexus, lun] = [sense.POWER_ON_OR_RESET]
 
     def detach(self, nexus: Nexus) -> None:
+        for unit in self._units.values():
+            if unit.reservations.reserved_by is nexus:
+                unit.reservations.lose(nexus)
         with self._attending:
             self._nexuses.discard(nexus)
             for lun in self._units:
@@ -108,9 +113,14 @@ class DeviceServer:
     def has_lun(self, lun: int) -> bool:
         return lun in self._units
 
+    def luns(self, nexus: Nexus) -> Sequence[int]:
+        return tuple(self._units)
+
     def reset_lun(self, lun: int) -> bool:
-        if lun not in self._units:
+        unit = self._units.get(lun)
+        if unit is None:
             return False
+        unit.reservations.reset()
         for nexus in self._nexuses:
             # A pending POWER ON already implies a LUN reset.
             if sense.POWER_ON_OR_RESET not in self._attentions.get((nexus, lun), ()):
@@ -236,7 +246,7 @@ class DeviceServer:
             check_fields(command, cdb)
             if nexus.port.refusal and cdb[0] not in _IN_ANY_STATE:
                 raise CheckCondition(sense.NOT_READY, nexus.port.refusal)
-            if unit.reservations.type and unit.reservations.conflicts(
+            if unit.reservations.present and unit.reservations.conflicts(
                 nexus.name, command.access, cdb
             ):
                 raise ReservationConflict

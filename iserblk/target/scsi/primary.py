@@ -1,5 +1,5 @@
-"""SPC commands: MODE SENSE and MODE SELECT, PERSISTENT RESERVE IN and OUT, target port groups,
-START STOP UNIT, and commands that do nothing on a file.
+"""SPC commands: MODE SENSE and MODE SELECT, reservations of both kinds, target port groups,
+SEND DIAGNOSTIC, START STOP UNIT, and commands that do nothing on a file.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PREEMPT_TIMEOUT_S = 60.0
 _LLBAA = 0x10  # MODE SENSE(10): the initiator accepts a long block descriptor
 _START = 0x01
 _NO_FLUSH = 0x04
+_SELF_TEST = 0x04
 _ALL_SUBPAGES = 0xFF
 
 
@@ -173,6 +174,39 @@ def _mode_select(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
 
     task.execute = drain
     return drain(task, buffer, nowait)
+
+
+def begin_send_diagnostic(task: DeviceTask, unit: LogicalUnit) -> None:
+    """SEND DIAGNOSTIC: the default self-test reads the first and the last block. Without SELFTEST
+    there is nothing to do, as there are no diagnostic pages. DEVOFFL and UNITOFFL permit effects
+    that this test has not."""
+    if task.cdb[1] & _SELF_TEST:
+        task.unit = unit
+        task.may_block = True
+        task.execute = _test_itself
+
+
+def _test_itself(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    unit = task.unit
+    block = memoryview(bytearray(unit.block))
+    try:
+        for lba in (0, unit.blocks - 1):
+            unit.store.read_into(block, lba * unit.block, False)
+    except OSError as error:
+        log.warning("self-test: %s", error)
+        raise CheckCondition(sense.HARDWARE_ERROR, sense.FAILED_SELF_TEST) from None
+    return True
+
+
+# -- reservations ----------------------------------------------------------------------------------
+
+
+def begin_reserve6(task: DeviceTask, unit: LogicalUnit) -> None:
+    unit.reservations.reserve(task.nexus)
+
+
+def begin_release6(task: DeviceTask, unit: LogicalUnit) -> None:
+    unit.reservations.release(task.nexus)
 
 
 # -- persistent reservations -----------------------------------------------------------------------

@@ -1,9 +1,12 @@
-"""Persistent reservations of one LUN: registrations, the holder, and which commands conflict.
+"""Reservations of one LUN: persistent ones (registrations, the holder), those of RESERVE(6), and
+which commands conflict.
 
 No I/O and no clock. A registration belongs to the name of an I_T nexus (initiator name, ISID, and
 target port; all target ports with ALL_TG_PT). So it outlives connections and LUN resets. It ends
 with the process (PTPL_C is 0, APTPL is refused).
-Sources: SPC-4, Persistent reservations; the classes of commands also SBC-3, Reservations.
+RESERVE(6) reserves for an I_T nexus until RELEASE(6), a reset, or the end of its session.
+Sources: SPC-4, Persistent reservations; the classes of commands also SBC-3, Reservations. For
+RESERVE(6) and RELEASE(6) SPC-2, Reservations; and SPC-3 section 5.6.3 for both kinds together.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from iserblk.scsi import opcodes, sense
 from iserblk.scsi import reservations as pr
-from iserblk.scsi import sense
 from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation
 from iserblk.target.scsi.ended import CheckCondition, ReservationConflict, wrong_parameter
-from iserblk.target.seam import ALL_PORTS, NexusName
+from iserblk.target.seam import ALL_PORTS, Nexus, NexusName
 
 # What a command does to a LUN that another initiator has reserved.
 FREE = 0  # nothing: it is always allowed, or has rules of its own
@@ -27,6 +30,10 @@ PREVENTS = 4  # FREE where bits 1-0 of byte 4 are 0, else CHANGES (PREVENT ALLOW
 MAXIMUM_REGISTRATIONS = 256  # for each LUN, as every initiator that can log in can add some
 
 ATP_C = 0x04
+CRH = 0x10  # RESERVE(6) and RELEASE(6) as SPC-3 section 5.6.3 has them
+# Commands that do not conflict with a RESERVE(6) of another nexus, besides those that need no LUN.
+_NOT_RESERVED = (opcodes.RELEASE_6, opcodes.LOG_SENSE)
+_PERSISTENT = (opcodes.PERSISTENT_RESERVE_IN, opcodes.PERSISTENT_RESERVE_OUT)
 _EXCLUSIVE = (pr.EXCLUSIVE_ACCESS, pr.EXCLUSIVE_ACCESS_REGISTRANTS, pr.EXCLUSIVE_ACCESS_ALL)
 _ALL_REGISTRANTS = (pr.WRITE_EXCLUSIVE_ALL, pr.EXCLUSIVE_ACCESS_ALL)
 _FOR_REGISTERED = (
@@ -45,12 +52,16 @@ class _Registration(NamedTuple):
 
 
 class Reservations:
-    """The reservation and the registrations of one LUN. ``type``: type of the reservation; 0: there
-    is none. ``tell(nexus, code)``: sets a unit attention for an I_T nexus; the device server
+    """The reservation and the registrations of one LUN. ``type``: type of the persistent
+    reservation; 0: there is none. ``reserved_by``: the nexus that has reserved the LUN by
+    RESERVE(6); then there is no registration. ``present``: whether there is a reservation of
+    either kind. ``tell(nexus, code)``: sets a unit attention for an I_T nexus; the device server
     provides it. For one thread only."""
 
     def __init__(self) -> None:
         self.type = 0
+        self.reserved_by: Nexus | None = None
+        self.present = False
         self.generation = 0
         self.tell: Tell = lambda _nexus, _code: None
         self._holder: NexusName | None = None  # None for the All Registrants types, too
@@ -61,6 +72,10 @@ class Reservations:
     def conflicts(self, nexus: NexusName, access: int, cdb: bytes) -> bool:
         """Whether a command of ``nexus`` ends with RESERVATION CONFLICT. ``access``: FREE, READS,
         … of the command."""
+        if self.reserved_by is not None:
+            if nexus == self.reserved_by.name:
+                return cdb[0] in _PERSISTENT
+            return cdb[0] not in _NOT_RESERVED and not (access == PREVENTS and not cdb[4] & 3)
         if access >= STARTS:
             bits = cdb[4]
             access = FREE if (bits & 1 if access == STARTS else not bits & 3) else CHANGES
@@ -73,6 +88,44 @@ class Reservations:
             return False
         return access == CHANGES or self.type in _EXCLUSIVE
 
+    # -- RESERVE(6), RELEASE(6) -------------------------------------------------------------------
+
+    def reserve(self, nexus: Nexus) -> None:
+        """RESERVE(6). Raises ReservationConflict; nothing has changed then."""
+        if self._registered:
+            self._check_exception(nexus.name)
+        else:
+            self.reserved_by = nexus
+            self._note()
+
+    def release(self, nexus: Nexus) -> None:
+        """RELEASE(6): nothing happens for a nexus that has not reserved the LUN. Raises
+        ReservationConflict."""
+        if self._registered:
+            self._check_exception(nexus.name)
+        else:
+            self.lose(nexus)
+
+    def lose(self, nexus: Nexus) -> None:
+        """The session of ``nexus`` has ended, or another with its name begins."""
+        if self.reserved_by is not None and self.reserved_by.name == nexus.name:
+            self.reset()
+
+    def reset(self) -> None:
+        """End the reservation of RESERVE(6), not a persistent one."""
+        self.reserved_by = None
+        self._note()
+
+    def _check_exception(self, nexus: NexusName) -> None:
+        """With persistent reservations, RESERVE(6) and RELEASE(6) do nothing and end with GOOD for
+        a nexus that has all the access that it asks for. Else raises ReservationConflict."""
+        nexus = self._name(nexus)
+        if not (self._holds(nexus) or (self.type in _FOR_REGISTERED and nexus in self._registered)):
+            raise ReservationConflict
+
+    def _note(self) -> None:
+        self.present = bool(self.type) or self.reserved_by is not None
+
     # -- PERSISTENT RESERVE IN --------------------------------------------------------------------
 
     def answer(self, action: int) -> bytes:
@@ -83,7 +136,7 @@ class Reservations:
         if action == pr.READ_RESERVATION:
             return pr.encode_reservation(self.generation, self._reservation())
         if action == pr.REPORT_CAPABILITIES:
-            return pr.encode_capabilities(ATP_C)
+            return pr.encode_capabilities(ATP_C | CRH)
         status = [
             FullStatus(
                 registration.key,
@@ -242,10 +295,12 @@ class Reservations:
     def _hold(self, nexus: NexusName, kind: int) -> None:
         self.type = kind
         self._holder = None if kind in _ALL_REGISTRANTS else nexus
+        self._note()
 
     def _end_reservation(self) -> None:
         self.type = 0
         self._holder = None
+        self._note()
 
     def _next_generation(self) -> None:
         self.generation = (self.generation + 1) % _GENERATIONS

@@ -14,6 +14,7 @@ from iserblk.errors import ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
+from iserblk.scsi import sense
 from iserblk.scsi import status as sam
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.iscsi.buffers import DataBudget
@@ -58,6 +59,7 @@ class Client:
             on_reset=lambda lun, by, ended: device.end_tasks_of_others(lun, by.nexus, ended),
             portal="10.0.0.1:3260",
             budget=budget,
+            on_cold_reset=self._cold_reset,
         )
 
         def offload(slot: TargetTask) -> None:
@@ -65,6 +67,7 @@ class Client:
             connection.finish(slot)
 
         connection.offload = offload
+        self.cold_resets = 0
         self.cmd_sn = 1
         self._received = b""
         self.heard: list[tuple[bytes, bytes]] = []
@@ -84,6 +87,10 @@ class Client:
         self.command(bytes(16))  # a unit attention is pending
 
         self.heard.clear()
+
+    def _cold_reset(self, by: TargetConnection) -> None:
+        assert by is self.connection and not by.done
+        self.cold_resets += 1
 
     def close(self) -> None:
         self.connection.close()
@@ -408,6 +415,32 @@ def test_what_ends_a_set_of_tasks_waits_for_the_data_they_asked_for(
     assert (answer.opcode, answer.response) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)
     assert client.store.content[:2048] == b"a" * 2048
     client.close()
+
+
+@pytest.mark.parametrize("function", [pdu.TMF_TARGET_WARM_RESET, pdu.TMF_TARGET_COLD_RESET])
+def test_a_reset_of_the_target(client: Client, function: int) -> None:
+    """Every task of every session ends before the answer (RFC 7143 section 11.5.1); the initiators
+    are told. A cold reset ends the sessions, too: this one behind its answer."""
+    other = Client(beside=client)
+    other.write(4)
+    client.write(4)
+    r2t = pdu.ReadyToTransfer.unpack_from(client.heard.pop()[0])
+    manage(client, function, 7)  # the LUN field is reserved
+    assert not client.heard
+    client.data_out(b"b" * 2048, 0, r2t.ttt)
+    ((head, _),) = client.heard
+    answer = pdu.TaskManagementResponse.unpack_from(head)
+    assert (answer.opcode, answer.response) == (bhs.TASK_MANAGEMENT_RESPONSE, pdu.TMF_COMPLETE)
+    assert client.store.content[:2048] == bytes(2048)
+    cold = function == pdu.TMF_TARGET_COLD_RESET
+    assert client.connection.done is cold and client.cold_resets == int(cold)
+    if not cold:
+        client.heard.clear()
+        client.command(bytes(16))
+        told = client.heard.pop()[1]
+        assert sense.decode(told[2:]).code == sense.LUN_RESET
+    client.close()
+    other.close()
 
 
 @pytest.mark.parametrize("function", OF_A_LUN)

@@ -334,3 +334,19 @@ def test_fields_of_mode_select(client: Client) -> None:
     saving = client.run(b"\x15\x11\0\0\x18\0")
     assert saving.code == INVALID_FIELD and saving.sense.field == 1
     assert client.code(b"\x15\x00\0\0\x18\0") == INVALID_FIELD, "pages of no standard"
+
+
+# -- SEND DIAGNOSTIC -------------------------------------------------------------------------------
+
+
+@pytest.mark.logs("self-test: .*bad block")
+def test_self_test(store: FakeStore, pair: tuple[Client, Client]) -> None:
+    """SPC-4, SEND DIAGNOSTIC: SELFTEST is bit 2 of byte 1; codes and pages are refused."""
+    assert pair[0].code(bytes.fromhex("1d 04 00 00 00 00")) == GOOD
+    assert pair[0].code(bytes.fromhex("1d 07 00 00 00 00")) == GOOD, "DEVOFFL and UNITOFFL"
+    assert pair[0].code(bytes.fromhex("1d 24 00 00 00 00")) == INVALID_FIELD
+    assert pair[0].code(bytes.fromhex("1d 10 00 00 08 00")) == INVALID_FIELD
+    store.failure = OSError(errno.EIO, "bad block")
+    failed = (sense.HARDWARE_ERROR, sense.FAILED_SELF_TEST)
+    assert pair[0].code(bytes.fromhex("1d 04 00 00 00 00")) == failed
+    assert pair[0].code(bytes.fromhex("1d 10 00 00 00 00")) == GOOD, "there is nothing to do"

@@ -103,6 +103,7 @@ TABLE: dict[str, tuple[bytes, int, str]] = {
     "STOP UNIT": (bytes((0x1B, 0, 0, 0, 0, 0)), 0, "W"),
     "ALLOW REMOVAL": (bytes((0x1E, 0, 0, 0, 0, 0)), 0, "F"),
     "PREVENT REMOVAL": (bytes((0x1E, 0, 0, 0, 1, 0)), 0, "W"),
+    "SEND DIAGNOSTIC": (bytes((0x1D, 0x04, 0, 0, 0, 0)), 0, "W"),
     "MODE SELECT(6)": (cdb.mode_select6(4), 4, "W"),
     "MODE SELECT(10)": (cdb.mode_select10(8), 8, "W"),
     "LOG SENSE": (log.log_sense(0x0C), 0, "F"),
@@ -139,7 +140,7 @@ TABLE: dict[str, tuple[bytes, int, str]] = {
 def test_every_command_is_in_the_table() -> None:
     assert {each.usage[0] for each in COMMANDS.values()} == {
         command[0] for command, _, _ in TABLE.values()
-    } | {opcodes.PERSISTENT_RESERVE_OUT}
+    } | {opcodes.PERSISTENT_RESERVE_OUT, opcodes.RESERVE_6, opcodes.RELEASE_6}
 
 
 @pytest.mark.parametrize("kind", pr.TYPES, ids=pr.type_words)
@@ -230,7 +231,7 @@ def test_capabilities_say_so(server: DeviceServer) -> None:
     a = Host(server, "a")
     found = pr.decode_capabilities(a.data(pr.reserve_in(pr.REPORT_CAPABILITIES)))
     assert not found.persists and found.types == set(pr.TYPES)  # type: ignore[comparison-overlap]
-    assert found.flags == 0x04, "ALL_TG_PT is taken: there is one port"
+    assert found.flags == 0x14, "CRH; and ALL_TG_PT is taken: there is one port"
 
 
 def test_registrations_have_a_bound(server: DeviceServer) -> None:
@@ -520,3 +521,99 @@ def test_they_are_reported_as_supported(server: DeviceServer, opcode: int, count
         assert answer[1] == (3 if action < count else 1)
         if action < count:
             assert answer[4:6] == bytes((opcode, action))
+
+
+# -- RESERVE(6) and RELEASE(6) ---------------------------------------------------------------------
+
+RESERVE6 = bytes((0x16, 0, 0, 0, 0, 0))
+RELEASE6 = bytes((0x17, 0, 0, 0, 0, 0))
+# SPC-2, table of commands allowed in the presence of a reservation of another initiator; the three
+# that need no LUN are allowed everywhere.
+NOT_STOPPED = (
+    "REQUEST SENSE",
+    "INQUIRY",
+    "INQUIRY VPD",
+    "REPORT LUNS",
+    "LOG SENSE",
+    "ALLOW REMOVAL",
+)
+
+
+def two(server: DeviceServer) -> tuple[Host, Host]:
+    return Host(server, "iqn.2026-11.example:a"), Host(server, "iqn.2026-11.example:b")
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_reserve_6_stops(server: DeviceServer, name: str) -> None:
+    a, b = two(server)
+    command, length, _ = TABLE[name]
+    data = cdb.unmap_parameters([(0, 1)]) if name == "UNMAP" else bytes(length)
+
+    def status(host: Host) -> int:
+        task = server.begin(host.nexus, 0, command)
+        return task.status or host.run(command, data).status
+
+    assert a.run(RESERVE6).status == sam.GOOD
+    assert status(b) == (sam.GOOD if name in NOT_STOPPED else CONFLICT)
+    persistent = command[0] == opcodes.PERSISTENT_RESERVE_IN
+    assert status(a) == (CONFLICT if persistent else sam.GOOD)
+    assert a.run(RELEASE6).status == sam.GOOD
+    assert status(b) == status(a) == sam.GOOD
+
+
+def test_reserve_6_is_of_one_nexus(server: DeviceServer) -> None:
+    a, b = two(server)
+    assert a.run(RESERVE6).status == a.run(RESERVE6).status == sam.GOOD
+    assert b.run(RESERVE6).status == CONFLICT
+    assert b.run(RELEASE6).status == sam.GOOD, "not its own: nothing happens"
+    assert b.run(READY).status == CONFLICT
+    for host in (a, b):
+        assert host.register(A) == CONFLICT, "also for the nexus that has reserved"
+    assert a.run(RELEASE6).status == sam.GOOD
+    assert b.run(RESERVE6).status == sam.GOOD
+    assert a.run(READY).status == CONFLICT
+
+
+def test_what_ends_a_reserve_6(server: DeviceServer) -> None:
+    a, b = two(server)
+    assert a.run(RESERVE6).status == sam.GOOD
+    assert server.reset_lun(0)
+    assert b.told() == [(sense.UNIT_ATTENTION, sense.LUN_RESET)]
+    assert a.told() == [(sense.UNIT_ATTENTION, sense.LUN_RESET)]
+    assert a.run(RESERVE6).status == sam.GOOD
+    server.detach(a.nexus)
+    assert b.run(READY).status == sam.GOOD
+    assert b.run(RESERVE6).status == sam.GOOD
+    again = Host(server, "iqn.2026-11.example:b")  # the same name: it reinstates the session
+    assert again.run(RESERVE6).status == sam.GOOD
+    server.detach(b.nexus)
+    assert Host(server, "iqn.2026-11.example:c").run(READY).status == CONFLICT, "it is another's"
+
+
+def test_reserve_6_where_initiators_are_registered(server: DeviceServer) -> None:
+    """SPC-2: a conflict. SPC-3, 5.6.3: but not for the holder, nor for a registered nexus where
+    the type gives access to all of them; then nothing is changed."""
+    a, b, c = three(server)
+    stranger = Host(server, "iqn.2026-11.example:d")
+    for command in (RESERVE6, RELEASE6):
+        for host in (a, b, c, stranger):
+            assert host.run(command).status == CONFLICT, "no reservation, but registrations"
+    for kind in pr.TYPES:
+        assert a.out(pr.RESERVE, kind) == sam.GOOD
+        for command in (RESERVE6, RELEASE6):
+            assert a.run(command).status == sam.GOOD
+            all_may = kind not in (WE, EA)
+            assert b.run(command).status == (sam.GOOD if all_may else CONFLICT)
+            assert stranger.run(command).status == CONFLICT
+        assert a.reservation() is not None
+        assert a.out(pr.RELEASE, kind) == sam.GOOD
+        b.told()
+        c.told()
+    assert a.out(pr.CLEAR) == sam.GOOD
+    assert stranger.run(RESERVE6).status == sam.GOOD
+
+
+def test_third_parties_are_refused(server: DeviceServer) -> None:
+    a, _ = two(server)
+    answer = a.run(bytes((0x16, 0x10, 0, 0, 0, 0)))
+    assert answer.code == INVALID_FIELD and answer.sense.field == 1
