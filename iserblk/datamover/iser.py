@@ -130,6 +130,8 @@ class ConnectionFlags(NamedTuple):
 
     @classmethod
     def unpack(cls, private_data: bytes) -> ConnectionFlags:
-        """Read the flags. Never raises: without private data only ZBVA counts as not supported, as
-        Linux targets assume; bytes behind the first are ignored."""
-        return cls(private_data[0] if private_data else ZBVA_NOT_SUPPORTED)
+        """Read the flags. Never raises: without private data nothing counts as supported, as Linux
+        targets assume; bytes behind the first are ignored."""
+        if not private_data:
+            return cls(ZBVA_NOT_SUPPORTED | SEND_INVALIDATE_NOT_SUPPORTED)
+        return cls(private_data[0])

@@ -87,10 +87,11 @@ class IserInitiator:
         ``style``: how the connection began, for ``describe``: iSER from its start (``cm``), or as a
         byte stream (``stream``)."""
         self.qp = qp
-        # Whether both ends allow Send with Invalidate towards us, by their private data.
-        self._invalidates = (
-            qp.can_receive_invalidate
-            and ConnectionFlags.unpack(qp.peer_private_data).send_invalidate
+        # Whether the target may use Send with Invalidate. It says so by private data; where it has
+        # sent none (by RFC 7145 alone there is none), we can take it if our STags allow that.
+        said = qp.peer_private_data
+        self._invalidates = qp.can_receive_invalidate and (
+            not said or ConnectionFlags.unpack(said).send_invalidate
         )
         self.greeted = True
         self._form = hello.RFC_7145

@@ -119,7 +119,7 @@ def test_any_bytes_as_message(header: int, check: Check, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "send_invalidate"),
     [
-        (b"", True),
+        (b"", False),
         (b"\x80\0\0\0", True),
         (b"\xc0\0\0\0", False),
         (b"\x40", False),

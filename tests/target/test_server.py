@@ -16,7 +16,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from iserblk.datamover.iser import HEADER_LENGTH
+from iserblk.datamover.iser import HEADER_LENGTH, ControlHeader
 from iserblk.disk.aio import TrioDisk
 from iserblk.errors import NotSupported, TransportError
 from iserblk.initiator.connecting.iwarp import connect_iwarp, resolve
@@ -531,21 +531,30 @@ async def test_the_target_says_nothing_first(mock_clock: MockClock) -> None:
         ours.close()
 
 
-async def over_iser(url: Url, message: tuple[bytes, bytes]) -> tuple[seam.QueuePair, bytes]:
+async def over_iser(
+    url: Url, message: tuple[bytes, bytes], private_data: bytes = b""
+) -> tuple[seam.QueuePair, bytes]:
     """A new connection, and the header of the answer to this Login Request."""
     addresses = await resolve(url.host, url.port)
     pair: seam.QueuePair = await connect_iwarp(
-        addresses, "portal", 10, 10, private_data=b"", crc=True, segments=1, ird=1
+        addresses, "portal", 10, 10, private_data=private_data, crc=True, segments=1, ird=1
     )
     pair.post_receive(4)
+    head, _ = await asked(pair, HEAD + message[0] + message[1])
+    return pair, head
+
+
+async def asked(pair: seam.QueuePair, message: bytes) -> tuple[bytes, int]:
+    """The header of the answer to a message, and the STag that it invalidates, or 0."""
     request = seam.WorkRequest(seam.SEND_SE)
-    request.data = memoryview(HEAD + message[0] + message[1])
+    request.data = memoryview(message)
     pair.post([request])
     while True:
         await trio.lowlevel.wait_readable(pair.fileno())
         for event in pair.progress(0.0):
             if event.data is not None:
-                return pair, bytes(event.data[HEADER_LENGTH : HEADER_LENGTH + bhs.BHS_LENGTH])
+                unit = event.data[HEADER_LENGTH : HEADER_LENGTH + bhs.BHS_LENGTH]
+                return bytes(unit), event.invalidated
 
 
 async def over_tcp(url: Url, message: tuple[bytes, bytes]) -> tuple[trio.SocketStream, bytes]:
@@ -580,12 +589,8 @@ async def test_a_session_has_one_mode(first: str) -> None:
         assert not await third.receive_some()
         ping = pdu.NopOut(lun=bytes(8), itt=1, cmd_sn=100, exp_stat_sn=0).pack()
         if first == "iser":
-            request = seam.WorkRequest(seam.SEND_SE)
-            request.data = memoryview(HEAD + ping)
-            pair.post([request])
-            await trio.lowlevel.wait_readable(pair.fileno())
-            (event,) = pair.progress(0.0)
-            assert event.data is not None and event.data[HEADER_LENGTH] == bhs.NOP_IN
+            head, _ = await asked(pair, HEAD + ping)
+            assert head[0] == bhs.NOP_IN
             pair.close()
         else:
             await stream.send_all(ping)
@@ -615,3 +620,34 @@ async def test_a_login_that_does_not_agree_to_iser_goes_on() -> None:
             statuses.append(head[3])
         assert statuses == [2, 0] and store.content[:513] == b"x" * 512 + b"\0"
         await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("private_data", "reply"),
+    [
+        (b"\x80\0\0\0", b"\x80\0\0\0"),
+        (b"\xc0\0\0\0", b"\xc0\0\0\0"),
+        (b"\0\0\0\0", b"\x80\0\0\0"),
+        (b"", b"\xc0\0\0\0"),
+    ],
+    ids=["supported", "not supported", "with zero-based addresses", "unsaid"],
+)
+async def test_remote_invalidation_has_to_be_supported(private_data: bytes, reply: bytes) -> None:
+    """Where an initiator does not say that it supports Send with Invalidate, the target says that
+    it does not use it, and does not: the STags may be those of regions.
+
+    proves: ISER-RC-4, ISER-RC-5
+    """
+    async with serving() as text:
+        pair, head = await over_iser(parse_url(text), LOGIN, private_data)
+        assert pair.peer_private_data == reply
+        cmd_sn = pdu.LoginResponse.unpack_from(head).exp_cmd_sn
+        stag, base = pair.advertise(memoryview(bytearray(512)), seam.REMOTE_WRITE)
+        header = bytearray(HEADER_LENGTH)
+        ControlHeader(0x14, 0, 0, stag, base).pack_into(memoryview(header))
+        cdb = bytes((0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0")
+        read = bhs.SCSI_COMMAND_FIELDS.pack(1, 0xC1, 0, bytes(8), 9, 512, cmd_sn, 0, cdb)
+        head, invalidated = await asked(pair, bytes(header) + read)
+        assert head[0] == bhs.SCSI_RESPONSE
+        assert invalidated == (stag if reply[0] == 0x80 else 0)
+        pair.close()
