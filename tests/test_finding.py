@@ -81,7 +81,7 @@ PRIVATE: dict[str, set[str]] = {
     "tests/target/iser_client.py": {"_tasks"},
     "tests/target/store/test_volatile.py": {"_cached"},
     "tests/target/test_server.py": {"_attached", "_cmd_sn", "_device", "_nexuses"},
-    "tests/target/test_server_endings.py": {"_budget", "_tsihs"},
+    "tests/target/test_server_endings.py": {"_budget", "_connections", "_tsihs"},
     "tests/target/test_target_iser_rules.py": {"_free"},
     "tests/test_crc.py": {"_crc"},
 }

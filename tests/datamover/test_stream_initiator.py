@@ -87,10 +87,10 @@ def login(initiator: Initiator) -> None:
 
 def test_every_byte(initiator: Initiator) -> None:
     """Login as a byte stream, without an iSER header; behind the final Login Response the
-    initiator sends the MPA Request.
+    initiator sends the MPA Request. Send_Control is iSER's from Enable_Datamover on, no earlier.
 
-    proves: ISER-4.1-11, ISER-5.1.1-14, ISER-5.1.1-15, ISER-7.3.9-1, ISER-GEN-8.1.6.2-1
-    proves: ISER-IB00-3.1.6.2-1
+    proves: ISER-3.1.1-1, ISER-4.1-11, ISER-5.1.1-14, ISER-5.1.1-15, ISER-7.3.9-1
+    proves: ISER-GEN-8.1.6.2-1, ISER-IB00-3.1.6.2-1
     """
     assert initiator.ask() == golden.LOGIN_REQUEST
     initiator.peer.sendall(golden.LOGIN_RESPONSE)

@@ -120,10 +120,11 @@ def target() -> Iterator[Target]:
 
 def test_every_byte(target: Target) -> None:
     """The final Login Response is a byte stream without an iSER header; then MPA start-up, of which
-    the target is the responder; then FPDUs.
+    the target is the responder; then FPDUs, which carry what Send_Control sends.
 
-    proves: ISER-3.1.6-2, ISER-4.1-11, ISER-5.1.2-11, ISER-5.1.2-12, ISER-5.1.2-13, ISER-5.1.2-14
-    proves: ISER-7.3.9-1, ISER-GEN-8.1.6.3-1, ISER-IB00-3.1.6.3-1, ISER-IB00-3.1.6.3-3
+    proves: ISER-3.1.1-1, ISER-3.1.6-2, ISER-4.1-11, ISER-5.1.2-11, ISER-5.1.2-12, ISER-5.1.2-13
+    proves: ISER-5.1.2-14, ISER-7.3.9-1, ISER-GEN-8.1.6.3-1, ISER-IB00-3.1.6.3-1
+    proves: ISER-IB00-3.1.6.3-3
     """
     assert target.say(golden.LOGIN_REQUEST) == golden.LOGIN_RESPONSE
     assert target.say(golden.MPA_REQUEST) == golden.MPA_REPLY
@@ -135,6 +136,31 @@ def test_an_enhanced_start_up(target: Target) -> None:
     assert target.say(golden.LOGIN_REQUEST) == golden.LOGIN_RESPONSE
     assert target.say(golden.ENHANCED_REQUEST) == golden.ENHANCED_REPLY[:22] + bytes.fromhex("c040")
     assert without_crc(target.say(golden.RTR + golden.PING)) == golden.PONG[:-4]
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_no_data_moves_before_the_end_of_login(target: Target, write: bool) -> None:
+    """A command on the byte stream before the end of login moves nothing: the connection ends.
+
+    proves: ISER-3.1.2-1, ISER-3.1.3-1
+    """
+    command = bhs.SCSI_COMMAND_FIELDS.pack(
+        bhs.SCSI_COMMAND,
+        0xA0 if write else 0xC0,
+        0,
+        bytes(8),
+        9,
+        512,
+        1,
+        0,
+        bytes((0x2A if write else 0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0)).ljust(16, b"\0"),
+    )
+    with pytest.raises(RemoteProtocolError, match="before the end of login"):
+        target.say(command)
+    assert not {"put_data", "get_data", "enable_datamover"} & {
+        name for name, _ in target.traced.calls
+    }
+    assert not target.stream.calls
 
 
 def test_the_order_of_the_switch(target: Target) -> None:

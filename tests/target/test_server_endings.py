@@ -3,19 +3,22 @@ sees. The initiator is ours, over a pair of queue pairs in this process."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
 import trio
+import trio.testing
 
 from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.errors import RemoteProtocolError, TargetNotFound, TransportError
 from iserblk.initiator.commands import FLAGS_NO_DATA, fill_write
 from iserblk.initiator.connecting.login import Login, over_rdma
 from iserblk.initiator.session.session import Session
-from iserblk.iscsi import bhs
+from iserblk.iscsi import bhs, pdu
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, Message, memory_pair
@@ -29,6 +32,7 @@ from tests.iscsi import logins
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
 from tests.target.iser_client import rw10
+from tests.vectors import streaming_login as golden
 
 IQN = "iqn.2026-11.example:disk"
 LUN = luns.encode(0)
@@ -225,6 +229,42 @@ async def test_a_connection_that_is_lost_in_the_login_phase() -> None:
         assert not bench.held.closed and bench.theirs.posted and bench.server._tsihs
         bench.ours.close()
     assert not bench.ended
+
+
+@pytest.mark.parametrize("behind", ["the security stage", "the login", "the MPA Request"])
+async def test_a_byte_stream_that_is_lost_before_its_rcap_is_there(
+    behind: str,
+) -> None:
+    """style=stream: the peer goes away in the login, behind the final Login Response, or in the
+    middle of MPA start-up. Nothing is left of the connection.
+
+    proves: ISER-10.1.1.1-2
+    """
+    unit = LogicalUnit(FakeStore(1 << 20), serial="S", block=512)
+    server = TargetServer(IQN, {0: unit})
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = socket.create_connection(listener.getsockname())
+        accepted = trio.socket.from_stdlib_socket(listener.accept()[0])
+    with peer, trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve_tcp, accepted)
+            if behind == "the security stage":
+                pairs = [("InitiatorName", "iqn.x:y"), ("TargetName", IQN), ("AuthMethod", "None")]
+                header, data = logins.request(pairs, stage=0, following=1)
+                peer.sendall(header + data + bytes(-len(data) & 3))
+            else:
+                peer.sendall(golden.LOGIN_REQUEST)
+            await trio.lowlevel.wait_readable(peer)
+            answer = peer.recv(4096)
+            assert pdu.LoginResponse.unpack_from(answer).status == 0
+            assert server._tsihs and server._connections
+            if behind == "the MPA Request":
+                peer.sendall(golden.MPA_REQUEST[:10])
+                await trio.testing.wait_all_tasks_blocked()
+            peer.close()
+    assert not server._tsihs and not server._connections and server._budget.used == 0
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_a_login_that_fails_ends_the_connection() -> None:
