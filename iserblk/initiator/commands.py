@@ -344,11 +344,13 @@ class _Command(Work[bytes]):
         data_in: memoryview | None,
         data_out: memoryview | None,
         short_ok: bool,
+        attribute: int,
     ) -> None:
         super().__init__(session, lun, name, deadline)
         self._data_in = data_in
         self._data_out = data_out
         self._short_ok = short_ok
+        self._attribute = attribute
         self.moved = 0
 
     def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
@@ -361,6 +363,7 @@ class _Command(Work[bytes]):
             fill_write(slot, self.lun, self._data_out)
         else:
             fill_no_data(slot, self.lun)
+        slot.flags = slot.flags & ~bhs.ATTR_MASK | self._attribute
         return True
 
     def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
@@ -393,6 +396,7 @@ def command(
     data_out: memoryview | None = None,
     short_ok: bool = False,
     deadline: float = 0.0,
+    attribute: int = bhs.ATTR_SIMPLE,
 ) -> Operation[int]:
     """Run one command with its retries; returns the bytes of Data-In (or Data-Out) that moved.
 
@@ -402,10 +406,12 @@ def command(
 
     Raises the error of ``failure``. With ``short_ok`` a residual is no error: for Data-In of
     unknown length, and for commands that are only advice. ``deadline``: for all attempts together;
-    0: the session's time for one request, from now.
+    0: the session's time for one request, from now. ``attribute``: ATTR_SIMPLE, ATTR_ORDERED or
+    ATTR_HEAD_OF_QUEUE of ``iserblk.iscsi.bhs``; a command that is sent again is a new task to the
+    target, younger than those that it was sent before.
     """
     deadline = deadline or monotonic() + session.io_timeout
-    work = _Command(session, lun, name, deadline, data_in, data_out, short_ok)
+    work = _Command(session, lun, name, deadline, data_in, data_out, short_ok, attribute)
     yield from run(work, [cdb])
     return work.moved
 

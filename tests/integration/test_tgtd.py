@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.disk.blocking import ThreadDisk, open_disks
 from iserblk.disk.lun.reservation import Reservation
 from iserblk.errors import (
     AuthenticationError,
@@ -21,13 +22,15 @@ from iserblk.errors import (
     LoginError,
     ReservationConflict,
     ReservationLost,
+    ScsiError,
 )
+from iserblk.initiator.commands import command
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.connecting.send_targets import send_targets
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.iscsi.send_targets import Portal
 from iserblk.options import Options
-from iserblk.scsi import luns
+from iserblk.scsi import cdb, luns
 from iserblk.url import parse_url
 from tests.support import logs
 from tests.support.blockwork import everything
@@ -56,9 +59,10 @@ class Tgtd:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
         self._programs = programs
+        self.log = place / "log"
         # Its own control socket: the usual place may belong to another tgtd.
         self._environment = {**os.environ, "TGT_IPC_SOCKET": str(place / "ipc")}
-        with (place / "log").open("wb") as log:
+        with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [programs / "tgtd", "-f", "--iscsi", f"portal=127.0.0.1:{port}"],
                 stdout=log,
@@ -168,6 +172,34 @@ async def test_a_target_without_iser(tgtd: Tgtd, face: str) -> None:
         await write(disk, data, 4096)
         assert await read(disk, 4096, MIB) == data
         await disk.flush()
+
+
+def test_a_bidirectional_command(tgtd: Tgtd) -> None:
+    """tgtd's iSCSI layer takes it, with the length of the AHS; its disks have no such command. Then
+    the session goes on."""
+    tgtd.set(HeaderDigest="None", DataDigest="None")
+    data, back = bytes(4096), bytearray(3584)
+    tgtd.admin("--op", "update", "--mode", "sys", "--name", "debug", "--value", "on")
+    try:
+        with open_disks([tgtd.url], {}) as disks:
+            disk = disks.disks[disks.default]
+            assert isinstance(disk, ThreadDisk)
+            core = disk.core
+            steps = command(
+                core.session,
+                core.lun,
+                cdb.xdwriteread10(8, 8),
+                core.info.name,
+                data_in=memoryview(back),
+                data_out=memoryview(data),
+            )
+            with pytest.raises(ScsiError, match="does not know this command"):
+                disk.driver.run(steps, core.dropped)
+            disk.write(memoryview(data), 4096)
+            disk.flush()
+    finally:
+        tgtd.admin("--op", "update", "--mode", "sys", "--name", "debug", "--value", "off")
+    assert "bidi read len 3584" in tgtd.log.read_text(errors="replace")
 
 
 async def test_a_digest_that_it_does_not_have(tgtd: Tgtd) -> None:

@@ -296,6 +296,16 @@ def test_a_residual_of_an_earlier_command_does_not_count() -> None:
     assert ask([full, GOOD]) == 1024
 
 
+@pytest.mark.parametrize("attribute", [bhs.ATTR_SIMPLE, bhs.ATTR_ORDERED, bhs.ATTR_HEAD_OF_QUEUE])
+def test_any_command_may_have_a_task_attribute(attribute: int) -> None:
+    made, dm = session()
+    steps = run_command(made, bytes(8), CDB, "lun0", attribute=attribute)
+    assert not isinstance(next(steps), float)
+    ((_, header),) = dm.sent
+    assert header[1] == bhs.FLAG_FINAL | attribute
+    steps.close()
+
+
 @pytest.mark.parametrize(
     "refusal",
     [
