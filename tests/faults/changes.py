@@ -28,7 +28,7 @@ def lie(transport: str, seed: int, chance: float) -> Corrupt:
             data[at : at + width] = value[: len(data) - at]
 
     return Corrupt(
-        _after_start(), nth=None, chance=chance, seed=seed, change=change, mend=transport == "iser"
+        _after_start(), nth=None, chance=chance, seed=seed, change=change, mend=transport != "iscsi"
     )
 
 

@@ -30,6 +30,7 @@ from tests.support.faults.behaviours import Behaviour
 from tests.support.faults.proxy import FaultProxy
 from tests.support.golden import golden
 from tests.support.target import IQN, TargetProcess, running_target
+from tests.support.transports import by
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.DEADLINES, logs.LOST_POWER, logs.RECONNECTED, logs.REJECTED)
@@ -217,7 +218,7 @@ async def _flood_sends(session: object, sent: list[int]) -> None:
             pair.post([])
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", (*TRANSPORTS, "stream"))
 @pytest.mark.parametrize("seed", range(4))
 async def test_lies(
     target: TargetProcess, monkeypatch: pytest.MonkeyPatch, transport: str, seed: int
@@ -231,7 +232,7 @@ async def test_lies(
     monkeypatch.setattr(connect_module, "LOGIN_TIMEOUT_S", 2.0)
     baseline = target.census()
     with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
-        url = proxy.through(f"{target.url}/1").replace("iser:", f"{transport}:") + "?io-timeout=1"
+        url = by(transport, proxy.through(f"{target.url}/1"), "io-timeout=1")
         async with bystander(f"{target.url}/0"):
             for _ in range(2):
                 with contextlib.suppress(IserblkError):

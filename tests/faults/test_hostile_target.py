@@ -27,13 +27,18 @@ from tests.support.faults.framing import Unit
 from tests.support.faults.proxy import FaultProxy, Plan
 from tests.support.nbd_disk import NbdError
 from tests.support.target import IQN, TargetProcess, running_target
+from tests.support.transports import TRANSPORTS, by
 
 pytestmark = pytest.mark.logs(
     logs.DEADLINES, logs.LOST_POWER, logs.RECONNECTED, r"^WARNING NBD client: (?!NBD: )"
 )
 
 MIB = 1 << 20
-TRANSPORTS = ("iser", "iscsi")
+# Behind the login a byte stream is as other iSER: one way is enough.
+PAIRS = [
+    *((face, transport) for face in WAYS for transport in ("iser", "iscsi")),
+    ("async", "stream"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ async def suffer(face: str, target: TargetProcess, transport: str, plan: Plan, s
     errors are documented ones, and that no buffer of a write is changed."""
     errors = 0
     with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
-        url = proxy.through(f"{target.url}/1").replace("iser:", f"{transport}:") + "?io-timeout=1"
+        url = by(transport, proxy.through(f"{target.url}/1"), "io-timeout=1")
         async with bystander(f"{target.url}/0"):
             for turn in range(3):
                 chance = random.Random(seed * 10 + turn)
@@ -73,8 +78,7 @@ async def suffer(face: str, target: TargetProcess, transport: str, plan: Plan, s
     return errors
 
 
-@pytest.mark.parametrize("face", WAYS)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("face", "transport"), PAIRS)
 @pytest.mark.parametrize("seed", range(4))
 async def test_lies(
     target: TargetProcess, monkeypatch: pytest.MonkeyPatch, face: str, transport: str, seed: int
@@ -92,8 +96,7 @@ def _answer(unit: Unit) -> bool:
     return unit.opcode == 0x21 or (unit.opcode == 0x25 and bool(unit.bhs[1] & 1))
 
 
-@pytest.mark.parametrize("face", WAYS)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("face", "transport"), PAIRS)
 async def test_answers_to_dead_tasks(target: TargetProcess, face: str, transport: str) -> None:
     """Every answer comes twice. The task of the second answer has ended, and another command may
     have its slot: the answer must not be taken for that command's."""
@@ -116,7 +119,7 @@ async def test_an_answer_that_never_comes(target: TargetProcess, transport: str)
         return [], ([Drop(_answer, nth=12)] if number == 0 else [])
 
     with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
-        url = proxy.through(f"{target.url}/1").replace("iser:", f"{transport}:") + "?io-timeout=1"
+        url = by(transport, proxy.through(f"{target.url}/1"), "io-timeout=1")
         with trio.fail_after(20), contextlib.suppress(IserblkError):
             async with one_disk("async", url) as disk:
                 for number in range(12):
@@ -146,6 +149,6 @@ async def test_a_target_that_never_ends_the_login(
 
             nursery.start_soon(answer)
             with trio.fail_after(20), pytest.raises(TransportError, match=str(port)):
-                async with one_disk("async", f"{transport}://127.0.0.1:{port}/{IQN}/0"):
+                async with one_disk("async", by(transport, f"iser://127.0.0.1:{port}/{IQN}/0")):
                     pass
             nursery.cancel_scope.cancel()

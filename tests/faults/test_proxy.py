@@ -30,12 +30,12 @@ from tests.support.faults.behaviours import (
 )
 from tests.support.faults.proxy import FaultProxy, nothing
 from tests.support.target import TargetProcess, running_target
+from tests.support.transports import TRANSPORTS, by
 from tests.support.until import until_blocking
 
 pytestmark = pytest.mark.logs(logs.DEADLINES, logs.LOST_POWER, logs.RECONNECTED)
 
 PATIENCE_S = 20.0
-TRANSPORTS = ("iser", "iscsi")
 
 
 class Pair:
@@ -220,14 +220,14 @@ def proxied(
 
 
 def url_of(proxy: FaultProxy, target: TargetProcess, transport: str, options: str = "") -> str:
-    return proxy.through(f"{target.url}/0").replace("iser:", f"{transport}:") + options
+    return by(transport, proxy.through(f"{target.url}/0"), options)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("digests", ["", "?header_digest=crc32c&data_digest=crc32c"])
+@pytest.mark.parametrize("digests", ["", "header_digest=crc32c&data_digest=crc32c"])
 async def test_units_are_known_by_kind(target: TargetProcess, transport: str, digests: str) -> None:
-    if transport == "iser" and digests:
-        digests = "?mpa-crc=no"
+    if transport != "iscsi" and digests:
+        digests = "mpa-crc=no"
     data = random.Random(5).randbytes(300_000 // 512 * 512)
     with proxied(target, lambda n: ([Sips(7000, n)], [Sips(7000, n)])) as proxy:
         async with one_disk("async", url_of(proxy, target, transport, digests)) as disk:
@@ -256,7 +256,7 @@ async def test_a_fault_is_an_error_or_nothing_never_wrong_data(
     target: TargetProcess, transport: str, fault: str, up: bool
 ) -> None:
     """Checksums are on the wire: a fault is an error, or has no effect. The session may end."""
-    crc = "?header_digest=crc32c&data_digest=crc32c" if transport == "iscsi" else ""
+    crc = "header_digest=crc32c&data_digest=crc32c&" if transport == "iscsi" else ""
     for at in (3000, 40_000):
         made = FAULTS[fault](at)
 
@@ -266,7 +266,7 @@ async def test_a_fault_is_an_error_or_nothing_never_wrong_data(
             return ([made], []) if up else ([], [made])
 
         with proxied(target, plan) as proxy:
-            options = crc + ("&" if crc else "?") + "io-timeout=1"
+            options = f"{crc}io-timeout=1"
             try:
                 url = url_of(proxy, target, transport, options)
                 async with one_disk("async", url) as disk:

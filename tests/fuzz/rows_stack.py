@@ -16,6 +16,8 @@ from tests.contract.datamovers import Ends
 from tests.contract.test_datamover_tcp import Liar
 from tests.datamover.test_iser_initiator import End as InitiatorEnd
 from tests.datamover.test_iser_target import End as TargetEnd
+from tests.datamover.test_stream_initiator import Initiator as StreamingInitiator
+from tests.datamover.test_stream_target import Target as StreamingTarget
 from tests.datamover.test_tcp_stream import Taker, on_the_wire
 from tests.fuzz.engine import Case, Row, decoder
 from tests.initiator.fake import CountingWaiter, command, itt_of, response, session
@@ -25,6 +27,7 @@ from tests.rcap.iwarp.test_receive import Receiver
 from tests.support.golden import golden
 from tests.target.iscsi.test_connection import Client
 from tests.target.iser_client import IserClient, rw10
+from tests.vectors import streaming_login as streaming
 
 _GONE = (RemoteProtocolError, ConnectionLost, BrokenPipeError)
 _MPA = (
@@ -311,6 +314,43 @@ def _greeted_target(case: Case) -> None:
         end.theirs.close()
 
 
+_STREAM = streaming.INITIATOR_SENDS, (streaming.LOGIN_RESPONSE, streaming.ENHANCED_REPLY)
+
+
+def _pieces(case: Case, sent: Sequence[bytes]) -> list[bytes]:
+    """What a peer sends, in order, one part of it mutated or none, cut anywhere."""
+    chance = case.chance
+    wrong = chance.randrange(len(sent) + 1)
+    whole = b"".join(case.mutated(each) if at == wrong else each for at, each in enumerate(sent))
+    cuts = sorted(chance.randrange(len(whole) + 1) for _ in range(3))
+    return [whole[a:b] for a, b in zip((0, *cuts), (*cuts, len(whole)), strict=True) if a < b]
+
+
+def _streaming_target(case: Case) -> None:
+    """Login on a byte stream, MPA start-up, and the first PDU."""
+    end = StreamingTarget()
+    try:
+        for piece in _pieces(case, _STREAM[0]):
+            end.say(piece)
+    finally:
+        end.close()
+
+
+def _streaming_initiator(case: Case) -> None:
+    """MPA start-up behind the login, and a PDU that answers nothing."""
+    end = StreamingInitiator()
+    try:
+        end.ask()
+        end.peer.sendall(_STREAM[1][0])
+        end.first.progress(0.0)
+        end.enable()
+        for piece in _pieces(case, (_STREAM[1][1], streaming.UNASKED)):
+            end.peer.sendall(piece)
+            end.end.progress(0.0)
+    finally:
+        end.close()
+
+
 ROWS = (
     Row("MPA initiator", _mpa(mpa.MpaInitiator), _MPA),
     Row("MPA responder", _mpa(mpa.MpaResponder), _MPA),
@@ -339,6 +379,8 @@ ROWS = (
     Row("greeting at the initiator", _greeted_initiator, _HELLOS, each=4),
     Row("greeting at the target", _greeted_target, _HELLOS, each=4),
     decoder("iSER flags", iser.ConnectionFlags.unpack, b"\x40\0\0\0", allowed=()),
+    Row("byte stream to iSER, target", _streaming_target, _STREAM[0], _GONE, 4),
+    Row("byte stream to iSER, initiator", _streaming_initiator, _STREAM[1], _GONE, 4),
     Row("PDU stream", _pdu_stream, _PDUS, each=4),
     Row("session", _session, _ANSWERS, each=6),
     Row("tcp initiator", _tcp_initiator, (), _GONE, 8),

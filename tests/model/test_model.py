@@ -161,6 +161,15 @@ def test_disasters_with_unsolicited_data(recovers: None, cached: bool) -> None:
         assert not tally.errors
 
 
+@pytest.mark.parametrize("cached", CACHED)
+def test_disasters_on_a_byte_stream(recovers: None, cached: bool) -> None:
+    """Each connection, those after an outage, too, begins as a byte stream and becomes iSER."""
+    for seed in seeds(1):
+        steps = random_script(seed, 200, 0.2)
+        tally = replayable(seed, steps, "async", "iser", "?style=stream", cached=cached)
+        assert not tally.errors
+
+
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_target_with_troubles(recovers: None, transport: str, turns: bool) -> None:

@@ -125,6 +125,7 @@ class Agreement:
 
     def __init__(self) -> None:
         self.full_feature = False
+        self._rdma_extensions = False
         self.header_digest = False
         self.data_digest = False
 
@@ -134,35 +135,17 @@ class Agreement:
             pairs = dict(text.decode_untrusted(data))
         except RemoteProtocolError:
             pairs = {}
+        self._rdma_extensions |= pairs.get("RDMAExtensions") == "Yes"
         if "HeaderDigest" in pairs:
             self.header_digest = pairs["HeaderDigest"] == "CRC32C"
         if "DataDigest" in pairs:
             self.data_digest = pairs["DataDigest"] == "CRC32C"
         self.full_feature = header[1] & 0x83 == 0x83 and header[36:38] == b"\0\0"
 
-
-class IscsiFramer(_Cutting):
-    """PDUs of Traditional iSCSI; both directions share an Agreement."""
-
-    def __init__(self, agreement: Agreement) -> None:
-        super().__init__()
-        self._agreed = agreement
-
-    def _size(self) -> int | None:
-        if len(self._held) < bhs.BHS_LENGTH:
-            return None
-        data = int.from_bytes(self._held[5:8], "big")
-        size = bhs.BHS_LENGTH + self._held[4] * 4 + (data + 3 & ~3)
-        if self._agreed.full_feature:
-            size += 4 * self._agreed.header_digest
-            size += 4 * (self._agreed.data_digest and data > 0)
-        return size
-
-    def _unit(self, data: bytes) -> Unit:
-        header = data[: bhs.BHS_LENGTH]
-        if header[0] == bhs.LOGIN_RESPONSE:
-            self._agreed.heard(header, data[bhs.BHS_LENGTH :])
-        return Unit(data, self._offset, header)
+    @property
+    def iser(self) -> bool:
+        """The connection has left the byte stream of iSCSI."""
+        return self.full_feature and self._rdma_extensions
 
 
 class IwarpFramer(_Cutting):
@@ -196,6 +179,35 @@ class IwarpFramer(_Cutting):
         end = start + HEADER_LENGTH + bhs.BHS_LENGTH
         if opcode >= rdmap.SEND and first and len(data) >= end and data[start] & 0xF0 == CONTROL:
             header = data[start + HEADER_LENGTH : end]
+        return Unit(data, self._offset, header)
+
+
+class IscsiFramer(IwarpFramer):
+    """PDUs of Traditional iSCSI; both directions share an Agreement. Where login has agreed on
+    iSER, MPA start-up and FPDUs follow."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        super().__init__()
+        self._agreed = agreement
+
+    def _size(self) -> int | None:
+        if self._agreed.iser:
+            return super()._size()
+        if len(self._held) < bhs.BHS_LENGTH:
+            return None
+        data = int.from_bytes(self._held[5:8], "big")
+        size = bhs.BHS_LENGTH + self._held[4] * 4 + (data + 3 & ~3)
+        if self._agreed.full_feature:
+            size += 4 * self._agreed.header_digest
+            size += 4 * (self._agreed.data_digest and data > 0)
+        return size
+
+    def _unit(self, data: bytes) -> Unit:
+        if self._agreed.iser:
+            return super()._unit(data)
+        header = data[: bhs.BHS_LENGTH]
+        if header[0] == bhs.LOGIN_RESPONSE:
+            self._agreed.heard(header, data[bhs.BHS_LENGTH :])
         return Unit(data, self._offset, header)
 
 
