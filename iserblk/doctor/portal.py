@@ -159,8 +159,9 @@ async def _ask(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
         tcp.text = mpa.text = "not looked at: rcap=verbs"
     else:
         await _ask_tcp(way, options, limits, portal)
-    if options.rcap == "iwarp":
-        cm.skipped, cm.text = True, "not looked at: rcap=iwarp"
+    if options.rcap == "iwarp" or options.style == "stream":
+        asked = "style=stream" if options.style == "stream" else "rcap=iwarp"
+        cm.skipped, cm.text = True, f"not looked at: {asked}"
     else:
         await _ask_rdma_cm(way, options, limits, portal)
 
@@ -185,6 +186,10 @@ async def _ask_tcp(way: _Ways, options: Options, limits: Limits, portal: str) ->
     sock = await _connect(way, limits, portal)
     if sock is None:
         mpa.skipped, mpa.text = True, "not tried: there is no TCP connection"
+        return
+    if options.style == "stream":
+        sock.close()
+        mpa.skipped, mpa.text = True, "not looked at: with style=stream it follows the login"
         return
     with sock:
         initiator = MpaInitiator(
@@ -254,6 +259,9 @@ def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
     connects = any(way.tcp for way in ways)
     if url.scheme == "iscsi" and connects:
         answer.text = f"{TCP}: Traditional iSCSI, asked for by the URL's scheme"
+        return answer
+    if options.style == "stream" and connects:
+        answer.text = "iwarp: style=stream, if the login agrees to iSER"
         return answer
     for way in ways:
         if way.verbs:

@@ -121,6 +121,20 @@ async def test_a_good_target(iqn: str) -> None:
     assert at(report, "rdma_cm").status == SKIPPED
 
 
+@pytest.mark.parametrize("iqn", ["", IQN])
+async def test_a_byte_stream_first(iqn: str, fabric: Fabric) -> None:
+    """With style=stream only the login can tell; neither MPA nor a device is asked before it."""
+    fabric.missing = None
+    async with target() as port:
+        report = await look(port, iqn, Limits(), style="stream")
+    assert (report.error, report.choice) == (None, "iwarp")
+    assert at(report, "MPA").text == "not looked at: with style=stream it follows the login"
+    assert at(report, "rdma_cm").text == "not looked at: style=stream"
+    assert at(report, "choice").text == "iwarp: style=stream, if the login agrees to iSER"
+    assert f", over {'iwarp' if iqn else 'tcp'}, as iqn." in at(report, "login").text
+    assert {each.status for each in report.findings} == {OK, SKIPPED}
+
+
 async def test_a_device_leads_there(fabric: Fabric) -> None:
     fabric.missing = None
     async with target(rdma=True) as port:
