@@ -11,7 +11,7 @@ import pytest
 from iserblk.datamover.iser import BHS_LENGTH
 from iserblk.datamover.iser_initiator import IserInitiator
 from iserblk.datamover.iser_target import IserTarget
-from iserblk.datamover.seam import READ, WRITE, PduSlot, TargetSlot
+from iserblk.datamover.seam import BIDIRECTIONAL, READ, WRITE, PduSlot, TargetSlot
 from iserblk.errors import Busy
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.verbs import api
@@ -177,6 +177,66 @@ def test_a_read_and_a_write(ends: Callable[..., Ends], windows: bool, invalidate
     assert both.links[0].local_invalidations == (0 if invalidate or not windows else 2)
     if windows:
         assert not both.links[0].open
+
+
+@MODES
+@pytest.mark.parametrize("invalidate", [True, False])
+def test_a_bidirectional_command(
+    ends: Callable[..., Ends], windows: bool, invalidate: bool
+) -> None:
+    """Two keys in one header. The target can invalidate one of them only, the Read STag; when the
+    command has ended, no window is open.
+
+    proves: ISER-7.3.2-11, ISER-9.5.3-1
+    """
+    both = ends(windows, invalidate=invalidate and windows)
+    source, sink = bytes(range(250)) * 20, bytearray(5000)
+    given, into = source[::-1][:3000], bytearray(b"\xee" * 3000)
+    slot, answer = both.slots[0], both.answers[0]
+    slot.data_in = memoryview(into)
+    slot.inline_length = 0
+    both.command(0, BIDIRECTIONAL, source)
+    both.turn()
+    assert answer.write_stag == slot.stag and answer.read_stag == slot.stag_in
+    assert answer.write_stag != answer.read_stag
+    both.target.get_data(answer, memoryview(sink), 0)
+    both.turn()
+    assert both.side.filled == [0] and sink == source
+    both.target.put_data(answer, memoryview(given), 0)
+    both.respond(0)
+    both.turn()
+    ((_, invalidated),) = both.responses
+    assert invalidated == (slot.stag_in if invalidate and windows else 0)
+    both.initiator.deallocate_task_resources(slot, invalidated)
+    assert into == given and (slot.stag, slot.stag_in, slot.data_in) == (0, 0, None)
+    if windows:
+        assert not both.links[0].open
+
+
+@MODES
+def test_without_memory_for_both_buffers_none_is_advertised(
+    ends: Callable[..., Ends], windows: bool
+) -> None:
+    """Busy; when another command ends, there is room for both."""
+    both = ends(windows, invalidate=windows, budget=16384)
+    slot, into = both.slots[4], bytearray(4096)
+    for index in range(4):
+        both.command(index, READ, bytearray(4096))
+    slot.data_in = memoryview(into)
+    slot.inline_length = 0
+    with pytest.raises(Busy):
+        both.command(4, BIDIRECTIONAL, bytes(4096))
+    assert (slot.stag, slot.stag_in) == (0, 0)
+    both.turn()
+    assert list(both.commands) == [0, 1, 2, 3]
+    both.respond(1)
+    both.turn()
+    index, invalidated = both.responses.popleft()
+    both.initiator.deallocate_task_resources(both.slots[index], invalidated)
+    both.command(4, BIDIRECTIONAL, bytes(4096))
+    both.turn()
+    assert both.commands[-1] == 4 and slot.stag and slot.stag_in
+    both.initiator.deallocate_task_resources(slot, 0)
 
 
 @MODES
