@@ -60,7 +60,8 @@ def test_missing_data_is_residual_whatever_the_target_says(
 
 
 class Liar:
-    """Raw bytes to one end of ours, which has tasks 0 (a read) and 1 (a write) of 20,000 bytes."""
+    """Raw bytes to one end of ours, which has tasks 0 (a read), 1 (a write) and 2 (bidirectional) of
+    20,000 bytes."""
 
     def __init__(self, plain: Ends) -> None:
         left, right = socket.socketpair()
@@ -75,6 +76,8 @@ class Liar:
         self.read = bytearray(20000)
         plain.command(0, READ, memoryview(self.read))
         plain.command(1, WRITE, memoryview(bytes(20000)))
+        self.both = bytearray(20000)
+        plain.command_both(2, memoryview(bytes(20000)), memoryview(self.both))
         self.dm.flush()
 
     def say(self, unit: pdu.Pdu, data: bytes = b"") -> None:
@@ -105,6 +108,9 @@ def data_in(**changes: int) -> tuple[pdu.DataIn, bytes]:
         {"buffer_offset": 0xFFFFFFFF},
         {"data_length": 8193},
         {"flags": 0x01},
+        {"itt": 2, "data_sn": 1},
+        {"itt": 2, "buffer_offset": 19993},
+        {"itt": 2, "flags": 0x81},
     ],
     ids=str,
 )
@@ -143,6 +149,14 @@ def r2t(**changes: int) -> pdu.ReadyToTransfer:
 def test_a_lying_r2t(liar: Liar, changes: dict[str, int]) -> None:
     with pytest.raises(RemoteProtocolError):
         liar.say(r2t(**changes))
+
+
+def test_r2ts_and_data_in_of_a_bidirectional_task_share_their_numbers(liar: Liar) -> None:
+    liar.say(*data_in(itt=2))
+    liar.say(r2t(itt=2, r2t_sn=1))
+    liar.say(*data_in(itt=2, data_sn=2, buffer_offset=8))
+    with pytest.raises(RemoteProtocolError, match="R2TSN 1, expected 3"):
+        liar.say(r2t(itt=2, r2t_sn=1, buffer_offset=16384, desired_length=8))
 
 
 def test_more_r2ts_than_were_agreed(liar: Liar) -> None:
@@ -192,7 +206,7 @@ _UNITS = st.lists(
         st.integers(0, 255),
         _WORDS,
         st.binary(max_size=600),
-        st.sampled_from([0, 1, None]),
+        st.sampled_from([0, 1, 2, None]),
     ),
     max_size=12,
 )
@@ -203,7 +217,8 @@ _UNITS = st.lists(
 def test_whatever_a_target_sends(
     units: list[tuple[int, int, list[int], bytes, int | None]], honest: bool
 ) -> None:
-    """With a read and a write under way: the documented errors, and no byte outside of the read."""
+    """With a read, a write and a bidirectional command under way: the documented errors, and no
+    byte outside of their buffers."""
     plain = Ends()
     lying = Liar(plain)
     try:
@@ -219,6 +234,6 @@ def test_whatever_a_target_sends(
     except RemoteProtocolError:
         pass
     finally:
-        assert len(lying.read) == 20000
+        assert len(lying.read) == len(lying.both) == 20000
         lying.socket.close()
         plain.close()
