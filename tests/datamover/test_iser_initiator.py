@@ -124,7 +124,7 @@ def test_the_reply_settles_the_reads(make: Make, ord: int) -> None:
     reply[3] = ord
     end.say(bytes(reply))
     end.take()
-    assert end.dm.greeted and not end.up.pdus
+    assert end.dm.greeted and not end.up.pdus and end.dm.user is end.up
     assert end.pair.ird == ord and end.dm.describe()["ird"] == ord
     assert end.receives >= RECEIVES
 

@@ -135,6 +135,7 @@ def test_a_hello_is_answered(make: Make, parameters: SessionParameters) -> None:
     """
     end = make(parameters)
     before = end.receives
+    assert before == RECEIVES + (not end.dm.greeted)  # one more for a Hello that must come
     end.say(golden(f"iser/hello-{end.form.length}"))
     end.take()
     login, reply = end.left
