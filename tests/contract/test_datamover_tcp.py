@@ -60,8 +60,8 @@ def test_missing_data_is_residual_whatever_the_target_says(
 
 
 class Liar:
-    """Raw bytes to one end of ours, which has tasks 0 (a read), 1 (a write) and 2 (bidirectional) of
-    20,000 bytes."""
+    """Raw bytes to one end of ours, which has tasks of 20,000 bytes: 0 reads, 1 writes, 2 does
+    both."""
 
     def __init__(self, plain: Ends) -> None:
         left, right = socket.socketpair()

@@ -208,7 +208,8 @@ def test_a_bidirectional_command(
     ((_, invalidated),) = both.responses
     assert invalidated == (slot.stag_in if invalidate and windows else 0)
     both.initiator.deallocate_task_resources(slot, invalidated)
-    assert into == given and (slot.stag, slot.stag_in, slot.data_in) == (0, 0, None)
+    assert into == given and (slot.stag, slot.stag_in) == (0, 0)
+    into.clear()  # BufferError while a view of it is left
     if windows:
         assert not both.links[0].open
 
