@@ -4,6 +4,9 @@ CDB (10)   1 bits 4-0 service action   OUT: 2 scope (bits 7-4), type (bits 3-0);
            IN: 7 H allocation length
 OUT list   0 Q RESERVATION KEY   8 Q SERVICE ACTION RESERVATION KEY   16 I -   20 bit 3 SPEC_I_PT,
            bit 2 ALL_TG_PT, bit 0 APTPL   21 3 bytes -
+           with SPEC_I_PT: 24 I TRANSPORTID PARAMETER DATA LENGTH (what follows)   28 TransportIDs
+           of REGISTER AND MOVE: 0 Q, 8 Q as above   17 bit 1 UNREG, bit 0 APTPL   18 H RELATIVE
+           TARGET PORT IDENTIFIER   20 I TRANSPORTID PARAMETER DATA LENGTH   24 TransportID
 READ KEYS, READ RESERVATION, READ FULL STATUS
            0 I PRGENERATION   4 I ADDITIONAL LENGTH (what follows)
            keys: Q each;  reservation: Q key, I -, B -, B scope and type, H -
@@ -45,6 +48,7 @@ CLEAR = 0x03
 PREEMPT = 0x04
 PREEMPT_AND_ABORT = 0x05
 REGISTER_AND_IGNORE = 0x06
+REGISTER_AND_MOVE = 0x07
 
 # Types.
 WRITE_EXCLUSIVE = 1
@@ -58,9 +62,11 @@ TYPES = (1, 3, 5, 6, 7, 8)
 # Flags of the OUT parameter list.
 SPEC_I_PT = 0x08
 ALL_TG_PT = 0x04
-APTPL = 0x01
+APTPL = 0x01  # of REGISTER AND MOVE, too
+UNREG = 0x02  # only of REGISTER AND MOVE
 
-PARAMETER_LENGTH = 24
+PARAMETER_LENGTH = 24  # without TransportIDs
+MAXIMUM_PARAMETER_LENGTH = 1 << 14  # that the device server takes
 MAXIMUM_ALLOCATION = 0xFFFF
 MAXIMUM_KEY = 0xFFFFFFFFFFFFFFFF
 
@@ -68,6 +74,8 @@ MAXIMUM_KEY = 0xFFFFFFFFFFFFFFFF
 IN_CDB = struct.Struct(">BB5xHx")
 OUT_CDB = struct.Struct(">BBB2xIx")
 _PARAMETERS = struct.Struct(">QQ4xB3x")
+_MOVE = struct.Struct(">QQxBHI")
+_LENGTH = struct.Struct(">I")
 _HEADER = struct.Struct(">II")
 _KEY = struct.Struct(">Q")
 _RESERVATION = struct.Struct(">Q5xB2x")
@@ -79,12 +87,14 @@ _TYPE_MASK = 0x0F
 _R_HOLDER = 0x01
 _FULL_ALL_TG_PT = 0x02
 _TMV = 0x80
+_PTPL_A = 0x01
 _ISCSI = 0x05
 _PROTOCOL_MASK = 0x0F
 _FORMAT_SHIFT = 6
 _WITH_ISID = 1
 _ISID_MARK = b",i,0x"
 _ISID_DIGITS = re.compile(rb"[0-9A-Fa-f]{12}")
+_OTHER_TRANSPORT = 24
 _LEAST_TRANSPORT = 20  # bytes behind the head of a TransportID
 # The bit of each type in the mask of REPORT CAPABILITIES.
 _TYPE_BITS = {1: 0x0200, 3: 0x0800, 5: 0x2000, 6: 0x4000, 7: 0x8000, 8: 0x0001}
@@ -113,11 +123,24 @@ class TransportId(NamedTuple):
 
 
 class OutParameters(NamedTuple):
-    """The parameter list of PERSISTENT RESERVE OUT."""
+    """The parameter list of PERSISTENT RESERVE OUT. ``initiators``: with SPEC_I_PT, to be
+    registered as well; None: of another protocol than iSCSI."""
 
     key: int  # RESERVATION KEY: under which the sender is registered
     action_key: int = 0  # SERVICE ACTION RESERVATION KEY: the new key, or the key to preempt
     flags: int = 0  # SPEC_I_PT, ALL_TG_PT, APTPL
+    initiators: tuple[TransportId | None, ...] = ()
+
+
+class MoveParameters(NamedTuple):
+    """The parameter list of REGISTER AND MOVE. ``port``, ``initiator``: the nexus that gets the
+    reservation; None: of another protocol than iSCSI."""
+
+    key: int
+    action_key: int
+    flags: int  # UNREG, APTPL
+    port: int
+    initiator: TransportId | None
 
 
 class Reservation(NamedTuple):
@@ -173,17 +196,69 @@ def reserve_out(action: int, kind: int = 0, length: int = PARAMETER_LENGTH) -> b
 
 
 def encode_parameters(parameters: OutParameters) -> bytes:
-    """The parameter list, 24 bytes. Raises LocalProtocolError for a key of more than 64 bits."""
+    """The parameter list: 24 bytes, and what SPEC_I_PT adds. Raises LocalProtocolError for a key of
+    more than 64 bits."""
     if not (0 <= parameters.key <= MAXIMUM_KEY and 0 <= parameters.action_key <= MAXIMUM_KEY):
         raise LocalProtocolError("a reservation key has 64 bits")
-    return _PARAMETERS.pack(*parameters)
+    head = _PARAMETERS.pack(*parameters[:3])
+    if not parameters.flags & SPEC_I_PT:
+        return head
+    names = b"".join(encode_transport_id(each) for each in parameters.initiators if each)
+    return head + _LENGTH.pack(len(names)) + names
 
 
 def decode_parameters(data: Data) -> OutParameters:
-    """Decode the parameter list. Raises RemoteProtocolError for less than 24 bytes."""
+    """Decode the parameter list. Raises RemoteProtocolError for a list that is too short or too
+    long for what it holds; the device server answers that with PARAMETER LIST LENGTH ERROR."""
     if len(data) < PARAMETER_LENGTH:
         raise RemoteProtocolError("SCSI", f"PERSISTENT RESERVE OUT with {len(data)} bytes")
-    return OutParameters(*_PARAMETERS.unpack_from(data))
+    key, action_key, flags = _PARAMETERS.unpack_from(data)
+    if not flags & SPEC_I_PT:
+        if len(data) != PARAMETER_LENGTH:
+            raise RemoteProtocolError("SCSI", f"PERSISTENT RESERVE OUT with {len(data)} bytes")
+        return OutParameters(key, action_key, flags)
+    rest = data[PARAMETER_LENGTH:]
+    if len(rest) < _LENGTH.size or _LENGTH.unpack_from(rest)[0] != len(rest) - _LENGTH.size:
+        raise RemoteProtocolError("SCSI", f"SPEC_I_PT with {len(rest)} bytes of TransportIDs")
+    return OutParameters(key, action_key, flags, tuple(_transport_ids(rest[_LENGTH.size :])))
+
+
+def encode_move_parameters(parameters: MoveParameters) -> bytes:
+    """The parameter list of REGISTER AND MOVE."""
+    name = b"" if parameters.initiator is None else encode_transport_id(parameters.initiator)
+    return _MOVE.pack(*parameters[:4], len(name)) + name
+
+
+def decode_move_parameters(data: Data) -> MoveParameters:
+    """Decode the parameter list of REGISTER AND MOVE. Raises as ``decode_parameters``."""
+    if len(data) < _MOVE.size:
+        raise RemoteProtocolError("SCSI", f"REGISTER AND MOVE with {len(data)} bytes")
+    key, action_key, flags, port, length = _MOVE.unpack_from(data)
+    if length != len(data) - _MOVE.size:
+        raise RemoteProtocolError("SCSI", f"REGISTER AND MOVE with {len(data)} bytes")
+    found = _transport_ids(data[_MOVE.size :])
+    if len(found) != 1:
+        raise RemoteProtocolError("SCSI", f"REGISTER AND MOVE to {len(found)} initiators")
+    return MoveParameters(key, action_key, flags, port, found[0])
+
+
+def _transport_ids(data: Data) -> list[TransportId | None]:
+    """The TransportIDs that fill ``data``."""
+    found = []
+    at = 0
+    while at < len(data):
+        if at + _TRANSPORT.size > len(data):
+            raise RemoteProtocolError("SCSI", "a TransportID that is cut off")
+        head, length = _TRANSPORT.unpack_from(data, at)
+        # Those of other protocols have 24 bytes, and no length.
+        if head & _PROTOCOL_MASK != _ISCSI:
+            length = _OTHER_TRANSPORT - _TRANSPORT.size
+        end = at + _TRANSPORT.size + length
+        if end > len(data):
+            raise RemoteProtocolError("SCSI", "a TransportID that is cut off")
+        found.append(decode_transport_id(data[at:end]))
+        at = end
+    return found
 
 
 # -- TransportID -----------------------------------------------------------------------------------
@@ -269,10 +344,11 @@ def decode_reservation(data: Data) -> tuple[int, Reservation | None]:
     return generation, Reservation(key, kind & _TYPE_MASK, kind >> 4)
 
 
-def encode_capabilities(flags: int) -> bytes:
-    """The data of REPORT CAPABILITIES, with all types. ``flags``: byte 2."""
+def encode_capabilities(flags: int, activated: bool = False) -> bytes:
+    """The data of REPORT CAPABILITIES, with all types. ``flags``: byte 2. ``activated``: PTPL_A,
+    registrations survive a loss of power."""
     mask = sum(_TYPE_BITS.values())
-    return _CAPABILITIES.pack(_CAPABILITIES.size, flags, _TMV, mask)
+    return _CAPABILITIES.pack(_CAPABILITIES.size, flags, _TMV | (_PTPL_A if activated else 0), mask)
 
 
 def decode_capabilities(data: Data) -> Capabilities:

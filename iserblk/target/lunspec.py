@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from iserblk.errors import BadArgument
 from iserblk.target.scsi.unit import MAXIMUM_SERIAL, LogicalUnit
 from iserblk.target.store.lunfile import open_file
+from iserblk.target.store.statefile import StateFile
 from iserblk.target.store.store import Store
 from iserblk.target.store.volatile import VolatileStore
 
@@ -135,6 +136,14 @@ def _flag(value: str | None, text: str) -> bool:
     raise BadArgument(f"{text}: `wce={value}`: write 0 or 1")
 
 
+def _state(spec: LunSpec) -> StateFile | None:
+    """Where reservations are kept. Beside a block device nothing lasts (/dev), and a file that is
+    served read-only may have several targets."""
+    if spec.read_only or not os.path.isfile(spec.path):
+        return None
+    return StateFile.beside(spec.path)
+
+
 def open_lun(spec: LunSpec, default_serial: str) -> LogicalUnit:
     """Open the file, and make a logical unit of it, which the caller closes.
 
@@ -152,6 +161,7 @@ def open_lun(spec: LunSpec, default_serial: str) -> LogicalUnit:
             read_only=spec.read_only,
             write_cache=spec.write_cache,
             soft_threshold=spec.soft_threshold or 0,
+            state=_state(spec),
         )
     except BadArgument:
         store.close()

@@ -89,6 +89,10 @@ _PORT_GROUPS = alua.encode_report(
 _PORT_PAGE = inquiry.encode_identifiers(list(alua.port_designators(1, 2)))
 _HOST = reservations.TransportId("iqn.2026-11.example:host", bytes(range(6)))
 _REGISTRATION = reservations.FullStatus(7, True, 6, False, 1, _HOST)
+_SPECIFIED = reservations.encode_parameters(
+    reservations.OutParameters(0, 8, reservations.SPEC_I_PT, (_HOST, _HOST))
+)
+_MOVED = reservations.encode_move_parameters(reservations.MoveParameters(7, 8, 3, 1, _HOST))
 _OUT = reservations.OutParameters(7, 8, reservations.APTPL)
 
 
@@ -135,6 +139,8 @@ ROWS = (
     decoder("port groups", _port_groups, _PORT_GROUPS),
     decoder("port identity", alua.decode_port_identity, _PORT_PAGE, _DESIGNATORS),
     decoder("PR OUT", reservations.decode_parameters, reservations.encode_parameters(_OUT)),
+    decoder("PR SPEC_I_PT", reservations.decode_parameters, _SPECIFIED),
+    decoder("PR move", reservations.decode_move_parameters, _MOVED),
     decoder("PR keys", reservations.decode_keys, reservations.encode_keys(3, [1, 2, 3])),
     decoder(
         "PR reservation",

@@ -52,7 +52,7 @@ def test_golden() -> None:
 def test_parameters_round_trip(key: int, action_key: int, flags: int) -> None:
     parameters = OutParameters(key, action_key, flags)
     raw = pr.encode_parameters(parameters)
-    assert len(raw) == pr.PARAMETER_LENGTH
+    assert len(raw) == pr.PARAMETER_LENGTH + (4 if flags & pr.SPEC_I_PT else 0)
     assert pr.decode_parameters(memoryview(raw)) == parameters
 
 
@@ -170,3 +170,34 @@ def test_hostile_bytes(data: bytes) -> None:
 def test_words() -> None:
     assert pr.type_words(6) == "Exclusive Access, Registrants Only"
     assert pr.type_words(2) == "reservation type 0x2"
+
+
+def test_golden_parameter_list_with_spec_i_pt() -> None:
+    """SPC-4, PERSISTENT RESERVE OUT parameter list: SPEC_I_PT is bit 3 of byte 20; TRANSPORTID
+    PARAMETER DATA LENGTH in bytes 24-27, then the TransportIDs."""
+    name = b"iqn.2026-11.example:b,i,0x806162636465"
+    raw = bytes.fromhex(
+        "0000000000000000 000000000000000a 00000000 08 000000"
+        "0000002c 45 00 0028"
+    ) + name + b"\0\0"  # fmt: skip
+    initiator = TransportId("iqn.2026-11.example:b", b"\x80abcde")
+    assert pr.encode_parameters(OutParameters(0, 0xA, pr.SPEC_I_PT, (initiator,))) == raw
+    assert pr.decode_parameters(raw) == (0, 0xA, pr.SPEC_I_PT, (initiator,))
+    other = b"\x06" + bytes(23)  # SAS: 24 bytes, no length
+    both = raw[:24] + (24 + 44).to_bytes(4, "big") + other + raw[28:]
+    assert pr.decode_parameters(both).initiators == (None, initiator)
+
+
+def test_golden_parameter_list_of_register_and_move() -> None:
+    """SPC-4, PERSISTENT RESERVE OUT with REGISTER AND MOVE: UNREG and APTPL in byte 17, RELATIVE
+    TARGET PORT IDENTIFIER in bytes 18-19, the TransportID's length in 20-23."""
+    raw = bytes.fromhex(
+        "000000000000000a 000000000000000b 00 03 0102 0000002c 45 00 0028"
+    ) + b"iqn.2026-11.example:b,i,0x806162636465\0\0"[:40]  # fmt: skip
+    initiator = TransportId("iqn.2026-11.example:b", b"\x80abcde")
+    moved = pr.MoveParameters(0xA, 0xB, pr.UNREG | pr.APTPL, 0x0102, initiator)
+    assert pr.encode_move_parameters(moved) == raw
+    assert pr.decode_move_parameters(raw) == moved
+    for wrong in (raw[:23], raw[:-1], raw + bytes(4), raw[:20] + bytes(4)):
+        with pytest.raises(RemoteProtocolError):
+            pr.decode_move_parameters(wrong)

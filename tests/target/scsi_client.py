@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from iserblk.scsi import sense
 from iserblk.scsi import status as sam
@@ -92,5 +93,5 @@ class Client:
         return answer.data
 
 
-def make_unit(fd: int, size: int, block: int = 512, **options: bool) -> LogicalUnit:
+def make_unit(fd: int, size: int, block: int = 512, **options: Any) -> LogicalUnit:
     return LogicalUnit(FileStore(fd, size), serial="SN-1", block=block, **options)

@@ -38,6 +38,7 @@ _OUT_ACTIONS: Final = (
     pr.PREEMPT,
     pr.PREEMPT_AND_ABORT,
     pr.REGISTER_AND_IGNORE,
+    pr.REGISTER_AND_MOVE,
 )
 
 

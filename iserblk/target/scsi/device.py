@@ -20,6 +20,7 @@ from iserblk.scsi import alua, inquiry, opcodes, sense
 from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
+from iserblk.scsi.reservations import TransportId
 from iserblk.target.ports import ONLY_PORT, TargetPorts
 from iserblk.target.scsi.block import fit
 from iserblk.target.scsi.commands import COMMANDS, check_fields, find, unknown_command
@@ -88,6 +89,8 @@ class DeviceServer:
         self._attending = Lock()
         for lun, unit in self._units.items():
             unit.reservations.tell = partial(self._tell, lun)
+            unit.reservations.known = self._ports_of
+            unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
             unit.end_tasks = partial(self._end_tasks, lun)
             unit.tell_others = partial(self._tell_others, lun)
 
@@ -188,6 +191,12 @@ class DeviceServer:
             nexus
             for nexus in self._nexuses
             if nexus.name.initiator == name.initiator and name.port in (ALL_PORTS, nexus.name.port)
+        ]
+
+    def _ports_of(self, initiator: str) -> list[TransportId]:
+        """The initiator ports of an iSCSI name that have sessions."""
+        return [
+            each.name.initiator for each in self._nexuses if each.name.initiator[0] == initiator
         ]
 
     def _tell(self, lun: int, name: NexusName, code: int) -> None:

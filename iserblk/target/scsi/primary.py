@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import mode, opcodes, sense
@@ -15,7 +16,7 @@ from iserblk.target.scsi.block import begin_flush
 from iserblk.target.scsi.ended import CheckCondition, invalid_field, wrong_parameter
 from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.scsi.unit import LogicalUnit
-from iserblk.target.seam import DATA_OUT
+from iserblk.target.seam import DATA_OUT, NexusName
 
 log = logging.getLogger(__name__)
 
@@ -217,9 +218,18 @@ def begin_reserve_in(task: DeviceTask, unit: LogicalUnit) -> None:
     task.respond(unit.reservations.answer(action), allocation)
 
 
+def _save(save: Callable[[], None]) -> None:
+    try:
+        save()
+    except OSError as error:
+        # What has changed holds, until the target ends.
+        log.error("reservations cannot be saved: %s", error)
+        raise CheckCondition(sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE) from None
+
+
 def begin_reserve_out(task: DeviceTask, unit: LogicalUnit) -> None:
     length = int.from_bytes(task.cdb[5:9], "big")
-    if length != pr.PARAMETER_LENGTH:
+    if not pr.PARAMETER_LENGTH <= length <= pr.MAXIMUM_PARAMETER_LENGTH:
         raise CheckCondition(sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
     task.unit = unit
     task.direction = DATA_OUT
@@ -230,21 +240,31 @@ def begin_reserve_out(task: DeviceTask, unit: LogicalUnit) -> None:
 def _reserve_out(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     """Change the reservations. Must not block: only the thread that begins commands may change
     them. The wait for tasks of preempted nexuses follows in a thread."""
-    parameters = pr.decode_parameters(buffer)
+    unit, name = task.unit, task.nexus.name
     _, action, scope_type, _ = pr.OUT_CDB.unpack_from(task.cdb)
-    victims = task.unit.reservations.change(task.nexus.name, action, scope_type, parameters)
-    log.info("%s: %s", task.nexus.name.initiator.name, opcodes.name(task.cdb))
-    if not victims:
-        return True
+    victims: list[NexusName] = []
+    try:
+        if action == pr.REGISTER_AND_MOVE:
+            unit.reservations.move(name, pr.decode_move_parameters(buffer))
+        else:
+            parameters = pr.decode_parameters(buffer)
+            victims = unit.reservations.change(name, action, scope_type, parameters)
+    except RemoteProtocolError:
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR) from None
+    log.info("%s: %s", name.initiator.name, opcodes.name(task.cdb))
+    save = unit.reservations_to_save()
     ended = threading.Semaphore(0)
-    running = task.unit.end_tasks(victims, ended.release)
-    if not running:
+    running = unit.end_tasks(victims, ended.release) if victims else 0
+    if not running and save is None:
         return True
 
     def wait(_task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
-        """Wait for tasks of preempted nexuses: none may write to the medium after GOOD."""
+        """Save, and wait for tasks of preempted nexuses: none may write to the medium after
+        GOOD."""
         if nowait:
             return False
+        if save is not None:
+            _save(save)
         for _ in range(running):
             if not ended.acquire(timeout=PREEMPT_TIMEOUT_S):
                 raise CheckCondition(sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)

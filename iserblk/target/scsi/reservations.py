@@ -2,8 +2,8 @@
 which commands conflict.
 
 No I/O and no clock. A registration belongs to the name of an I_T nexus (initiator name, ISID, and
-target port; all target ports with ALL_TG_PT). So it outlives connections and LUN resets. It ends
-with the process (PTPL_C is 0, APTPL is refused).
+target port; all target ports with ALL_TG_PT). So it outlives connections and LUN resets. With
+APTPL it outlives the process, too: ``snapshot`` and ``restore``.
 RESERVE(6) reserves for an I_T nexus until RELEASE(6), a reset, or the end of its session.
 Sources: SPC-4, Persistent reservations; the classes of commands also SBC-3, Reservations. For
 RESERVE(6) and RELEASE(6) SPC-2, Reservations; and SPC-3 section 5.6.3 for both kinds together.
@@ -11,12 +11,19 @@ RESERVE(6) and RELEASE(6) SPC-2, Reservations; and SPC-3 section 5.6.3 for both 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection, Container
 from typing import NamedTuple
 
 from iserblk.scsi import opcodes, sense
 from iserblk.scsi import reservations as pr
-from iserblk.scsi.reservations import FullStatus, OutParameters, Reservation
+from iserblk.scsi.reservations import (
+    FullStatus,
+    MoveParameters,
+    OutParameters,
+    Reservation,
+    TransportId,
+)
 from iserblk.target.scsi.ended import CheckCondition, ReservationConflict, wrong_parameter
 from iserblk.target.seam import ALL_PORTS, Nexus, NexusName
 
@@ -30,6 +37,8 @@ PREVENTS = 4  # FREE where bits 1-0 of byte 4 are 0, else CHANGES (PREVENT ALLOW
 MAXIMUM_REGISTRATIONS = 256  # for each LUN, as every initiator that can log in can add some
 
 ATP_C = 0x04
+SIP_C = 0x08
+PTPL_C = 0x01
 CRH = 0x10  # RESERVE(6) and RELEASE(6) as SPC-3 section 5.6.3 has them
 # Commands that do not conflict with a RESERVE(6) of another nexus, besides those that need no LUN.
 _NOT_RESERVED = (opcodes.RELEASE_6, opcodes.LOG_SENSE)
@@ -41,10 +50,13 @@ _FOR_REGISTERED = (
     pr.EXCLUSIVE_ACCESS_REGISTRANTS,
     *_ALL_REGISTRANTS,
 )
+_HELD_BY_ONE = tuple(set(pr.TYPES) - set(_ALL_REGISTRANTS))
 _GENERATIONS = 1 << 32
 
 
 Tell = Callable[[NexusName, int], None]
+Known = Callable[[str], list[TransportId]]
+_VERSION = 1  # of snapshots
 
 
 class _Registration(NamedTuple):
@@ -52,17 +64,27 @@ class _Registration(NamedTuple):
 
 
 class Reservations:
-    """The reservation and the registrations of one LUN. ``type``: type of the persistent
-    reservation; 0: there is none. ``reserved_by``: the nexus that has reserved the LUN by
-    RESERVE(6); then there is no registration. ``present``: whether there is a reservation of
-    either kind. ``tell(nexus, code)``: sets a unit attention for an I_T nexus; the device server
-    provides it. For one thread only."""
+    """The reservation and the registrations of one LUN.
+
+    ``type``: type of the persistent reservation; 0: there is none. ``reserved_by``: the nexus that
+    has reserved the LUN by RESERVE(6); then there is no registration. ``present``: whether there is
+    a reservation of either kind. ``can_persist``: APTPL is taken.
+
+    The device server provides these. ``tell(nexus, code)``: sets a unit attention for an I_T nexus.
+    ``known(name)``: the initiator ports of an iSCSI name that have sessions. ``ports``: all
+    relative target ports.
+
+    For one thread only."""
 
     def __init__(self) -> None:
         self.type = 0
         self.reserved_by: Nexus | None = None
         self.present = False
         self.generation = 0
+        self.can_persist = False
+        self.persists = False  # APTPL of the last registration
+        self.known: Known = lambda _name: []
+        self.ports: Container[int] = (1,)
         self.tell: Tell = lambda _nexus, _code: None
         self._holder: NexusName | None = None  # None for the All Registrants types, too
         self._registered: dict[NexusName, _Registration] = {}
@@ -136,7 +158,9 @@ class Reservations:
         if action == pr.READ_RESERVATION:
             return pr.encode_reservation(self.generation, self._reservation())
         if action == pr.REPORT_CAPABILITIES:
-            return pr.encode_capabilities(ATP_C | CRH)
+            return pr.encode_capabilities(
+                ATP_C | SIP_C | CRH | (PTPL_C if self.can_persist else 0), self.persists
+            )
         status = [
             FullStatus(
                 registration.key,
@@ -181,11 +205,19 @@ class Reservations:
         if action in (pr.REGISTER, pr.REGISTER_AND_IGNORE):
             if action == pr.REGISTER and parameters.key != (mine.key if mine else 0):
                 raise ReservationConflict
-            if parameters.flags & pr.SPEC_I_PT:
-                raise wrong_parameter(20, 3)
-            if parameters.flags & pr.APTPL:
+            if parameters.flags & pr.APTPL and not self.can_persist:
                 raise wrong_parameter(20, 0)
+            others: list[NexusName] = []
+            if parameters.flags & pr.SPEC_I_PT:
+                if action != pr.REGISTER or mine is not None or not parameters.action_key:
+                    raise wrong_parameter(20, 3)
+                others = self._specified(nexus, parameters)
+            if parameters.action_key or mine is not None:
+                self._check_room(({nexus} | set(others)) - self._registered.keys())
             self._register(nexus, parameters)
+            for each in others:
+                self._registered[each] = _Registration(parameters.action_key)
+            self.persists = bool(parameters.flags & pr.APTPL)
             return []
         if mine is None or mine.key != parameters.key:
             raise ReservationConflict
@@ -203,8 +235,6 @@ class Reservations:
     def _register(self, nexus: NexusName, parameters: OutParameters) -> None:
         known = nexus in self._registered
         if parameters.action_key:
-            if not known and len(self._registered) >= MAXIMUM_REGISTRATIONS:
-                raise CheckCondition(sense.ILLEGAL_REQUEST, sense.NO_ROOM_FOR_REGISTRATION)
             if parameters.flags & pr.ALL_TG_PT:
                 nexus = self._widen(nexus)
             self._registered[nexus] = _Registration(parameters.action_key)
@@ -213,6 +243,118 @@ class Reservations:
         else:
             return  # there is no registration to remove
         self._next_generation()
+
+    def _check_room(self, more: Collection[NexusName]) -> None:
+        if more and len(self._registered) + len(more) > MAXIMUM_REGISTRATIONS:
+            raise CheckCondition(sense.ILLEGAL_REQUEST, sense.NO_ROOM_FOR_REGISTRATION)
+
+    def _specified(self, nexus: NexusName, parameters: OutParameters) -> list[NexusName]:
+        """The nexuses that SPEC_I_PT names beside ``nexus``, which sends the command. A name
+        without an ISID stands for all ports of that initiator that have sessions. Raises
+        CheckCondition for one that is not known, or registered already."""
+        port = ALL_PORTS if parameters.flags & pr.ALL_TG_PT else nexus.port
+        found: dict[NexusName, None] = {}
+        for each in parameters.initiators:
+            if each is None:
+                raise wrong_parameter(28)
+            initiator = TransportId(each.name.lower(), each.isid)
+            initiators = [initiator] if initiator.isid else self.known(initiator.name)
+            if not initiators:
+                raise wrong_parameter(28)
+            found |= dict.fromkeys(NexusName(one, port) for one in initiators)
+        found.pop(NexusName(nexus.initiator, port), None)
+        registered = {each.initiator for each in self._registered if self._meet(each.port, port)}
+        if any(each.initiator in registered for each in found):
+            raise wrong_parameter(28)
+        return list(found)
+
+    @staticmethod
+    def _meet(one: int, other: int) -> bool:
+        return one == other or ALL_PORTS in (one, other)
+
+    def move(self, nexus: NexusName, parameters: MoveParameters) -> None:
+        """Carry out REGISTER AND MOVE for ``nexus``. Raises CheckCondition or ReservationConflict;
+        nothing has changed then."""
+        nexus = self._name(nexus)
+        mine = self._registered.get(nexus)
+        if (
+            mine is None
+            or mine.key != parameters.key
+            or nexus != self._holder  # which no nexus is with All Registrants types
+        ):
+            raise ReservationConflict
+        if not parameters.action_key:
+            raise wrong_parameter(8)
+        if parameters.flags & pr.APTPL and not self.can_persist:
+            raise wrong_parameter(17, 0)
+        if parameters.port not in self.ports:
+            raise wrong_parameter(18)
+        initiator = parameters.initiator
+        if initiator is None or not initiator.isid:
+            raise wrong_parameter(24)
+        there = self._name(
+            NexusName(TransportId(initiator.name.lower(), initiator.isid), parameters.port)
+        )
+        if there.initiator == nexus.initiator and self._meet(there.port, nexus.port):
+            raise wrong_parameter(24)
+        self._check_room({there} - self._registered.keys())
+        self._registered[there] = _Registration(parameters.action_key)
+        self._hold(there, self.type)
+        if parameters.flags & pr.UNREG:
+            del self._registered[nexus]
+        self.persists = bool(parameters.flags & pr.APTPL)
+        self._next_generation()
+
+    # -- from one start of the target to the next -------------------------------------------------
+
+    def snapshot(self) -> bytes | None:
+        """What has to survive a loss of power, as JSON; None: nothing."""
+        if not self.persists or not self._registered:
+            return None
+        names = list(self._registered)
+        content = {
+            "version": _VERSION,
+            "type": self.type,
+            "holder": None if self._holder is None else names.index(self._holder),
+            "registrations": [
+                {
+                    "initiator": each.initiator.name,
+                    "isid": each.initiator.isid.hex(),
+                    "port": each.port,
+                    "key": f"{self._registered[each].key:#x}",
+                }
+                for each in names
+            ],
+        }
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+    def restore(self, content: bytes) -> None:
+        """Take over what ``snapshot`` has returned in an earlier process. Raises ValueError for
+        other content; nothing has changed then."""
+        try:
+            found = json.loads(content)
+            if found["version"] != _VERSION:
+                raise ValueError(f"version {found['version']}")
+            registered = {
+                NexusName(
+                    TransportId(str(each["initiator"]), bytes.fromhex(each["isid"])),
+                    int(each["port"]),
+                ): _Registration(int(each["key"], 16))
+                for each in found["registrations"]
+            }
+            kind, index = int(found["type"]), found["holder"]
+            holder = None if index is None else list(registered)[index]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        if kind not in (0, *pr.TYPES) or (holder is None) == (kind in _HELD_BY_ONE):
+            raise ValueError("type and holder contradict each other")
+        if not 0 < len(registered) <= MAXIMUM_REGISTRATIONS:
+            raise ValueError(f"{len(registered)} registrations")
+        self._registered = registered
+        self.persists = True
+        self._holder = holder
+        self.type = kind
+        self._note()
 
     def _widen(self, nexus: NexusName) -> NexusName:
         """Replace all registrations of the initiator by a single name for all ports. It keeps its

@@ -14,6 +14,7 @@ from iserblk.target.scsi.guard import RangeGuard
 from iserblk.target.scsi.reservations import Reservations
 from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus, NexusName
+from iserblk.target.store.statefile import StateFile
 from iserblk.target.store.store import Store
 
 VENDOR = "ISERBLK"
@@ -48,8 +49,9 @@ class LogicalUnit:
     ``write_cache`` does not say so yet. ``serial``: 1 to 64 characters of printable ASCII. All
     identifiers are made from it, so it must be the same after a restart, and different for every
     LUN that an initiator may see. ``soft_threshold``: bytes that the store may occupy before hosts
-    are told; 0: they are not. Raises BadArgument for a bad ``serial``; ``store`` stays open
-    then.
+    are told; 0: they are not. ``state``: keeps persistent reservations (APTPL); None: they end with
+    the process. Raises BadArgument for a bad ``serial``, or a state file that cannot be understood;
+    ``store`` stays open then.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class LogicalUnit:
         read_only: bool = False,
         write_cache: bool = True,
         soft_threshold: int = 0,
+        state: StateFile | None = None,
     ) -> None:
         if (
             not 0 < len(serial) <= MAXIMUM_SERIAL
@@ -87,6 +90,9 @@ class LogicalUnit:
         self.guard = RangeGuard()
         self.unflushed = Unflushed()
         self.reservations = Reservations()
+        self._state = state
+        if state is not None:
+            self._restore(state)
         # Ends tasks of I_T nexuses, as Nexus.end_tasks does. The device server sets it.
         self.end_tasks: EndTasksOf = lambda _names, _ended: 0
         # Sets a unit attention for every I_T nexus but one. The device server sets it.
@@ -104,6 +110,26 @@ class LogicalUnit:
             unmap_granularity=max(block, _PAGE) // block,
             max_write_same_length=MAX_WRITE_SAME // block,
         )
+
+    def _restore(self, state: StateFile) -> None:
+        self.reservations.can_persist = True
+        content = state.load()
+        if content is None:
+            return
+        try:
+            self.reservations.restore(content)
+        except ValueError as error:
+            raise BadArgument(
+                f"{state.path}: these are no reservations ({error}); remove the file to give up"
+                " the reservations of its LUN"
+            ) from None
+
+    def reservations_to_save(self) -> Callable[[], None] | None:
+        """Call this after a change of the persistent reservations. The result is for a thread: it
+        saves what has to survive the target, and raises OSError. None: there is nothing to do."""
+        if self._state is None:
+            return None
+        return self._state.to_save(self.reservations.snapshot())
 
     def _capacity(self) -> Capacity:
         return Capacity(self.blocks, self.block, max(self.block, _PAGE), True, True)

@@ -30,11 +30,11 @@ FUA = cdb.FUA
 MISCOMPARE = (sense.MISCOMPARE, sense.MISCOMPARE_DURING_VERIFY)
 
 
-def unit_of(store: FakeStore, block: int = 512, **options: bool) -> LogicalUnit:
+def unit_of(store: FakeStore, block: int = 512, **options: Any) -> LogicalUnit:
     return LogicalUnit(store, serial="S", block=block, **options)
 
 
-def client_of(store: FakeStore, block: int = 512, **options: bool) -> Client:
+def client_of(store: FakeStore, block: int = 512, **options: Any) -> Client:
     return Client(DeviceServer({0: unit_of(store, block, **options)}, IQN))
 
 

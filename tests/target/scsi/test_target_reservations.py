@@ -7,17 +7,20 @@ reservation, written down as they stand there.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from iserblk.errors import BadArgument
 from iserblk.scsi import cdb, log, opcodes, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
-from iserblk.scsi.reservations import OutParameters, Reservation
+from iserblk.scsi.reservations import MoveParameters, OutParameters, Reservation, TransportId
 from iserblk.target.scsi import primary
 from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.scsi.reservations import MAXIMUM_REGISTRATIONS
+from iserblk.target.store.statefile import StateFile
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import GOOD, INITIATOR, INVALID_FIELD, IQN, POWER_ON, Client
 
@@ -47,8 +50,16 @@ class Host(Client):
 
     def out(self, action: int, kind: int = 0, action_key: int = 0, flags: int = 0) -> int:
         """The status of a PERSISTENT RESERVE OUT."""
-        parameters = pr.encode_parameters(OutParameters(self.key, action_key, flags))
-        self.last = self.run(pr.reserve_out(action, kind), parameters)
+        return self.send(action, kind, OutParameters(self.key, action_key, flags))
+
+    def send(self, action: int, kind: int, parameters: OutParameters) -> int:
+        data = pr.encode_parameters(parameters)
+        self.last = self.run(pr.reserve_out(action, kind, len(data)), data)
+        return self.last.status
+
+    def move(self, parameters: MoveParameters) -> int:
+        data = pr.encode_move_parameters(parameters)
+        self.last = self.run(pr.reserve_out(pr.REGISTER_AND_MOVE, 0, len(data)), data)
         return self.last.status
 
     def register(self, key: int, flags: int = 0) -> int:
@@ -217,8 +228,14 @@ def test_what_only_registrants_may(server: DeviceServer, action: int) -> None:
     assert a.keys() == before and a.reservation() == (A, WE, 0)
 
 
-@pytest.mark.parametrize("action", [pr.REGISTER, pr.REGISTER_AND_IGNORE])
-@pytest.mark.parametrize(("flag", "bit"), [(pr.APTPL, 0), (pr.SPEC_I_PT, 3)])
+@pytest.mark.parametrize(
+    ("action", "flag", "bit"),
+    [
+        (pr.REGISTER, pr.APTPL, 0),  # there is no file to keep it in
+        (pr.REGISTER_AND_IGNORE, pr.APTPL, 0),
+        (pr.REGISTER_AND_IGNORE, pr.SPEC_I_PT, 3),
+    ],
+)
 def test_flags_that_are_refused(server: DeviceServer, action: int, flag: int, bit: int) -> None:
     a = Host(server, "a")
     assert a.out(action, 0, A, flag) == sam.CHECK_CONDITION
@@ -231,7 +248,7 @@ def test_capabilities_say_so(server: DeviceServer) -> None:
     a = Host(server, "a")
     found = pr.decode_capabilities(a.data(pr.reserve_in(pr.REPORT_CAPABILITIES)))
     assert not found.persists and found.types == set(pr.TYPES)  # type: ignore[comparison-overlap]
-    assert found.flags == 0x14, "CRH; and ALL_TG_PT is taken: there is one port"
+    assert found.flags == 0x1C, "CRH, SIP_C, ATP_C"
 
 
 def test_registrations_have_a_bound(server: DeviceServer) -> None:
@@ -495,7 +512,7 @@ def test_each_lun_has_its_own() -> None:
 # -- CDBs ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [0, 8, 23, 25, 1 << 20, 0xFFFFFFFF])
+@pytest.mark.parametrize("length", [0, 8, 23, 1 << 20, 0xFFFFFFFF])
 def test_parameter_lists_of_another_length(server: DeviceServer, length: int) -> None:
     a = Host(server, INITIATOR)
     answer = a.run(pr.reserve_out(pr.REGISTER, 0, length))
@@ -504,16 +521,15 @@ def test_parameter_lists_of_another_length(server: DeviceServer, length: int) ->
 
 @pytest.mark.parametrize(
     "command",
-    [*(pr.reserve_in(each) for each in range(4, 32)), *(pr.reserve_out(n) for n in range(7, 32))],
+    [*(pr.reserve_in(each) for each in range(4, 32)), *(pr.reserve_out(n) for n in range(8, 32))],
     ids=lambda each: each[:2].hex(),
 )
 def test_service_actions_that_are_not_there(server: DeviceServer, command: bytes) -> None:
-    """Among them REGISTER AND MOVE."""
     answer = Host(server, INITIATOR).run(command)
     assert answer.code == INVALID_FIELD and answer.sense.field == 1
 
 
-@pytest.mark.parametrize(("opcode", "count"), [(0x5E, 4), (0x5F, 7)])
+@pytest.mark.parametrize(("opcode", "count"), [(0x5E, 4), (0x5F, 8)])
 def test_they_are_reported_as_supported(server: DeviceServer, opcode: int, count: int) -> None:
     a = Host(server, INITIATOR)
     for action in range(32):
@@ -617,3 +633,223 @@ def test_third_parties_are_refused(server: DeviceServer) -> None:
     a, _ = two(server)
     answer = a.run(bytes((0x16, 0x10, 0, 0, 0, 0)))
     assert answer.code == INVALID_FIELD and answer.sense.field == 1
+
+
+# -- SPEC_I_PT -------------------------------------------------------------------------------------
+
+NAME_A, NAME_B, NAME_C = (f"iqn.2026-11.example:{letter}" for letter in "abc")
+ISID = b"\x80abcde"
+
+
+def registered(host: Host) -> dict[tuple[str, bytes, int], int]:
+    """(name, ISID, port) → key of every registration."""
+    _, found = pr.decode_full_status(host.data(pr.reserve_in(pr.READ_FULL_STATUS)))
+    return {
+        (each.initiator.name, each.initiator.isid, each.port): each.key
+        for each in found
+        if each.initiator is not None
+    }
+
+
+def test_other_initiators_are_registered(server: DeviceServer) -> None:
+    a, b = two(server)
+    others = (TransportId(NAME_B.upper(), ISID), TransportId(NAME_C, b"\x80\0\0\0\0\1"))
+    assert a.send(pr.REGISTER, 0, OutParameters(0, A, pr.SPEC_I_PT, others)) == sam.GOOD
+    assert registered(a) == {
+        (NAME_A, ISID, 1): A,
+        (NAME_B, ISID, 1): A,
+        (NAME_C, b"\x80\0\0\0\0\1", 1): A,
+    }
+    assert a.keys()[0] == 1, "one change"
+    b.key = A
+    assert b.out(pr.RESERVE, WE_RO) == sam.GOOD
+
+
+def test_a_name_without_isid_is_every_port_that_is_known(server: DeviceServer) -> None:
+    """SPC-4, TransportID of iSCSI, format 00b."""
+    a = Host(server, NAME_A)
+    for isid in (b"\x80\0\0\0\0\1", b"\x80\0\0\0\0\2"):
+        Client(server, name=NAME_B, isid=isid)
+    names = (TransportId(NAME_B, b""),)
+    assert a.send(pr.REGISTER, 0, OutParameters(0, A, pr.SPEC_I_PT, names)) == sam.GOOD
+    assert {isid for name, isid, _ in registered(a) if name == NAME_B} == {
+        b"\x80\0\0\0\0\1",
+        b"\x80\0\0\0\0\2",
+    }
+
+
+@pytest.mark.parametrize("flags", [0, pr.ALL_TG_PT])
+def test_initiators_that_cannot_be_specified(server: DeviceServer, flags: int) -> None:
+    a, b = two(server)
+    assert b.register(B) == sam.GOOD
+    for others in (
+        (TransportId(NAME_C, ISID), TransportId(NAME_B, ISID)),  # one is registered already
+        (TransportId("iqn.2026-11.example:nobody", b""),),
+    ):
+        parameters = OutParameters(0, A, pr.SPEC_I_PT | flags, others)
+        assert a.send(pr.REGISTER, 0, parameters) == sam.CHECK_CONDITION
+        assert a.last.code == WRONG_PARAMETER and a.last.sense.field == 28
+        assert registered(a) == {(NAME_B, ISID, 1): B}, "none is registered"
+    parameters = OutParameters(B, A, pr.SPEC_I_PT | flags, (TransportId(NAME_C, ISID),))
+    assert b.send(pr.REGISTER, 0, parameters) == sam.CHECK_CONDITION, "registered already"
+    assert (b.last.code, b.last.sense.field) == (WRONG_PARAMETER, 20)
+
+
+def test_lists_whose_lengths_are_wrong(server: DeviceServer) -> None:
+    a, _ = two(server)
+    wrong = (sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
+    good = pr.encode_parameters(OutParameters(0, A, pr.SPEC_I_PT, (TransportId(NAME_B, ISID),)))
+    plain = pr.encode_parameters(OutParameters(0, A))
+    for data in (good[:-4], good + bytes(4), good[:24], plain + bytes(4)):
+        assert a.code(pr.reserve_out(pr.REGISTER, 0, len(data)), data) == wrong
+    assert a.code(pr.reserve_out(pr.REGISTER_AND_MOVE, 0, 24), bytes(24)) == wrong
+    assert a.code(pr.reserve_out(pr.REGISTER, 0, 1 << 20)) == wrong
+    assert registered(a) == {}
+
+
+# -- REGISTER AND MOVE -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [WE, EA, WE_RO, EA_RO])
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_reservation_is_moved(server: DeviceServer, kind: int, stays: bool) -> None:
+    a, b, _ = three(server)
+    new = Host(server, "iqn.2026-11.example:new")
+    assert a.out(pr.RESERVE, kind) == sam.GOOD
+    generation, _ = a.keys()
+    flags = 0 if stays else pr.UNREG
+    there = TransportId("iqn.2026-11.example:NEW", ISID)
+    assert a.move(MoveParameters(A, 0xD, flags, 1, there)) == sam.GOOD
+    assert b.reservation() == (0xD, kind, 0)
+    assert b.keys() == (generation + 1, [*([A] if stays else []), B, C, 0xD])
+    assert new.told() == b.told() == []
+    new.key = 0xD
+    assert new.out(pr.RELEASE, kind) == sam.GOOD
+
+
+def test_a_move_to_an_initiator_that_is_registered(server: DeviceServer) -> None:
+    a, b, _ = three(server)
+    assert a.out(pr.RESERVE, WE) == sam.GOOD
+    assert a.move(MoveParameters(A, 0xD, 0, 1, TransportId(NAME_B, ISID))) == sam.GOOD
+    assert registered(a)[NAME_B, ISID, 1] == 0xD, "under the new key"
+    assert a.out(pr.RELEASE, WE) == sam.GOOD and b.reservation() == (0xD, WE, 0)
+
+
+def test_moves_that_are_refused(server: DeviceServer) -> None:
+    a, b, _ = three(server)
+    stranger = Host(server, "iqn.2026-11.example:d")
+    there = TransportId(NAME_C, ISID)
+    assert a.move(MoveParameters(A, 0xD, 0, 1, there)) == CONFLICT, "there is no reservation"
+    assert a.out(pr.RESERVE, WE_RO) == sam.GOOD
+    before = registered(a), a.reservation()
+    assert b.move(MoveParameters(B, 0xD, 0, 1, there)) == CONFLICT, "not the holder"
+    assert stranger.move(MoveParameters(0, 0xD, 0, 1, there)) == CONFLICT, "not registered"
+    assert a.move(MoveParameters(B, 0xD, 0, 1, there)) == CONFLICT, "another key"
+    for parameters, field in (
+        (MoveParameters(A, 0, 0, 1, there), 8),
+        (MoveParameters(A, 0xD, pr.APTPL, 1, there), 17),
+        (MoveParameters(A, 0xD, 0, 2, there), 18),
+        (MoveParameters(A, 0xD, 0, 1, TransportId(NAME_A, ISID)), 24),
+        (MoveParameters(A, 0xD, 0, 1, TransportId(NAME_C, b"")), 24),
+    ):
+        assert a.move(parameters) == sam.CHECK_CONDITION
+        assert (a.last.code, a.last.sense.field) == (WRONG_PARAMETER, field)
+    assert (registered(a), a.reservation()) == before
+    assert a.out(pr.RELEASE, WE_RO) == sam.GOOD
+    assert a.out(pr.RESERVE, WE_AR) == sam.GOOD
+    assert a.move(MoveParameters(A, 0xD, 0, 1, there)) == CONFLICT, "all registrants hold it"
+
+
+# -- APTPL -----------------------------------------------------------------------------------------
+
+
+def started(path: Path) -> DeviceServer:
+    """A target that has just been started."""
+    unit = LogicalUnit(FakeStore(1 << 20), serial="S", state=StateFile.beside(str(path)))
+    return DeviceServer({0: unit}, IQN)
+
+
+def state_of(host: Host) -> tuple[object, ...]:
+    return registered(host), host.reservation()
+
+
+@pytest.mark.parametrize("kind", pr.TYPES, ids=pr.type_words)
+def test_reservations_survive_the_target(tmp_path: Path, kind: int) -> None:
+    a, *_ = three(started(tmp_path / "lun"))
+    assert a.register(A, pr.APTPL) == sam.GOOD
+    assert a.out(pr.RESERVE, kind) == sam.GOOD
+    kept = state_of(a)
+    server = started(tmp_path / "lun")
+    again, stranger = Host(server, NAME_A), Host(server, "iqn.2026-11.example:d")
+    again.key = A
+    assert state_of(again) == kept
+    assert again.keys() == (0, [A, B, C]), "PRGENERATION counts from 0 again"
+    found = pr.decode_capabilities(again.data(pr.reserve_in(pr.REPORT_CAPABILITIES)))
+    assert found.persists and found.more & 0x01, "PTPL_C and PTPL_A"
+    assert stranger.run(bytes((0x2A, *bytes(7), 1, 0))).status == CONFLICT
+    assert again.out(pr.RELEASE, kind) == sam.GOOD
+    assert state_of(Host(started(tmp_path / "lun"), NAME_A)) == (kept[0], None)
+
+
+def test_each_change_is_kept(tmp_path: Path) -> None:
+    """Also those of commands without APTPL: the last registration decides for all."""
+    path = tmp_path / "lun"
+
+    def kept() -> tuple[object, ...]:
+        return state_of(Host(started(path), "iqn.2026-11.example:looks"))
+
+    a, b, _ = three(started(path))
+    assert kept() == ({}, None), "without APTPL nothing is kept"
+    assert b.out(pr.REGISTER_AND_IGNORE, 0, B, pr.APTPL) == sam.GOOD
+    assert kept() == state_of(a)
+    assert a.out(pr.RESERVE, EA_RO) == sam.GOOD
+    assert kept() == state_of(a)
+    assert b.out(pr.PREEMPT, EA_RO, A) == sam.GOOD
+    assert kept() == state_of(b) != ({}, None)
+    there = TransportId(NAME_C, ISID)
+    assert b.move(MoveParameters(B, C, pr.APTPL | pr.UNREG, 1, there)) == sam.GOOD
+    assert kept() == ({(NAME_C, ISID, 1): C}, (C, EA_RO, 0))
+    assert a.told() == [REGISTRATIONS_PREEMPTED]
+    a.key = 0
+    assert a.out(pr.REGISTER, 0, A, 0) == sam.GOOD, "the last one: nothing is kept any more"
+    assert kept() == ({}, None)
+    assert not list(tmp_path.glob("lun.*"))
+    assert a.out(pr.REGISTER_AND_IGNORE, 0, A, pr.APTPL) == sam.GOOD
+    a.key = A
+    assert kept() == state_of(a)
+    assert a.out(pr.CLEAR) == sam.GOOD
+    assert kept() == ({}, None)
+
+
+@pytest.mark.logs("reservations cannot be saved")
+def test_what_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
+    place = tmp_path / "directory"
+    place.mkdir()
+    a, _ = two(started(place / "lun"))
+    place.rename(tmp_path / "elsewhere")
+    for _ in range(2):  # also when it is tried again, and nothing changes in memory
+        assert a.out(pr.REGISTER_AND_IGNORE, 0, A, pr.APTPL) == sam.CHECK_CONDITION
+        assert a.last.code == (sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+    (tmp_path / "elsewhere").rename(place)
+    assert a.out(pr.REGISTER_AND_IGNORE, 0, A, pr.APTPL) == sam.GOOD
+    assert registered(Host(started(place / "lun"), NAME_B)) == {(NAME_A, ISID, 1): A}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"version": 2}',
+        b'{"version": 1, "type": 1, "holder": null, "registrations": []}',
+        b'{"version": 1, "type": 1, "holder": 3, "registrations": []}',
+        b'{"version": 1, "type": 0, "holder": null, "registrations": [{"initiator": 5}]}',
+    ],
+)
+def test_a_state_file_that_is_no_state_file(tmp_path: Path, content: bytes) -> None:
+    """A LUN whose reservations are lost must not be served as if it had none."""
+    (tmp_path / "lun.reservations").write_bytes(content)
+    with pytest.raises(BadArgument, match=r"lun\.reservations: .*remove the file"):
+        started(tmp_path / "lun")
