@@ -350,7 +350,7 @@ class _Command(Work[bytes]):
         self._data_in = data_in
         self._data_out = data_out
         self._short_ok = short_ok
-        self._attribute = attribute
+        self._task_attribute = attribute
         self.moved = 0
 
     def fill(self, slot: TaskSlot, piece: bytes, waiter: Waiter | None) -> bool:
@@ -363,7 +363,7 @@ class _Command(Work[bytes]):
             fill_write(slot, self.lun, self._data_out)
         else:
             fill_no_data(slot, self.lun)
-        slot.flags = slot.flags & ~bhs.ATTR_MASK | self._attribute
+        slot.flags = slot.flags & ~bhs.ATTR_MASK | self._task_attribute
         return True
 
     def outcome(self, slot: TaskSlot, piece: bytes) -> IserblkError | None:
