@@ -17,6 +17,7 @@ from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from tests.support.golden import golden as vector
 from tests.target.fake_store import FakeStore
 from tests.target.iser_client import Traced
 from tests.vectors import streaming_login as golden
@@ -260,6 +261,44 @@ def test_nothing_is_sent_unasked_before_the_initiator_speaks(target: Target) -> 
     # With the first FPDU of the initiator it leaves. (While it is unanswered there is no second.)
     itts = [heard[at + 2 + 18 + 28 + 16 :][:4] for at in range(0, len(heard), 100)]
     assert itts == [b"\xff" * 4, bytes((0, 0, 0, 77))]
+
+
+def with_key(value: bytes) -> bytes:
+    """The Login Request, with iSERHelloRequired behind its other keys."""
+    text = golden.REQUEST_TEXT[:-2] + b"iSERHelloRequired=" + value + b"\0"
+    head = golden.LOGIN_REQUEST[:5] + len(text).to_bytes(3, "big") + golden.LOGIN_REQUEST[8:48]
+    return head + text + bytes(-len(text) & 3)
+
+
+@pytest.mark.parametrize("key", [None, b"Yes"], ids=["old initiator", "new initiator"])
+def test_a_hello_behind_the_start_up(target: Target, key: bytes | None) -> None:
+    """An initiator of RFC 5046 knows no key, and greets; one of RFC 7145 has said that it will.
+    Either allocates its resources before its Hello at the latest, and nothing comes sooner.
+
+    proves: ISER-7145-5.1.3-5
+    """
+    request = golden.LOGIN_REQUEST if key is None else with_key(key)
+    assert target.say(request)[36:38] == b"\0\0"
+    target.say(golden.ENHANCED_REQUEST)
+    if key is not None:  # else an initiator that was silent for so long sends none
+        target.connection.ping()
+    assert target.take() == b""
+    heard = target.say(golden.RTR + vector("iser/hello-fpdu-28") + bytes(4))
+    reply = vector("iser/hello-reply-fpdu-28")
+    assert heard[: len(reply)] == reply
+    # The ping, which nobody has asked for, leaves behind it.
+    behind = heard[len(reply) + 4 :][2 + 18 + 28 + 16 :][:4]
+    assert behind == (b"" if key is None else b"\xff" * 4)
+
+
+@pytest.mark.parametrize("key", [b"Yes", b"No"])
+def test_the_wrong_first_message(target: Target, key: bytes) -> None:
+    """What login has agreed on holds for the first message on the RCaP."""
+    assert target.say(with_key(key))[36:38] == b"\0\0"
+    target.say(golden.ENHANCED_REQUEST)
+    first = golden.PING if key == b"Yes" else vector("iser/hello-fpdu-28") + bytes(4)
+    with pytest.raises(RemoteProtocolError, match=r"no Hello|unexpected Hello"):
+        target.say(golden.RTR + first)
 
 
 def test_a_silent_peer_goes_away(target: Target) -> None:
