@@ -16,7 +16,7 @@ from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolErr
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp
 from iserblk.rcap.iwarp.mpa import DEFAULT_DEPTH, MpaInitiator, MpaParameters, MpaResponder
-from iserblk.rcap.iwarp.queuepair import IwarpQueuePair, header_slots
+from iserblk.rcap.iwarp.queuepair import INLINE_SIZE, IwarpQueuePair, header_slots
 
 _BUFFER = 4096  # bytes received at a time; start-up frames have 532 at most
 
@@ -54,7 +54,7 @@ class StreamingQueuePair:
     """
 
     provider = "iwarp"
-    inline_size = IwarpQueuePair.inline_size
+    inline_size = INLINE_SIZE
     can_receive_invalidate = True
     solicits = True
     iwarp = True
