@@ -37,7 +37,11 @@ class FakeDatamover:
             slot.bhs, slot.inline = memory[:48], memory[48:]
 
     def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
-        return []
+        slots = [PduSlot(index) for index in range(count)]
+        for slot in slots:
+            memory = memoryview(bytearray(48 + size))
+            slot.bhs, slot.inline = memory[:48], memory[48:]
+        return slots
 
     def notice_key_values(self, parameters: object) -> None: ...
 

@@ -271,8 +271,8 @@ class SendQueue:
                 slot.inline[:length] = data
                 slot.inline_length = immediate = length
                 slot.direction = INLINE
-            elif length <= self.data_outs.limit and self.busy <= self.data_outs.most_busy:
-                pieces = self.data_outs.take(length)
+            elif length <= self.data_outs.limit:
+                pieces = self.data_outs.take(length, self.busy)
                 if pieces:
                     immediate = self.data_outs.immediate
                     slot.inline[:immediate] = data[:immediate]

@@ -35,12 +35,13 @@ class DataOuts:
     Threads: ``take`` and ``send`` under the session's lock, ``give_back`` from any thread.
 
     ``limit``: bytes of the longest write that travels whole; 0: none does. ``most_busy``: it does
-    while no more commands than that are in flight, itself included. ``immediate``: bytes of it that
+    while no more commands than that are in flight, itself included, and were lately: of those that
+    follow a batch of answers, the first find few others in flight. ``immediate``: bytes of it that
     its command carries, where Data-Outs follow. That is a whole segment or nothing: all PDUs but
     the last must have the same length (RFC 7145 section 7.3.1).
     """
 
-    __slots__ = ("_free", "_segment", "immediate", "limit", "most_busy")
+    __slots__ = ("_free", "_lately", "_segment", "immediate", "limit", "most_busy")
 
     def __init__(
         self,
@@ -52,15 +53,19 @@ class DataOuts:
         """``slots``: from ``allocate_data_outs``. ``immediate_limit``: bytes that a command may
         carry."""
         self.most_busy = most_busy
+        self._lately = 0  # commands in flight; one less with each write that could travel whole
         self._free = slots
         self._segment = parameters.target_recv_data_segment_length
         self.limit = parameters.first_burst_length if slots else 0
         self.immediate = self._segment if immediate_limit >= self._segment else 0
 
-    def take(self, length: int) -> list[PduSlot]:
-        """The slots for a write of ``length`` bytes, in order. An empty list: too few are free, or
-        the write is too long."""
+    def take(self, length: int, busy: int) -> list[PduSlot]:
+        """The slots for a write of ``length`` bytes, in order, with ``busy`` commands in flight. An
+        empty list: it is to be advertised."""
         if length > self.limit:
+            return _NONE
+        self._lately = max(busy, self._lately - 1)
+        if self._lately > self.most_busy:
             return _NONE
         free = self._free
         count = -((self.immediate - length) // self._segment)

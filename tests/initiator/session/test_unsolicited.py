@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
+from iserblk.datamover.seam import INLINE, UNSOLICITED, WRITE
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.sending import CONTROL_SLOTS
@@ -18,7 +19,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message, memory_pair
-from tests.initiator.fake import CountingWaiter, FakeDriver, response
+from tests.initiator.fake import CountingWaiter, FakeDriver, response, session
 from tests.support import logs
 from tests.vectors import unsolicited
 
@@ -27,13 +28,25 @@ pytestmark = pytest.mark.logs(logs.RECONNECTED)
 LUN = b"\0\1" + bytes(6)
 DATA = bytes((7 * j + (j >> 8)) & 255 for j in range(131072))
 HEAD = bytes((CONTROL,)) + bytes(27)
-INLINE = 8192
+SEGMENT = 8192
 DEPTH = 4
 
 
 def agreed(**more: object) -> SessionParameters:
     values = {"rdma_extensions": True, "initial_r2t": False, "immediate_data": True, **more}
     return SessionParameters(**values)  # type: ignore[arg-type]
+
+
+def write_through(made: Session, data: bytes | bytearray, cdb: bytes = bytes(16)) -> TaskSlot:
+    """Submit a write; its waiter is a CountingWaiter."""
+    slot = made.queue.take_now()
+    assert slot is not None
+    slot.cdb[:] = cdb
+    slot.waiter = waiter = CountingWaiter()
+    waiter.pending += 1
+    fill_write(slot, LUN, memoryview(data))
+    made.queue.submit(slot)
+    return slot
 
 
 class Link:
@@ -44,7 +57,7 @@ class Link:
         self,
         parameters: SessionParameters,
         count: int = 64,
-        inline: int = INLINE,
+        inline: int = SEGMENT,
         cmd_sn: int = 1,
         most_busy: int = DEPTH,
         kind: type[IserInitiator] = IserInitiator,
@@ -68,14 +81,7 @@ class Link:
         return True
 
     def write(self, data: bytes, cdb: bytes = bytes(16)) -> TaskSlot:
-        slot = self.session.queue.take_now()
-        assert slot is not None
-        slot.cdb[:] = cdb
-        slot.waiter = waiter = CountingWaiter()
-        waiter.pending += 1
-        fill_write(slot, LUN, memoryview(data))
-        self.session.queue.submit(slot)
-        return slot
+        return write_through(self.session, data, cdb)
 
     def respond(self, slot: TaskSlot, **fields: int) -> None:
         self.stat_sn += 1
@@ -193,6 +199,29 @@ def test_any_write(length: int, segment: int, burst: int, immediate: bool, inlin
     assert set(sizes[:-1]) <= {segment} and sizes[-1] <= segment
 
 
+def test_the_calls_of_the_seam() -> None:
+    """The iSCSI layer makes the Data-Outs, and gives each to Send_Control with its data, behind the
+    command; their slots belong to the datamover until sent_notify.
+
+    proves: ISER-7.3.4-1, ISER-9.5.1-5
+    """
+    made, dm = session(initial_r2t=False, immediate_data=True)
+    outs = dm.allocate_data_outs(2, 8192)
+    made.queue.allow_data_outs(list(outs), made.parameters, DEPTH)
+    slot = write_through(made, DATA[:20480])
+    assert [each for each, _ in dm.sent] == [slot, outs[1], outs[0]]
+    command, *rest = [each for each, _ in dm.sent]
+    assert command.direction == INLINE and bytes(command.inline[:8192]) == DATA[:8192]
+    assert [each.direction for each in rest] == [UNSOLICITED] * 2
+    parts = [bytes(each.inline[: each.inline_length]) for each in rest]
+    assert parts == [DATA[8192:16384], DATA[16384:20480]]
+    write_through(made, DATA[:16384])
+    assert dm.sent[-1][0].direction == WRITE  # no slot is free
+    dm.user.sent_notify(outs[0])
+    write_through(made, DATA[:16384])
+    assert dm.sent[-1][0] is outs[0]
+
+
 def test_no_data_out_where_r2t_is_required() -> None:
     """The target did not agree to InitialR2T=No: its login gave us no slots for Data-Outs.
 
@@ -227,15 +256,9 @@ def test_an_answer_before_the_data_has_left() -> None:
     what is still to be sent is not changed by the next write."""
     link = Link(agreed(), 2)
     source = bytearray(DATA[:16384])
-    slot = link.session.queue.take_now()
-    assert slot is not None
-    slot.cdb[:] = bytes(16)
-    slot.waiter = waiter = CountingWaiter()
-    waiter.pending = 1
-    fill_write(slot, LUN, memoryview(source))
-    link.session.queue.submit(slot)
+    slot = write_through(link.session, source)
     link.session.control_notify(memoryview(response(slot.itt, status=2)), 0, 0)
-    assert waiter.woken == 1 and slot.status == 2
+    assert slot.waiter.pending == 0 and slot.status == 2
     source[:] = bytes(16384)
     link.session.queue.release(slot)
     source.clear()  # BufferError while a view of it is left
@@ -249,14 +272,17 @@ def test_an_answer_before_the_data_has_left() -> None:
 def test_only_with_few_commands_in_flight() -> None:
     """With more, the target has other work while it waits for what it reads."""
     link = Link(agreed(), most_busy=2)
-    first = link.write(DATA[:16384])
-    for _ in range(3):
-        link.write(DATA[:16384])
+    slots = [link.write(DATA[:16384]) for _ in range(4)]
     assert link.advertised == [False, False, True, True]
-    link.respond(first)
-    link.session.queue.release(first)
-    link.write(DATA[:16384])
-    assert link.advertised[-1] is True  # three others are in flight
+    for slot in slots:
+        link.respond(slot)
+        link.session.queue.release(slot)
+    # The first writes behind a batch of answers do not count as few: more are about to follow.
+    for whole in (False, True, True):
+        slot = link.write(DATA[:16384])
+        assert link.advertised[-1] is not whole
+        link.respond(slot)
+        link.session.queue.release(slot)
 
 
 def test_data_outs_follow_their_command() -> None:
@@ -276,14 +302,14 @@ def test_the_next_connection_takes_less() -> None:
     lost.write(DATA[:65536])
     assert lost.advertised == [False]
     lost.lose()
-    session = lost.adopt(kept)
+    made = lost.adopt(kept)
     assert kept.advertised == [True] and not pieces_of(kept.sent)
     sink = bytearray(65536)
     request = seam.WorkRequest(seam.RDMA_READ)
     header = ControlHeader.unpack_from(kept.sent[0].data)
     request.data, request.stag, request.to = memoryview(sink), header.write_stag, header.write_base
     kept.theirs.post([request])
-    session.progress(3.0)
+    made.progress(3.0)
     kept.theirs.progress(0.0)
     assert sink == DATA[:65536]
 
@@ -292,11 +318,11 @@ def test_the_next_connection_has_slots_of_its_own() -> None:
     lost, kept = Link(agreed()), Link(agreed())
     slot = lost.write(DATA[:16384])
     lost.lose()
-    session = lost.adopt(kept)
+    made = lost.adopt(kept)
     assert kept.advertised == [False]
     assert [part for _, part in pieces_of(kept.sent)] == [DATA[8192:16384]]
     kept.theirs.progress(0.0)
-    session.progress(3.0)
+    made.progress(3.0)
     assert len(kept.pool) == 64  # given back
     assert slot.data is not None
 
