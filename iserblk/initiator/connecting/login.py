@@ -191,6 +191,10 @@ class Login:
         session.busy_poll_us = self._options.busy_poll_us
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
         await self._switch(login.parameters, session.queue.datamover)
+        if self._connection.streaming is not None:
+            # What came behind the login in the same segment makes no descriptor readable.
+            session.progress(monotonic())
+            self._check(session, "behind the login")
         await self._greet(session)
         return session
 
@@ -207,11 +211,15 @@ class Login:
             else:
                 await trio.lowlevel.wait_readable(datamover.fileno())
             session.progress(monotonic())
+        self._check(session, "after the Hello")
+
+    def _check(self, session: Session, when: str) -> None:
+        """Raise the error that has ended the session, which nobody drives yet."""
         error = session.error
         if isinstance(error, RemoteProtocolError):
             raise at_portal(self._portal, error)
         if error is not None:
-            raise ConnectionLost(f"{self._portal}: after the Hello: {error}")
+            raise ConnectionLost(f"{self._portal}: {when}: {error}")
 
     async def _switch(self, parameters: SessionParameters, to: InitiatorDatamover) -> None:
         """The datamover has been enabled, and ``to`` takes its place: where the connection leaves

@@ -112,7 +112,7 @@ class StreamingQueuePair:
                 return
             self._out = self._out[count:]
 
-    def _advance(self) -> IwarpQueuePair | None:
+    def _advance(self) -> None:
         """Do what can be done of MPA start-up. Raises RemoteProtocolError, ConnectionLost."""
         self._send()
         while self._parameters is None:
@@ -121,15 +121,14 @@ class StreamingQueuePair:
                 buffer = memoryview(bytearray(_BUFFER))
                 count = self._stream.receive([buffer])
                 if count < 0:
-                    return None
+                    return
                 if not count:
                     raise ConnectionLost("the peer closed the connection during MPA start-up")
                 data = bytes(buffer[:count])
             self._parameters = self._take(data)
             self._send()
-        if self._out:
-            return None
-        return self._establish(self._parameters)
+        if not self._out:
+            self._establish(self._parameters)
 
     def _take(self, data: bytes) -> MpaParameters | None:
         if self._initiator is not None:
@@ -146,7 +145,7 @@ class StreamingQueuePair:
             self._out += self._responder.data_to_send()
         return parameters
 
-    def _establish(self, parameters: MpaParameters) -> IwarpQueuePair:
+    def _establish(self, parameters: MpaParameters) -> None:
         """MPA start-up is complete: hand the socket, and what was prepared, to a queue pair."""
         sock = self._stream.release()
         try:
@@ -170,7 +169,6 @@ class StreamingQueuePair:
         self.on_started(pair)
         if requests:
             pair.post(requests)
-        return pair
 
     # --- the queue pair ---
 
@@ -220,15 +218,16 @@ class StreamingQueuePair:
         self._requests.extend(requests)
 
     def progress(self, now: float) -> list[seam.Completion]:
-        """See the seam. Before ``start`` it does nothing: the stream is not the queue pair's."""
+        """See the seam. Before ``start`` it does nothing: the stream is not the queue pair's. The
+        call that completes MPA start-up returns nothing: what came behind it is for the caller of
+        the queue pair that follows."""
         if self._pair is None:
             if self._error is not None:
                 raise self._error
             if not self._started:
                 return []
             try:
-                if self._advance() is None:
-                    return []
+                self._advance()
             except TransportError as error:
                 self._error = error
                 self._requests.clear()
@@ -236,7 +235,8 @@ class StreamingQueuePair:
             except OSError as error:
                 self._error = ConnectionLost(f"the connection broke: {error.strerror}")
                 raise self._error from None
-        return self._established().progress(now)
+            return []
+        return self._pair.progress(now)
 
     def fileno(self) -> int:
         return self._stream.fileno() if self._pair is None else self._pair.fileno()

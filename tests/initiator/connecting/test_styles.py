@@ -29,9 +29,10 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.options import Options
 from iserblk.url import parse_place, parse_url
 from tests.support.logs import FALLBACK
-from tests.support.portal import Portal, receive, send
+from tests.support.portal import Portal, receive
 from tests.support.target import IQN
 from tests.target.test_server import serving
+from tests.vectors import streaming_login as golden
 
 MPA = b"MPA ID Req Frame"
 TRADITIONAL = r": Traditional iSCSI is used: (style=stream|fallback=iscsi)"
@@ -252,9 +253,11 @@ async def test_start_up_that_fails_behind_the_login(
 
 
 @contextmanager
-def iser_portal(behind: bytes | None) -> Iterator[int]:
+def iser_portal(behind: bytes | None, iser: bool = True) -> Iterator[int]:
     """A portal that agrees to iSER on a byte stream, and answers the MPA Request with ``behind``;
-    None: closes."""
+    None: closes. Not ``iser``: one of Traditional iSCSI, with ``behind`` in the last segment of the
+    login. Either waits for the answer to a ping, if it has sent one."""
+    heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -262,21 +265,41 @@ def iser_portal(behind: bytes | None) -> Iterator[int]:
                 connection, _ = server.accept()
                 with connection:
                     login = LoginTarget(
-                        LoginTargetConfig(IQN, 1, max_recv_data_segment_length=8192)
+                        LoginTargetConfig(IQN, 1, rdma=iser, max_recv_data_segment_length=8192)
                     )
                     while not login.done:
-                        for answer in login.receive(*receive(connection)):
-                            send(connection, *answer)
-                    if behind is not None:
+                        for header, data in login.receive(*receive(connection)):
+                            rest = behind or b"" if login.done and not iser else b""
+                            pad = bytes(-len(data) & 3)
+                            connection.sendall(header + data + pad + rest)
+                    if iser:
+                        if behind is None:
+                            return
                         connection.recv(1000)
                         connection.sendall(behind)
-                        connection.recv(1000)
+                    heard.append(connection.recv(1000))
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield server.getsockname()[1]
-    thread.join(20)
+        thread.join(20)
     assert not thread.is_alive()
+    if behind is not None and golden.UNASKED[48:-4] in behind:
+        (answer,) = heard
+        assert answer[48 if iser else 0] & 0x3F == 0, "a NOP-Out"
+
+
+@pytest.mark.logs(TRADITIONAL)
+@pytest.mark.parametrize("iser", [True, False])
+async def test_a_pdu_in_the_last_segment(iser: bool) -> None:
+    """A target that does not wait: its ping comes in one segment with the MPA Reply, or with the
+    final Login Response of Traditional iSCSI. It is answered, though nothing else comes."""
+    ping = golden.UNASKED if iser else golden.UNASKED[48:-4]
+    with iser_portal(golden.MPA_REPLY + ping if iser else ping, iser) as port:
+        session = await connect(
+            parse_url(at(port)), Options(style="stream", mpa_crc=False, io_timeout=2.0)
+        )
+        end(session)
 
 
 async def test_several_clients_on_one_port() -> None:
