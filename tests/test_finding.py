@@ -59,6 +59,7 @@ ELSEWHERE: dict[str, str] = {
 # Private attributes of ours that tests reach into, because there is no public way to a moment
 # between two threads, to memory that must be free again, or to a wire that must be cut.
 PRIVATE: dict[str, set[str]] = {
+    "tests/datamover/test_stream_initiator.py": {"_receives", "_stream"},
     "tests/datamover/test_tcp_stream.py": {"_lock"},
     "tests/disk/durability/test_journal_model.py": {"_lost"},
     "tests/disk/durability/test_promise_turning_volatile.py": {"_batch", "_closed", "_spare"},
@@ -76,6 +77,7 @@ PRIVATE: dict[str, set[str]] = {
     "tests/metrics/test_counting.py": {"_every"},
     "tests/rcap/iwarp/test_iwarp_queuepair.py": {"_emss"},
     "tests/rcap/iwarp/test_receive.py": {"_send_msn"},
+    "tests/rcap/iwarp/test_streaming.py": {"_pair", "_stream"},
     "tests/rcap/test_stags.py": {"_free"},
     "tests/rcap/verbs/test_open_pairs.py": {"_open"},
     "tests/target/iser_client.py": {"_tasks"},

@@ -9,7 +9,6 @@ import pytest
 
 from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.stream_target import StreamTarget
-from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
@@ -325,10 +324,10 @@ def test_traditional_iscsi_goes_on(target: Target) -> None:
 def test_the_successors(target: Target) -> None:
     """What Enable_Datamover returns."""
     target.say(golden.LOGIN_REQUEST)
-    assert isinstance(target.connection._dm, IserTarget)
+    assert target.connection.describe()["datamover"] == "iser"
     other = Target()
     try:
         other.say(golden.LOGIN_REQUEST.replace(b"Extensions=Yes", b"Extensions=No\0"))
-        assert isinstance(other.connection._dm, TcpTarget)
+        assert other.connection.describe()["datamover"] == "tcp"
     finally:
         other.close()

@@ -88,7 +88,7 @@ class RawFramer:
 
 
 class _Cutting(ABC):
-    """Cuts what ``_size`` says. ``_size`` returns None while it cannot be told."""
+    """Cuts what ``next_size`` says. ``next_size`` returns None while it cannot be told."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -99,12 +99,12 @@ class _Cutting(ABC):
         self._held += data
         units = []
         while self._held:
-            size = len(self._held) if self._lost else self._size()
+            size = len(self._held) if self._lost else self.next_size()
             if size is None or size > len(self._held):
                 break
             taken = bytes(self._held[:size])
             del self._held[:size]
-            units.append(Unit(taken, self._offset) if self._lost else self._unit(taken))
+            units.append(Unit(taken, self._offset) if self._lost else self.make_unit(taken))
             self._offset += size
         return units
 
@@ -114,10 +114,10 @@ class _Cutting(ABC):
         return left
 
     @abstractmethod
-    def _size(self) -> int | None: ...
+    def next_size(self) -> int | None: ...
 
     @abstractmethod
-    def _unit(self, data: bytes) -> Unit: ...
+    def make_unit(self, data: bytes) -> Unit: ...
 
 
 class Agreement:
@@ -155,7 +155,7 @@ class IwarpFramer(_Cutting):
         super().__init__()
         self._started = False
 
-    def _size(self) -> int | None:
+    def next_size(self) -> int | None:
         held = self._held
         if self._started:
             return ddp.fpdu_size(int.from_bytes(held[:2], "big")) if len(held) >= 2 else None
@@ -163,7 +163,7 @@ class IwarpFramer(_Cutting):
             return None
         return mpa.HEADER_SIZE + int.from_bytes(held[18:20], "big")
 
-    def _unit(self, data: bytes) -> Unit:
+    def make_unit(self, data: bytes) -> Unit:
         if not self._started:
             self._started = True
             return Unit(data, self._offset)
@@ -190,9 +190,9 @@ class IscsiFramer(IwarpFramer):
         super().__init__()
         self._agreed = agreement
 
-    def _size(self) -> int | None:
+    def next_size(self) -> int | None:
         if self._agreed.iser:
-            return super()._size()
+            return super().next_size()
         if len(self._held) < bhs.BHS_LENGTH:
             return None
         data = int.from_bytes(self._held[5:8], "big")
@@ -202,9 +202,9 @@ class IscsiFramer(IwarpFramer):
             size += 4 * (self._agreed.data_digest and data > 0)
         return size
 
-    def _unit(self, data: bytes) -> Unit:
+    def make_unit(self, data: bytes) -> Unit:
         if self._agreed.iser:
-            return super()._unit(data)
+            return super().make_unit(data)
         header = data[: bhs.BHS_LENGTH]
         if header[0] == bhs.LOGIN_RESPONSE:
             self._agreed.heard(header, data[bhs.BHS_LENGTH :])
