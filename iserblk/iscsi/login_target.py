@@ -55,6 +55,11 @@ class LoginTargetConfig:
     ``sessions``: the TSIHs that are in use. ``accounts`` None: no initiator has to authenticate.
     ``portal_group``: the target portal group tag.
 
+    ``solicited_only``: what an initiator means that does not declare
+    TaggedBufferForSolicitedDataOnly. True: Yes, as running code, unless it asks for a Hello, for
+    then it knows the key. False: No, the default of the specifications (RFC 7145 section 6.9; RFC
+    5046 section 7.3.1 has no such key).
+
     ``rdma`` False: the connection is Traditional iSCSI. True: login travels in messages of iSER,
     and ends if iSER is not agreed to; but with a ``max_recv_data_segment_length`` other than 0 it
     travels as a byte stream, and where the initiator does not ask for iSER (RDMAExtensions=Yes) the
@@ -72,6 +77,7 @@ class LoginTargetConfig:
     max_recv_data_segment_length: int = 0
     accounts: Accounts | None = None
     portal_group: int = 1
+    solicited_only: bool = True
 
 
 class _Refusal(Exception):
@@ -257,6 +263,10 @@ class LoginTarget:
             # The layers above use the names of iSER for the data lengths of both datamovers.
             outcome.initiator_recv_data_segment_length = outcome.max_recv_data_segment_length
             outcome.target_recv_data_segment_length = self._traditional_length()
+        elif outcome.tagged_buffer_for_solicited_data_only is None and (
+            outcome.iser_hello_required or not self._config.solicited_only
+        ):
+            outcome.tagged_buffer_for_solicited_data_only = False
         depth = self._config.queue_depth
         self.unsolicited_of_each = 0
         if self._rdma and not self.discovery and not outcome.initial_r2t:

@@ -183,6 +183,8 @@ class TargetServer:
                 max_recv_data_segment_length=traditional,
                 accounts=self._accounts,
                 portal_group=port.tag,
+                # Running code has neither this beginning nor that header.
+                solicited_only=not traditional and self._iser is IserTarget,
             )
         )
         try:

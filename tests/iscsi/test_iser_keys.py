@@ -95,8 +95,7 @@ def test_initiator_knows_every_key(offer: Offer) -> None:
 
 @pytest.mark.parametrize("offer", OF_THE_INITIATOR, ids=lambda each: each.name)
 def test_initiator_alone_declares_these(offer: Offer) -> None:
-    """A target that sends one breaks the protocol; ours answers it with nothing, and without the
-    key there is no value: running initiators, which do not know the key, mean Yes.
+    """A target that sends one breaks the protocol; ours answers it with nothing.
 
     proves: ISER-7145-6.9-1
     """
@@ -109,7 +108,25 @@ def test_initiator_alone_declares_these(offer: Offer) -> None:
         ((header, data),) = other.receive(*request([*WHO, *YES, (offer.name, value)]))
         assert other.done and offer.name not in said((header, data))
         assert getattr(other.parameters, offer.field) is (value == "Yes")
-    assert SessionParameters().tagged_buffer_for_solicited_data_only is None
+
+
+@pytest.mark.parametrize(
+    ("said", "config", "meant"),
+    [
+        ([], {}, None),  # by running code, which does not know the key: Yes
+        ([], {"solicited_only": False}, False),
+        ([("iSERHelloRequired", "Yes")], {}, False),  # this initiator knows RFC 7145
+        ([("TaggedBufferForSolicitedDataOnly", "Yes")], {"solicited_only": False}, True),
+        ([("TaggedBufferForSolicitedDataOnly", "No")], {}, False),
+    ],
+)
+def test_what_silence_means(said: Pairs, config: dict[str, object], meant: bool | None) -> None:
+    """The default of TaggedBufferForSolicitedDataOnly is No, but for initiators that are not of the
+    specification. proves: ISER-7145-6.9-1"""
+    other = target(**config)
+    other.receive(*request([*WHO, *YES, *said]))
+    assert other.done
+    assert other.parameters.tagged_buffer_for_solicited_data_only is meant
 
 
 def test_data_lengths_are_declared_by_nobody() -> None:

@@ -93,7 +93,7 @@ class IserClient:
     PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
     memory for data. ``datamover``: the target's. ``accounts``: its users, if it has any.
     ``device``, ``store``: of another client of the same target. ``lun``: of the only LUN.
-    ``max_ulpdu``: what the target declares."""
+    ``max_ulpdu``: what the target declares. ``solicited_only``: of its config."""
 
     def __init__(
         self,
@@ -107,6 +107,7 @@ class IserClient:
         max_ulpdu: int = 0,
         solicits: bool = True,
         isid: bytes = b"\x80abcde",
+        solicited_only: bool = True,
     ) -> None:
         self.ours, theirs = memory_pair(
             ord=ord, receive_size=MINIMUM_LENGTH + 8192, solicits=solicits
@@ -127,7 +128,11 @@ class IserClient:
         self.connection = connection = TargetConnection(
             self.datamover,
             self.device,
-            LoginTarget(LoginTargetConfig(IQN, 1, accounts=accounts, max_ulpdu=max_ulpdu)),
+            LoginTarget(
+                LoginTargetConfig(
+                    IQN, 1, accounts=accounts, max_ulpdu=max_ulpdu, solicited_only=solicited_only
+                )
+            ),
             on_login=lambda _: None,
             on_reset=self._reset,
             portal="10.0.0.1:3260",

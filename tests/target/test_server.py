@@ -26,7 +26,12 @@ from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_initiator import LoginInitiator
-from iserblk.iscsi.login_target import SESSION_DOES_NOT_EXIST, TOO_MANY_CONNECTIONS
+from iserblk.iscsi.login_target import (
+    SESSION_DOES_NOT_EXIST,
+    TOO_MANY_CONNECTIONS,
+    LoginTarget,
+    LoginTargetConfig,
+)
 from iserblk.options import Options
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
@@ -41,6 +46,7 @@ from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
 from tests.initiator.peer import disk_of
 from tests.iscsi import logins
+from tests.support.until import until
 from tests.target.fake_store import FakeStore
 
 IQN = "iqn.2026-11.example:disk"
@@ -651,3 +657,50 @@ async def test_remote_invalidation_has_to_be_supported(private_data: bytes, repl
         assert head[0] == bhs.SCSI_RESPONSE
         assert invalidated == (stag if reply[0] == 0x80 else 0)
         pair.close()
+
+
+@pytest.mark.parametrize(
+    ("transport", "header", "running"),
+    [("iser", 28, True), ("iser", 12, False), ("stream", 28, False)],
+)
+async def test_how_an_initiator_is_understood(
+    transport: str, header: int, running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login that is a byte stream, and the header of RFC 5046, are the specification's: then a
+    Write STag begins with the first byte of all, unless the initiator says otherwise.
+
+    proves: ISER-7145-6.9-1
+    """
+    configs: list[LoginTargetConfig] = []
+
+    def spy(config: LoginTargetConfig) -> LoginTarget:
+        configs.append(config)
+        return LoginTarget(config)
+
+    monkeypatch.setattr("iserblk.target.server.LoginTarget", spy)
+    units = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}
+    server = TargetServer(IQN, units, header=header)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    url = parse_url(f"iser://127.0.0.1:{listener.socket.getsockname()[1]}/{IQN}/0")
+
+    async def accept() -> None:
+        await server.serve_tcp((await listener.accept()).socket)
+
+    with trio.fail_after(PATIENCE_S):
+        async with listener, trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            if transport == "iser":
+                pair = await connect_iwarp(
+                    await resolve(url.host, url.port),
+                    *("portal", 10, 10),
+                    private_data=b"",
+                    crc=True,
+                    segments=1,
+                    ird=1,
+                )
+                await until(lambda: configs)
+                pair.close()
+            else:
+                stream, _ = await over_tcp(url, logins.request(WHO + YES, following=None))
+                await stream.aclose()
+    assert [config.solicited_only for config in configs] == [running]

@@ -170,15 +170,24 @@ def test_data_and_status_leave_in_one_post(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("key", "from_start", "first"), [(None, False, 0), ("Yes", False, 0), ("No", True, 1024)]
+    ("key", "running", "first"),
+    [
+        (None, True, 0),
+        ("Yes", True, 0),
+        ("No", True, 1024),
+        (None, False, 1024),
+        ("Yes", False, 0),
+        ("No", False, 1024),
+    ],
 )
-def test_where_the_write_base_offset_points(key: str | None, from_start: bool, first: int) -> None:
-    """It names the first byte that was not immediate data, as running code has it and
-    TaggedBufferForSolicitedDataOnly=Yes; with No to the first of all.
+def test_where_the_write_base_offset_points(key: str | None, running: bool, first: int) -> None:
+    """With TaggedBufferForSolicitedDataOnly=Yes it names the first byte that was not immediate
+    data; with No the first of all. Without the key, running code means Yes, the specification No.
 
-    proves: ISER-7145-6.9-2, ISER-7145-6.9-3, ISER-RC-8
+    proves: ISER-7145-6.9-1, ISER-7145-6.9-2, ISER-7145-6.9-3, ISER-RC-8
     """
-    client = IserClient().logged_in(
+    from_start = first > 0
+    client = IserClient(solicited_only=running).logged_in(
         [("TaggedBufferForSolicitedDataOnly", key)] if key is not None else []
     )
     answer = client.write(DATA[:4096], 1024, from_start)

@@ -568,7 +568,7 @@ class TargetConnection:
     def _fetch(self, slot: TargetTask) -> None:
         """Fetch with R2Ts the data that did not come unsolicited. Existing initiators advertise the
         first byte that they did not send; that is TaggedBufferForSolicitedDataOnly=Yes of RFC
-        7145."""
+        7145. No: an STag begins with the first byte of all."""
         assert slot.buffer is not None and self.parameters is not None
         at = slot.filled
         if slot.state != FETCHING:
