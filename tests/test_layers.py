@@ -117,10 +117,11 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "scsi", "iscsi", "sockets", "rcap.seam", "rcap.iwarp", "rcap.verbs"),
         *("datamover", "target.ports", "target.seam", "target.task_set"),
     },
+    "target.access": {"errors", "names"},
     "target.lunspec": {"errors", "target.store", "target.scsi"},
     "target.server": {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
-        *("target.ports", "target.scsi", "target.iscsi"),
+        *("target.access", "target.ports", "target.scsi", "target.iscsi"),
     },
     "aio": {"disk.aio"},
     "cli": {

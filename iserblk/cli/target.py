@@ -41,6 +41,12 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     help="File with lines `GROUP STATE`: ALUA states of portal groups, to try out failover. Read"
     " again after SIGHUP.",
 )
+@click.option(
+    "--access",
+    metavar="FILE",
+    help="File with lines `INITIATOR LUNS [USER]`: which LUNs an initiator has access to, and the"
+    " user of --chap-accounts as which it logs in. Read again after SIGHUP.",
+)
 @click.option("--iqn", metavar="IQN", required=True, help="The target's name.")
 @click.option(
     "--lun", "specs", metavar="FILE[:OPTION…]", required=True, multiple=True, help=_LUN_HELP
@@ -83,6 +89,7 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 def command(
     listen: tuple[str, ...],
     access_states: str | None,
+    access: str | None,
     iqn: str,
     specs: tuple[str, ...],
     busy_poll_us: int,
@@ -108,12 +115,24 @@ def command(
     check_name(iqn, "--iqn")
     rdma = rcap == "verbs"
     states = Path(access_states) if access_states else None
+    access_path = Path(access) if access else None
     units = _Units()
 
     async def serving() -> None:
         luns = dict(enumerate(units.opened))
         try:
-            await serve(listen, iqn, luns, ready, busy_poll_us, rdma, accounts, states, int(header))
+            await serve(
+                listen,
+                iqn,
+                luns,
+                ready,
+                busy_poll_us,
+                rdma,
+                accounts,
+                states,
+                int(header),
+                access_path,
+            )
         finally:
             # Further signals have no effect here; after trio.run they would interrupt the flush.
             units.close()

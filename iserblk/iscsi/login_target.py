@@ -7,7 +7,7 @@ CHAP.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from iserblk.errors import AuthenticationError, RemoteProtocolError
@@ -24,6 +24,7 @@ _MAXIMUM_RESPONSE = 8192  # bytes that any initiator takes in one Login Response
 
 INITIATOR_ERROR = 0x0200
 AUTHENTICATION_FAILURE = 0x0201
+AUTHORIZATION_FAILURE = 0x0202
 NOT_FOUND = 0x0203
 UNSUPPORTED_VERSION = 0x0205
 TOO_MANY_CONNECTIONS = 0x0206
@@ -53,6 +54,8 @@ class LoginTargetConfig:
     iSER; the more of them a command may have, the fewer commands may be outstanding.
 
     ``sessions``: the TSIHs that are in use. ``accounts`` None: no initiator has to authenticate.
+    ``may_log_in(initiator name, user)``: whether this initiator is allowed here as the user that it
+    has proved to be ("" without CHAP).
     ``portal_group``: the target portal group tag.
 
     ``solicited_only``: what an initiator means that does not declare
@@ -76,6 +79,7 @@ class LoginTargetConfig:
     rdma: bool = True
     max_recv_data_segment_length: int = 0
     accounts: Accounts | None = None
+    may_log_in: Callable[[str, str], bool] = lambda _name, _user: True
     portal_group: int = 1
     solicited_only: bool = True
 
@@ -257,6 +261,9 @@ class LoginTarget:
         return [self._response(request, flags, text)]
 
     def _conclude(self) -> None:
+        if not self._config.may_log_in(self.initiator_name, self.user):
+            self.problem = f"{self.initiator_name} may not log in as {self.user or 'no user'!r}"
+            raise _Refusal(AUTHORIZATION_FAILURE)
         outcome = self.parameters
         keys.conclude(outcome, self._received)
         if not self._rdma:

@@ -29,6 +29,7 @@ from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
+from iserblk.target.access import Access, read_access
 from iserblk.target.iscsi.accepting import (
     IWARP_RECEIVE_DATA,
     TCP_RECEIVE_DATA,
@@ -86,6 +87,7 @@ class TargetServer:
         self.iqn = iqn
         self._iser = IserTarget if header == HEADER_LENGTH else ZeroBasedTarget
         self._accounts = accounts
+        self._access: Access | None = None
         self._busy_poll_us = busy_poll_us
         self.device = DeviceServer(luns, iqn, ports)
         self._connections: dict[TargetConnection, WriteWatch] = {}
@@ -182,6 +184,7 @@ class TargetServer:
                 sessions=self._tsihs,
                 max_recv_data_segment_length=traditional,
                 accounts=self._accounts,
+                may_log_in=self._may_log_in,
                 portal_group=port.tag,
                 # Running code has neither this beginning nor that header.
                 solicited_only=not traditional and self._iser is IserTarget,
@@ -260,6 +263,19 @@ class TargetServer:
             oldest = next(iter(self._logins))
             log.info("the oldest unfinished login is given up: %d newer logins wait", MAX_LOGINS)
             self._logins.pop(oldest).cancel()
+
+    def set_access(self, access: Access) -> None:
+        """Take over which initiator has access to what. Raises BadArgument for a CHAP user that
+        there is not; nothing has changed then."""
+        known = self._accounts.secrets if self._accounts else {}
+        for user in sorted(access.users):
+            if user not in known:
+                raise BadArgument(f"access: there is no user {user[:60]!r} in --chap-accounts")
+        self._access = access
+        self.device.set_access(access.allows)
+
+    def _may_log_in(self, initiator: str, user: str) -> bool:
+        return self._access is None or self._access.may_log_in(initiator, user)
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -461,6 +477,7 @@ async def serve(
     accounts: Accounts | None = None,
     states: Path | None = None,
     header: int = HEADER_LENGTH,
+    access: Path | None = None,
 ) -> None:
     """Run one target until cancelled.
 
@@ -469,14 +486,22 @@ async def serve(
     ``busy_poll_us``: see Pace. ``rdma``: also accept connections by rdma_cm. ``accounts``: the
     users that may log in (CHAP); None: every initiator may. ``states``: a file of ALUA states
     (``ports.parse_states``), read now and after each SIGHUP. ``header``: bytes of the iSER header,
-    28 or 12: all initiators must use the same. Raises BadArgument, NotSupported,
-    PermissionDenied or Busy when the target cannot listen or cannot read ``states``; nothing stays
+    28 or 12: all initiators must use the same. ``access``: a file that says which initiator has
+    access to what (``access.parse_access``), read as ``states``. Raises BadArgument, NotSupported,
+    PermissionDenied or Busy when the target cannot listen or cannot read a file; nothing stays
     open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     ports = TargetPorts([tag for _, tag in places])
     server = TargetServer(iqn, luns, busy_poll_us, accounts, ports, header)
+    files: list[tuple[str, Callable[[], None]]] = []  # what each says, and how to read it
     if states is not None:
-        server.device.set_access_states(read_states(states))
+        files.append(
+            ("access states", lambda: server.device.set_access_states(read_states(states)))
+        )
+    if access is not None:
+        files.append(("access rules", lambda: server.set_access(read_access(access))))
+    for _, read in files:
+        read()
     listeners: list[trio.SocketListener] = []
     # The target port of each listener.
     port_of: dict[trio.SocketListener, TargetPort] = {}
@@ -540,8 +565,8 @@ async def serve(
             for rdma_listener, beside in zip(rdma_listeners, listeners, strict=False):
                 portal = name_of(beside.socket.getsockname())
                 nursery.start_soon(accept_rdma, rdma_listener, portal, port_of[beside], nursery)
-            if states is not None:
-                await nursery.start(_watch_states, states, server.device)
+            if files:
+                await nursery.start(_watch_files, files)
             ready(f"iser://{name_of(listeners[0].socket.getsockname())}/{iqn}")
     finally:
         for rdma_listener in rdma_listeners:
@@ -550,16 +575,18 @@ async def serve(
             listener.socket.close()
 
 
-async def _watch_states(
-    path: Path, device: DeviceServer, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+async def _watch_files(
+    files: Sequence[tuple[str, Callable[[], None]]],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Read the file of states again after each SIGHUP. A file with an error changes nothing."""
+    """Read files again after each SIGHUP. A file with an error changes nothing."""
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
         async for _ in hangups:
-            try:
-                device.set_access_states(read_states(path))
-            except BadArgument as error:
-                log.error("access states are left as they are: %s", error)
-            else:
-                log.info("access states were read again")
+            for what, read in files:
+                try:
+                    read()
+                except BadArgument as error:
+                    log.error("%s are left as they are: %s", what, error)
+                else:
+                    log.info("%s were read again", what)

@@ -665,9 +665,9 @@ class TargetConnection:
                 request,
                 everything,
             )
-        elif request.function not in _OF_A_LUN:
+        elif request.function not in _OF_A_LUN or not self._attached:
             self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
-        elif not self._device.has_lun(lun):
+        elif not self._device.has_lun(self.nexus, lun):
             self._answers.task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
         else:
             if request.function == pdu.TMF_LOGICAL_UNIT_RESET:

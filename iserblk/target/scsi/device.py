@@ -63,6 +63,9 @@ _IN_ANY_STATE: Final = frozenset(
 )
 
 
+Allows = Callable[[str, int], bool]
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)  # of tests: a device with troubles
 class DeviceServer:
     """The LUNs of one target. One thread calls all methods but ``run``, which any thread may
@@ -79,7 +82,9 @@ class DeviceServer:
             for tag, port in self.ports.by_tag.items()
             for lun, unit in luns.items()
         }
-        self._report = lun_fields.encode_report_luns(luns)
+        self._allows: Allows | None = None
+        # The LUNs that a nexus has access to; no entries while each has access to all.
+        self._views: dict[Nexus, frozenset[int]] = {}
         self._nexuses: set[Nexus] = set()
         self.task_sets = TaskSets(self._present)
         self._next_look = 0.0  # monotonic
@@ -94,7 +99,42 @@ class DeviceServer:
             unit.end_tasks = partial(self._end_tasks, lun)
             unit.tell_others = partial(self._tell_others, lun)
 
+    def set_access(self, allows: Allows | None) -> None:
+        """From now on ``allows(initiator name, lun)`` says which LUNs there are for whom; None: all
+        are there for all. Tasks of LUNs that are taken away end; initiators get a unit
+        attention."""
+        before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
+        self._allows = allows
+        self._views.clear()
+        for nexus in self._nexuses:
+            self._note_view(nexus)
+        self._tell_of_luns(before)
+
+    def _note_view(self, nexus: Nexus) -> None:
+        allows = self._allows
+        if allows is not None:
+            name = nexus.name.initiator.name
+            self._views[nexus] = frozenset(lun for lun in self._units if allows(name, lun))
+
+    def _tell_of_luns(self, before: Mapping[Nexus, frozenset[int]]) -> None:
+        """Compare what each nexus has access to with what it had. What is new is as after power
+        on; each LUN tells that the list has changed (SPC-4, REPORT LUNS)."""
+        for nexus, old in before.items():
+            new = frozenset(self.luns(nexus))
+            if new == old:
+                continue
+            with self._attending:
+                for lun in old - new:
+                    self._attentions.pop((nexus, lun), None)
+                for lun in new - old:
+                    self._attentions[nexus, lun] = [sense.POWER_ON_OR_RESET]
+            for lun in old - new:
+                nexus.end_tasks(lun, _nothing)
+            for lun in new:
+                self._attend(nexus, lun, sense.REPORTED_LUNS_CHANGED)
+
     def attach(self, nexus: Nexus) -> None:
+        self._note_view(nexus)
         for unit in self._units.values():
             unit.reservations.lose(nexus)  # what the session that this one reinstates has reserved
         self._nexuses.add(nexus)
@@ -105,6 +145,7 @@ class DeviceServer:
         for unit in self._units.values():
             if unit.reservations.reserved_by is nexus:
                 unit.reservations.lose(nexus)
+        self._views.pop(nexus, None)
         with self._attending:
             self._nexuses.discard(nexus)
             for lun in self._units:
@@ -113,11 +154,12 @@ class DeviceServer:
     def _present(self, lun: int) -> list[object]:
         return [task for nexus in self._nexuses for task in nexus.tasks_of(lun)]
 
-    def has_lun(self, lun: int) -> bool:
-        return lun in self._units
+    def has_lun(self, nexus: Nexus, lun: int) -> bool:
+        view = self._views.get(nexus)
+        return lun in self._units and (view is None or lun in view)
 
     def luns(self, nexus: Nexus) -> Sequence[int]:
-        return tuple(self._units)
+        return [lun for lun in self._units if self.has_lun(nexus, lun)]
 
     def reset_lun(self, lun: int) -> bool:
         unit = self._units.get(lun)
@@ -193,6 +235,14 @@ class DeviceServer:
             if nexus.name.initiator == name.initiator and name.port in (ALL_PORTS, nexus.name.port)
         ]
 
+    def _forget_attention(self, nexus: Nexus, lun: int, code: int) -> None:
+        with self._attending:
+            pending = self._attentions.get((nexus, lun))
+            if pending and code in pending:
+                pending.remove(code)
+                if not pending:
+                    del self._attentions[nexus, lun]
+
     def _ports_of(self, initiator: str) -> list[TransportId]:
         """The initiator ports of an iSCSI name that have sessions."""
         return [
@@ -244,7 +294,7 @@ class DeviceServer:
                 check_fields(command, cdb)
                 self._answer(task, nexus, lun)
                 return task
-            if unit is None:
+            if unit is None or (self._views and not self.has_lun(nexus, lun)):
                 raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
             if self._attentions:
                 attention = self._next_attention(nexus, lun)
@@ -294,14 +344,14 @@ class DeviceServer:
         if opcode == opcodes.INQUIRY:
             self._inquiry(task, nexus, lun)
         elif opcode == opcodes.REPORT_LUNS:
-            self._report_luns(task, lun)
+            self._report_luns(task, nexus, lun)
         else:
             self._request_sense(task, nexus, lun)
 
     def _inquiry(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
         _, flags, page = task.cdb[:3]
         allocation = int.from_bytes(task.cdb[3:5], "big")
-        exists = lun in self._units
+        exists = self.has_lun(nexus, lun)
         if not flags & EVPD:
             if page:
                 raise invalid_field(2)
@@ -315,21 +365,24 @@ class DeviceServer:
             answer = pages[page]
         task.respond(answer, allocation)
 
-    def _report_luns(self, task: DeviceTask, lun: int) -> None:
-        """Answered at every LUN that exists, and at LUN 0 even if it does not exist."""
-        if lun and lun not in self._units:
+    def _report_luns(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
+        """Answered at every LUN that exists, and at LUN 0 even if it does not exist. The initiator
+        knows then that the list has changed, at all LUNs."""
+        if lun and not self.has_lun(nexus, lun):
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
         select = task.cdb[2]
         if select > _SELECT_ALL:
             raise invalid_field(2)
-        report = lun_fields.encode_report_luns(()) if select == _SELECT_WELL_KNOWN else self._report
-        task.respond(report, int.from_bytes(task.cdb[6:10], "big"))
+        found = () if select == _SELECT_WELL_KNOWN else self.luns(nexus)
+        for each in found:
+            self._forget_attention(nexus, each, sense.REPORTED_LUNS_CHANGED)
+        task.respond(lun_fields.encode_report_luns(found), int.from_bytes(task.cdb[6:10], "big"))
 
     def _request_sense(self, task: DeviceTask, nexus: Nexus, lun: int) -> None:
         """Ends with GOOD, and returns the sense as data. A unit attention that is returned is no
         longer pending, unless the allocation length cuts off its code."""
         descriptors, allocation = task.cdb[1] & DESC, task.cdb[4]
-        if lun not in self._units:
+        if not self.has_lun(nexus, lun):
             key, code = sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED
         else:
             code = self._next_attention(
@@ -338,6 +391,10 @@ class DeviceServer:
             key = sense.UNIT_ATTENTION if code else sense.NO_SENSE
         encode = sense.encode_descriptor if descriptors else sense.encode_fixed
         task.respond(encode(key, code >> 8, code & 0xFF), allocation)
+
+
+def _nothing() -> None:
+    """For tasks whose end nothing waits for."""
 
 
 def _end(task: DeviceTask, sense_data: bytes, status: int = sam.CHECK_CONDITION) -> None:

@@ -155,3 +155,59 @@ def test_file_that_grows(fd: int, server: DeviceServer, monkeypatch: pytest.Monk
         assert found.blocks == (SIZE + 4096) // 512
     os.ftruncate(fd, SIZE)
     assert one.code(TEST_UNIT_READY) == GOOD  # nothing is ever cut off
+
+
+# -- access ----------------------------------------------------------------------------------------
+
+LUNS_CHANGED = (sense.UNIT_ATTENTION, sense.REPORTED_LUNS_CHANGED)
+HOST = "iqn.2026-11.example:host"
+
+
+def test_luns_that_an_initiator_has_no_access_to_are_not_there(server: DeviceServer) -> None:
+    """For it they are as any other LUN that does not exist; for others they are there."""
+    server.set_access(lambda name, lun: lun == 0 or name == "iqn.2026-11.example:other")
+    one, other = Client(server), Client(server, name="iqn.2026-11.example:OTHER")
+    assert luns.decode_report_luns(one.data(cdb.report_luns(64))) == [0]
+    assert luns.decode_report_luns(other.data(cdb.report_luns(64))) == [0, 5]
+    one.lun = other.lun = 5
+    unknown = b"\xff" + bytes(15)
+    for command in (TEST_UNIT_READY, cdb.inquiry(96, 0x83), cdb.report_luns(64), unknown):
+        assert one.code(command) == NO_SUCH_LUN
+    assert one.data(cdb.inquiry(96))[0] == inquiry.NO_DEVICE
+    found = sense.decode(one.data(cdb.request_sense()))
+    assert (found.key, found.code) == NO_SUCH_LUN
+    assert not server.has_lun(one.nexus, 5) and server.has_lun(other.nexus, 5)
+    assert list(server.luns(one.nexus)) == [0]
+    assert other.code(TEST_UNIT_READY) == POWER_ON
+    assert other.data(cdb.inquiry(96))[0] == inquiry.DISK
+
+
+def test_access_that_changes_is_told(server: DeviceServer) -> None:
+    one, other = Client(server), Client(server, name="iqn.2026-11.example:other")
+    server.set_access(lambda name, lun: lun == 0 or name != HOST)
+    assert one.ended_tasks == [5] and other.ended_tasks == []
+    assert one.code(TEST_UNIT_READY) == LUNS_CHANGED
+    assert one.code(TEST_UNIT_READY) == other.code(TEST_UNIT_READY) == GOOD
+    server.set_access(lambda name, lun: True)
+    assert one.code(TEST_UNIT_READY) == LUNS_CHANGED
+    one.lun = 5
+    assert one.code(TEST_UNIT_READY) == POWER_ON, "a LUN that is new"
+    assert one.code(TEST_UNIT_READY) == LUNS_CHANGED
+    assert one.code(TEST_UNIT_READY) == GOOD
+    assert other.code(TEST_UNIT_READY) == GOOD
+    server.set_access(lambda name, lun: True)
+    assert one.code(TEST_UNIT_READY) == GOOD, "nothing has changed"
+
+
+def test_report_luns_ends_the_unit_attention_at_all_luns(server: DeviceServer) -> None:
+    """SPC-4, REPORT LUNS."""
+    one = Client(server)
+    one.lun = 5
+    assert one.code(TEST_UNIT_READY) == POWER_ON
+    server.set_access(lambda name, lun: lun == 5)
+    server.set_access(lambda name, lun: True)
+    assert luns.decode_report_luns(one.data(cdb.report_luns(64))) == [0, 5]
+    assert one.code(TEST_UNIT_READY) == GOOD
+    one.lun = 0
+    assert one.code(TEST_UNIT_READY) == POWER_ON
+    assert one.code(TEST_UNIT_READY) == GOOD

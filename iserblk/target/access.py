@@ -1,0 +1,106 @@
+"""Which initiator has access to which LUNs, and as which CHAP user: the file of ``--access``.
+
+    INITIATOR LUNS [USER]         iqn.2026-11.example:host-a 0,2-4 alice
+    *         LUNS                * none
+
+``LUNS``: numbers and ranges between commas, ``all`` or ``none``. ``USER``: that initiator name
+can log in only as this user of ``--chap-accounts``. ``*`` stands for all initiators that have no
+line of their own; without it they have access to nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from iserblk.errors import BadArgument
+from iserblk.names import check_name
+
+MAXIMUM_LUN = 16383
+_ANY = "*"
+_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
+_MOST_WORDS = 3
+
+
+class Grant(NamedTuple):
+    """One line. ``luns``: ranges (first, last). ``user`` "": any user, or none."""
+
+    luns: tuple[tuple[int, int], ...]
+    user: str = ""
+
+
+class Access:
+    """The lines of a file, by initiator name. Names are compared without regard to case, as iSCSI
+    compares them."""
+
+    def __init__(self, grants: Mapping[str, Grant]) -> None:
+        self._grants = dict(grants)
+        self.users = {grant.user for grant in self._grants.values() if grant.user}
+
+    def _grant(self, initiator: str) -> Grant | None:
+        return self._grants.get(initiator.lower()) or self._grants.get(_ANY)
+
+    def allows(self, initiator: str, lun: int) -> bool:
+        """Whether ``initiator`` has access to ``lun``."""
+        grant = self._grant(initiator)
+        return grant is not None and any(first <= lun <= last for first, last in grant.luns)
+
+    def may_log_in(self, initiator: str, user: str) -> bool:
+        """Whether ``initiator`` may log in as ``user``, which it has proved to be; "" without
+        CHAP."""
+        grant = self._grant(initiator)
+        return grant is None or grant.user in ("", user)
+
+
+def read_access(path: Path) -> Access:
+    """Read a file and parse it with ``parse_access``. Raises BadArgument, also when the file cannot
+    be read."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
+        raise BadArgument(f"--access {path}: {words}") from None
+    return parse_access(text)
+
+
+def parse_access(text: str) -> Access:
+    """Parse the lines of a file. Empty lines, and lines that begin with #, are ignored. Raises
+    BadArgument that names the line."""
+    grants: dict[str, Grant] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        what = f"access, line {number}"
+        if not 2 <= len(words) <= _MOST_WORDS:
+            raise BadArgument(f"{what}: write INITIATOR LUNS, or INITIATOR LUNS USER")
+        name = words[0].lower()
+        if name != _ANY:
+            check_name(words[0], what)
+        elif len(words) == _MOST_WORDS:
+            raise BadArgument(f"{what}: * has no user; give each initiator a line")
+        if name in grants:
+            raise BadArgument(f"{what}: repeats the initiator of an earlier line")
+        grants[name] = Grant(_parse_luns(words[1], what), words[2] if len(words) > 2 else "")
+    return Access(grants)
+
+
+def _parse_luns(text: str, what: str) -> tuple[tuple[int, int], ...]:
+    if text == "all":
+        return ((0, MAXIMUM_LUN),)
+    if text == "none":
+        return ()
+    found = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first = int(match[1]) if match else -1
+        last = int(match[2] or match[1]) if match else -1
+        if not 0 <= first <= last <= MAXIMUM_LUN:
+            raise BadArgument(
+                f"{what}: {part[:40]!r} is no LUN; write numbers and ranges such as 0,2-4, or all,"
+                " or none"
+            )
+        found.append((first, last))
+    return tuple(found)
