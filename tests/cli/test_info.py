@@ -33,6 +33,15 @@ def test_info_shows_every_disk(url: str) -> None:
     assert any(line.startswith("provider chosen because: rcap=auto") for line in lines)
 
 
+def test_info_says_the_style(url: str) -> None:
+    for options, style in (((), "cm"), (("--style", "stream"), "stream")):
+        (disk,) = good_json("info", f"{url}/1", *options)["disks"]
+        assert disk["connection"]["style"] == style
+        lines = [" ".join(line.split()) for line in good("info", f"{url}/1", *options).splitlines()]
+        assert f"style {style}" in lines
+    assert any("chosen because: style=stream" in line for line in lines)
+
+
 def test_info_shows_the_portals(url: str) -> None:
     dead = url.replace(url.partition("//")[2].partition("/")[0], "127.0.0.1:1")
     done = iserblk("info", f"{dead}/1", f"{url}/1", "--json")
