@@ -16,6 +16,7 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.sockets.stream import SocketStream
 from tests.contract.datamovers import Recorder
+from tests.datamover.test_stream_target import Kept
 from tests.vectors import streaming_login as golden
 
 ISER = SessionParameters(rdma_extensions=True)
@@ -30,7 +31,7 @@ class Initiator:
     def __init__(self) -> None:
         self.peer, ours = socket.socketpair()
         self.peer.setblocking(False)
-        stream = SocketStream(ours)
+        self.stream = stream = Kept(SocketStream(ours))
         self.qp = StreamingQueuePair(
             stream, initiator=True, crc=False, receive_size=28 + 48 + 8192, segments=1
         )
@@ -122,27 +123,20 @@ def test_the_order_of_events(initiator: Initiator) -> None:
 
     proves: ISER-5.1.1-11
     """
-    events: list[str] = []
-    stream = initiator.qp._stream
     prepared = initiator.qp._receives
     assert prepared == len(initiator.slots) + 8  # before the first byte of the login
     assert initiator.slots[0].bhs is not None and initiator.heard() == b""
-    release = stream.release
-
-    def released() -> socket.socket:
-        events.append("RCaP")
-        return release()
-
-    stream.release = released  # type: ignore[method-assign]
     login(initiator)
+    calls = initiator.stream.calls
+    assert [name for name, _ in calls] == ["send"]
     agreed = SessionParameters(rdma_extensions=True, iser_hello_required=True)
     initiator.enable(agreed)
-    events.append("enabled")
     initiator.end.flush()
     assert initiator.heard() == golden.ENHANCED_REQUEST  # and no Hello yet
+    assert calls[1:] == [("send", golden.ENHANCED_REQUEST)]
     initiator.peer.sendall(golden.ENHANCED_REPLY)
     initiator.start()
-    assert events == ["enabled", "RCaP"]
+    assert calls[2:] == [("release", b"")]  # the RCaP has the socket
     first = initiator.heard()[len(golden.RTR) :]
     assert first[20] >> 4 == 2, "the first iSER message is a Hello"
 
