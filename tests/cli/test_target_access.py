@@ -22,7 +22,7 @@ def test_luns_by_initiator(tmp_path: Path, scheme: str) -> None:
     access.write_text(f"{A} 0 alice\n* 1\n")
     accounts.touch(mode=0o600)
     accounts.write_text("".join(f"{user}:{secret}\n" for user, secret in SECRETS.items()))
-    arguments = ["target", "--listen", "127.0.0.1:0", "--iqn", IQN]
+    arguments = ["-v", "target", "--listen", "127.0.0.1:0", "--iqn", IQN]
     for number in range(2):
         arguments += ["--lun", f"{tmp_path}/lun{number}:size=1M"]
     arguments += ["--access", str(access), "--chap-accounts", str(accounts)]
