@@ -19,6 +19,7 @@ from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import serve
 
+LOGOUT_S = 3  # time for initiators to log out when the target ends
 _LUN_HELP = """\
 A file or block device as LUN 0; repeat it for LUN 1, 2 and so on.
 FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
@@ -102,8 +103,9 @@ def command(
     """Serve files as the LUNs of one target, over iSER and Traditional iSCSI.
 
     Prints `ready iser://HOST:PORT/IQN` once clients can connect. SIGTERM and SIGINT end the target;
-    it writes its caches to the files first. Without --chap-accounts every client that reaches the
-    port can read and write; by default that is this machine alone.
+    it asks initiators to log out, for three seconds at most, and writes its caches to the files.
+    Without --chap-accounts every client that reaches the port can read and write; by default that
+    is this machine alone.
     """
     accounts = None
     if chap_accounts:
@@ -132,6 +134,7 @@ def command(
                 states,
                 int(header),
                 access_path,
+                LOGOUT_S,
             )
         finally:
             # Further signals have no effect here; after trio.run they would interrupt the flush.

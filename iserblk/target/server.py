@@ -25,6 +25,7 @@ from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import TargetDatamover
 from iserblk.datamover.stream_target import StreamTarget
 from iserblk.errors import BadArgument, IserblkError, TransportError
+from iserblk.iscsi import pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.rcap.seam import QueuePair
@@ -99,6 +100,7 @@ class TargetServer:
         self._next_tsih = 1
         self._tsihs: set[int] = set()  # in use by a connection
         self._budget = DataBudget()
+        self._forgotten = trio.Event()  # set, and made anew, when a connection has ended
         # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
         self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
@@ -310,6 +312,8 @@ class TargetServer:
 
     def _forget(self, connection: TargetConnection) -> None:
         self._connections.pop(connection, None)
+        self._forgotten.set()
+        self._forgotten = trio.Event()
         for name, held in list(self._sessions.items()):
             if held is connection:
                 del self._sessions[name]
@@ -335,6 +339,22 @@ class TargetServer:
             connection.abandon()
         if connection in self._connections:
             self._connections[connection].wake()
+
+    async def ask_for_logouts(self, patience_s: int) -> None:
+        """Ask the initiator of each session to log out, and wait until all have, but no longer than
+        ``patience_s`` seconds. The others are told that their session is dropped (RFC 7143 section
+        11.9.1)."""
+        asked = {
+            connection
+            for connection in self._connections
+            if connection.tell(pdu.ASYNC_LOGOUT_REQUEST, parameter3=patience_s)
+        }
+        with trio.move_on_after(patience_s):
+            while asked & self._connections.keys():
+                await self._forgotten.wait()
+        for connection in asked & self._connections.keys():
+            log.info("%s: did not log out", connection.login.initiator_name)
+            connection.tell(pdu.ASYNC_SESSION_DROP)
 
     def _reset(self, lun: int, by: TargetConnection, ended: Callable[[], None]) -> int:
         """End the LUN's tasks of all sessions but ``by``, also of old sessions that were reinstated
@@ -478,6 +498,7 @@ async def serve(
     states: Path | None = None,
     header: int = HEADER_LENGTH,
     access: Path | None = None,
+    logout_s: int = 0,
 ) -> None:
     """Run one target until cancelled.
 
@@ -487,9 +508,10 @@ async def serve(
     users that may log in (CHAP); None: every initiator may. ``states``: a file of ALUA states
     (``ports.parse_states``), read now and after each SIGHUP. ``header``: bytes of the iSER header,
     28 or 12: all initiators must use the same. ``access``: a file that says which initiator has
-    access to what (``access.parse_access``), read as ``states``. Raises BadArgument, NotSupported,
-    PermissionDenied or Busy when the target cannot listen or cannot read a file; nothing stays
-    open then."""
+    access to what (``access.parse_access``), read as ``states``. ``logout_s``: when it is
+    cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask. Raises
+    BadArgument, NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read
+    a file; nothing stays open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     ports = TargetPorts([tag for _, tag in places])
     server = TargetServer(iqn, luns, busy_poll_us, accounts, ports, header)
@@ -508,7 +530,7 @@ async def serve(
     rdma_listeners: list[RdmaListener] = []
     limiter = trio.Semaphore(MAX_CONNECTIONS)
 
-    async def accept(listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+    async def accept(listener: trio.SocketListener, sessions: trio.Nursery) -> None:
         while True:
             await limiter.acquire()
             try:
@@ -518,10 +540,10 @@ async def serve(
                 limiter.release()
                 await trio.sleep(0.1)
                 continue
-            nursery.start_soon(limited, server.serve_tcp, stream.socket, port_of[listener])
+            sessions.start_soon(limited, server.serve_tcp, stream.socket, port_of[listener])
 
     async def accept_rdma(
-        listener: RdmaListener, portal: str, port: TargetPort, nursery: trio.Nursery
+        listener: RdmaListener, portal: str, port: TargetPort, sessions: trio.Nursery
     ) -> None:
         while True:
             # No event comes for a half-open connection that has to be given up.
@@ -542,13 +564,41 @@ async def serve(
                     )
                     qp.close()
                     continue
-                nursery.start_soon(limited, server.serve_queue_pair, qp, portal, peer, port)
+                sessions.start_soon(limited, server.serve_queue_pair, qp, portal, peer, port)
 
     async def limited(serve_one: Callable[..., Awaitable[None]], *arguments: object) -> None:
         try:
             await serve_one(*arguments)
         finally:
             limiter.release()
+
+    def stop_listening() -> None:
+        for rdma_listener in rdma_listeners:
+            rdma_listener.close()
+        rdma_listeners.clear()
+        for listener in listeners:
+            listener.socket.close()
+
+    async def run_sessions(
+        life: trio.CancelScope, task_status: trio.TaskStatus[trio.Nursery]
+    ) -> None:
+        """Run the tasks of all connections until ``life`` is cancelled."""
+        with life:
+            async with trio.open_nursery() as sessions:
+                task_status.started(sessions)
+                await trio.sleep_forever()
+
+    async def say_goodbye(life: trio.CancelScope) -> None:
+        """When the target is cancelled, give initiators time to log out, then end ``life``."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            if logout_s:
+                with trio.CancelScope(shield=True):
+                    await trio.lowlevel.checkpoint()  # now no task accepts connections any more
+                    stop_listening()
+                    await server.ask_for_logouts(logout_s)
+            life.cancel()
 
     try:
         for place, tag in places:
@@ -560,19 +610,19 @@ async def serve(
         if rdma:
             rdma_listeners = listen_rdma(listeners)
         async with trio.open_nursery() as nursery:
+            life = trio.CancelScope(shield=True)
+            sessions = await nursery.start(run_sessions, life)
+            nursery.start_soon(say_goodbye, life)
             for listener in listeners:
-                nursery.start_soon(accept, listener, nursery)
+                nursery.start_soon(accept, listener, sessions)
             for rdma_listener, beside in zip(rdma_listeners, listeners, strict=False):
                 portal = name_of(beside.socket.getsockname())
-                nursery.start_soon(accept_rdma, rdma_listener, portal, port_of[beside], nursery)
+                nursery.start_soon(accept_rdma, rdma_listener, portal, port_of[beside], sessions)
             if files:
                 await nursery.start(_watch_files, files)
             ready(f"iser://{name_of(listeners[0].socket.getsockname())}/{iqn}")
     finally:
-        for rdma_listener in rdma_listeners:
-            rdma_listener.close()
-        for listener in listeners:
-            listener.socket.close()
+        stop_listening()
 
 
 async def _watch_files(

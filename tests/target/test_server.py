@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from iserblk.datamover.iser import HEADER_LENGTH, ControlHeader
 from iserblk.disk.aio import TrioDisk
-from iserblk.errors import NotSupported, TransportError
+from iserblk.errors import ConnectionLost, NotSupported, TransportError
 from iserblk.initiator.connecting.iwarp import connect_iwarp, resolve
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
@@ -44,6 +44,7 @@ from iserblk.target.server import TargetServer, serve
 from iserblk.url import Url, parse_url
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
+from tests.initiator.fake import FakeDriver
 from tests.initiator.peer import disk_of
 from tests.iscsi import logins
 from tests.support.until import until
@@ -56,7 +57,7 @@ PATIENCE_S = 20.0  # only a test that fails ever waits that long
 
 @asynccontextmanager
 async def serving(
-    *stores: FakeStore, busy_poll_us: int = 0, header: int = HEADER_LENGTH
+    *stores: FakeStore, busy_poll_us: int = 0, header: int = HEADER_LENGTH, logout_s: int = 0
 ) -> AsyncIterator[str]:
     """The URL of LUN 0 of a target in this process; one LUN for each store."""
     send, receive = trio.open_memory_channel[str](1)
@@ -66,7 +67,7 @@ async def serving(
     }
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            target = partial(serve, busy_poll_us=busy_poll_us, header=header)
+            target = partial(serve, busy_poll_us=busy_poll_us, header=header, logout_s=logout_s)
             nursery.start_soon(target, "127.0.0.1:0", IQN, units, send.send_nowait)
             yield f"{await receive.receive()}/0"
             nursery.cancel_scope.cancel()
@@ -436,6 +437,61 @@ async def test_a_session_that_is_only_idle_answers_pings(
         assert not closed.statistics().current_buffer_used
         nursery.cancel_scope.cancel()
         session.fail(TransportError("end of test"))
+
+
+# -- the end of the target ----------------------------------------------------------------------
+
+
+@schemes
+async def test_initiators_are_asked_to_log_out(
+    scheme: str, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They do, with nothing left in flight, and the target ends without waiting any longer."""
+    mock_clock.autojump_threshold = 0.05
+    async with trio.open_nursery() as nursery:
+        async with serving(logout_s=15) as url:
+            session = await connect(parse_url(url.replace("iser:", f"{scheme}:")), Options())
+            driver = FakeDriver(session)
+            driver.reconnect = lambda: None
+            session.drive(driver)
+
+            async def run() -> None:
+                while session.suspended is None:
+                    await trio.lowlevel.wait_readable(session.fileno())
+                    session.progress(0.0)
+
+            nursery.start_soon(run)
+            before = trio.current_time()
+        assert trio.current_time() - before < 15
+    assert "asynchronous message: " in caplog.text and session.left_nothing
+    assert "logged out, as the target had asked" in str(session.suspended)
+    caplog.clear()
+    session.fail(TransportError("end of test"))
+
+
+@schemes
+async def test_an_initiator_that_does_not_log_out_is_dropped(
+    scheme: str, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the time that it was given, with an announcement."""
+    mock_clock.autojump_threshold = 0.05
+    async with serving(logout_s=15) as url:
+        session = await connect(parse_url(url.replace("iser:", f"{scheme}:")), Options())
+        before = trio.current_time()
+    assert trio.current_time() - before >= 15
+    await ended(session)  # its driver cannot reconnect: it does not leave
+    assert isinstance(session.error, ConnectionLost) and "announced" in str(session.error)
+    assert caplog.text.count("asynchronous message: ") == 2
+    caplog.clear()
+
+
+@pytest.mark.parametrize("logout_s", [0, 15])
+async def test_a_target_without_sessions_ends_at_once(logout_s: int, mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 0.05
+    async with serving(logout_s=logout_s) as url:
+        with socket.create_connection((parse_url(url).host, parse_url(url).port)):
+            before = trio.current_time()
+    assert trio.current_time() - before < 1
 
 
 # -- login ---------------------------------------------------------------------------------------

@@ -171,8 +171,8 @@ class TargetConnection:
     ) -> bool:
         """Send an Asynchronous Message. Arguments as for ``ControlAnswers.async_message``. False:
         nothing was sent, because the initiator takes no more of them, or expects none, as in a
-        discovery session."""
-        if not self._attached or self.done or self._leaving:
+        discovery session, or before its Hello."""
+        if not self._attached or self.done or self._leaving or not self._dm.greeted:
             return False
         told = self._answers.async_message(
             event, lun=lun, sense=sense, parameter2=parameter2, parameter3=parameter3
