@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iserblk.disk.lun.geometry import Geometry
 from iserblk.scsi import alua, capacity, cdb, inquiry, lba, log, luns, mode, reservations, sense
-from iserblk.scsi.status import CHECK_CONDITION, GOOD
+from iserblk.scsi.status import CHECK_CONDITION, GOOD, RESERVATION_CONFLICT
 from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import DATA_OUT, NO_DATA, Nexus
@@ -73,7 +73,8 @@ def _command(case: Case) -> None:
             data = case.chance.randbytes(min(64, task.length))
             buffer[: len(data)] = data
         assert _SERVER.run(task, buffer if task.length else None, False)
-    assert task.status in (GOOD, CHECK_CONDITION)
+    # (RESERVE(6) and persistent reservations exclude each other.)
+    assert task.status in (GOOD, CHECK_CONDITION, RESERVATION_CONFLICT)
 
 
 def _unmap(case: Case) -> None:
