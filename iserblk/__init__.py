@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from iserblk.errors import LocalProtocolError as LocalProtocolError
     from iserblk.errors import LoginError as LoginError
     from iserblk.errors import LunChanged as LunChanged
+    from iserblk.errors import NoMpaReply as NoMpaReply
     from iserblk.errors import NoSuchLun as NoSuchLun
     from iserblk.errors import NotSupported as NotSupported
     from iserblk.errors import OutOfRange as OutOfRange
@@ -54,9 +55,9 @@ _ERRORS = (
     *("AuthenticationError", "BadArgument", "Busy", "CommandError", "CommandRejected"),
     *("CommandTimeout", "ConnectFailed", "ConnectTimeout", "ConnectionLost", "HostNotFound"),
     *("IserRefused", "IserblkError", "LocalProtocolError", "LoginError", "LunChanged"),
-    *("NoSuchLun", "NotSupported", "OutOfRange", "OutOfSpace", "PermissionDenied"),
-    *("RemoteProtocolError", "ReservationConflict", "ReservationLost", "ScsiError"),
-    *("TargetNotFound", "TransportError", "WriteProtected"),
+    *("NoMpaReply", "NoSuchLun", "NotSupported", "OutOfRange", "OutOfSpace"),
+    *("PermissionDenied", "RemoteProtocolError", "ReservationConflict", "ReservationLost"),
+    *("ScsiError", "TargetNotFound", "TransportError", "WriteProtected"),
 )
 _PLACES = {"open_disks": "iserblk.disk.blocking", **dict.fromkeys(_ERRORS, "iserblk.errors")}
 
