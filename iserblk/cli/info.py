@@ -31,6 +31,7 @@ _WORDS = {
     "device": "RDMA device",
     "receive_size": "receive size",
     "receive_invalidate": "Send with Invalidate",
+    "solicits": "Sends with solicited events",
 }
 
 

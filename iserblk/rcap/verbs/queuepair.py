@@ -128,6 +128,7 @@ class VerbsQueuePair:
             "ord": self.ord,
             "receive_size": self.receive_size,
             "receive_invalidate": self.can_receive_invalidate,
+            "solicits": self.solicits,
             "compiled": api.gaps() is not None,
         }
 

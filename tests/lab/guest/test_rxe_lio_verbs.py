@@ -47,6 +47,9 @@ async def test_all_block_operations(
     monkeypatch.setattr(connecting, "VerbsConnector", connector)
     outcome = await everything(os.environ["LAB_URL"], {"rcap": "verbs"})
     assert (outcome.connection["provider"], outcome.connection["mode"]) == ("verbs", mode)
+    # RoCE obliges no receiver to solicited events: all of this went in plain Sends.
+    # proves: ISER-7145-1.5.2-4
+    assert outcome.connection["solicits"] is False
     # A plain region and a Send with Invalidate end the connection: LIO must not have sent one.
     assert outcome.invalidated == (outcome.tagged if mode == "window" else 0)
     assert outcome.tagged > 100
