@@ -280,6 +280,25 @@ def test_commands_that_wait_for_data_are_older_as_well(host: Host, other: Host) 
     assert other.begun == [ordered]
 
 
+def test_an_aborted_command_is_not_waited_for_while_its_data_is(host: Host, other: Host) -> None:
+    """After ABORT TASK SET the data of R2Ts still comes, and the answer waits for it; the command
+    will never be carried out, so that no other need wait."""
+    host.say(cdb10(WRITE_10, 1), SIMPLE, 512, bhs.FLAG_WRITE)
+    ordered = other.flush(ORDERED)
+    host.client.heard.clear()
+    host.manage(pdu.TMF_ABORT_TASK_SET)
+    assert host.client.opcodes() == [] and other.begun == [ordered]
+
+
+def test_a_head_of_queue_command_is_the_first_of_those_that_wait_for_memory(host: Host) -> None:
+    """Here for the end of an older session of the same name."""
+    host.client.connection.hold()
+    simple, head, second = (host.say(READY, each) for each in (SIMPLE, HEAD_OF_QUEUE, SIMPLE))
+    assert host.answers == []
+    host.client.connection.unhold()
+    assert host.answers == [(head, 0), (simple, 0), (second, 0)]
+
+
 def test_many_ordered_commands_in_a_row(host: Host) -> None:
     """Each ends as soon as it begins; they do not nest."""
     one = host.flush()

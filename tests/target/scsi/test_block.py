@@ -369,37 +369,20 @@ def test_xdwriteread_that_does_not_write() -> None:
     assert store.content == old and not store.calls
 
 
-def test_xdwritereads_at_once_lose_no_state() -> None:
-    """Threads that write one block again and again: all exclusive ors together are that of the
-    first and the last state, so each state was followed by one other."""
-    store = FakeStore(BLOCKS * 512)
-    server = DeviceServer({0: unit_of(store)}, IQN)
-    clients = [Client(server) for _ in range(4)]
-    deltas: list[bytes] = []
-
-    def write(client: Client) -> None:
-        for _ in range(25):
-            deltas.append(client.run(cdb.xdwriteread10(0, 1), os.urandom(512)).data)
-
-    threads = [threading.Thread(target=write, args=(client,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    total = bytes(512)
-    for delta in deltas:
-        total = xor(total, delta)
-    assert len(deltas) == 100 and total == store.content[:512]
-
-
 def test_xdwriteread_of_a_file_that_fails(client: Client, store: FakeStore, block: int) -> None:
     store.failure = OSError(errno.EIO, "bad block")
     answer = client.run(cdb.xdwriteread10(0, 1), bytes(block))
     assert answer.code == (sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR) and not answer.data
 
 
-def test_a_write_stays_out_of_a_compare_and_write() -> None:
-    """With ``nowait`` the write is put off; in a thread it waits; outside the range it goes on."""
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [(cdb.compare_and_write(4, 2), bytes(1024)), (cdb.xdwriteread10(4, 2), b"")],
+    ids=["COMPARE AND WRITE", "XDWRITEREAD"],
+)
+def test_a_write_stays_out_of_a_command_that_reads_first(command: bytes, more: bytes) -> None:
+    """With ``nowait`` the write is put off; in a thread it waits; outside the range it goes on.
+    ``more``: Data-Out in front of the data that is written."""
     inside, go_on = threading.Event(), threading.Event()
 
     class SlowStore(FakeStore):
@@ -411,9 +394,7 @@ def test_a_write_stays_out_of_a_compare_and_write() -> None:
     store = SlowStore(BLOCKS * 512)
     server = DeviceServer({0: unit_of(store)}, IQN)
     client, other = Client(server), Client(server)
-    swap = threading.Thread(
-        target=client.code, args=(cdb.compare_and_write(4, 2), bytes(1024) + b"\xaa" * 1024)
-    )
+    swap = threading.Thread(target=client.code, args=(command, more + b"\xaa" * 1024))
     swap.start()
     assert inside.wait(30)
     inner = server.begin(other.nexus, 0, rw(opcodes.WRITE_16, 5, 1))
