@@ -60,8 +60,10 @@ ISER_HEADER_OF_RESPONSE = _bytes("10000000" + 24 * "00")
 
 
 def r2t(ttt: int, stat_sn: int, itt: int = 10) -> bytes:
-    """The only R2T: all of the write transfer. It is the first of the PDUs that R2Ts and Data-In
-    are numbered as together (7143 4.2.2.4, 11.8.2)."""
+    """The only R2T: all of the write transfer. R2Ts and Data-Ins are numbered together (7143
+    4.2.2.4, 11.7.5, 11.8.2), and this is the first of them. The example in 7143 A.3.3 numbers them
+    apart, against all three; it counts as an error there. Linux's initiator, too, expects the
+    numbers of the text."""
     return _bytes(
         f"""
         31 80 0000 00 000000  # 0-7   opcode: R2T; F                        7143 11.8
