@@ -119,9 +119,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "target.access": {"errors", "names"},
     "target.lunspec": {"errors", "target.store", "target.scsi"},
+    "target.lunlist": {"errors", "target.lunspec", "target.scsi"},
     "target.server": {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
-        *("target.access", "target.ports", "target.scsi", "target.iscsi"),
+        *("target.access", "target.lunlist", "target.ports", "target.scsi", "target.iscsi"),
     },
     "aio": {"disk.aio"},
     "cli": {

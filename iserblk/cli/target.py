@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +13,8 @@ from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.names import check_name
 from iserblk.options import BUSY_POLL_US
-from iserblk.target.lunspec import open_lun, parse_lun_spec
+from iserblk.target.lunlist import LunList
+from iserblk.target.lunspec import default_serial, open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import serve
 
@@ -49,8 +48,12 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     " user of --chap-accounts as which it logs in. Read again after SIGHUP.",
 )
 @click.option("--iqn", metavar="IQN", required=True, help="The target's name.")
+@click.option("--lun", "specs", metavar="FILE[:OPTION…]", multiple=True, help=_LUN_HELP)
 @click.option(
-    "--lun", "specs", metavar="FILE[:OPTION…]", required=True, multiple=True, help=_LUN_HELP
+    "--luns",
+    metavar="FILE",
+    help="File with lines `NUMBER FILE[:OPTION…]`: more LUNs. Read again after SIGHUP: LUNs come"
+    " and go while the target runs.",
 )
 @click.option(
     "--busy-poll",
@@ -93,6 +96,7 @@ def command(
     access: str | None,
     iqn: str,
     specs: tuple[str, ...],
+    luns: str | None,
     busy_poll_us: int,
     rcap: str,
     header: str,
@@ -118,15 +122,18 @@ def command(
     rdma = rcap == "verbs"
     states = Path(access_states) if access_states else None
     access_path = Path(access) if access else None
+    if not specs and not luns:
+        raise BadArgument("a target needs --lun FILE, or --luns FILE")
     units = _Units()
+    lun_list = LunList(Path(luns), iqn, range(len(specs))) if luns else None
 
     async def serving() -> None:
-        luns = dict(enumerate(units.opened))
+        opened = dict(enumerate(units.opened)) | (lun_list.units if lun_list else {})
         try:
             await serve(
                 listen,
                 iqn,
-                luns,
+                opened,
                 ready,
                 busy_poll_us,
                 rdma,
@@ -135,16 +142,33 @@ def command(
                 int(header),
                 access_path,
                 LOGOUT_S,
+                lun_list,
             )
         finally:
             # Further signals have no effect here; after trio.run they would interrupt the flush.
-            units.close()
+            _close(units, lun_list)
 
     try:
         units.open(specs, iqn)
+        if lun_list is not None:
+            for lun, spec in lun_list.read().items():
+                lun_list.open(lun, spec)
         run(serving)
     finally:
-        units.close()  # if ``serving`` has not begun
+        _close(units, lun_list)  # if ``serving`` has not begun
+
+
+def _close(units: _Units, lun_list: LunList | None) -> None:
+    """Close all units. A second call does nothing. Raises IserblkError for the first that
+    failed."""
+    failed = ""
+    try:
+        units.close()
+    finally:
+        if lun_list is not None:
+            failed = lun_list.close(list(lun_list.units))
+    if failed:
+        raise IserblkError(failed)
 
 
 class _Units:
@@ -157,7 +181,7 @@ class _Units:
     def open(self, specs: Sequence[str], iqn: str) -> None:
         """Open the units. Raises IserblkError; the units before the failed one are open then."""
         for spec in [parse_lun_spec(text) for text in specs]:
-            self.opened.append(open_lun(spec, _serial(iqn, spec.path)))
+            self.opened.append(open_lun(spec, default_serial(iqn, spec.path)))
             self._paths.append(spec.path)
 
     def close(self) -> None:
@@ -174,9 +198,3 @@ class _Units:
                 failed = failed or f"{path}: {error.strerror}: what its cache held is lost"
         if failed:
             raise IserblkError(failed)
-
-
-def _serial(iqn: str, path: str) -> str:
-    """A LUN's default serial number: the same at every start, different for every file of every
-    target."""
-    return hashlib.sha256(os.fsencode(f"{iqn}\n{os.path.realpath(path)}")).hexdigest()[:16]

@@ -9,6 +9,7 @@ has colons can be served, too.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -134,6 +135,12 @@ def _flag(value: str | None, text: str) -> bool:
     if value == "0":
         return False
     raise BadArgument(f"{text}: `wce={value}`: write 0 or 1")
+
+
+def default_serial(iqn: str, path: str) -> str:
+    """A LUN's default serial number: the same at every start, different for every file of every
+    target."""
+    return hashlib.sha256(os.fsencode(f"{iqn}\n{os.path.realpath(path)}")).hexdigest()[:16]
 
 
 def _state(spec: LunSpec) -> StateFile | None:

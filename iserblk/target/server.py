@@ -15,6 +15,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -47,6 +48,7 @@ from iserblk.target.iscsi.listening import (
     name_of,
 )
 from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.lunlist import LunList
 from iserblk.target.ports import ONLY_PORT, TargetPort, TargetPorts, parse_listen, read_states
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.waiting.busy_polling import Pace, Watch
@@ -61,6 +63,8 @@ LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # for each LUN
 PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
 RDMA_TICK_S = 1.0
+
+Reread = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -265,6 +269,38 @@ class TargetServer:
             oldest = next(iter(self._logins))
             log.info("the oldest unfinished login is given up: %d newer logins wait", MAX_LOGINS)
             self._logins.pop(oldest).cancel()
+
+    async def change_luns(self, luns: LunList) -> None:
+        """Read the file of ``luns`` again; LUNs go and come. A LUN whose line has changed goes, and
+        comes again. Raises BadArgument; nothing has changed then. A LUN that cannot be opened is
+        left out, with an error in the log."""
+        specs = await trio.to_thread.run_sync(luns.read)
+        gone = luns.gone(specs)
+        if gone:
+            left = 0
+            all_ended = trio.Event()
+
+            def one_ended() -> None:
+                nonlocal left
+                left -= 1
+                if not left:
+                    all_ended.set()
+
+            left = self.device.remove_luns(gone, one_ended)
+            if left:
+                await all_ended.wait()
+            await trio.to_thread.run_sync(luns.close, gone)
+        opened: dict[int, LogicalUnit] = {}
+        for lun in luns.new(specs):
+            try:
+                opened[lun] = await trio.to_thread.run_sync(luns.open, lun, specs[lun])
+            except IserblkError as error:
+                log.error("LUN %d is left out: %s", lun, error)
+            else:
+                self._limiters.setdefault(lun, trio.CapacityLimiter(DISK_THREADS))
+        if opened:
+            self.device.add_luns(opened)
+        log.info("LUNs gone: %s; new: %s", sorted(gone), sorted(opened))
 
     def set_access(self, access: Access) -> None:
         """Take over which initiator has access to what. Raises BadArgument for a CHAP user that
@@ -499,6 +535,7 @@ async def serve(
     header: int = HEADER_LENGTH,
     access: Path | None = None,
     logout_s: int = 0,
+    lun_list: LunList | None = None,
 ) -> None:
     """Run one target until cancelled.
 
@@ -509,21 +546,29 @@ async def serve(
     (``ports.parse_states``), read now and after each SIGHUP. ``header``: bytes of the iSER header,
     28 or 12: all initiators must use the same. ``access``: a file that says which initiator has
     access to what (``access.parse_access``), read as ``states``. ``logout_s``: when it is
-    cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask. Raises
-    BadArgument, NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read
-    a file; nothing stays open then."""
+    cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
+    ``lun_list``: owns some of ``luns``, and is read again after each SIGHUP. Raises BadArgument,
+    NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read a file;
+    nothing stays open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     ports = TargetPorts([tag for _, tag in places])
     server = TargetServer(iqn, luns, busy_poll_us, accounts, ports, header)
-    files: list[tuple[str, Callable[[], None]]] = []  # what each says, and how to read it
+
+    async def reread_states(path: Path) -> None:
+        server.device.set_access_states(read_states(path))
+
+    async def reread_access(path: Path) -> None:
+        server.set_access(read_access(path))
+
+    files: list[tuple[str, Reread]] = []  # what each says, and how to read it again
     if states is not None:
-        files.append(
-            ("access states", lambda: server.device.set_access_states(read_states(states)))
-        )
+        await reread_states(states)
+        files.append(("access states", partial(reread_states, states)))
     if access is not None:
-        files.append(("access rules", lambda: server.set_access(read_access(access))))
-    for _, read in files:
-        read()
+        await reread_access(access)
+        files.append(("access rules", partial(reread_access, access)))
+    if lun_list is not None:
+        files.append(("LUNs", partial(server.change_luns, lun_list)))
     listeners: list[trio.SocketListener] = []
     # The target port of each listener.
     port_of: dict[trio.SocketListener, TargetPort] = {}
@@ -626,7 +671,7 @@ async def serve(
 
 
 async def _watch_files(
-    files: Sequence[tuple[str, Callable[[], None]]],
+    files: Sequence[tuple[str, Reread]],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Read files again after each SIGHUP. A file with an error changes nothing."""
@@ -635,7 +680,7 @@ async def _watch_files(
         async for _ in hangups:
             for what, read in files:
                 try:
-                    read()
+                    await read()
                 except BadArgument as error:
                     log.error("%s are left as they are: %s", what, error)
                 else:

@@ -77,11 +77,8 @@ class DeviceServer:
         self._units = dict(luns)
         self.ports = ports or ONLY_PORT.ports
         self._tpgs = alua.TPGS_IMPLICIT if self.ports.several else alua.TPGS_NONE
-        self._pages = {
-            (tag, lun): unit.vpd_pages(iqn, port)
-            for tag, port in self.ports.by_tag.items()
-            for lun, unit in luns.items()
-        }
+        self._iqn = iqn
+        self._pages: dict[tuple[int, int], dict[int, bytes]] = {}
         self._allows: Allows | None = None
         # The LUNs that a nexus has access to; no entries while each has access to all.
         self._views: dict[Nexus, frozenset[int]] = {}
@@ -93,11 +90,41 @@ class DeviceServer:
         self._attentions: dict[tuple[Nexus, int], list[int]] = {}
         self._attending = Lock()
         for lun, unit in self._units.items():
-            unit.reservations.tell = partial(self._tell, lun)
-            unit.reservations.known = self._ports_of
-            unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
-            unit.end_tasks = partial(self._end_tasks, lun)
-            unit.tell_others = partial(self._tell_others, lun)
+            self._serve(lun, unit)
+
+    def _serve(self, lun: int, unit: LogicalUnit) -> None:
+        for tag, port in self.ports.by_tag.items():
+            self._pages[tag, lun] = unit.vpd_pages(self._iqn, port)
+        unit.reservations.tell = partial(self._tell, lun)
+        unit.reservations.known = self._ports_of
+        unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
+        unit.end_tasks = partial(self._end_tasks, lun)
+        unit.tell_others = partial(self._tell_others, lun)
+
+    def add_luns(self, units: Mapping[int, LogicalUnit]) -> None:
+        """Add LUNs, whose numbers are not in use. Initiators get a unit attention."""
+        before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
+        for lun, unit in units.items():
+            self._units[lun] = unit
+            self._serve(lun, unit)
+        self._luns_changed(before)
+
+    def remove_luns(self, luns: Sequence[int], ended: Callable[[], None]) -> int:
+        """Remove LUNs. Initiators get a unit attention. Tasks of these LUNs end; ``ended`` is
+        called for each that a thread is running, when it has ended, and the result is their number.
+        The units must not be closed before."""
+        before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
+        running = 0
+        for lun in luns:
+            del self._units[lun]
+            running += sum(nexus.end_tasks(lun, ended) for nexus in self._nexuses)
+        self._luns_changed(before)
+        return running
+
+    def _luns_changed(self, before: Mapping[Nexus, frozenset[int]]) -> None:
+        for nexus in self._nexuses:
+            self._note_view(nexus)
+        self._tell_of_luns(before)
 
     def set_access(self, allows: Allows | None) -> None:
         """From now on ``allows(initiator name, lun)`` says which LUNs there are for whom; None: all
@@ -106,9 +133,7 @@ class DeviceServer:
         before = {nexus: frozenset(self.luns(nexus)) for nexus in self._nexuses}
         self._allows = allows
         self._views.clear()
-        for nexus in self._nexuses:
-            self._note_view(nexus)
-        self._tell_of_luns(before)
+        self._luns_changed(before)
 
     def _note_view(self, nexus: Nexus) -> None:
         allows = self._allows

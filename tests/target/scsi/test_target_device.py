@@ -211,3 +211,46 @@ def test_report_luns_ends_the_unit_attention_at_all_luns(server: DeviceServer) -
     one.lun = 0
     assert one.code(TEST_UNIT_READY) == POWER_ON
     assert one.code(TEST_UNIT_READY) == GOOD
+
+
+# -- LUNs that come and go -------------------------------------------------------------------------
+
+
+def test_a_lun_that_is_added(fd: int, server: DeviceServer) -> None:
+    one = Client(server)
+    server.add_luns({7: make_unit(fd, SIZE)})
+    assert one.code(TEST_UNIT_READY) == LUNS_CHANGED
+    assert luns.decode_report_luns(one.data(cdb.report_luns(64))) == [0, 5, 7]
+    one.lun = 7
+    assert one.code(TEST_UNIT_READY) == POWER_ON
+    assert one.code(TEST_UNIT_READY) == GOOD
+    assert one.data(cdb.inquiry(255, 0x83))[1] == 0x83
+    late = Client(server, lun=7, name="iqn.2026-11.example:late")
+    assert late.code(TEST_UNIT_READY) == GOOD
+    assert server.reset_lun(7)
+    assert one.code(TEST_UNIT_READY) == late.code(TEST_UNIT_READY) == LUN_RESET
+
+
+def test_a_lun_that_is_removed(fd: int, server: DeviceServer) -> None:
+    one, other = Client(server), Client(server)
+    one.running = 2
+    ended: list[int] = []
+    assert server.remove_luns([5], lambda: ended.append(1)) == 2
+    assert one.ended_tasks.count(5) and other.ended_tasks.count(5)
+    assert one.code(TEST_UNIT_READY) == other.code(TEST_UNIT_READY) == LUNS_CHANGED
+    assert luns.decode_report_luns(one.data(cdb.report_luns(64))) == [0]
+    one.lun = 5
+    assert one.code(TEST_UNIT_READY) == NO_SUCH_LUN
+    assert not server.reset_lun(5) and not server.has_lun(one.nexus, 5)
+    server.add_luns({5: make_unit(fd, SIZE)})
+    assert one.code(TEST_UNIT_READY) == POWER_ON, "another LUN, under the same number"
+    server.detach(one.nexus)
+    server.detach(other.nexus)
+
+
+def test_access_and_luns_that_come(fd: int, server: DeviceServer) -> None:
+    server.set_access(lambda name, lun: lun != 7)
+    one = Client(server)
+    server.add_luns({7: make_unit(fd, SIZE), 8: make_unit(fd, SIZE)})
+    assert one.code(TEST_UNIT_READY) == LUNS_CHANGED
+    assert luns.decode_report_luns(one.data(cdb.report_luns(64))) == [0, 5, 8]

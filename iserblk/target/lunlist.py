@@ -1,0 +1,94 @@
+"""The file of ``--luns``: LUNs that come and go while the target runs.
+
+    NUMBER FILE[:OPTION…]         7 /srv/disk7:size=1G:serial=seven
+
+Everything behind the number is as ``--lun`` takes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+
+from iserblk.errors import BadArgument
+from iserblk.target.lunspec import LunSpec, default_serial, open_lun, parse_lun_spec
+from iserblk.target.scsi.unit import LogicalUnit
+
+log = logging.getLogger(__name__)
+
+MAXIMUM_LUN = 16383
+
+
+def parse_lun_list(text: str) -> dict[int, LunSpec]:
+    """Parse the lines of a file. Empty lines, and lines that begin with #, are ignored. Raises
+    BadArgument that names the line."""
+    found: dict[int, LunSpec] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        word, _, spec = line.strip().partition(" ")
+        if not word or word.startswith("#"):
+            continue
+        what = f"luns, line {number}"
+        if not (word.isascii() and word.isdigit() and int(word[:6]) <= MAXIMUM_LUN and spec):
+            raise BadArgument(f"{what}: write NUMBER FILE[:OPTION…], e.g. 7 /srv/disk:size=1G")
+        if int(word) in found:
+            raise BadArgument(f"{what}: LUN {int(word)} is in an earlier line")
+        try:
+            found[int(word)] = parse_lun_spec(spec.strip())
+        except BadArgument as error:
+            raise BadArgument(f"{what}: {error}") from None
+    return found
+
+
+class LunList:
+    """The LUNs of one file. It owns their units. ``taken``: numbers that are in use otherwise.
+    Opening and closing wait for disks; one thread at a time may call the methods."""
+
+    def __init__(self, path: Path, iqn: str, taken: Container[int] = ()) -> None:
+        self._path = path
+        self._iqn = iqn
+        self._taken = taken
+        self._specs: dict[int, LunSpec] = {}
+        self.units: dict[int, LogicalUnit] = {}
+
+    def read(self) -> dict[int, LunSpec]:
+        """What the file says now. Raises BadArgument."""
+        try:
+            text = self._path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
+            raise BadArgument(f"--luns {self._path}: {words}") from None
+        specs = parse_lun_list(text)
+        for lun in specs:
+            if lun in self._taken:
+                raise BadArgument(f"luns: LUN {lun} is a --lun already")
+        return specs
+
+    def gone(self, specs: Mapping[int, LunSpec]) -> list[int]:
+        """LUNs that are open, and are not in ``specs``, or not with these values."""
+        return [lun for lun in self.units if specs.get(lun) != self._specs[lun]]
+
+    def new(self, specs: Mapping[int, LunSpec]) -> list[int]:
+        """LUNs in ``specs`` that are not open."""
+        return [lun for lun in specs if lun not in self.units]
+
+    def open(self, lun: int, spec: LunSpec) -> LogicalUnit:
+        """Open the unit of a LUN. Raises BadArgument, PermissionDenied or Busy; it is not open
+        then."""
+        unit = open_lun(spec, default_serial(self._iqn, spec.path))
+        self.units[lun], self._specs[lun] = unit, spec
+        return unit
+
+    def close(self, luns: Iterable[int]) -> str:
+        """Flush and close units that are in no use any more, also if one of them fails. Returns the
+        words for the first that failed, or ""."""
+        failed = ""
+        for lun in list(luns):
+            unit, spec = self.units.pop(lun), self._specs.pop(lun)
+            try:
+                unit.close()
+            except OSError as error:
+                words = f"{spec.path}: {error.strerror}: what its cache held is lost"
+                log.error("LUN %d: %s", lun, words)
+                failed = failed or words
+        return failed
