@@ -146,7 +146,9 @@ async def _iser(
             else:  # one line is to tell of both
                 words = str(problem.error).removeprefix(f"{portal}: ")
                 no_iser.args = (f"{no_iser}; with style={style}: {words}",)
-            if not problem.another:
+            # A portal that is known and silent now is in trouble: another style would wait in vain.
+            silent = isinstance(problem.error, ConnectTimeout)
+            if not problem.another or (silent and STYLES.knows(url.host, url.port)):
                 break
             log.info("%s: style=%s: %s", portal, style, problem.error)
         else:

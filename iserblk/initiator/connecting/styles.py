@@ -23,6 +23,10 @@ class Styles:
         """Both styles, in the order in which to try them."""
         return (STREAM, CM) if self._worked.get((host, port)) == STREAM else (CM, STREAM)
 
+    def knows(self, host: str, port: int) -> bool:
+        """Whether a style has worked there."""
+        return (host, port) in self._worked
+
     def learn(self, host: str, port: int, style: str) -> None:
         """Note that ``style`` has worked. At the limit the oldest entry is forgotten."""
         self._worked.pop((host, port), None)

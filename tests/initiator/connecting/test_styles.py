@@ -222,6 +222,20 @@ async def test_a_portal_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("style", [CM, STREAM])
+async def test_a_known_portal_that_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, fresh_memory: Styles, style: str
+) -> None:
+    """It is in trouble, and knows no other style for that: a reconnection does not wait twice."""
+    monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.2)
+    with in_front(0, lambda _: None) as (front, seen):
+        fresh_memory.learn("127.0.0.1", front, style)
+        with pytest.raises(ConnectTimeout) as error:
+            await connect(parse_url(at(front)), Options())
+    assert "with style=" not in str(error.value) and len(seen) == 1
+
+
 async def test_a_refusal_is_no_reason_for_another_style() -> None:
     """Whoever answers the login has spoken."""
     with portal() as there:
