@@ -22,7 +22,13 @@ from iserblk.datamover.seam import (
     InitiatorDatamover,
     PduSlot,
 )
-from iserblk.errors import Busy, IserblkError, RemoteProtocolError, TransportError
+from iserblk.errors import (
+    Busy,
+    IserblkError,
+    NotSupported,
+    RemoteProtocolError,
+    TransportError,
+)
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Life, State
 from iserblk.initiator.session.slots import (
@@ -47,6 +53,7 @@ from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
 log = logging.getLogger(__name__)
 
 CONTROL_SLOTS: Final = 16  # for NOP, task management, logout: enough for a ladder on several tasks
+_ANY_AHS: Final = 255 * 4  # what TotalAHSLength can say
 _STEP: Final = 1 << INDEX_BITS
 NO_ANSWER: Final = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
 
@@ -104,6 +111,10 @@ class SendQueue:
         self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
         self._takers: deque[Waiter] = deque()
         self._unsent_pongs = 0  # answers to pings since the wire was last seen free
+        # Bytes of AHS that the target takes in one PDU (RFC 7145 section 6.8).
+        self.ahs_limit = parameters.max_ahs_length if parameters.rdma_extensions else 0
+        if not self.ahs_limit:
+            self.ahs_limit = _ANY_AHS
         self._unexpected = FromInitiator(
             parameters.max_outstanding_unexpected_pdus if parameters.rdma_extensions else NO_LIMIT
         )
@@ -240,6 +251,10 @@ class SendQueue:
         """
         if not slot.deadline:
             slot.deadline = monotonic() + self._io_timeout
+        if slot.direction == BIDIRECTIONAL and self.ahs_limit < bhs.BIDIRECTIONAL_AHS.size:
+            text = f"{self.portal}: the target takes {self.ahs_limit} bytes of AHS (MaxAHSLength)"
+            self.end(slot, NotSupported(f"{text}, a bidirectional command has more"))
+            return
         with self.lock:
             failed = self._life.error is not None
             # (``_open`` is 0 while the session is suspended.)
@@ -582,6 +597,7 @@ class SendQueue:
         self._exp_cmd_sn = fresh._exp_cmd_sn
         self._unsent_pongs = 0
         self._unexpected = fresh._unexpected
+        self.ahs_limit = fresh.ahs_limit
 
     def reopen(self, fresh: SendQueue) -> int:
         """Under the lock, after ``take_connection``: commands are sent from now on. Returns how

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from iserblk.datamover.tcp_initiator import TcpInitiator
-from iserblk.errors import CommandTimeout, ConnectionLost, ScsiError
+from iserblk.errors import CommandTimeout, ConnectionLost, NotSupported, ScsiError
 from iserblk.initiator.commands import command as run_command
 from iserblk.initiator.commands import fill_bidirectional
 from iserblk.initiator.session.deadlines import Ladder
@@ -123,6 +123,22 @@ def wire() -> Iterator[Wire]:
     made = Wire()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(("most", "taken"), [(7, False), (8, True), (0, True), (256, True)])
+def test_a_target_that_takes_fewer_bytes_of_ahs(most: int, taken: bool) -> None:
+    """MaxAHSLength of the target (0: no limit): the command ends at once, and nothing is sent.
+    In Traditional iSCSI the key has no meaning. proves: ISER-3.3-10"""
+    for rdma in (True, False):
+        link = Link(rdma_extensions=rdma, max_ahs_length=most)
+        end_one(link)
+        slot = submit(link.session, OUT, bytearray(1024))
+        if taken or not rdma:
+            assert slot.error is None and slot.waiter.pending == 1 and len(link.sent) == 1
+        else:
+            assert isinstance(slot.error, NotSupported) and "MaxAHSLength" in str(slot.error)
+            assert slot.waiter.pending == 0 and not link.sent
+        assert link.session.error is None
 
 
 def test_over_tcp_byte_by_byte(wire: Wire) -> None:
