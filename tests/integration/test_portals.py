@@ -71,12 +71,13 @@ async def test_a_circle(portal: Portal) -> None:
 @pytest.mark.parametrize("slam", [False, True], ids=["silent", "closes"])
 async def test_fallback(slam: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The portal does not speak iSER: with fallback=iscsi there is one warning, and Traditional
-    iSCSI on a new connection. Digests take the place of the CRC in iSER's frames.
+    iSCSI on a new connection, where the first one began in style cm. Digests take the
+    place of the CRC in iSER's frames.
 
     proves: ISER-5.1-5
     """
     with portals(1, lambda: Portal(slam=slam, digests=True)) as (portal,):
-        session = await opened(f"iser://{portal.name}/{IQN}/0?{FALLBACK}")
+        session = await opened(f"iser://{portal.name}/{IQN}/0?{FALLBACK}&style=cm")
         assert session.describe()["provider"] == "tcp"
         assert session.parameters.header_digest == session.parameters.data_digest == "CRC32C"
         assert not session.parameters.rdma_extensions
@@ -98,11 +99,13 @@ async def test_without_crc_there_are_no_digests() -> None:
         session.fail(TransportError("the end"))
 
 
-async def test_no_fallback_unless_asked_for() -> None:
+@pytest.mark.parametrize(("style", "logins"), [("cm", 0), ("auto", 1)])
+async def test_no_fallback_unless_asked_for(style: str, logins: int) -> None:
+    """With style=auto a login as a byte stream has asked whether the target agrees to iSER."""
     with portals(1, lambda: Portal(slam=True)) as (portal,):
         with pytest.raises(TransportError, match="is it an iSER portal"):
-            await opened(f"iser://{portal.name}/{IQN}/0")
-        assert (portal.mpa, portal.logins) == (1, 0)
+            await opened(f"iser://{portal.name}/{IQN}/0?style={style}")
+        assert (portal.mpa, portal.logins) == (1, logins)
 
 
 async def test_fallback_is_not_needed(
