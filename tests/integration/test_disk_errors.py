@@ -20,9 +20,9 @@ from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import (
     ConnectFailed,
     ConnectionLost,
-    ConnectTimeout,
     HostNotFound,
     IserblkError,
+    NoMpaReply,
     NoSuchLun,
     OutOfRange,
     OutOfSpace,
@@ -334,7 +334,7 @@ async def test_a_port_that_says_nothing_more(
 
     monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.05)
     with stranger(serve) as url:
-        await refused(face, url, ConnectTimeout, 8)
+        await refused(face, url, NoMpaReply, 8)
 
 
 def mpa_then(last_words: bytes) -> Serve:
@@ -361,7 +361,7 @@ async def test_a_target_that_does_not_answer_the_login(
 ) -> None:
     monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.05)
     with stranger(mpa_then(b"")) as url:
-        await refused(face, url, ConnectTimeout, 8)
+        await refused(face, url, NoMpaReply, 8)
 
 
 @face
