@@ -64,6 +64,7 @@ _VERSION_SPC4 = 6
 _HISUP_FORMAT_2 = 0x12
 _CMDQUE = 0x02
 _TPGS_SHIFT = 4
+_3PC = 0x08
 # SAM-5, iSCSI, SPC-4, SBC-3: no version claimed.
 _VERSION_DESCRIPTORS = struct.pack(">4H", 0x00A0, 0x0960, 0x0460, 0x04C0)
 
@@ -111,9 +112,15 @@ def decode_standard(data: Data) -> Standard:
 
 
 def encode_standard(
-    peripheral: int, vendor: str, product: str, revision: str, tpgs: int = 0
+    peripheral: int,
+    vendor: str,
+    product: str,
+    revision: str,
+    tpgs: int = 0,
+    third_party: bool = False,
 ) -> bytes:
-    """Standard INQUIRY data, 96 bytes. ``peripheral``: DISK or NO_DEVICE."""
+    """Standard INQUIRY data, 96 bytes. ``peripheral``: DISK or NO_DEVICE. ``third_party``: 3PC,
+    it has EXTENDED COPY."""
     data = bytearray(_STANDARD_LENGTH)
     _STANDARD.pack_into(
         data,
@@ -123,7 +130,7 @@ def encode_standard(
         _VERSION_SPC4,
         _HISUP_FORMAT_2,
         _STANDARD_LENGTH - 5,
-        tpgs << _TPGS_SHIFT,
+        tpgs << _TPGS_SHIFT | (_3PC if third_party else 0),
         0,
         _CMDQUE,
         vendor.encode("ascii").ljust(8),

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from iserblk.disk.lun.geometry import Geometry
-from iserblk.scsi import alua, capacity, cdb, inquiry, lba, log, luns, mode, reservations, sense
+from iserblk.scsi import (
+    alua,
+    capacity,
+    cdb,
+    inquiry,
+    lba,
+    log,
+    luns,
+    mode,
+    reservations,
+    sense,
+    third_party,
+)
 from iserblk.scsi.status import CHECK_CONDITION, GOOD, RESERVATION_CONFLICT
 from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
@@ -90,6 +102,13 @@ _PORT_GROUPS = alua.encode_report(
 _PORT_PAGE = inquiry.encode_identifiers(list(alua.port_designators(1, 2)))
 _HOST = reservations.TransportId("iqn.2026-11.example:host", bytes(range(6)))
 _REGISTRATION = reservations.FullStatus(7, True, 6, False, 1, _HOST)
+_COPY = third_party.encode_copy_list(
+    third_party.CopyList(
+        1,
+        [third_party.Cscd(third_party.IDENTIFICATION, designator=bytes(8))],
+        [third_party.Segment(third_party.BLOCK_TO_BLOCK, 0, 0, 0, 8, 0, 64)],
+    )
+)
 _SPECIFIED = reservations.encode_parameters(
     reservations.OutParameters(0, 8, reservations.SPEC_I_PT, (_HOST, _HOST))
 )
@@ -140,6 +159,7 @@ ROWS = (
     decoder("port groups", _port_groups, _PORT_GROUPS),
     decoder("port identity", alua.decode_port_identity, _PORT_PAGE, _DESIGNATORS),
     decoder("PR OUT", reservations.decode_parameters, reservations.encode_parameters(_OUT)),
+    decoder("copy list", third_party.decode_copy_list, _COPY),
     decoder("PR SPEC_I_PT", reservations.decode_parameters, _SPECIFIED),
     decoder("PR move", reservations.decode_move_parameters, _MOVED),
     decoder("PR keys", reservations.decode_keys, reservations.encode_keys(3, [1, 2, 3])),

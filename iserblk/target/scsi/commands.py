@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from iserblk.scsi import opcodes as op
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import sense
-from iserblk.target.scsi import block, logs, primary, provisioning
+from iserblk.target.scsi import block, copying, logs, primary, provisioning
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.reservations import CHANGES, FREE, PREVENTS, READS, STARTS
 from iserblk.target.scsi.task import DeviceTask
@@ -103,6 +103,14 @@ _LIST: Final = (
     *(
         _command(f"5f {action:02x} ff 00 00 ff ff ff ff 00", primary.begin_reserve_out, FREE)
         for action in _OUT_ACTIONS
+    ),
+    _command(
+        "83 00 00 00 00 00 00 00 00 00 ff ff ff ff 00 00", copying.begin_extended_copy, CHANGES
+    ),
+    _command(
+        "84 03 00 00 00 00 00 00 00 00 ff ff ff ff 00 00",
+        copying.begin_receive_copy_results,
+        CHANGES,
     ),
     _command("88 18 ff ff ff ff ff ff ff ff ff ff ff ff 3f 00", block.begin_read16, READS),
     _command(

@@ -99,6 +99,7 @@ class DeviceServer:
         unit.reservations.known = self._ports_of
         unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
         unit.end_tasks = partial(self._end_tasks, lun)
+        unit.siblings = self._siblings
         unit.tell_others = partial(self._tell_others, lun)
 
     def add_luns(self, units: Mapping[int, LogicalUnit]) -> None:
@@ -268,6 +269,9 @@ class DeviceServer:
                 if not pending:
                     del self._attentions[nexus, lun]
 
+    def _siblings(self, nexus: Nexus) -> list[LogicalUnit]:
+        return [self._units[lun] for lun in self.luns(nexus)]
+
     def _ports_of(self, initiator: str) -> list[TransportId]:
         """The initiator ports of an iSCSI name that have sessions."""
         return [
@@ -381,7 +385,9 @@ class DeviceServer:
             if page:
                 raise invalid_field(2)
             peripheral = inquiry.DISK if exists else inquiry.NO_DEVICE
-            answer = inquiry.encode_standard(peripheral, VENDOR, PRODUCT, REVISION, self._tpgs)
+            answer = inquiry.encode_standard(
+                peripheral, VENDOR, PRODUCT, REVISION, self._tpgs, exists
+            )
         elif not exists:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
         elif page not in (pages := self._pages[nexus.port.tag, lun]):

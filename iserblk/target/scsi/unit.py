@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Sequence
 
 from iserblk.errors import BadArgument
-from iserblk.scsi import alua, inquiry, sense
+from iserblk.scsi import alua, inquiry, sense, third_party
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
 from iserblk.target.ports import ONLY_PORT, TargetPort
@@ -33,9 +34,15 @@ MAX_COMPARE_AND_WRITE_BLOCKS = 255
 
 THRESHOLD_SET = 1 << 20  # bytes: the unit of thresholds, and of what LOG SENSE tells of use
 
+# Of EXTENDED COPY. A segment of 65,535 blocks of 4096 bytes, the longest there is, is not too long.
+COPY_LIMITS = third_party.Limits(
+    cscds=16, segments=256, segment_length=256 << 20, concurrent=16, granularity=9
+)
+
 SENSE_LENGTH = 18  # bytes: fixed format
 
 TellOthers = Callable[[Nexus, int], None]
+Siblings = Callable[[Nexus], "list[LogicalUnit]"]
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
 _PAGE = 4096  # bytes; files are allocated and cached in pages
@@ -97,6 +104,10 @@ class LogicalUnit:
         self.end_tasks: EndTasksOf = lambda _names, _ended: 0
         # Sets a unit attention for every I_T nexus but one. The device server sets it.
         self.tell_others: TellOthers = lambda _nexus, _code: None
+        # The LUNs that there are for a nexus. The device server sets it.
+        self.siblings: Siblings = lambda _nexus: [self]
+        self._reading = threading.Lock()
+        self._closed = False
         self.max_transfer_blocks = MAX_TRANSFER // block
         self.capacity = self._capacity()
         self.limits = BlockLimits(
@@ -205,9 +216,22 @@ class LogicalUnit:
         else:
             self.store.flush()
 
-    def vpd_pages(self, iqn: str, port: TargetPort = ONLY_PORT) -> dict[int, bytes]:
-        """The VPD pages by page code, as an initiator of target ``iqn`` reads them at ``port``."""
-        identifiers = (
+    def read_for_other(self, buffer: memoryview, offset: int) -> None:
+        """Read for a task of another LUN, which ``close`` does not wait for otherwise. Raises
+        OSError, also when the unit is closed."""
+        with self._reading:
+            if self._closed:
+                raise OSError(errno.ENODEV, "the LUN was removed")
+            self.store.read_into(buffer, offset, False)
+
+    @property
+    def names(self) -> list[tuple[int, int, int, bytes]]:
+        """(association, designator type, code set, designator) of each name of the LUN."""
+        return [(each[0], each[1], each[2], each[3]) for each in self._designators()]
+
+    def _designators(self) -> tuple[Designator, ...]:
+        """The names of the LUN, without those of ports and of the target."""
+        return (
             Designator(
                 inquiry.ASSOCIATION_LUN,
                 inquiry.TYPE_NAA,
@@ -220,6 +244,12 @@ class LogicalUnit:
                 inquiry.ASCII,
                 VENDOR.ljust(8).encode() + self.serial.encode(),
             ),
+        )
+
+    def vpd_pages(self, iqn: str, port: TargetPort = ONLY_PORT) -> dict[int, bytes]:
+        """The VPD pages by page code, as an initiator of target ``iqn`` reads them at ``port``."""
+        identifiers = (
+            *self._designators(),
             *alua.port_designators(port.relative, port.tag),
             Designator(
                 inquiry.ASSOCIATION_TARGET,
@@ -235,6 +265,7 @@ class LogicalUnit:
                 not self.read_only, SENSE_LENGTH
             ),
             inquiry.MODE_PAGE_POLICY: inquiry.encode_mode_page_policy(),
+            third_party.VPD_PAGE: third_party.encode_vpd(COPY_LIMITS),
             inquiry.BLOCK_LIMITS: inquiry.encode_block_limits(self.limits),
             inquiry.BLOCK_DEVICE_CHARACTERISTICS: inquiry.encode_characteristics(),
             inquiry.LOGICAL_BLOCK_PROVISIONING: inquiry.encode_provisioning(
@@ -246,5 +277,8 @@ class LogicalUnit:
         return {inquiry.SUPPORTED_PAGES: supported, **pages}
 
     def close(self) -> None:
-        """Write back the cache, and close the file. No task may be running. Raises OSError."""
+        """Write back the cache, and close the file. No task of this LUN may be running. Raises
+        OSError."""
+        with self._reading:
+            self._closed = True
         self.store.close()

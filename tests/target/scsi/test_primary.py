@@ -44,7 +44,7 @@ def test_standard_inquiry(client: Client) -> None:
 
 def test_vital_product_data(client: Client) -> None:
     pages = inquiry.decode_supported_pages(client.data(cdb.inquiry(255, 0)))
-    assert pages == (0x00, 0x80, 0x83, 0x86, 0x87, 0xB0, 0xB1, 0xB2)
+    assert pages == (0x00, 0x80, 0x83, 0x86, 0x87, 0x8F, 0xB0, 0xB1, 0xB2)
     for page in pages:
         answer = client.data(cdb.inquiry(255, page))
         assert answer[1] == page and len(answer) == 4 + int.from_bytes(answer[2:4], "big")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from iserblk.errors import BadArgument
-from iserblk.scsi import cdb, log, opcodes, sense
+from iserblk.scsi import cdb, log, opcodes, sense, third_party
 from iserblk.scsi import reservations as pr
 from iserblk.scsi import status as sam
 from iserblk.scsi.reservations import MoveParameters, OutParameters, Reservation, TransportId
@@ -114,6 +114,8 @@ TABLE: dict[str, tuple[bytes, int, str]] = {
     "STOP UNIT": (bytes((0x1B, 0, 0, 0, 0, 0)), 0, "W"),
     "ALLOW REMOVAL": (bytes((0x1E, 0, 0, 0, 0, 0)), 0, "F"),
     "PREVENT REMOVAL": (bytes((0x1E, 0, 0, 0, 1, 0)), 0, "W"),
+    "EXTENDED COPY": (third_party.extended_copy(16), 16, "W"),
+    "RECEIVE COPY RESULTS": (third_party.receive_copy_results(3), 0, "W"),
     "SEND DIAGNOSTIC": (bytes((0x1D, 0x04, 0, 0, 0, 0)), 0, "W"),
     "MODE SELECT(6)": (cdb.mode_select6(4), 4, "W"),
     "MODE SELECT(10)": (cdb.mode_select10(8), 8, "W"),

@@ -1,0 +1,165 @@
+"""EXTENDED COPY between the target's own LUNs.
+
+The destination is the LUN that gets the command: what ends that LUN's tasks, or waits for them (a
+reset, PREEMPT AND ABORT, its removal), ends or awaits the copy with them. The source may be any LUN
+that there is for the initiator.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from iserblk.errors import RemoteProtocolError
+from iserblk.scsi import sense, third_party
+from iserblk.scsi.third_party import Cscd, Segment
+from iserblk.target.scsi.block import check_writable
+from iserblk.target.scsi.ended import CheckCondition, ReservationConflict
+from iserblk.target.scsi.reservations import READS
+from iserblk.target.scsi.task import DeviceTask, check_wanted
+from iserblk.target.scsi.unit import COPY_LIMITS, LogicalUnit
+from iserblk.target.seam import DATA_OUT
+
+log = logging.getLogger(__name__)
+
+_STEP = 1 << 20  # bytes copied at once
+
+
+class _Piece(NamedTuple):
+    """A segment, checked. Offsets and length are bytes."""
+
+    source: LogicalUnit
+    source_offset: int
+    offset: int
+    length: int
+
+
+def begin_receive_copy_results(task: DeviceTask, unit: LogicalUnit) -> None:
+    """OPERATING PARAMETERS, the only service action: nothing is kept of copies that have ended."""
+    _, _, _, allocation = third_party.RESULTS_CDB.unpack_from(task.cdb)
+    task.respond(third_party.encode_operating_parameters(COPY_LIMITS), allocation)
+
+
+def begin_extended_copy(task: DeviceTask, unit: LogicalUnit) -> None:
+    _, _, length = third_party.COPY_CDB.unpack_from(task.cdb)
+    if not length:
+        return
+    if not (
+        third_party.HEADER_LENGTH
+        <= length
+        <= third_party.HEADER_LENGTH + COPY_LIMITS.descriptors_length
+    ):
+        raise _wrong_length()
+    check_writable(unit)
+    task.unit = unit
+    task.direction = DATA_OUT
+    task.length = length
+    task.execute = _extended_copy
+
+
+def _wrong_length() -> CheckCondition:
+    return CheckCondition(sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
+
+
+def _refused(code: int) -> CheckCondition:
+    return CheckCondition(sense.ILLEGAL_REQUEST, code)
+
+
+def _extended_copy(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """Check all descriptors before anything is copied. The thread that begins commands does that,
+    as it alone knows of reservations and of LUNs; the copy follows in another."""
+    try:
+        copy = third_party.decode_copy_list(buffer)
+    except RemoteProtocolError:
+        raise _wrong_length() from None
+    if len(copy.cscds) > COPY_LIMITS.cscds:
+        raise _refused(sense.TOO_MANY_TARGET_DESCRIPTORS)
+    if len(copy.segments) > COPY_LIMITS.segments:
+        raise _refused(sense.TOO_MANY_SEGMENT_DESCRIPTORS)
+    if copy.inline:
+        raise _refused(sense.INLINE_DATA_LENGTH_EXCEEDED)
+    if any(each.kind != third_party.IDENTIFICATION for each in copy.cscds):
+        raise _refused(sense.UNSUPPORTED_TARGET_DESCRIPTOR)
+    if any(each.kind != third_party.BLOCK_TO_BLOCK for each in copy.segments):
+        raise _refused(sense.UNSUPPORTED_SEGMENT_DESCRIPTOR)
+    units = [_find(task, each) for each in copy.cscds]
+    pieces = [_check(task, segment, units) for segment in copy.segments]
+
+    def run(task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
+        if nowait:
+            return False
+        for piece in pieces:
+            _copy(task, piece)
+        task.unit.settle(task.nexus)
+        return True
+
+    if not pieces:
+        return True
+    task.execute = run
+    return run(task, buffer, nowait)
+
+
+def _find(task: DeviceTask, cscd: Cscd) -> LogicalUnit:
+    for unit in task.unit.siblings(task.nexus):
+        if cscd[1:5] in unit.names and cscd.block in (0, unit.block):
+            return unit
+    raise CheckCondition(sense.COPY_ABORTED, sense.COPY_TARGET_NOT_REACHABLE)
+
+
+def _check(task: DeviceTask, segment: Segment, units: list[LogicalUnit]) -> _Piece:
+    if segment.source >= len(units) or segment.destination >= len(units):
+        raise CheckCondition(sense.COPY_ABORTED, sense.UNREACHABLE_COPY_TARGET)
+    source, destination = units[segment.source], units[segment.destination]
+    if destination is not task.unit:
+        raise CheckCondition(sense.COPY_ABORTED, sense.COPY_TARGET_NOT_REACHABLE)
+    if source.reservations.present and source.reservations.conflicts(
+        task.nexus.name, READS, task.cdb
+    ):
+        raise ReservationConflict
+    block = (destination if segment.flags & third_party.DC else source).block
+    length = segment.blocks * block
+    if length % source.block or length % destination.block:
+        raise CheckCondition(sense.COPY_ABORTED, sense.UNEXPECTED_INEXACT_SEGMENT)
+    if length > COPY_LIMITS.segment_length:
+        raise CheckCondition(
+            sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_PARAMETER_LIST, field_in_cdb=False
+        )
+    for unit, lba in ((source, segment.source_lba), (destination, segment.destination_lba)):
+        if lba + max(1, length // unit.block) > unit.blocks:
+            raise CheckCondition(sense.COPY_ABORTED, sense.NO_ADDITIONAL_SENSE)
+    return _Piece(
+        source,
+        segment.source_lba * source.block,
+        segment.destination_lba * destination.block,
+        length,
+    )
+
+
+def _steps(piece: _Piece, same: bool) -> Iterator[tuple[int, int]]:
+    """(offset in the piece, length) of each step. Where source and destination overlap, no block is
+    overwritten before it was read."""
+    steps = [(at, min(_STEP, piece.length - at)) for at in range(0, piece.length, _STEP)]
+    backwards = same and piece.source_offset < piece.offset
+    return reversed(steps) if backwards else iter(steps)
+
+
+def _copy(task: DeviceTask, piece: _Piece) -> None:
+    unit, source = task.unit, piece.source
+    scratch = memoryview(bytearray(min(_STEP, piece.length)))
+    for at, length in _steps(piece, unit is source):
+        check_wanted(task)
+        part = scratch[:length]
+        try:
+            source.read_for_other(part, piece.source_offset + at)
+        except OSError as error:
+            log.warning("EXTENDED COPY: %s", error)
+            raise CheckCondition(sense.COPY_ABORTED, sense.THIRD_PARTY_DEVICE_FAILURE) from None
+        offset = piece.offset + at
+        span = (offset, offset + length)
+        unit.guard.enter(span, False)
+        try:
+            unit.store.write(part, offset, unit.write_through, False)
+            unit.unflushed.wrote(task.nexus)
+        finally:
+            unit.guard.leave(span)

@@ -1,0 +1,248 @@
+"""EXTENDED COPY between LUNs of the target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from iserblk.scsi import cdb, inquiry, sense, third_party
+from iserblk.scsi import reservations as pr
+from iserblk.scsi import status as sam
+from iserblk.scsi.reservations import OutParameters
+from iserblk.scsi.third_party import CopyList, Cscd, Segment
+from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.seam import DATA_OUT
+from tests.target.fake_store import FakeStore
+from tests.target.scsi_client import (
+    GOOD,
+    INVALID_FIELD,
+    IQN,
+    WRITE_PROTECTED,
+    Answer,
+    Client,
+)
+
+SIZE = 4 << 20
+BLOCK = 512
+NOT_REACHABLE = (sense.COPY_ABORTED, sense.COPY_TARGET_NOT_REACHABLE)
+NO_TARGET = (sense.COPY_ABORTED, sense.UNREACHABLE_COPY_TARGET)
+OUT_OF_RANGE = (sense.COPY_ABORTED, sense.NO_ADDITIONAL_SENSE)
+WRONG_LENGTH = (sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
+
+
+class Place:
+    """LUN 0 and 1 with blocks of 512 bytes, LUN 2 with 4096. The client sends to LUN 1."""
+
+    def __init__(self, **options: Any) -> None:
+        self.stores = [FakeStore(SIZE) for _ in range(3)]
+        self.units = {
+            lun: LogicalUnit(store, serial=f"S{lun}", block=4096 if lun == 2 else 512, **options)
+            for lun, store in enumerate(self.stores)
+        }
+        self.server = DeviceServer(self.units, IQN)
+        self.client = Client(self.server, lun=1)
+        self.cscds = [self.cscd(lun) for lun in range(3)]
+        for at in range(0, SIZE, BLOCK):
+            self.stores[0].content[at : at + BLOCK] = (at // BLOCK).to_bytes(4, "big") * 128
+
+    def cscd(self, lun: int) -> Cscd:
+        """The descriptor that an initiator makes of VPD page 83h."""
+        client = Client(self.server, lun=lun)
+        page = client.data(cdb.inquiry(255, inquiry.DEVICE_IDENTIFICATION))
+        found = next(
+            each for each in inquiry.decode_designators(page) if each.kind == inquiry.TYPE_NAA
+        )
+        block = 4096 if lun == 2 else 512
+        return Cscd(0xE4, 0, found.kind, found.code_set, found.data, block)
+
+    def copy(self, *segments: Segment, cscds: list[Cscd] | None = None) -> Answer:
+        return self.send(CopyList(0, self.cscds if cscds is None else cscds, list(segments)))
+
+    def send(self, copy: CopyList) -> Answer:
+        data = third_party.encode_copy_list(copy)
+        return self.client.run(third_party.extended_copy(len(data)), data)
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_a_copy_to_another_lun(place: Place) -> None:
+    source, destination, _ = place.stores
+    first, second = Segment(2, 0, 0, 1, 16, 8, 100), Segment(2, 0, 0, 1, 1, 0, 0)
+    assert place.copy(first, second).code == GOOD
+    expected = bytearray(SIZE)
+    expected[100 * BLOCK : 116 * BLOCK] = source.content[8 * BLOCK : 24 * BLOCK]
+    expected[:BLOCK] = source.content[:BLOCK]
+    assert destination.content == expected
+    assert place.client.code(cdb.synchronize_cache10(0, 0)) == GOOD
+    assert destination.calls[-1] == ("flush",)
+
+
+def test_the_name_by_which_a_lun_is_found(place: Place) -> None:
+    """Any of its designators; the T10 vendor ID as well as NAA."""
+    t10 = Cscd(0xE4, 0, inquiry.TYPE_T10, inquiry.ASCII, b"ISERBLK S0", 512)
+    cscds = [t10, place.cscds[1]]
+    assert place.copy(Segment(2, 0, 0, 1, 8, 8, 0), cscds=cscds).code == GOOD
+    assert place.stores[1].content[: 8 * BLOCK] == place.stores[0].content[8 * BLOCK : 16 * BLOCK]
+
+
+@pytest.mark.parametrize(("start", "to"), [(0, 1), (1, 0), (5, 5), (0, 3000)])
+def test_a_copy_within_a_lun_whose_ranges_overlap(place: Place, start: int, to: int) -> None:
+    """More than a step of the copy: no block is overwritten before it was read."""
+    place.client.lun = 0
+    place.client.code(bytes(6))
+    store = place.stores[0]
+    before, blocks = bytes(store.content), 5000
+    assert place.copy(Segment(2, 0, 0, 0, blocks, start, to)).code == GOOD
+    end = (to + blocks) * BLOCK
+    assert store.content[to * BLOCK : end] == before[start * BLOCK : (start + blocks) * BLOCK]
+    assert (
+        store.content[: to * BLOCK] == before[: to * BLOCK] and store.content[end:] == before[end:]
+    )
+
+
+def test_blocks_of_different_sizes(place: Place) -> None:
+    """NUMBER OF BLOCKS is of the destination's size with DC, else of the source's."""
+    source, _, large = place.stores
+    place.client.lun = 2
+    place.client.code(bytes(6))
+    assert place.copy(Segment(2, 0, 0, 2, 16, 8, 3)).code == GOOD
+    assert large.content[3 * 4096 : 5 * 4096] == source.content[8 * BLOCK : 24 * BLOCK]
+    assert place.copy(Segment(2, third_party.DC, 0, 2, 1, 8, 0)).code == GOOD
+    assert large.content[:4096] == source.content[4096:8192]
+    answer = place.copy(Segment(2, 0, 0, 2, 15, 8, 3))
+    assert answer.code == (sense.COPY_ABORTED, sense.UNEXPECTED_INEXACT_SEGMENT)
+
+
+def test_without_a_write_cache_it_is_durable() -> None:
+    place = Place(write_cache=False)
+    assert place.copy(Segment(2, 0, 0, 1, 8, 0, 0)).code == GOOD
+    writes = [call for call in place.stores[1].calls if call[0] == "write"]
+    assert writes == [("write", 0, 8 * BLOCK, True)]
+
+
+def test_copies_that_are_refused_change_nothing(place: Place) -> None:
+    good = Segment(2, 0, 0, 1, 1, 0, 0)
+    blocks = SIZE // BLOCK
+    unknown = Cscd(0xE4, 0, 3, 1, b"\x30" + bytes(7), 512)
+    for segments, cscds, code in (
+        ([Segment(2, 0, 0, 1, 1, blocks, 0)], None, OUT_OF_RANGE),
+        ([Segment(2, 0, 0, 1, 2, 0, blocks - 1)], None, OUT_OF_RANGE),
+        ([Segment(2, 0, 0, 1, 0, 0, blocks)], None, OUT_OF_RANGE),
+        ([Segment(2, 0, 3, 1, 1, 0, 0)], None, NO_TARGET),
+        ([Segment(2, 0, 0, 0xFFFF, 1, 0, 0)], None, NO_TARGET),
+        ([Segment(2, 0, 0, 0, 1, 0, 0)], None, NOT_REACHABLE),  # to a LUN that was not asked
+        ([Segment(2, 0, 1, 2, 8, 0, 0)], None, NOT_REACHABLE),
+        ([], [unknown], NOT_REACHABLE),
+        ([], [place.cscds[0]._replace(block=4096)], NOT_REACHABLE),
+        (
+            [],
+            [Cscd(0xE0)],
+            (sense.ILLEGAL_REQUEST, sense.UNSUPPORTED_TARGET_DESCRIPTOR),
+        ),
+        (
+            [Segment(0x04)],
+            None,
+            (sense.ILLEGAL_REQUEST, sense.UNSUPPORTED_SEGMENT_DESCRIPTOR),
+        ),
+        ([], place.cscds * 6, (sense.ILLEGAL_REQUEST, sense.TOO_MANY_TARGET_DESCRIPTORS)),
+        ([good] * 257, [], (sense.ILLEGAL_REQUEST, sense.TOO_MANY_SEGMENT_DESCRIPTORS)),
+    ):
+        # A good segment before the bad one: all are checked first.
+        before = [good] if cscds is None else []
+        assert place.copy(*before, *segments, cscds=cscds).code == code
+        assert not any(call[0] == "write" for call in place.stores[1].calls)
+    data = bytearray(third_party.encode_copy_list(CopyList(0, place.cscds, [good])) + b"data")
+    data[15] = 4
+    answer = place.client.run(third_party.extended_copy(len(data)), bytes(data))
+    assert answer.code == (sense.ILLEGAL_REQUEST, sense.INLINE_DATA_LENGTH_EXCEEDED)
+
+
+def test_lengths(place: Place) -> None:
+    run = place.client.code
+    assert run(third_party.extended_copy(0)) == GOOD
+    assert run(third_party.extended_copy(15)) == WRONG_LENGTH
+    assert run(third_party.extended_copy(1 << 20)) == WRONG_LENGTH
+    assert run(third_party.extended_copy(16), bytes(3) + b"\x20" + bytes(12)) == WRONG_LENGTH
+    assert run(third_party.extended_copy(16), bytes(16)) == GOOD, "nothing to copy"
+
+
+def test_a_read_only_destination() -> None:
+    place = Place(read_only=True)
+    data = third_party.encode_copy_list(CopyList(0, place.cscds, []))
+    assert place.client.code(third_party.extended_copy(len(data))) == WRITE_PROTECTED
+
+
+@pytest.mark.logs("EXTENDED COPY: .*bad block")
+def test_a_source_that_cannot_be_read(place: Place) -> None:
+    place.stores[0].failure = OSError(5, "bad block")
+    answer = place.copy(Segment(2, 0, 0, 1, 1, 0, 0))
+    assert answer.code == (sense.COPY_ABORTED, sense.THIRD_PARTY_DEVICE_FAILURE)
+    assert not place.stores[1].calls
+
+
+def test_a_source_that_is_reserved_for_another(place: Place) -> None:
+    """As a READ of it would be; a reservation that lets others read lets them copy."""
+    other = Client(place.server, name="iqn.2026-11.example:other")
+    for kind, expected in (
+        (pr.WRITE_EXCLUSIVE, sam.GOOD),
+        (pr.EXCLUSIVE_ACCESS, sam.RESERVATION_CONFLICT),
+    ):
+        for action, parameters in (
+            (pr.REGISTER_AND_IGNORE, OutParameters(0, 0xA)),
+            (pr.RESERVE, OutParameters(0xA)),
+        ):
+            data = pr.encode_parameters(parameters)
+            assert other.run(pr.reserve_out(action, kind), data).status == sam.GOOD
+        assert place.copy(Segment(2, 0, 0, 1, 1, 0, 0)).status == expected
+        data = pr.encode_parameters(OutParameters(0xA))
+        assert other.run(pr.reserve_out(pr.RELEASE, kind), data).status == sam.GOOD
+
+
+def test_a_source_that_the_initiator_has_no_access_to(place: Place) -> None:
+    place.server.set_access(lambda _name, lun: lun != 0)
+    assert place.client.code(cdb.report_luns(64)) == GOOD
+    assert place.copy(Segment(2, 0, 0, 1, 1, 0, 0)).code == NOT_REACHABLE
+
+
+@pytest.mark.logs("EXTENDED COPY: .*removed")
+def test_a_source_that_is_removed_meanwhile(place: Place) -> None:
+    """Its file is closed then; the descriptor may already be that of another file."""
+    data = memoryview(
+        third_party.encode_copy_list(CopyList(0, place.cscds, [Segment(2, 0, 0, 1, 1, 0, 0)]))
+    )
+    task = place.server.begin(place.client.nexus, 1, third_party.extended_copy(len(data)))
+    assert task.direction == DATA_OUT and not place.server.run(task, data, True)
+    assert not place.server.remove_luns([0], lambda: None)
+    place.units[0].close()
+    assert place.server.run(task, data)
+    found = sense.decode(task.sense)
+    assert (found.key, found.code) == (sense.COPY_ABORTED, sense.THIRD_PARTY_DEVICE_FAILURE)
+
+
+def test_a_copy_that_is_not_wanted_any_more(place: Place) -> None:
+    data = memoryview(
+        third_party.encode_copy_list(CopyList(0, place.cscds, [Segment(2, 0, 0, 1, 1, 0, 0)]))
+    )
+    task = place.server.begin(place.client.nexus, 1, third_party.extended_copy(len(data)))
+    assert not place.server.run(task, data, True)
+    task.cancelled = True
+    assert place.server.run(task, data) and task.status == sam.TASK_ABORTED
+    assert not place.stores[1].calls
+
+
+def test_what_hosts_ask_first(place: Place) -> None:
+    """3PC in the standard data, the operating parameters, VPD page 8Fh; no other service action."""
+    assert place.client.data(cdb.inquiry(96))[5] == 0x08
+    parameters = place.client.data(third_party.receive_copy_results(3))
+    assert parameters[8:12] == bytes.fromhex("0010 0100") and parameters[-2:] == b"\x02\xe4"
+    assert place.client.data(third_party.receive_copy_results(3, allocation=10)) == parameters[:10]
+    page = place.client.data(cdb.inquiry(255, third_party.VPD_PAGE))
+    assert page[1] == 0x8F and len(page) == 4 + int.from_bytes(page[2:4], "big")
+    assert place.client.run(third_party.receive_copy_results(3, allocation=0)).status == sam.GOOD
+    wrong = bytearray(third_party.receive_copy_results(3))
+    wrong[9] = 1
+    assert place.client.code(bytes(wrong)) == INVALID_FIELD
