@@ -55,7 +55,7 @@ def test_others_are_kept_off(
     with through(front_end, mine, tmp_path) as (kind, where):
         run("qemu-img", "convert", "-n", "-f", "raw", "-O", kind, source, where)
         kept_off()
-        target.kill()  # its reservations go with it
+        target.kill()  # its reservations stay: iserblk registers with APTPL
         start_target(LUN, listen=target.listen)
         run("qemu-io", "-f", kind, "-c", "write -P 7 1M 64k", "-c", "flush", where)
         kept_off()
