@@ -12,7 +12,6 @@ Where login has agreed on it, the connection begins with Hello and HelloReply (m
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
 from iserblk.datamover import hello
 from iserblk.datamover.allocation import Allocation, Event
@@ -28,7 +27,6 @@ from iserblk.datamover.iser import (
     WSV,
     ZERO_BASED_LAYOUT,
     ZERO_BASED_LENGTH,
-    ZERO_BASED_LENGTHS_OFFSET,
     ZERO_BASED_MINIMUM,
     ConnectionFlags,
     check_message_untrusted,
@@ -57,21 +55,16 @@ from iserblk.rcap.seam import (
     WorkRequest,
 )
 
-_NOT_ZERO_BASED: Final = "the 12-byte iSER header needs STags that are zero-based"
-
 
 class _BeforeReply:
     """Takes the place of the layer above while the HelloReply is awaited, so that no PDU costs a
     look at whether it is."""
 
-    def __init__(self, datamover: IserInitiator, user: InitiatorUser) -> None:
-        self._datamover = datamover
+    def __init__(self, user: InitiatorUser) -> None:
         self.user = user
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
-        if not self._datamover.greeted:
-            raise RemoteProtocolError("iSER", "the target's first message is no HelloReply")
-        self.user.control_notify(message, at, invalidated)  # came together with the HelloReply
+        raise RemoteProtocolError("iSER", "the target's first message is no HelloReply")
 
     def sent_notify(self, slot: PduSlot) -> None:
         self.user.sent_notify(slot)
@@ -95,6 +88,7 @@ class IserInitiator:
         )
         self.greeted = True
         self._form = hello.RFC_7145
+        self._minimum = MINIMUM_LENGTH
         self._begins_with_hello = False
         self._hello = hello.greeting(self._form, 0)  # as it was sent
         self._awaiting: _BeforeReply | None = None
@@ -151,7 +145,7 @@ class IserInitiator:
         request.header = self.qp.alloc_headers(1, length)[0]
         request.header.view[:] = self._hello.pack(length)
         request.header_length = length
-        self._awaiting = _BeforeReply(self, self.user)
+        self._awaiting = _BeforeReply(self.user)
         self.user = self._awaiting
         self.greeted = False
         self._said_hello = True
@@ -162,21 +156,20 @@ class IserInitiator:
     def send_control(self, slot: PduSlot) -> None:
         data = slot.data
         direction = slot.direction
-        header = slot.header.view
-        length = MINIMUM_LENGTH
+        length = self._minimum
         if direction == READ and data is not None:
             slot.stag, slot.base = self.qp.advertise(data, REMOTE_WRITE)
-            CONTROL_LAYOUT.pack_into(header, 0, CONTROL | RSV, 0, 0, slot.stag, slot.base)
+            self._pack_header(slot, CONTROL | RSV, 0, 0, slot.stag, slot.base)
         elif direction == WRITE and data is not None:
             slot.stag, slot.base = self.qp.advertise(data, REMOTE_READ)
-            CONTROL_LAYOUT.pack_into(header, 0, CONTROL | WSV, slot.stag, slot.base, 0, 0)
+            self._pack_header(slot, CONTROL | WSV, slot.stag, slot.base, 0, 0)
         elif direction == BIDIRECTIONAL:
             base_in = self._advertise_both(slot)
             flags = CONTROL | (WSV if slot.stag else 0) | (RSV if slot.stag_in else 0)
-            CONTROL_LAYOUT.pack_into(header, 0, flags, slot.stag, slot.base, slot.stag_in, base_in)
+            self._pack_header(slot, flags, slot.stag, slot.base, slot.stag_in, base_in)
             length += slot.inline_length
         else:
-            CONTROL_LAYOUT.pack_into(header, 0, CONTROL, 0, 0, 0, 0)
+            self._pack_header(slot, CONTROL, 0, 0, 0, 0)
             if direction == INLINE:
                 length += slot.inline_length
             elif direction == UNSOLICITED:
@@ -184,6 +177,19 @@ class IserInitiator:
                 slot.request.opcode = self._data_out_opcode(slot)
         slot.request.header_length = length
         self.queued.append(slot.request)
+
+    def _pack_header(
+        self,
+        slot: PduSlot,
+        flags: int,
+        write_stag: int,
+        write_base: int,
+        read_stag: int,
+        read_base: int,
+    ) -> None:
+        CONTROL_LAYOUT.pack_into(
+            slot.header.view, 0, flags, write_stag, write_base, read_stag, read_base
+        )
 
     def _data_out_opcode(self, slot: PduSlot) -> int:
         """Only the last Data-Out of a write asks for an event: before it the target has nothing to
@@ -250,21 +256,12 @@ class IserInitiator:
     def progress(self, now: float) -> int:
         completions = self.qp.progress(now)
         received = 0
-        notify = self.user.control_notify
         for completion in completions:
             if completion.opcode == RECEIVE:
                 message = completion.data
                 assert message is not None  # the seam promises it for RECEIVE
                 received += 1
-                # The common case in one test: a control header and a BHS without AHS and data.
-                if (
-                    len(message) != MINIMUM_LENGTH
-                    or message[0] != CONTROL
-                    or LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
-                ) and not check_message_untrusted(message):
-                    self._take_reply(message, completion.invalidated)
-                    continue
-                notify(message, HEADER_LENGTH, completion.invalidated)
+                self._receive(message, completion.invalidated)
             else:
                 slot = completion.token
                 assert isinstance(slot, PduSlot)  # of ``allocate_data_outs``
@@ -274,6 +271,17 @@ class IserInitiator:
         if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
             received += self.progress(now)
         return received
+
+    def _receive(self, message: memoryview, invalidated: int) -> None:
+        # The common case in one test: a control header and a BHS without AHS and data.
+        if (
+            len(message) != MINIMUM_LENGTH
+            or message[0] != CONTROL
+            or LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
+        ) and not check_message_untrusted(message):
+            self._take_reply(message, invalidated)
+        else:
+            self.user.control_notify(message, HEADER_LENGTH, invalidated)
 
     def _take_reply(self, message: memoryview, invalidated: int) -> None:
         """Take a HelloReply. The IRD becomes what the target makes use of. Raises
@@ -309,70 +317,28 @@ class IserInitiator:
 class ZeroBasedInitiator(IserInitiator):
     """The same with the 12-byte header of RFC 5046, in which an STag has no Base Offset: RDMA of
     the target begins at the Tagged Offset 0. For queue pairs whose STags are so, as those of
-    software iWARP are.
-
-    The methods that know the header's length are written twice: a look at the form for each PDU
-    would be dearer than this."""
+    software iWARP are."""
 
     def __init__(self, qp: QueuePair, inline_size: int, style: str = "cm") -> None:
         super().__init__(qp, inline_size, style)
         self._form = hello.RFC_5046
+        self._minimum = ZERO_BASED_MINIMUM
 
-    def send_control(self, slot: PduSlot) -> None:
-        data = slot.data
-        direction = slot.direction
-        header = slot.header.view
-        length = ZERO_BASED_MINIMUM
-        if direction == READ and data is not None:
-            self._advertise(slot, data, REMOTE_WRITE)
-            ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL | RSV, 0, slot.stag)
-        elif direction == WRITE and data is not None:
-            self._advertise(slot, data, REMOTE_READ)
-            ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL | WSV, slot.stag, 0)
-        elif direction == BIDIRECTIONAL:
-            if self._advertise_both(slot) or slot.base:
-                raise LocalProtocolError(_NOT_ZERO_BASED)
-            flags = CONTROL | (WSV if slot.stag else 0) | (RSV if slot.stag_in else 0)
-            ZERO_BASED_LAYOUT.pack_into(header, 0, flags, slot.stag, slot.stag_in)
-            length += slot.inline_length
+    def _pack_header(
+        self,
+        slot: PduSlot,
+        flags: int,
+        write_stag: int,
+        write_base: int,
+        read_stag: int,
+        read_base: int,
+    ) -> None:
+        if write_base or read_base:
+            raise LocalProtocolError("the 12-byte iSER header needs STags that are zero-based")
+        ZERO_BASED_LAYOUT.pack_into(slot.header.view, 0, flags, write_stag, read_stag)
+
+    def _receive(self, message: memoryview, invalidated: int) -> None:
+        if not check_zero_based_untrusted(message):
+            self._take_reply(message, invalidated)
         else:
-            ZERO_BASED_LAYOUT.pack_into(header, 0, CONTROL, 0, 0)
-            if direction == INLINE:
-                length += slot.inline_length
-            elif direction == UNSOLICITED:
-                length += slot.inline_length
-                slot.request.opcode = self._data_out_opcode(slot)
-        slot.request.header_length = length
-        self.queued.append(slot.request)
-
-    def _advertise(self, slot: PduSlot, data: memoryview, rights: int) -> None:
-        slot.stag, slot.base = self.qp.advertise(data, rights)
-        if slot.base:
-            raise LocalProtocolError(_NOT_ZERO_BASED)
-
-    def progress(self, now: float) -> int:
-        completions = self.qp.progress(now)
-        received = 0
-        notify = self.user.control_notify
-        for completion in completions:
-            if completion.opcode == RECEIVE:
-                message = completion.data
-                assert message is not None  # the seam promises it for RECEIVE
-                received += 1
-                if (
-                    len(message) != ZERO_BASED_MINIMUM
-                    or message[0] != CONTROL
-                    or LENGTHS.unpack_from(message, ZERO_BASED_LENGTHS_OFFSET)[0]
-                ) and not check_zero_based_untrusted(message):
-                    self._take_reply(message, completion.invalidated)
-                    continue
-                notify(message, ZERO_BASED_LENGTH, completion.invalidated)
-            else:
-                slot = completion.token
-                assert isinstance(slot, PduSlot)  # of ``allocate_data_outs``
-                self.user.sent_notify(slot)
-        if received:
-            self.qp.post_receive(received)
-        if self.qp.next_deadline() is not None:  # more, or an error, that no descriptor shows
-            received += self.progress(now)
-        return received
+            self.user.control_notify(message, ZERO_BASED_LENGTH, invalidated)

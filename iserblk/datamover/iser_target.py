@@ -109,6 +109,7 @@ class IserTarget:
         self._send_with_invalidate = SEND_SE_INVALIDATE if qp.solicits else SEND_INVALIDATE
         self.greeted = True
         self._form = hello.RFC_7145
+        self._minimum = MINIMUM_LENGTH
         # What login has agreed on. None: iSERHelloRequired was not declared.
         self._hello_required: bool | None = False
         self._waiting: _BeforeHello | None = None
@@ -134,7 +135,9 @@ class IserTarget:
         self._allocation.need_resources()
         start = self._form.length
         headers = self.qp.alloc_headers(len(slots), start + BHS_LENGTH + inline_size)
+        plain = bytes([CONTROL]).ljust(start, b"\0")  # of every PDU: a target advertises nothing
         for slot, header in zip(slots, headers, strict=True):
+            header.view[:start] = plain
             slot.header = header
             slot.bhs = header.view[start : start + BHS_LENGTH]
             slot.inline = header.view[start + BHS_LENGTH :]
@@ -285,9 +288,8 @@ class IserTarget:
     def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
         """Queue the PDU. ``invalidate``: send it with Invalidate of an STag of its command, where
         the initiator allows that."""
-        CONTROL_LAYOUT.pack_into(slot.header.view, 0, CONTROL, 0, 0, 0, 0)
         request = slot.request
-        request.header_length = MINIMUM_LENGTH + slot.inline_length
+        request.header_length = self._minimum + slot.inline_length
         request.opcode = self._send
         if invalidate and self.send_invalidate:
             stag = slot.read_stag or slot.write_stag
@@ -410,27 +412,12 @@ class IserTarget:
 
 class ZeroBasedTarget(IserTarget):
     """The same with the 12-byte header of RFC 5046, in which an STag has no Base Offset: RDMA
-    begins at the Tagged Offset 0.
-
-    The methods that know the header's length are written twice: a look at the form for each PDU
-    would be dearer than this."""
+    begins at the Tagged Offset 0."""
 
     def __init__(self, qp: QueuePair, send_invalidate: bool) -> None:
         super().__init__(qp, send_invalidate)
         self._form = hello.RFC_5046
-
-    def send_control(self, slot: TargetSlot, invalidate: bool = False) -> None:
-        ZERO_BASED_LAYOUT.pack_into(slot.header.view, 0, CONTROL, 0, 0)
-        request = slot.request
-        request.header_length = ZERO_BASED_MINIMUM + slot.inline_length
-        request.opcode = self._send
-        if invalidate and self.send_invalidate:
-            stag = slot.read_stag or slot.write_stag
-            if stag:
-                request.opcode = self._send_with_invalidate
-                request.stag = stag
-        slot.busy += 1
-        self._queued.append(request)
+        self._minimum = ZERO_BASED_MINIMUM
 
     def _receive(self, message: memoryview, invalidated: int) -> None:
         if not check_zero_based_untrusted(message):
