@@ -20,6 +20,7 @@ from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import (
     ConnectFailed,
     ConnectionLost,
+    ConnectTimeout,
     HostNotFound,
     IserblkError,
     NoMpaReply,
@@ -361,7 +362,7 @@ async def test_a_target_that_does_not_answer_the_login(
 ) -> None:
     monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.05)
     with stranger(mpa_then(b"")) as url:
-        await refused(face, url, NoMpaReply, 8)
+        await refused(face, url, ConnectTimeout, 8)
 
 
 @face
