@@ -133,6 +133,10 @@ class DeviceServer(Protocol):
         """All LUNs that there are for ``nexus``."""
         ...
 
+    def hides_luns(self, nexus: Nexus) -> bool:
+        """Whether there are LUNs for others that there are not for ``nexus``."""
+        ...
+
     def reset_lun(self, lun: int) -> bool:
         """LOGICAL UNIT RESET: unit attention 29/03 for every nexus. False: there is no such LUN."""
         ...

@@ -656,6 +656,13 @@ class TargetConnection:
                 self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
                 self._abort([slot] if slot else [], request)
+        elif (
+            request.function == pdu.TMF_TARGET_COLD_RESET
+            and self._attached
+            and self._device.hides_luns(self.nexus)
+        ):
+            # It would end sessions that use what this initiator has no access to.
+            self._answers.task_management(request, pdu.TMF_NOT_AUTHORIZED)
         elif request.function in _OF_THE_TARGET and self._attached:
             everything = self._device.luns(self.nexus)
             for each in everything:

@@ -187,6 +187,9 @@ class DeviceServer:
     def luns(self, nexus: Nexus) -> Sequence[int]:
         return [lun for lun in self._units if self.has_lun(nexus, lun)]
 
+    def hides_luns(self, nexus: Nexus) -> bool:
+        return len(self.luns(nexus)) < len(self._units)
+
     def reset_lun(self, lun: int) -> bool:
         unit = self._units.get(lun)
         if unit is None:

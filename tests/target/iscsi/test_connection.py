@@ -443,6 +443,17 @@ def test_a_reset_of_the_target(client: Client, function: int) -> None:
     other.close()
 
 
+def test_a_cold_reset_by_an_initiator_that_sees_less_than_others(client: Client) -> None:
+    """Authorization fails at the target (RFC 7143 sections 11.5.1, 11.6.1): nothing is reset."""
+    client.device.set_access(lambda name, lun: False)
+    manage(client, pdu.TMF_TARGET_COLD_RESET, 0)
+    ((head, _),) = client.heard
+    answer = pdu.TaskManagementResponse.unpack_from(head)
+    assert answer.response == pdu.TMF_NOT_AUTHORIZED
+    assert not client.connection.done and not client.cold_resets
+    client.close()
+
+
 @pytest.mark.parametrize("function", OF_A_LUN)
 def test_task_management_of_a_lun_that_does_not_exist(client: Client, function: int) -> None:
     manage(client, function, 7)
