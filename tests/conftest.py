@@ -58,7 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             mark = item.get_closest_marker("plain")
             if mark is not None:
-                item.add_marker(pytest.mark.skip(reason=f"runs in the plain form only: {mark.args[0]}"))
+                item.add_marker(
+                    pytest.mark.skip(reason=f"runs in the plain form only: {mark.args[0]}")
+                )
 
 
 @pytest.fixture

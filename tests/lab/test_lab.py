@@ -96,7 +96,7 @@ def test_output_and_exit_status_come_through_unchanged(tmp_path: Path) -> None:
     # The first guest of a machine tries which acceleration works, and says so.
     said = done.stderr.removesuffix(content)
     assert len(said) == len(done.stderr) - len(content)
-    assert all(line.startswith(b"lab: ") for line in said.splitlines())
+    assert all(line.startswith(b"lab: ") for line in said.splitlines()), said[:500]
     assert (results / "kept").read_text() == "kept\n"
     assert "Linux version" in (results / "console").read_text(errors="replace")
     assert not written.exists()
