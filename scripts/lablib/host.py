@@ -9,6 +9,8 @@ from lablib.archive import Absent
 from lablib.kernel import the_kernel
 from lablib.setups import SETUPS, TOP, provide
 
+# Where a guest has a file system of its own, in place of the host's files.
+_HIDDEN = ("/dev", "/run", "/var/cache", "/var/log", "/var/tmp", "/var/lib/apt", "/var/lib/private")
 _PROGRAMS = ("qemu-system-x86_64", "busybox", "modprobe", "setpriv")
 
 
@@ -20,8 +22,12 @@ def path() -> str:
     return ":".join(dict.fromkeys([*ours, *theirs, *system]))
 
 
-def need_programs() -> None:
-    """Check that the programs of the lab are installed. Raises Absent."""
+def need_host() -> None:
+    """Check that the programs of the lab are installed, and that a guest will see this checkout.
+    Raises Absent."""
+    for directory in _HIDDEN:
+        if TOP.is_relative_to(directory):
+            raise Absent(f"{TOP}: guests do not see {directory}; use a checkout elsewhere")
     for program in _PROGRAMS:
         if shutil.which(program, path=path()) is None:
             raise Absent(f"{program} is not installed: run scripts/setup --tests")
@@ -31,7 +37,7 @@ def why_not(name: str) -> str | None:
     """Why the set-up is not available here, in one line; None if it is. Fetches what the set-up
     needs, to find out."""
     try:
-        need_programs()
+        need_host()
         provide(SETUPS[name], the_kernel())
     except Absent as reason:
         return str(reason)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lablib.host import need_programs, path
+from lablib.host import need_host, path
 from lablib.kernel import Kernel
 from lablib.setups import TOP
 
@@ -68,7 +68,7 @@ class Machine:
 
     def __init__(self, wish: Wish, command: Sequence[str]) -> None:
         """Start the guest; ``command`` runs once the set-up is ready. Raises Absent."""
-        need_programs()
+        need_host()
         self._wish = wish
         self.directory = Path(tempfile.mkdtemp(prefix="iserblk-lab."))
         self.console = self.directory / "console"

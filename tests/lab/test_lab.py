@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from lablib import __main__ as command_line
-from lablib import kernel, vm
+from lablib import host, kernel, vm
 from lablib.host import path, why_not
 from lablib.setups import SETUPS
 
@@ -76,6 +76,13 @@ def test_a_kernel_has_modules_where_its_release_puts_them(
     found = kernel.the_kernel()
     assert found.release == "6.12.1-amd64"
     assert (found.modules / "modules.dep").exists()
+
+
+@pytest.mark.parametrize("directory", ["/var/tmp/clone", "/run/user/0/clone"])
+def test_a_checkout_that_guests_do_not_see(monkeypatch: pytest.MonkeyPatch, directory: str) -> None:
+    monkeypatch.setattr(host, "TOP", Path(directory))
+    reason = host.why_not("none")
+    assert reason is not None and reason.startswith(f"{directory}: guests do not see /")
 
 
 @pytest.mark.timeout(600)
