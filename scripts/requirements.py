@@ -72,24 +72,24 @@ def prose(tree: ast.Module, source: str) -> Iterator[tuple[int, str]]:
             yield from enumerate(source.splitlines()[first - 1 : last], first)
 
 
-def named_by(path: Path, label: str) -> Iterator[tuple[str, str]]:
-    """(requirement id, test) pairs of one test module; ``label`` names the module."""
+def named_by(path: Path, label: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """(id, test) pairs of one test module, for ids that match; ``label`` names the module."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
     inside = scopes(tree, source.splitlines())
     for line, text in prose(tree, source):
-        for match in ID.finditer(text):
+        for match in pattern.finditer(text):
             names = [name for first, last, name in inside if first <= line <= last]
             yield match[0], f"{label}::{names[-1]}" if names else label
 
 
-def collect(tests: Path) -> dict[str, list[str]]:
-    """requirement id → the tests that name it, sorted."""
+def collect(tests: Path, pattern: re.Pattern[str] = ID) -> dict[str, list[str]]:
+    """Id → the tests that name it, sorted. ``pattern``: what is an id."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in sorted(tests.rglob("*.py")):
-        for requirement, test in named_by(path, path.relative_to(tests.parent).as_posix()):
-            found[requirement].add(test)
-    return {requirement: sorted(names) for requirement, names in found.items()}
+        for each, test in named_by(path, path.relative_to(tests.parent).as_posix(), pattern):
+            found[each].add(test)
+    return {each: sorted(names) for each, names in found.items()}
 
 
 def document(

@@ -21,6 +21,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+# shows: SYSTEM-52
 def test_initiator_name_from_the_option(machine: Path) -> None:
     (machine / "initiatorname.iscsi").write_text("InitiatorName=iqn.1993-08.org.debian:01:a\n")
     assert initiator_name(IQN) == IQN
@@ -39,6 +40,7 @@ def test_initiator_name_from_the_file(machine: Path, text: str) -> None:
     assert initiator_name("") == "iqn.1993-08.org.debian:01:a"
 
 
+# shows: SYSTEM-52
 def test_bad_initiator_name_in_the_file(machine: Path) -> None:
     (machine / "initiatorname.iscsi").write_text("InitiatorName=me\n")
     with pytest.raises(BadArgument, match=r"initiatorname\.iscsi.*'me' is no iSCSI name"):

@@ -21,6 +21,7 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+# shows: SYSTEM-52
 @pytest.mark.parametrize(
     ("text", "host", "port", "iqn", "lun"),
     [
@@ -141,6 +142,7 @@ WRONG = [
 ]
 
 
+# shows: SYSTEM-52
 @pytest.mark.parametrize(("text", "words"), WRONG)
 def test_wrong(text: str, words: str) -> None:
     with pytest.raises(BadArgument, match=words) as error:

@@ -316,6 +316,7 @@ def test_both_describe_themselves(ends: Ends) -> None:
         assert side.describe()["datamover"] in ("iser", "tcp")
 
 
+# shows: SYSTEM-3
 def test_each_upward_primitive_is_called(ends: Ends) -> None:
     """Control_Notify at both ends, Data_Completion_Notify at the target; ``progress`` raises where
     RFC 7145 has Connection_Terminate_Notify.
@@ -337,6 +338,7 @@ def test_each_upward_primitive_is_called(ends: Ends) -> None:
             drive(side)
 
 
+# shows: SYSTEM-3
 def test_primitives_and_their_users() -> None:
     """Each downward primitive of section 3.1 is a call of the seams; those that move data exist at
     the target alone. Deallocating a connection's resources is a part of its end.

@@ -71,6 +71,7 @@ def test_both_transfers(ends: Ends, sizes: tuple[int, int]) -> None:
         buffer.clear()  # BufferError while a view of it is left
 
 
+# shows: SYSTEM-36
 @pytest.mark.parametrize("invalidates", [True, False])
 @pytest.mark.parametrize("late", ["Data-Out", "Data-In"])
 def test_both_stags_end_with_the_command(iser: Ends, late: str, invalidates: bool) -> None:

@@ -51,6 +51,7 @@ PLAIN_SENDS = {
 }
 
 
+# shows: SYSTEM-18
 @pytest.mark.parametrize("name", list(PLAIN_SENDS))
 def test_without_remote_invalidation(name: str) -> None:
     """Plain Sends only: the initiator invalidates by itself.
@@ -76,6 +77,7 @@ def test_without_remote_invalidation(name: str) -> None:
         ends.close()
 
 
+# shows: SYSTEM-33
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("solicits", [True, False])
 def test_which_sends_are_used(solicits: bool, allowed: bool) -> None:
@@ -111,6 +113,7 @@ def test_which_sends_are_used(solicits: bool, allowed: bool) -> None:
     assert sends == ([send], [with_invalidate if allowed else send, send])
 
 
+# shows: SYSTEM-2
 def test_a_response_takes_its_stag_along(ends: Ends) -> None:
     slot = ends.slots[0]
     ends.commanded(0, READ, memoryview(bytearray(8)))

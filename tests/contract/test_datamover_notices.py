@@ -159,6 +159,7 @@ def test_put_data_without_notify_enable(ends: Ends) -> None:
 # -- Data_ACK_Notify (RFC 7145 section 7.3.5) ------------------------------------------------------
 
 
+# shows: SYSTEM-40
 @pytest.mark.parametrize("name", list(ACKNOWLEDGED))
 def test_an_acknowledged_put_data(connect: Callable[[Way], Ends], name: str) -> None:
     """The notice has the DataSN of the task's next Data-In, and the data is there by then."""
@@ -178,6 +179,7 @@ def test_an_acknowledged_put_data(connect: Callable[[Way], Ends], name: str) -> 
     assert bytes(buffer) == b"\1" * 150_000 + b"\2" * 150_000
 
 
+# shows: SYSTEM-42
 @pytest.mark.parametrize(("level", "reads"), [(None, 1), (2, 1), (1, 0)])
 def test_a_read_of_nothing_acknowledges(
     connect: Callable[[Way], Ends], level: int | None, reads: int

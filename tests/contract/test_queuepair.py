@@ -184,6 +184,7 @@ def test_a_read_behind_a_write_sees_its_data(connect: Connect) -> None:
     assert sink == data
 
 
+# shows: SYSTEM-35
 def test_reads_beyond_the_ord_wait_in_order(connect: Connect) -> None:
     # proves: ISER-7.3.6-8, ISER-8.2-2
     driver = connect(ird=2, ord=2)
@@ -204,6 +205,7 @@ def test_reads_beyond_the_ord_wait_in_order(connect: Connect) -> None:
     assert driver.events[0][0].data == b"behind them"
 
 
+# shows: SYSTEM-35
 def test_reads_that_the_ulps_have_limited(connect: Connect) -> None:
     """Both ends keep to the lower depths: none of them sees one Read too many.
 
@@ -319,6 +321,7 @@ def _reach(name: str, b: seam.QueuePair) -> tuple[int, int]:
     return stag, base + offsets.get(name, 0)
 
 
+# shows: SYSTEM-17
 @pytest.mark.parametrize(
     ("opcode", "name", "codes"),
     [
@@ -376,6 +379,7 @@ def test_violation_ends_the_connection(
             pair.post([send_request(pair, b"more")])
 
 
+# shows: SYSTEM-17
 @pytest.mark.parametrize("offset", [84, 0])
 def test_access_up_to_the_last_byte(connect: Connect, offset: int) -> None:
     driver = connect()
@@ -434,6 +438,7 @@ def test_message_larger_than_a_receive(connect: Connect, provider: Provider) -> 
         assert error.terminate == (1, 2, 5)
 
 
+# shows: SYSTEM-50
 def test_second_invalidation_of_one_stag(connect: Connect, provider: Provider) -> None:
     provider.needs("invalidate", "second invalidation")
     driver = connect()
@@ -449,6 +454,7 @@ def test_second_invalidation_of_one_stag(connect: Connect, provider: Provider) -
     assert b.retire(stag) is False
 
 
+# shows: SYSTEM-17
 def test_invalidated_memory_is_out_of_reach_before_the_completion(
     connect: Connect, provider: Provider
 ) -> None:
@@ -468,6 +474,7 @@ def test_invalidated_memory_is_out_of_reach_before_the_completion(
     assert memory == bytes(16)
 
 
+# shows: SYSTEM-50
 def test_memory_is_untouched_after_retire(connect: Connect) -> None:
     """Placement under way is diverted: the caller's memory is its own when retire returns."""
     # proves: ISER-7145-11-4

@@ -22,6 +22,7 @@ from tests.support.golden import golden
 FORMS = pytest.mark.parametrize("form", [RFC_7145, RFC_5046], ids=["28", "12"])
 
 
+# shows: SYSTEM-31
 @FORMS
 def test_a_hello_is_as_the_specification_has_it(form: Form) -> None:
     """proves: ISER-9.3-1, ISER-9.3-2, ISER-9.3-3, ISER-9.3-4, ISER-9.3-5, ISER-7145-9.3-1"""
@@ -32,6 +33,7 @@ def test_a_hello_is_as_the_specification_has_it(form: Form) -> None:
     assert hello.max_version == hello.min_version == {28: 10, 12: 1}[form.length]
 
 
+# shows: SYSTEM-31
 @FORMS
 def test_a_reply_is_as_the_specification_has_it(form: Form) -> None:
     """proves: ISER-9.4-1, ISER-9.4-2, ISER-9.4-3, ISER-9.4-4, ISER-9.4-5, ISER-7145-9.3-1"""
@@ -100,6 +102,7 @@ def test_any_bytes(data: bytes, length: int) -> None:
         assert kind.unpack_untrusted(message.pack(length), length) == message
 
 
+# shows: SYSTEM-31
 @pytest.mark.parametrize(("ord", "ird", "agreed"), [(4, 9, 4), (9, 4, 4), (5, 5, 5), (9, 0, 0)])
 def test_the_target_takes_the_minimum(ord: int, ird: int, agreed: int) -> None:
     """proves: ISER-5.1.3-4, ISER-5.1.3-6"""
@@ -114,6 +117,7 @@ def test_a_target_without_reads_rejects_an_initiator_that_takes_some(form: Form)
     assert not answer(form, greeting(form, 0), 0).rejected  # none are taken, none are made
 
 
+# shows: SYSTEM-31
 @pytest.mark.parametrize(
     ("form", "largest", "smallest", "rejected"),
     [

@@ -116,6 +116,7 @@ def test_any_bytes_as_message(header: int, check: Check, data: bytes) -> None:
     assert data[0] >> 4 == 1 and len(data) >= header + 48 if whole else data[0] >> 4 in (2, 3)
 
 
+# shows: SYSTEM-18
 @pytest.mark.parametrize(
     ("data", "send_invalidate"),
     [
@@ -130,6 +131,7 @@ def test_connection_flags(data: bytes, send_invalidate: bool) -> None:
     assert ConnectionFlags.unpack(data).send_invalidate is send_invalidate
 
 
+# shows: SYSTEM-18
 def test_connection_flags_packed() -> None:
     """proves: ISER-RC-3, ISER-RC-4"""
     assert ConnectionFlags(0xC0).pack() == b"\xc0\0\0\0"

@@ -181,6 +181,7 @@ def test_byte_by_byte(initiator: Initiator) -> None:
     assert initiator.up.pdus[1][0] == NOP_IN
 
 
+# shows: SYSTEM-32
 def test_unexpected_pdus_at_once(initiator: Initiator) -> None:
     """A target that sends all that MaxOutstandingUnexpectedPDUs allows as soon as it may: the
     receives were posted before the login. proves: ISER-7145-5.1.3-4"""

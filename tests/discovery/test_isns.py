@@ -133,6 +133,7 @@ def test_targets() -> None:
     assert isns.targets_untrusted([isns.text(32, TARGET), isns.number(33, 1), END]) == []
 
 
+# shows: SYSTEM-10
 def test_portals() -> None:
     answer = [isns.text(48, TARGET), END]
     answer += group(TARGET.upper(), "10.0.0.1", 3260, 1)

@@ -14,6 +14,7 @@ from iserblk.iscsi.send_targets import Portal
 NETWORKS = [ipaddress.ip_network(text) for text in ("10.1.0.0/16", "2001:db8:1::/64")]
 
 
+# shows: SYSTEM-12
 @pytest.mark.parametrize(
     ("host", "near"),
     [
@@ -28,6 +29,7 @@ def test_near(host: str, near: bool | None) -> None:
     assert is_near(host, NETWORKS) is near
 
 
+# shows: SYSTEM-12, SYSTEM-21
 def test_order() -> None:
     """iSER first, then the own subnet, then as given. What is not known is between yes and no.
 
@@ -50,6 +52,7 @@ def test_order() -> None:
     ]
 
 
+# shows: SYSTEM-21
 def test_asking_counts_more_than_the_type() -> None:
     portal = Portal("h", 1, 1, 0)
     assert judge(portal, NETWORKS).iser is False
@@ -57,6 +60,7 @@ def test_asking_counts_more_than_the_type() -> None:
     assert as_iser(Candidate(portal, False), True).iser is True
 
 
+# shows: SYSTEM-12
 def test_local_networks(tmp_path: Path) -> None:
     """Networks come from the kernel's tables; rows that make no sense are left out."""
     net = tmp_path / "proc/net"

@@ -87,12 +87,14 @@ async def test_over_tcp_nothing_is_known_of_any_portal(world: World) -> None:
     assert [way.portal for way in found.targets[0].ways] == [NEAR, FAR]
 
 
+# shows: SYSTEM-22
 async def test_a_portal_group_may_say_that_it_takes_iser(world: World) -> None:
     world.answer = Answer(NEAR, "iscsi", [TargetRecord(IQN, (FAR, DEVICE))])
     found = await find_targets(ask_at("10.1.0.1", "iscsi"), Options(), probe=False)
     assert [way.iser for way in found.targets[0].ways] == [True, None]
 
 
+# shows: SYSTEM-23
 async def test_a_probe_asks_each_portal_once_and_not_the_known_one(world: World) -> None:
     """What a probe finds out counts more than the subnet, and than the portal group's type."""
     world.answer = Answer(
@@ -110,6 +112,7 @@ async def test_a_probe_asks_each_portal_once_and_not_the_known_one(world: World)
     assert found.targets[1].ways == [Candidate(FAR, True, False)]
 
 
+# shows: SYSTEM-23
 async def test_only_so_many_portals_are_probed_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ async def settled(target: TargetProcess, baseline: dict[str, int]) -> None:
     pytest.fail(f"before: {baseline}; after: {counted}")
 
 
+# shows: SYSTEM-46
 async def test_a_thousand_half_logins(target: TargetProcess) -> None:
     """The target cuts off every half login, and each costs little memory. The bystander goes on.
 
@@ -218,6 +219,7 @@ async def _flood_sends(session: object, sent: list[int]) -> None:
             pair.post([])
 
 
+# shows: SYSTEM-44
 @pytest.mark.parametrize("transport", (*TRANSPORTS, "stream"))
 @pytest.mark.parametrize("seed", range(4))
 async def test_lies(

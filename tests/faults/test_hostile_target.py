@@ -78,6 +78,7 @@ async def suffer(face: str, target: TargetProcess, transport: str, plan: Plan, s
     return errors
 
 
+# shows: SYSTEM-44
 @pytest.mark.parametrize(("face", "transport"), PAIRS)
 @pytest.mark.parametrize("seed", range(4))
 async def test_lies(
@@ -96,6 +97,7 @@ def _answer(unit: Unit) -> bool:
     return unit.opcode == 0x21 or (unit.opcode == 0x25 and bool(unit.bhs[1] & 1))
 
 
+# shows: SYSTEM-50
 @pytest.mark.parametrize(("face", "transport"), PAIRS)
 async def test_answers_to_dead_tasks(target: TargetProcess, face: str, transport: str) -> None:
     """Every answer comes twice. The task of the second answer has ended, and another command may

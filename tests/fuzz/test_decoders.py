@@ -58,6 +58,7 @@ def test_names_are_unique() -> None:
     assert len(ROWS) == len(ALL)
 
 
+# shows: SYSTEM-44
 @pytest.mark.parametrize("name", ROWS)
 def test_few(name: str) -> None:
     engine.run(ROWS[name], FEW if ROWS[name].each == 1 else FEW // 4)

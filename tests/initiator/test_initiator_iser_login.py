@@ -94,6 +94,7 @@ async def test_the_primitives_are_called_in_order() -> None:
     session.fail(ConnectionLost("end of test"))
 
 
+# shows: SYSTEM-4
 async def test_the_usage_rules_of_iscsi() -> None:
     """Our two ends, with RDMAExtensions=Yes: keys have answers, the status of a read comes in a
     SCSI Response of its own, and an initiator that loses a response sends no SNACK and reassigns no

@@ -411,6 +411,7 @@ def test_an_abort_keeps_the_stag_until_it_is_answered(link: Link) -> None:
     assert slot.waiter.pending == 0 and isinstance(slot.error, CommandTimeout)
 
 
+# shows: SYSTEM-33
 @pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])
 def test_any_kind_of_response_is_taken(link: Link, opcode: int) -> None:
     """A response may come with a solicited event or without, and with any bits in its iSER header
@@ -623,6 +624,7 @@ def test_pdus_that_do_not_exist_here(link: Link, opcode: int) -> None:
     assert isinstance(slot.error, RemoteProtocolError)
 
 
+# shows: SYSTEM-44
 @pytest.mark.parametrize(
     "message",
     [
@@ -643,6 +645,7 @@ def test_a_format_error_ends_the_connection(link: Link, message: bytes) -> None:
         link.theirs.progress(0.0)
 
 
+# shows: SYSTEM-38
 def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
     """proves: ISER-3.3-11, ISER-7.3.11-1"""
     slots = [link.read(bytearray(512)) for _ in range(3)]

@@ -51,6 +51,7 @@ def xor(one: bytes, two: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(one, two, strict=True))
 
 
+# shows: SYSTEM-36
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("size", [512, 4096, 65536, 300 * 512, 1 << 20])
 def test_for_threads(target: TargetProcess, way: str, size: int) -> None:

@@ -70,6 +70,7 @@ def urls(target: TargetProcess, group: str, block: int) -> list[str]:
     return [url, url] if group == "MultipathIO" else [url]
 
 
+# shows: SYSTEM-51
 @pytest.mark.timeout(400)  # some groups run each case again, and the machine may be busy
 @pytest.mark.parametrize("block", LUNS)
 @pytest.mark.parametrize("group", GROUPS or ["none"])

@@ -44,6 +44,7 @@ def noise(length: int, seed: int) -> bytes:
     return random.Random(seed).randbytes(length)
 
 
+# shows: SYSTEM-1
 @face
 @block
 async def test_sizes_and_alignments(target: TargetProcess, face: str, block: int) -> None:

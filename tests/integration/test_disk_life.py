@@ -222,6 +222,7 @@ async def test_after_cancellation_the_session_goes_on(start_target: StartTarget)
 # --- the connection ends -----------------------------------------------------------------------
 
 
+# shows: SYSTEM-43
 @face
 async def test_a_target_that_dies_ends_every_request(start_target: StartTarget, face: str) -> None:
     """Requests in flight fail, and so do later ones, when their io-timeout is over."""
@@ -284,6 +285,7 @@ async def _settled(running: TargetProcess, expected: dict[str, int]) -> dict[str
     return running.census()
 
 
+# shows: SYSTEM-43
 @face
 async def test_200_connects_and_disconnects(start_target: StartTarget, face: str) -> None:
     """Orderly connections, each with data both ways: nothing is left at either end."""

@@ -24,6 +24,7 @@ WANTED = pytest.mark.parametrize(
 )
 
 
+# shows: SYSTEM-31
 @pytest.mark.parametrize("face", WAYS)
 @STYLES
 @WANTED

@@ -126,6 +126,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
         yield process
 
 
+# shows: SYSTEM-10
 def test_targets_and_portals(server: Isnsd, target: TargetProcess) -> None:
     """Discovery lists targets and portals, and their URLs work. proves: ISER-GEN-3.3-1"""
     server.add(IQN, ("127.0.0.1", target.port), ("10.9.8.7", 860))

@@ -68,6 +68,7 @@ async def test_a_circle(portal: Portal) -> None:
         await opened(f"iscsi://{portal.name}/{IQN}/0")
 
 
+# shows: SYSTEM-5
 @pytest.mark.parametrize("slam", [False, True], ids=["silent", "closes"])
 async def test_fallback(slam: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The portal does not speak iSER: with fallback=iscsi there is one warning, and Traditional
@@ -118,6 +119,7 @@ async def test_fallback_is_not_needed(
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
+# shows: SYSTEM-20
 async def test_iser_that_is_refused_in_login(
     start_target: StartTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ async def test_iser_that_is_refused_in_login(
     session.fail(TransportError("the end"))
 
 
+# shows: SYSTEM-23
 async def test_neither_way() -> None:
     """One error names the failures of both transports."""
     with pytest.raises(

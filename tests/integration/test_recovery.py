@@ -65,6 +65,7 @@ async def _back(session: Session, reconnects: int) -> None:
         await until(lambda: session.reconnects >= reconnects)
 
 
+# shows: SYSTEM-39
 @transport
 @face
 async def test_killed_and_started_again(
@@ -337,6 +338,7 @@ async def test_50_reconnects_leave_nothing(
         assert session.reconnects == 50 and session.queue.busy == 0
 
 
+# shows: SYSTEM-14
 @pytest.mark.plain("replaces a method")
 @face
 async def test_bytes_that_are_wrong(start_target: StartTarget, face: str) -> None:

@@ -158,6 +158,7 @@ async def test_writes_come_back(tgtd: Tgtd, face: str, digest: str, unasked: str
         await disk.flush()
 
 
+# shows: SYSTEM-5
 @pytest.mark.logs(logs.FALLBACK)
 @pytest.mark.parametrize("face", FACES)
 async def test_a_target_without_iser(tgtd: Tgtd, face: str) -> None:
@@ -174,6 +175,7 @@ async def test_a_target_without_iser(tgtd: Tgtd, face: str) -> None:
         await disk.flush()
 
 
+# shows: SYSTEM-36
 def test_a_bidirectional_command(tgtd: Tgtd) -> None:
     """tgtd's iSCSI layer takes it, with the length of the AHS; its disks have no such command. Then
     the session goes on."""
@@ -274,6 +276,7 @@ def as_user(url: str, query: str = "") -> str:
     return url.replace("iscsi://", f"iscsi://{OWN[0]}@") + query
 
 
+# shows: SYSTEM-45
 @pytest.mark.parametrize("asks", ASKS)
 @pytest.mark.parametrize("unasked", ["Yes", "No"])
 async def test_all_block_operations(
@@ -336,6 +339,7 @@ async def test_no_credentials(tgtd: Tgtd) -> None:
             pass
 
 
+# shows: SYSTEM-7
 async def test_discovery(tgtd: Tgtd, record: Record) -> None:
     """Discovery of several targets, and of so many that the answer does not fit into one PDU."""
     url = replace(parse_url(tgtd.url), iqn="", lun=None)

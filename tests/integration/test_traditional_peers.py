@@ -91,6 +91,7 @@ def logged_in_with(spy: Spy, chap: str, digest: str = "None") -> None:
     assert not any(secret.encode() in spy.asked + spy.answered for _, secret in (OWN, THEIRS))
 
 
+# shows: SYSTEM-7, SYSTEM-45
 @pytest.mark.parametrize("chap", CHAP)
 def test_libiscsi(setting: Setting, record: Record, chap: str) -> None:
     """Its programs prefer HeaderDigest=None, whatever the URL says."""
@@ -128,6 +129,7 @@ def test_libiscsi_with_a_wrong_secret(setting: Setting) -> None:
 
 
 # QEMU's driver knows neither mutual CHAP nor data digests.
+# shows: SYSTEM-45
 @pytest.mark.parametrize("digest", ["None", "CRC32C"])
 @pytest.mark.parametrize("chap", ["none", "one-way"])
 def test_qemu_img(setting: Setting, tmp_path: Path, record: Record, chap: str, digest: str) -> None:

@@ -142,6 +142,7 @@ async def scsi(driver: TrioDriver, exchange: Exchange) -> None:
     assert data_in is None or not any(data_in)
 
 
+# shows: SYSTEM-4
 @pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, KERNEL])
 async def test_a_conversation(name: str) -> None:
     # proves: ISER-7.3.1-9, ISER-7.3.1-14, ISER-7.3.2-13, ISER-9.5.1-2, ISER-9.5.1-3, ISER-9.5.2-3
@@ -221,6 +222,7 @@ async def test_a_rejected_start_up(name: str) -> None:
         target.close()
 
 
+# shows: SYSTEM-49
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -187,6 +187,7 @@ def ended(initiator: RecordedInitiator) -> None:
     assert initiator.wire.receive() is None
 
 
+# shows: SYSTEM-4
 @pytest.mark.parametrize("name", [*SCRIPTS, *VARIANTS, KERNEL])
 def test_a_conversation(tmp_path: Path, name: str) -> None:
     # proves: ISER-5.2.2-3, ISER-7.3.1-16, ISER-7.3.2-5, ISER-7.3.2-6, ISER-7.3.2-7, ISER-7.3.2-8

@@ -61,6 +61,7 @@ def proof(challenge: dict[str, str], secret: str) -> str:
 # -- digests and values --------------------------------------------------------------------------
 
 
+# shows: SYSTEM-45
 @pytest.mark.parametrize("algorithm", VECTORS)
 def test_known_responses(algorithm: int) -> None:
     ours = chap.response(algorithm, 0x9A, Secret("secret-of-12-bytes"), bytes(range(16)))

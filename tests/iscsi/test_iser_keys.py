@@ -58,6 +58,7 @@ OF_THE_INITIATOR = [
 ]
 
 
+# shows: SYSTEM-4
 @pytest.mark.parametrize("offer", [*EACH_KEY, *OF_THE_INITIATOR], ids=lambda each: each.name)
 def test_target_knows_every_key(offer: Offer) -> None:
     """Each has its answer, and takes effect.
@@ -76,6 +77,7 @@ def test_target_knows_every_key(offer: Offer) -> None:
         assert answer == offer.answer
 
 
+# shows: SYSTEM-4
 @pytest.mark.parametrize("offer", EACH_KEY, ids=lambda each: each.name)
 def test_initiator_knows_every_key(offer: Offer) -> None:
     """Also keys that it has not offered itself: its answer is in its next request. To what it has
@@ -182,6 +184,7 @@ def test_both_ends_agree_on_a_hello() -> None:
     assert one.parameters.iser_hello_required and other.parameters.iser_hello_required
 
 
+# shows: SYSTEM-7
 def test_no_hello_in_a_discovery_session() -> None:
     assert "iSERHelloRequired" not in said(logins.initiator(hello=True, discovery=True).start())
 

@@ -60,6 +60,7 @@ def test_golden_bytes() -> None:
     assert answer[0] + answer[1] + bytes(padding) == golden.LOGIN_RESPONSE
 
 
+# shows: SYSTEM-5
 @pytest.mark.parametrize("says", ["No", "NotUnderstood", "Irrelevant", None])
 def test_a_target_without_iser(says: str | None) -> None:
     """The same login ends in Traditional iSCSI."""

@@ -23,6 +23,7 @@ from iserblk.iscsi.text_target import TextResponder
 A, B = "iqn.2026-11.example:a", "iqn.2026-11.example:b"
 
 
+# shows: SYSTEM-8
 @pytest.mark.parametrize(
     ("text", "portal"),
     [
@@ -82,6 +83,7 @@ def test_any_records(pairs: list[tuple[str, str]]) -> None:
             assert record.name and record.portals
 
 
+# shows: SYSTEM-8, SYSTEM-22
 def test_records() -> None:
     """Records keep their order; a repeated address counts once; none means the portal asked."""
     pairs = [

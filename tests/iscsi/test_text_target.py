@@ -27,6 +27,7 @@ def test_send_targets(request_text: str, answer: str) -> None:
     assert answer_to(request_text.encode(), TARGETS) == answer.encode()
 
 
+# shows: SYSTEM-8
 def test_send_targets_as_lio_answers() -> None:
     """The form of the answer is that of Linux's target."""
     ((_, data),) = captured.pdus("discovery_crc/03_sendtargets.t2i.bin")

@@ -41,6 +41,7 @@ def test_categories_of_an_initiator_s_pdus(opcode: int, ttt: int, expected: str)
     assert category(opcode, ttt) == expected
 
 
+# shows: SYSTEM-34
 def test_an_initiator_s_pdus_are_retired_by_exp_cmd_sn() -> None:
     """Those with CmdSN x: by an ExpCmdSN of x + 1 or more, which a PDU without the I bit brought
     about. proves: ISER-8.1.1.3-1, ISER-8.1.1.3-3"""
@@ -79,6 +80,7 @@ def test_no_limit() -> None:
     assert not ours.full and not theirs.full and theirs.ping_allowed
 
 
+# shows: SYSTEM-34
 def test_a_target_s_pdus_are_retired_by_exp_stat_sn() -> None:
     """Those with StatSN x: by an ExpStatSN of x + 1 or more.
 

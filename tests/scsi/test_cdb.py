@@ -12,6 +12,7 @@ LBA32 = st.integers(0, 0xFFFFFFFF)
 LBA64 = st.integers(0, 2**64 - 1)
 
 
+# shows: SYSTEM-51
 @pytest.mark.parametrize(
     ("built", "expected", "name"),
     [

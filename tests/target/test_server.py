@@ -83,6 +83,7 @@ async def ended(session: Session) -> None:
 BAD_AHS = bhs.SCSI_COMMAND_FIELDS.pack(1, 0x81, 1 << 24, bytes(8), 9, 0, 1, 0, bytes(16)) + bytes(4)
 
 
+# shows: SYSTEM-44
 @pytest.mark.parametrize(
     "message",
     [b"\x40" + bytes(75), b"\x20" + bytes(75), HEAD + bytes(47), HEAD + BAD_AHS],
@@ -627,6 +628,7 @@ async def over_tcp(url: Url, message: tuple[bytes, bytes]) -> tuple[trio.SocketS
     return stream, head
 
 
+# shows: SYSTEM-6
 @pytest.mark.parametrize("first", ["iser", "iscsi"])
 async def test_a_session_has_one_mode(first: str) -> None:
     """A second connection of a session is refused, whatever it speaks: so never is one connection

@@ -174,6 +174,7 @@ async def _peer_breaks_iser(bench: Bench) -> None:
     bench.send(b"\x40" + bytes(75))
 
 
+# shows: SYSTEM-43
 @pytest.mark.parametrize(
     "end", [_peer_closes, _peer_breaks_rdma, _peer_terminates, _peer_breaks_iser]
 )

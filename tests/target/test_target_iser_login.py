@@ -42,6 +42,7 @@ def by_chap(client: IserClient, secret: Secret) -> LoginInitiator:
     return one
 
 
+# shows: SYSTEM-32
 def test_the_end_of_login_is_in_order() -> None:
     """Allocate_Connection_Resources has succeeded, the key values are noticed and the datamover is
     enabled before the last Login Response leaves; each is called once for the full feature phase.
@@ -66,6 +67,7 @@ def test_the_end_of_login_is_in_order() -> None:
     assert (parameters.error_recovery_level, parameters.max_outstanding_r2t) == (0, 1)
 
 
+# shows: SYSTEM-46
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 def test_nothing_is_allocated_for_a_stranger(right: bool) -> None:
     """While an initiator has not proved who it is, the target has the few buffers of a login, and
@@ -95,6 +97,7 @@ def test_nothing_is_allocated_for_a_stranger(right: bool) -> None:
         assert client.connection.done and client.connection.parameters is None
 
 
+# shows: SYSTEM-45
 def test_a_session_with_chap_works_as_any() -> None:
     """proves: ISER-11-2, ISER-GEN-8.1.6.4-1"""
     client = IserClient(accounts=ACCOUNTS)

@@ -413,6 +413,7 @@ def test_other_answers_are_sends() -> None:
     assert client.connection.done
 
 
+# shows: SYSTEM-38
 @pytest.mark.parametrize("opcode", [bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST])
 def test_what_iser_has_no_use_for_is_rejected(opcode: int) -> None:
     """SNACK, and Login in full feature phase: Reject, protocol error; the connection lives on.
@@ -486,6 +487,7 @@ def test_portals_are_told_with_their_group() -> None:
     assert refused.bhs[36] == 2 and b"TargetAddress" not in told.data + refused.data
 
 
+# shows: SYSTEM-33
 @pytest.mark.parametrize("opcode", [seam.SEND, seam.SEND_SE])
 def test_any_kind_of_send_is_taken(opcode: int) -> None:
     """A solicited event means nothing here. proves: ISER-7145-1.5.2-6"""
@@ -596,6 +598,7 @@ def test_login_travels_in_sends() -> None:
 # -- what ends the connection --------------------------------------------------------------------
 
 
+# shows: SYSTEM-32
 @pytest.mark.parametrize("word", ["No", "Yes", None])
 def test_initiators_with_and_without_a_hello_are_served(word: str | None) -> None:
     """A target may end the connection of an initiator that wants none; ours goes on.
@@ -687,6 +690,7 @@ def unexpected(client: IserClient) -> list[int]:
     ]
 
 
+# shows: SYSTEM-34
 @pytest.mark.parametrize(("declared", "most"), [("2", 2), ("5", 5), ("0", 12), (None, 12)])
 def test_no_more_than_the_initiator_takes(declared: str | None, most: int) -> None:
     """Asynchronous Messages, Rejects and pings together; the last one is a ping. With ExpStatSN, or
@@ -761,6 +765,7 @@ def test_a_ping_asks_for_the_sequence_numbers() -> None:
     assert client.command(TEST_UNIT_READY).bhs[3] == 0
 
 
+# shows: SYSTEM-34
 def test_a_peer_that_sends_more_than_it_may_is_cut_off() -> None:
     """MaxOutstandingUnexpectedPDUs says how many receives there are for them; when all receives are
     used up, the connection ends (RFC 7145 section 8.1). proves: ISER-3.3-10"""

@@ -82,6 +82,7 @@ async def opened(paths: Paths, lun: int | None = 3) -> Any:
     return await open_path(paths, lun)  # type: ignore[arg-type]
 
 
+# shows: SYSTEM-23
 async def test_the_first_way_that_carries_out_commands_is_taken() -> None:
     standby = Session("a:1", ConnectFailed("a: standby"))
     good, other = Session("b:1"), Session("c:1")

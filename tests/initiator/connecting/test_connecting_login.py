@@ -94,6 +94,7 @@ async def test_the_session_begins_when_the_hello_is_answered() -> None:
     close(target.ours, target.theirs)
 
 
+# shows: SYSTEM-32
 async def test_a_ping_right_behind_the_reply_is_answered() -> None:
     def greeted(target: Target) -> None:
         target.say(golden("iser/hello-reply-28"))

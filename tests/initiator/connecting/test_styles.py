@@ -136,6 +136,7 @@ async def test_options_of_iser_hold_for_a_byte_stream(options: dict[str, Any]) -
     assert about["mpa_enhanced"] and about["ord"] == 64
 
 
+# shows: SYSTEM-5
 @pytest.mark.logs(TRADITIONAL)
 async def test_the_same_connection_goes_on() -> None:
     """A target without iSER: Traditional iSCSI, and no second connection.

@@ -168,6 +168,7 @@ async def test_iwarp_never_looks_at_devices(fabric: Fabric, port: int) -> None:
     assert fabric.log == []
 
 
+# shows: SYSTEM-20
 @pytest.mark.parametrize(
     ("routes", "error", "words"),
     [

@@ -111,6 +111,7 @@ async def test_a_target_that_does_not_agree_to_iser(fabric: Fabric) -> None:
         session.fail(TransportError("the end"))
 
 
+# shows: SYSTEM-11
 async def test_portals_that_tcp_finds_are_reached_by_rdma_cm(fabric: Fabric) -> None:
     """SendTargets over TCP; the device is found by the address that it names.
 

@@ -244,6 +244,7 @@ def test_aborts_are_immediate_where_the_target_takes_them(parameters: dict[str, 
     assert control_pdus(dm) == [(1, 4)] * 3
 
 
+# shows: SYSTEM-34
 def test_no_more_immediate_pdus_than_the_target_takes() -> None:
     """The third abort goes through the command window, and its answer, with an ExpCmdSN behind it,
     retires the others.

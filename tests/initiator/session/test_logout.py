@@ -7,6 +7,7 @@ from iserblk.initiator.session.slots import TaskSlot
 from iserblk.iscsi import bhs, pdu
 
 
+# shows: SYSTEM-43
 def test_it_closes_the_session() -> None:
     """RFC 7143 section 11.14: opcode 06h, immediate, F, reason 0; the CID is that of the session's
     first connection, and no data segment follows."""

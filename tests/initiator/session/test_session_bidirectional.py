@@ -53,6 +53,7 @@ def end_one(link: Link) -> None:
     link.sent.clear()
 
 
+# shows: SYSTEM-36
 def test_over_iser_byte_by_byte() -> None:
     """One Send with both STags in its header, and the AHS behind its BHS. The response names the
     Read STag; the initiator invalidates the Write STag.

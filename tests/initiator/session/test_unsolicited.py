@@ -125,6 +125,7 @@ def pieces_of(sent: list[Message]) -> list[tuple[pdu.DataOut, bytes]]:
     ]
 
 
+# shows: SYSTEM-37
 @pytest.mark.parametrize(
     ("kind", "write"),
     [(IserInitiator, unsolicited.WRITE), (ZeroBasedInitiator, unsolicited.WRITE_5046)],

@@ -33,6 +33,7 @@ def connection(url: str, *options: str) -> tuple[object, str]:
     return disk["connection"]["provider"], disk["provider_reason"]
 
 
+# shows: SYSTEM-19
 def test_a_target_that_listens_both_ways(tmp_path: Path) -> None:
     with target(tmp_path, "--rcap", "verbs") as server:
         device = os.environ["LAB_DEVICE"]
@@ -56,6 +57,7 @@ def test_a_target_on_every_address(tmp_path: Path) -> None:
         assert connection(url, "--rcap", "verbs")[0] == "verbs"
 
 
+# shows: SYSTEM-20
 def test_nobody_listens_by_rdma_cm(tmp_path: Path) -> None:
     with target(tmp_path) as server:
         done = iserblk("-v", "info", f"{server.url}/0")

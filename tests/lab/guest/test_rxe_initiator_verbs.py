@@ -17,6 +17,7 @@ from tests.support.interop import Record
 MIB = 1 << 20
 
 
+# shows: SYSTEM-2, SYSTEM-11, SYSTEM-16, SYSTEM-53
 @pytest.mark.parametrize(("immediate", "initial_r2t"), [("Yes", "No"), ("No", "Yes")])
 def test_a_disk_of_the_kernel(
     immediate: str, initial_r2t: str, tmp_path: Path, record: Record
@@ -47,6 +48,7 @@ def test_a_disk_of_the_kernel(
     )
 
 
+# shows: SYSTEM-7, SYSTEM-11, SYSTEM-53
 def test_libiscsi_s_tools(tmp_path: Path, record: Record) -> None:
     listen = os.environ["LAB_LISTEN"]
     file = tmp_path / "disk"

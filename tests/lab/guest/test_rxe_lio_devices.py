@@ -16,12 +16,14 @@ def test_there_is_a_soft_roce_device() -> None:
     assert "PORT_ACTIVE" in said("ibv_devinfo", "-d", "rxe0")
 
 
+# shows: SYSTEM-19
 def test_the_target_listens_for_rdma() -> None:
     address = f"{os.environ['LAB_ADDRESS']}:{os.environ['LAB_PORT']}"
     listeners = said("rdma", "resource", "show", "cm_id")
     assert any("LISTEN" in line and address in line for line in listeners.splitlines())
 
 
+# shows: SYSTEM-19
 def test_the_target_answers_a_client_that_is_not_ours(lab_url: str) -> None:
     inquiry = said("iscsi-inq", lab_url)
     assert "LIO-ORG" in inquiry and "DIRECT_ACCESS" in inquiry

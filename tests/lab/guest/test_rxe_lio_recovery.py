@@ -43,6 +43,7 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return made
 
 
+# shows: SYSTEM-39
 @pytest.mark.parametrize("face", ["async", "blocking"])
 async def test_the_portal_group_is_disabled_and_enabled(
     mode: str, face: str, record: Record

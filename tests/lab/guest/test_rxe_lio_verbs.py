@@ -24,6 +24,7 @@ def without_initial_r2t() -> Iterator[None]:
     key.write_text(before)
 
 
+# shows: SYSTEM-37
 @pytest.mark.parametrize("immediate", ["yes", "no"])
 async def test_unsolicited_data(immediate: str, without_initial_r2t: None, record: Record) -> None:
     """Data-Outs behind the command of each write of up to 64 KiB. LIO takes them at offsets that
@@ -39,6 +40,7 @@ async def test_unsolicited_data(immediate: str, without_initial_r2t: None, recor
     )
 
 
+# shows: SYSTEM-1, SYSTEM-16, SYSTEM-18, SYSTEM-53
 @pytest.mark.parametrize("mode", ["window", "region"])
 async def test_all_block_operations(
     mode: str, record: Record, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ def tgtd_version() -> str:
     return (done.stdout or done.stderr).split()[-1]
 
 
+# shows: SYSTEM-1, SYSTEM-16, SYSTEM-18, SYSTEM-33, SYSTEM-53
 @pytest.mark.parametrize("mode", ["window", "region"])
 async def test_all_block_operations(
     mode: str, record: Record, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from tests.support.interop import Record
 TREE = Path(__file__).parents[2] / "scsi"  # any directory with some files
 
 
+# shows: SYSTEM-2, SYSTEM-13, SYSTEM-37, SYSTEM-53
 @pytest.mark.parametrize(("immediate", "initial_r2t"), [("Yes", "No"), ("No", "Yes")])
 def test_a_disk_of_the_kernel(
     immediate: str, initial_r2t: str, tmp_path: Path, record: Record

@@ -22,6 +22,7 @@ def set_mtu(mtu: int) -> None:
     subprocess.run(["ip", "link", "set", "lo", "mtu", str(mtu)], check=True)
 
 
+# shows: SYSTEM-1, SYSTEM-13, SYSTEM-53
 @pytest.mark.parametrize(
     ("crc", "mtu", "frames"),
     [

@@ -40,6 +40,7 @@ def chap_of_the_kernel(chap: str) -> dict[str, str]:
     return settings
 
 
+# shows: SYSTEM-37, SYSTEM-45, SYSTEM-51
 @pytest.mark.parametrize(
     ("chap", "digest", "immediate"), [("one-way", "None", "Yes"), ("mutual", "CRC32C", "No")]
 )

@@ -47,6 +47,7 @@ def as_user(query: str = "") -> str:
     return os.environ["LAB_URL"].replace("iscsi://", f"iscsi://{OWN[0]}@") + query
 
 
+# shows: SYSTEM-51
 @pytest.mark.parametrize(("chap", "immediate"), [("one-way", "Yes"), ("mutual", "No")])
 async def test_all_block_operations(
     tmp_path: Path, record: Record, chap: str, immediate: str
@@ -64,6 +65,7 @@ async def test_all_block_operations(
     )
 
 
+# shows: SYSTEM-45
 @pytest.mark.parametrize("auth", ["md5", "sha1", "sha256", "sha3-256"])
 async def test_each_algorithm(tmp_path: Path, auth: str) -> None:
     configure("mutual")

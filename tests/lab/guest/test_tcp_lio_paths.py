@@ -55,6 +55,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
     made.remove()
 
 
+# shows: SYSTEM-7, SYSTEM-8
 def test_discovery(groups: lio.Groups, record: Record) -> None:
     (found,) = good_json("discover", f"iscsi://{groups.portals[0]}")["targets"]
     assert [(f"{each['host']}:{each['port']}", each["group"]) for each in found["portals"]] == [

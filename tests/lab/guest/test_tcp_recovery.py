@@ -32,6 +32,7 @@ def without_chap() -> None:
     (group / "param" / "AuthMethod").write_text("CHAP,None")
 
 
+# shows: SYSTEM-39
 @pytest.mark.parametrize("face", ["async", "blocking"])
 async def test_the_portal_group_is_disabled_and_enabled(face: str, record: Record) -> None:
     async with disk_and_session(face, os.environ["LAB_URL"], OPTIONS) as (disk, session):

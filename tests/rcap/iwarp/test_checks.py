@@ -32,6 +32,7 @@ def region(rights: int = seam.REMOTE_READ | seam.REMOTE_WRITE) -> Region:
     return made
 
 
+# shows: SYSTEM-49
 @pytest.mark.parametrize(
     ("of", "layer"), [(rdmap.TO_WRAP, "RDMAP"), (ddp.TO_WRAP, "DDP"), (ddp.MPA_CRC, "MPA")]
 )

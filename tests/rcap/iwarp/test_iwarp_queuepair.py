@@ -130,6 +130,7 @@ def test_read_behind_the_rtr_read_has_msn_2_and_only_it_completes(benches: list[
     assert sink == b"sink"
 
 
+# shows: SYSTEM-13
 @pytest.mark.parametrize("rtr", [mpa.RTR_NONE, mpa.RTR_SEND, mpa.RTR_WRITE, mpa.RTR_READ])
 @pytest.mark.parametrize("crc", [True, False])
 def test_both_ends_with_each_rtr(rtr: int, crc: bool) -> None:

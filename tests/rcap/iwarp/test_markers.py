@@ -24,6 +24,7 @@ def _send(msn: int, size: int) -> list[bytes]:
     return [header.pack(), bytes(size)]
 
 
+# shows: SYSTEM-14
 def test_figure_5() -> None:
     # proves: ISER-5.1-13
     assert MarkerFramer(crc=True).frame(_send(1, 24)) == FIGURE_5
@@ -36,6 +37,7 @@ def test_figure_6() -> None:
     assert framer.frame(_send(2, 24)) == FIGURE_6
 
 
+# shows: SYSTEM-14
 @pytest.mark.parametrize("crc", [True, False])
 @given(sizes=st.lists(st.integers(0, 1600), min_size=1, max_size=12))
 def test_an_independent_reader_finds_every_marker_and_crc(crc: bool, sizes: list[int]) -> None:

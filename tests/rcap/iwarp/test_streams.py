@@ -28,6 +28,7 @@ def _payload_again(frame: Fpdu) -> bytes:
     return frame.payload
 
 
+# shows: SYSTEM-13
 @pytest.mark.parametrize("name", FPDU_STREAMS)
 def test_every_frame_is_encoded_again_byte_for_byte(name: str) -> None:
     again = b""
@@ -39,6 +40,7 @@ def test_every_frame_is_encoded_again_byte_for_byte(name: str) -> None:
     assert again == streams.read(name)
 
 
+# shows: SYSTEM-14
 def test_the_frame_with_a_bad_crc_is_refused() -> None:
     data = streams.read(streams.BAD_CRC)
     with pytest.raises(RemoteProtocolError) as caught:
@@ -97,6 +99,7 @@ def test_captured_login_through_the_receive_core(name: str, chunk: int) -> None:
     )
 
 
+# shows: SYSTEM-49
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -56,6 +56,7 @@ class QueuePair:
         self.set.update(vars(attributes))
 
 
+# shows: SYSTEM-35
 @pytest.mark.parametrize(
     ("ours", "said", "agreed"),
     [

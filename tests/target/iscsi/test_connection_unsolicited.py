@@ -283,6 +283,7 @@ def test_it_is_refused_where_it_was_not_agreed_on() -> None:
     assert answer.opcode == bhs.REJECT
 
 
+# shows: SYSTEM-37
 def test_golden_bytes() -> None:
     """The three Sends of a write, as the specifications have them, byte for byte.
 
