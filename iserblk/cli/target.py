@@ -28,12 +28,12 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 @click.command("target")
 @click.option(
     "--listen",
-    metavar="HOST:PORT[,GROUP]",
+    metavar="HOST:PORT[,GROUP][,transport=NAME+NAME]",
     multiple=True,
     default=("127.0.0.1:3260",),
     show_default=True,
     help="Address to listen on; port 0: any free port. May be repeated, for portals in several"
-    " target portal groups.",
+    " target portal groups. transport: what the portals of the group take: iwarp, tcp, verbs.",
 )
 @click.option(
     "--access-states",

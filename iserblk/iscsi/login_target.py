@@ -66,7 +66,9 @@ class LoginTargetConfig:
     ``rdma`` False: the connection is Traditional iSCSI. True: login travels in messages of iSER,
     and ends if iSER is not agreed to; but with a ``max_recv_data_segment_length`` other than 0 it
     travels as a byte stream, and where the initiator does not ask for iSER (RDMAExtensions=Yes) the
-    connection goes on in Traditional iSCSI, with that MaxRecvDataSegmentLength."""
+    connection goes on in Traditional iSCSI, with that MaxRecvDataSegmentLength. There
+    ``takes_iser`` False is the answer No to RDMAExtensions, and ``takes_traditional`` False ends a
+    login that does not ask for iSER, except for discovery."""
 
     target_name: str
     tsih: int
@@ -78,6 +80,8 @@ class LoginTargetConfig:
     sessions: Container[int] = ()
     rdma: bool = True
     max_recv_data_segment_length: int = 0
+    takes_iser: bool = True
+    takes_traditional: bool = True
     accounts: Accounts | None = None
     may_log_in: Callable[[str, str], bool] = lambda _name, _user: True
     portal_group: int = 1
@@ -344,12 +348,15 @@ class LoginTarget:
         Traditional iSCSI: an initiator offers RDMAExtensions there or never (RFC 7145 section 6.3).
         It is not offered by us, as most clients of a TCP port do not know it."""
         self._stream = False
-        if self._received.get("RDMAExtensions") == "Yes":
+        if self._received.get("RDMAExtensions") == "Yes" and self._config.takes_iser:
             self._rdma = True
             # RDMAExtensions=Yes implies that (section 6.1).
             self.parameters.header_digest = self.parameters.data_digest = "None"
-        else:
+        elif self._config.takes_traditional:
             self.parameters.rdma_extensions = False
+        else:
+            self.problem = "the portal group takes iSER only, and the initiator does not ask for it"
+            raise _Refusal(INITIATOR_ERROR)
 
     def _authenticate(
         self, chap_target: ChapTarget, pairs: list[tuple[str, str]], stage: int, started: bool

@@ -4,17 +4,29 @@ In iSCSI a portal group is a SCSI target port (RFC 7143 section 4.4.1). Here its
 number of its target port group (ALUA). Two sessions with the same name in two groups are two
 sessions. States are for testing how initiators fail over: every LUN is behind every port, in
 whatever state the port is.
+
+A session may use every portal of its group, so all portals of a group take the same transports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import alua
 
 MAXIMUM_TAG = 65535
+
+# What a portal takes.
+IWARP = "iwarp"  # iSER over software iWARP, on TCP
+TCP = "tcp"  # Traditional iSCSI
+VERBS = "verbs"  # iSER over RDMA devices, by rdma_cm
+TRANSPORTS = (IWARP, TCP, VERBS)
+ON_TCP = frozenset((IWARP, TCP))  # these share a TCP port
+ISER = frozenset((IWARP, VERBS))
+
 STATES = {
     "optimized": alua.ACTIVE_OPTIMIZED,
     "non-optimized": alua.ACTIVE_NON_OPTIMIZED,
@@ -43,15 +55,28 @@ _CHANGED_BY_ITSELF = 2  # STATUS CODE: the target changed the state (implicit AL
 
 class TargetPort:
     """One portal group. ``addresses``: its portals (``host:port``), without those that listen on
-    all addresses of the machine (0.0.0.0). ``refusal``: ASC << 8 | ASCQ with which most commands
-    end in the present state; 0: commands are carried out."""
+    all addresses of the machine (0.0.0.0). ``transports``: what each of them takes. ``refusal``:
+    ASC << 8 | ASCQ with which most commands end in the present state; 0: commands are carried
+    out."""
 
-    __slots__ = ("addresses", "ports", "refusal", "relative", "state", "status", "tag")
+    __slots__ = (
+        "addresses",
+        "ports",
+        "refusal",
+        "relative",
+        "state",
+        "status",
+        "tag",
+        "transports",
+    )
 
-    def __init__(self, ports: TargetPorts, tag: int, relative: int) -> None:
+    def __init__(
+        self, ports: TargetPorts, tag: int, relative: int, transports: frozenset[str]
+    ) -> None:
         self.ports = ports
         self.tag = tag
         self.relative = relative
+        self.transports = transports
         self.addresses: list[str] = []
         self.state = alua.ACTIVE_OPTIMIZED
         self.status = 0
@@ -62,9 +87,17 @@ class TargetPorts:
     """All portal groups of the target, by tag, in the order given. ``several``: there are more
     than one, so the target tells initiators of ALUA."""
 
-    def __init__(self, tags: Sequence[int] = (1,)) -> None:
+    def __init__(
+        self, tags: Sequence[int] = (1,), transports: Mapping[int, frozenset[str]] | None = None
+    ) -> None:
+        """``transports``: of groups, by tag; a group that is missing there takes both that share a
+        TCP port."""
         unique = list(dict.fromkeys(tags))
-        self.by_tag = {tag: TargetPort(self, tag, i + 1) for i, tag in enumerate(unique)}
+        given = transports or {}
+        self.by_tag = {
+            tag: TargetPort(self, tag, i + 1, given.get(tag, ON_TCP))
+            for i, tag in enumerate(unique)
+        }
         self.several = len(unique) > 1
 
     def set_states(self, states: Mapping[int, int]) -> bool:
@@ -103,15 +136,54 @@ class TargetPorts:
 ONLY_PORT = TargetPorts().by_tag[1]  # the default: a single portal group, with tag 1
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """Parse ``HOST:PORT[,GROUP]``, the form of TargetAddress. Returns ``HOST:PORT``, which is not
-    checked, and the group (default 1). Raises BadArgument."""
-    place, comma, tag = text.partition(",")
-    if not comma:
-        return place, 1
+@dataclass(slots=True, frozen=True)
+class Listen:
+    """One value of ``--listen``. ``place``: ``HOST:PORT``, not checked. ``transports`` empty: those
+    of its group, or the default."""
+
+    place: str
+    group: int = 1
+    transports: frozenset[str] = frozenset()
+
+
+def parse_listen(text: str) -> Listen:
+    """Parse ``HOST:PORT[,GROUP][,transport=NAME[+NAME…]]``; the group may also be written
+    ``group=GROUP``. Raises BadArgument."""
+    place, *words = text.split(",")
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            name, value = "group", word
+        if name not in ("group", "transport"):
+            raise BadArgument(f"--listen {text}: {name[:60]!r} is neither group nor transport")
+        if name in given:
+            raise BadArgument(f"--listen {text}: {name} is given twice")
+        given[name] = value
+    tag = given.get("group", "1")
     if not (tag.isascii() and tag.isdigit() and int(tag[:6]) <= MAXIMUM_TAG):
         raise BadArgument(f"--listen {text}: a portal group is a number from 0 to {MAXIMUM_TAG}")
-    return place, int(tag)
+    transports = frozenset(given["transport"].split("+")) if "transport" in given else frozenset()
+    if not transports <= frozenset(TRANSPORTS):
+        raise BadArgument(
+            f"--listen {text}: the transports are {', '.join(TRANSPORTS)}; several are joined by +"
+        )
+    return Listen(place, int(tag), transports)
+
+
+def transports_of(listens: Sequence[Listen], default: frozenset[str]) -> dict[int, frozenset[str]]:
+    """The transports of each group: those that its portals name, else ``default``. Raises
+    BadArgument where two portals of a group name others."""
+    found: dict[int, frozenset[str]] = {}
+    for each in listens:
+        known = found.setdefault(each.group, each.transports)
+        if each.transports and known and known != each.transports:
+            raise BadArgument(
+                f"--listen {each.place}: group {each.group} has portals of other transports; all"
+                " portals of a group take the same: give it another group"
+            )
+        found[each.group] = known or each.transports
+    return {group: transports or default for group, transports in found.items()}
 
 
 def read_states(path: Path) -> dict[int, int]:

@@ -49,7 +49,19 @@ from iserblk.target.iscsi.listening import (
 )
 from iserblk.target.iscsi.slot import TargetTask
 from iserblk.target.lunlist import LunList
-from iserblk.target.ports import ONLY_PORT, TargetPort, TargetPorts, parse_listen, read_states
+from iserblk.target.ports import (
+    ISER,
+    IWARP,
+    ON_TCP,
+    ONLY_PORT,
+    TCP,
+    VERBS,
+    TargetPort,
+    TargetPorts,
+    parse_listen,
+    read_states,
+    transports_of,
+)
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.waiting.busy_polling import Pace, Watch
 from iserblk.waiting.descriptors import WriteWatch
@@ -121,11 +133,11 @@ class TargetServer:
                 with trio.move_on_after(LOGIN_TIMEOUT_S) as scope:
                     self._login_begins(sock, scope)
                     try:
-                        accepted = await accept(sock)
+                        accepted = await accept(sock, IWARP in port.transports)
                     finally:
                         self._logins.pop(sock, None)
                 if accepted is None:
-                    log.info("%s: the peer went away before its protocol was known", peer)
+                    log.info("%s: no login: the peer went away, or may not use iSER here", peer)
                     return
         if isinstance(accepted, SocketStream):
             await self._serve_stream(accepted, portal, peer, port)
@@ -189,6 +201,8 @@ class TargetServer:
                 queue_depth=QUEUE_DEPTH,
                 sessions=self._tsihs,
                 max_recv_data_segment_length=traditional,
+                takes_iser=IWARP in port.transports,
+                takes_traditional=TCP in port.transports,
                 accounts=self._accounts,
                 may_log_in=self._may_log_in,
                 portal_group=port.tag,
@@ -539,9 +553,10 @@ async def serve(
 ) -> None:
     """Run one target until cancelled.
 
-    ``listen``: one or more ``HOST:PORT[,GROUP]``. ``ready(url)`` is called once, when the target
-    accepts connections; ``url`` has the first address, with the port that was bound.
-    ``busy_poll_us``: see Pace. ``rdma``: also accept connections by rdma_cm. ``accounts``: the
+    ``listen``: one or more values of ``ports.parse_listen``. ``ready(url)`` is called once, when
+    the target accepts connections; ``url`` has the first address, with the port that was bound.
+    ``busy_poll_us``: see Pace. ``rdma``: also accept connections by rdma_cm, in each portal group
+    that does not name its transports. ``accounts``: the
     users that may log in (CHAP); None: every initiator may. ``states``: a file of ALUA states
     (``ports.parse_states``), read now and after each SIGHUP. ``header``: bytes of the iSER header,
     28 or 12: all initiators must use the same. ``access``: a file that says which initiator has
@@ -551,7 +566,8 @@ async def serve(
     NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read a file;
     nothing stays open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
-    ports = TargetPorts([tag for _, tag in places])
+    transports = transports_of(places, ON_TCP | {VERBS} if rdma else ON_TCP)
+    ports = TargetPorts([each.group for each in places], transports)
     server = TargetServer(iqn, luns, busy_poll_us, accounts, ports, header)
 
     async def reread_states(path: Path) -> None:
@@ -573,6 +589,7 @@ async def serve(
     # The target port of each listener.
     port_of: dict[trio.SocketListener, TargetPort] = {}
     rdma_listeners: list[RdmaListener] = []
+    rdma_ports: list[tuple[str, TargetPort]] = []  # portal and target port of each of them
     limiter = trio.Semaphore(MAX_CONNECTIONS)
 
     async def accept(listener: trio.SocketListener, sessions: trio.Nursery) -> None:
@@ -646,26 +663,37 @@ async def serve(
             life.cancel()
 
     try:
-        for place, tag in places:
-            for each in await listen_tcp(place):
-                listeners.append(each)
-                port_of[each] = ports.by_tag[tag]
-                if not is_any_address(each.socket.getsockname()):
-                    port_of[each].addresses.append(name_of(each.socket.getsockname()))
-        if rdma:
-            rdma_listeners = listen_rdma(listeners)
+        rdma_addresses: list[object] = []
+        first = ""
+        for place in places:
+            port = ports.by_tag[place.group]
+            for each in await listen_tcp(place.place):
+                address = each.socket.getsockname()
+                first = first or name_of(address)
+                if not is_any_address(address):
+                    port.addresses.append(name_of(address))
+                if VERBS in port.transports:
+                    rdma_addresses.append(address)
+                    rdma_ports.append((name_of(address), port))
+                if port.transports & ON_TCP:
+                    listeners.append(each)
+                    port_of[each] = port
+                else:
+                    await each.aclose()  # it has told the address, and perhaps chosen the port
+        if rdma_addresses:
+            rdma_listeners = listen_rdma(rdma_addresses)
         async with trio.open_nursery() as nursery:
             life = trio.CancelScope(shield=True)
             sessions = await nursery.start(run_sessions, life)
             nursery.start_soon(say_goodbye, life)
             for listener in listeners:
                 nursery.start_soon(accept, listener, sessions)
-            for rdma_listener, beside in zip(rdma_listeners, listeners, strict=False):
-                portal = name_of(beside.socket.getsockname())
-                nursery.start_soon(accept_rdma, rdma_listener, portal, port_of[beside], sessions)
+            for rdma_listener, (portal, port) in zip(rdma_listeners, rdma_ports, strict=True):
+                nursery.start_soon(accept_rdma, rdma_listener, portal, port, sessions)
             if files:
                 await nursery.start(_watch_files, files)
-            ready(f"iser://{name_of(listeners[0].socket.getsockname())}/{iqn}")
+            scheme = "iser" if transports[places[0].group] & ISER else "iscsi"
+            ready(f"{scheme}://{first}/{iqn}")
     finally:
         stop_listening()
 

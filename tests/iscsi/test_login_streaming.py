@@ -7,7 +7,7 @@ import pytest
 from iserblk.errors import IserRefused, LoginError
 from iserblk.iscsi import pdu
 from iserblk.iscsi.login_initiator import LoginInitiator, LoginInitiatorConfig
-from iserblk.iscsi.login_target import LoginTarget
+from iserblk.iscsi.login_target import INITIATOR_ERROR, LoginTarget
 from iserblk.iscsi.text import decode_untrusted
 from tests.iscsi import logins
 from tests.vectors import streaming_login as golden
@@ -118,6 +118,32 @@ def test_a_discovery_session_stays_a_byte_stream() -> None:
     one, other = initiator(discovery=True), target()
     logins.login(one, other)
     assert not one.parameters.rdma_extensions and not other.parameters.rdma_extensions
+
+
+def test_a_portal_group_of_traditional_iscsi() -> None:
+    """RDMAExtensions=Yes is answered No, and the login goes on."""
+    one, other = initiator(needs_rdma=False, header_digest="CRC32C,None"), target(takes_iser=False)
+    (answer,) = other.receive(*one.start())
+    assert logins.said(answer)["RDMAExtensions"] == "No"
+    one.receive(*answer)
+    for agreed in (one.parameters, other.parameters):
+        assert not agreed.rdma_extensions and agreed.header_digest == "CRC32C"
+    assert one.done and other.done
+
+
+def test_a_portal_group_of_iser() -> None:
+    """A login that does not ask for iSER is refused, but discovery is not."""
+    one, other = initiator(), target(takes_traditional=False)
+    logins.login(one, other)
+    assert one.parameters.rdma_extensions and other.parameters.rdma_extensions
+    other = target(takes_traditional=False)
+    who = [("InitiatorName", logins.INITIATOR), ("TargetName", logins.TARGET)]
+    ((header, _),) = other.receive(*logins.request(who))
+    assert pdu.LoginResponse.unpack_from(header).status == INITIATOR_ERROR
+    assert other.failed and "takes iSER only" in other.problem
+    one, other = initiator(discovery=True), target(takes_traditional=False)
+    logins.login(one, other)
+    assert one.done and other.done
 
 
 def test_an_offer_that_comes_too_late() -> None:

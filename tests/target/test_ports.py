@@ -9,12 +9,15 @@ import pytest
 from iserblk.errors import BadArgument
 from iserblk.scsi import alua, cdb, inquiry, sense
 from iserblk.target.ports import (
+    ON_TCP,
     ONLY_PORT,
     STATES,
+    Listen,
     TargetPorts,
     parse_listen,
     parse_states,
     read_states,
+    transports_of,
 )
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from tests.target.fake_store import FakeStore
@@ -114,11 +117,33 @@ def test_addresses() -> None:
 
 
 def test_where_to_listen() -> None:
-    assert parse_listen("127.0.0.1:0") == ("127.0.0.1:0", 1)
-    assert parse_listen("[::1]:3260,65535") == ("[::1]:3260", 65535)
-    for wrong in ("h:1,", "h:1,x", "h:1,65536", "h:1,1,2", "h:1,99999999999"):
-        with pytest.raises(BadArgument, match="a portal group is a number"):
+    assert parse_listen("127.0.0.1:0") == Listen("127.0.0.1:0")
+    assert parse_listen("[::1]:3260,65535") == Listen("[::1]:3260", 65535)
+    assert parse_listen("h:1,group=4,transport=tcp") == Listen("h:1", 4, frozenset(("tcp",)))
+    assert parse_listen("h:1,2,transport=tcp+iwarp") == Listen("h:1", 2, ON_TCP)
+    for wrong, words in (
+        *((each, "a portal group is a number") for each in ("h:1,", "h:1,x", "h:1,65536")),
+        ("h:1,99999999999", "a portal group is a number"),
+        ("h:1,1,2", "group is given twice"),
+        ("h:1,1,group=1", "group is given twice"),
+        ("h:1,colour=red", "'colour' is neither group nor transport"),
+        ("h:1,transport=", "the transports are iwarp, tcp, verbs"),
+        ("h:1,transport=tcp+", "the transports are iwarp, tcp, verbs"),
+        ("h:1,transport=tcp,transport=tcp", "transport is given twice"),
+    ):
+        with pytest.raises(BadArgument, match=words):
             parse_listen(wrong)
+
+
+def test_transports_belong_to_groups() -> None:
+    """A portal that names none has those of its group, whichever comes first."""
+    listens = [parse_listen(each) for each in ("a:1,1", "b:1,1,transport=tcp", "c:1,2")]
+    found = transports_of(listens, ON_TCP)
+    assert found == {1: frozenset(("tcp",)), 2: ON_TCP}
+    ports = TargetPorts([1, 2], found)
+    assert [each.transports for each in ports.by_tag.values()] == [{"tcp"}, {"tcp", "iwarp"}]
+    with pytest.raises(BadArgument, match="d:1: group 1 has portals of other transports"):
+        transports_of([*listens, parse_listen("d:1,1,transport=iwarp")], ON_TCP)
 
 
 def test_states_of_a_file(tmp_path: Path) -> None:

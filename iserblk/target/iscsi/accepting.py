@@ -42,9 +42,12 @@ def reply_flags(request: ConnectionFlags) -> ConnectionFlags:
     return ConnectionFlags(flags)
 
 
-async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream | None:
+async def accept(
+    sock: trio.socket.SocketType, takes_iser: bool = True
+) -> IwarpQueuePair | SocketStream | None:
     """Detect the protocol, and answer MPA start-up. Takes the socket over: it moves into the
-    result, else it is closed. None: the peer went away. Raises RemoteProtocolError, OSError."""
+    result, else it is closed. ``takes_iser`` False: the answer to an MPA Request is a rejection.
+    None: the peer went away, or was rejected. Raises RemoteProtocolError, OSError."""
     with sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         iwarp = await is_iwarp(sock)
@@ -52,7 +55,7 @@ async def accept(sock: trio.socket.SocketType) -> IwarpQueuePair | SocketStream 
             return None
         if not iwarp:
             return SocketStream(socket.socket(fileno=sock.detach()))
-        parameters = await _start_mpa(sock)
+        parameters = await _start_mpa(sock, takes_iser)
         if parameters is None:
             return None
         plain = socket.socket(fileno=sock.detach())
@@ -88,8 +91,8 @@ async def is_iwarp(sock: trio.socket.SocketType) -> bool | None:
     return verdict
 
 
-async def _start_mpa(sock: trio.socket.SocketType) -> MpaParameters | None:
-    """Answer the MPA Request. None: the peer went away."""
+async def _start_mpa(sock: trio.socket.SocketType, takes_iser: bool) -> MpaParameters | None:
+    """Answer the MPA Request. None: the peer went away, or was rejected."""
     responder = MpaResponder(crc=False)  # CRCs only if the initiator asks for them
     while True:
         data = await sock.recv(4096)
@@ -97,9 +100,12 @@ async def _start_mpa(sock: trio.socket.SocketType) -> MpaParameters | None:
             return None
         parameters = responder.receive_data(data)
         if parameters is not None:
-            request = ConnectionFlags.unpack(parameters.private_data)
-            responder.accept(reply_flags(request).pack())
+            if takes_iser:
+                request = ConnectionFlags.unpack(parameters.private_data)
+                responder.accept(reply_flags(request).pack())
+            else:
+                responder.reject()
             answer = responder.data_to_send()
             while answer:
                 answer = answer[await sock.send(answer) :]
-            return parameters
+            return parameters if takes_iser else None

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -103,10 +103,9 @@ make_listener = _listener
 available = verbs.available
 
 
-def listen_rdma(sockets: Sequence[trio.SocketListener]) -> list[RdmaListener]:
-    """Listen by rdma_cm on the addresses and ports of the sockets; the caller closes the listeners.
-    Raises NotSupported, PermissionDenied, Busy or another IserblkError; no listener is left open
-    then."""
+def listen_rdma(addresses: Sequence[Any]) -> list[RdmaListener]:
+    """Listen by rdma_cm on socket addresses; the caller closes the listeners. Raises NotSupported,
+    PermissionDenied, Busy or another IserblkError; no listener is left open then."""
     missing = available()
     if missing is not None:
         text = f"--rcap verbs: {missing}; or leave out --rcap verbs"
@@ -115,8 +114,7 @@ def listen_rdma(sockets: Sequence[trio.SocketListener]) -> list[RdmaListener]:
         raise NotSupported(text)
     listeners: list[RdmaListener] = []
     try:
-        for each in sockets:
-            address = each.socket.getsockname()
+        for address in addresses:
             try:
                 listeners.append(
                     make_listener(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
+from iserblk.discovery.targets import find_targets
 from iserblk.disk import aio
 from iserblk.errors import (
     Busy,
     ConnectFailed,
     IserblkError,
+    LoginError,
     NotSupported,
     PermissionDenied,
     TransportError,
@@ -30,7 +32,7 @@ from iserblk.target import server
 from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
-from iserblk.url import parse_url
+from iserblk.url import parse_place, parse_url
 from tests.support import logs
 from tests.support.fabric import Fabric
 from tests.support.until import until
@@ -62,7 +64,7 @@ async def test_connections_within_the_machine_are_not_paced() -> None:
 
 
 @asynccontextmanager
-async def serving(listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(listen: str | Sequence[str] = "127.0.0.1:0") -> AsyncIterator[str]:
     """The URL of LUN 0. By exception: what ``serve`` raises."""
     send, receive = trio.open_memory_channel[str](1)
     luns = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=BLOCK)}
@@ -93,6 +95,75 @@ async def test_sessions_of_both_share_the_luns(fabric: Fabric) -> None:
         await other.write(memoryview(b"i" * len(buffer)), BLOCK)
         await one.read_into(memoryview(buffer), BLOCK)
         assert buffer == b"i" * len(buffer)
+
+
+GROUPS = (
+    "127.0.0.1:0,group=4,transport=tcp",
+    "127.0.0.1:0,group=2,transport=iwarp+tcp",
+    "127.0.0.1:0,group=1,transport=verbs",
+)
+
+
+@pytest.mark.logs(logs.FALLBACK, r": Traditional iSCSI is used: style=stream")
+async def test_portal_groups_by_transport(fabric: Fabric) -> None:
+    """One target with a group for RDMA devices, one for iWARP and TCP, one for TCP alone: each
+    tells of all, what is written through each is read through the others, and each refuses what it
+    is not for.
+
+    proves: ISER-GEN-3.2-1, ISER-IB00-6.3-1
+    """
+    async with serving(GROUPS) as url:
+        assert url.startswith("iscsi://")
+        found = (await find_targets(parse_place(url.removesuffix("/0")), Options(), False)).targets
+        place = {way.portal.tag: f"127.0.0.1:{way.portal.port}/{IQN}/0" for way in found[0].ways}
+        assert set(place) == {1, 2, 4}
+        ways = {
+            f"iser://{place[1]}?rcap=verbs": "verbs",
+            f"iser://{place[2]}?rcap=iwarp": "iwarp",
+            f"iser://{place[2]}?style=stream": "iwarp",
+            f"iscsi://{place[2]}": "tcp",
+            f"iscsi://{place[4]}": "tcp",
+            # RDMAExtensions=No, and an MPA Request that is rejected
+            f"iser://{place[4]}?style=stream": "tcp",
+            f"iser://{place[4]}?rcap=iwarp&fallback=iscsi": "tcp",
+        }
+        async with AsyncExitStack() as stack:
+            disks = [
+                (await stack.enter_async_context(aio.open_disks([way], {}))).disks["lun0"]
+                for way in ways
+            ]
+            assert [each.info.connection["provider"] for each in disks] == [*ways.values()]
+            for number, writer in enumerate(disks, 1):
+                await writer.write(memoryview(bytes([number]) * 65536), number * 65536)
+                for reader in disks:
+                    buffer = bytearray(65536)
+                    await reader.read_into(memoryview(buffer), number * 65536)
+                    assert buffer == bytes([number]) * 65536
+        for way, words in (
+            (f"iser://{place[4]}?rcap=verbs", "nobody listens there"),
+            (f"iser://{place[4]}?rcap=iwarp", "the responder rejected the connection"),
+            (f"iser://{place[1]}?rcap=iwarp", "refused"),
+            (f"iscsi://{place[1]}", "refused"),
+        ):
+            with pytest.raises(IserblkError, match=words):
+                async with aio.open_disks([way], {}):
+                    pass
+
+
+async def test_a_group_of_iser_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Discovery works on its byte stream, and Traditional iSCSI does not."""
+    async with serving("127.0.0.1:0,transport=iwarp") as url:
+        for style in ("cm", "stream"):
+            async with aio.open_disks([url], {"style": style}) as disks:
+                assert disks.disks["lun0"].info.connection["provider"] == "iwarp"
+        plain = url.replace("iser", "iscsi", 1)
+        (found,) = (
+            await find_targets(parse_place(plain.removesuffix("/0")), Options(), False)
+        ).targets
+        assert found.name == IQN
+        with pytest.raises(LoginError, match="error in the login"):
+            await connect(parse_url(plain), Options())
+        assert "the portal group takes iSER only" in caplog.text
 
 
 @pytest.mark.parametrize(("windows", "reply"), [(True, 0x80), (False, 0xC0)])
