@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from iserblk.errors import BadArgument
+from iserblk.errors import BadArgument, NotSupported
 from iserblk.metrics.address import parse_address
 from iserblk.names import check_name, shown
 from iserblk.secret import Secret
 
 SMALLEST_JOURNAL = 64 << 10
+MOST_CONNECTIONS = 8  # of one session
 BUSY_POLL_US = 300  # longer than a round trip on a local network
 _SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
 
@@ -34,6 +35,8 @@ class Options:
     queue_depth: int = 128
     journal: int = 64 << 20  # bytes; 0: none
     shared: bool = False  # other hosts also write to the LUNs
+    connections: int = 1  # of the session, at most
+    error_recovery_level: int = 0  # the highest that is asked for
     busy_poll_us: int = BUSY_POLL_US
     immediate_data: bool = True
     hello: bool = False  # declare iSERHelloRequired; with the 12-byte header there is always one
@@ -166,6 +169,23 @@ def _depth(key: str, value: str) -> int:
     return depth
 
 
+def _connections(key: str, value: str) -> int:
+    connections = _number(value)
+    if not 1 <= connections <= MOST_CONNECTIONS:
+        raise BadArgument(f"{key}={shown(value)}: give a number from 1 to {MOST_CONNECTIONS}")
+    if connections > 1:
+        raise NotSupported(f"{key}={connections}: only one connection so far; leave it out")
+    return connections
+
+
+def _level(key: str, value: str) -> int:
+    if value not in ("0", "1", "2"):
+        raise BadArgument(f"{key}={shown(value)}: say 0, 1 or 2")
+    if value != "0":
+        raise NotSupported(f"{key}={value}: only level 0 so far; leave it out")
+    return int(value)
+
+
 def _microseconds(key: str, value: str) -> int:
     microseconds = _number(value)
     if not 0 <= microseconds <= 1_000_000:
@@ -263,6 +283,8 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "isid": ("isid", _isid),
     "io-timeout": ("io_timeout", _seconds),
     "queue-depth": ("queue_depth", _depth),
+    "connections": ("connections", _connections),
+    "error-recovery-level": ("error_recovery_level", _level),
     "busy-poll": ("busy_poll_us", _microseconds),
     "immediate-data": ("immediate_data", _yes_no),
     "hello": ("hello", _yes_no),

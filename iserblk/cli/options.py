@@ -62,7 +62,9 @@ CONNECTION = (
         "SECONDS",
         "How long one request may take, reconnecting included. Default 30.",
     ),
-    ("queue-depth", "N", "Commands in flight on one connection. Default 128."),
+    ("queue-depth", "N", "Commands in flight in one session. Default 128."),
+    ("connections", "N", "Connections of the session, 1 to 8. Default 1."),
+    ("error-recovery-level", "0|1|2", "The highest level to agree to. Default 0."),
     (
         "journal",
         "SIZE|off",

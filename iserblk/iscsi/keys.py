@@ -209,6 +209,30 @@ _ROWS = (
 )
 TABLE = {row.name: row for row in _ROWS}
 
+# Only the leading login of a session may send these (RFC 7143 section 13, RFC 7145 section 6).
+LEADING_ONLY = frozenset(
+    (
+        "RDMAExtensions",
+        "MaxConnections",
+        "InitialR2T",
+        "ImmediateData",
+        "MaxBurstLength",
+        "FirstBurstLength",
+        "DefaultTime2Wait",
+        "DefaultTime2Retain",
+        "MaxOutstandingR2T",
+        "DataPDUInOrder",
+        "DataSequenceInOrder",
+        "ErrorRecoveryLevel",
+        "TaskReporting",
+        "iSCSIProtocolLevel",
+        "MaxOutstandingUnexpectedPDUs",
+        "MaxAHSLength",
+        "TaggedBufferForSolicitedDataOnly",
+        "iSERHelloRequired",
+    )
+)
+
 # Numbers of unexpected PDUs or AHS bytes: 0 means no limit, and 1 is not allowed.
 _NOT_ONE = ("MaxOutstandingUnexpectedPDUs", "MaxAHSLength")
 

@@ -7,7 +7,7 @@ rounds, or offer keys itself. With CHAP the login starts in the security stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iserblk.errors import (
     AuthenticationError,
@@ -61,6 +61,15 @@ _TRADITIONAL = (
 )
 # A byte stream that becomes iSER, or stays Traditional iSCSI.
 _STREAM = (*_NORMAL[:3], "MaxRecvDataSegmentLength", *_NORMAL[3:])
+# The later connections of a session: what each negotiates for itself. All other keys are those of
+# the leading login.
+_LATER = (
+    "HeaderDigest",
+    "DataDigest",
+    "TargetRecvDataSegmentLength",
+    "InitiatorRecvDataSegmentLength",
+)
+_LATER_TRADITIONAL = ("HeaderDigest", "DataDigest", "MaxRecvDataSegmentLength")
 # Discovery sessions have neither RDMAExtensions nor the keys that depend on it (RFC 7145 5.1).
 _DISCOVERY = (
     "HeaderDigest",
@@ -86,6 +95,14 @@ class LoginInitiatorConfig:
     ``unsolicited_data``: InitialR2T=No is offered; None: it is in Traditional iSCSI, where
     immediate data is offered.
 
+    ``max_connections``, ``error_recovery_level``: the most to agree to; ``time2retain``: seconds
+    that the target is to keep the tasks of a lost connection.
+
+    ``leading``: what the leading login of a session agreed on; None: this is one. For a later
+    connection ``tsih`` is that of the session, ``cid`` one that no other connection of it has, and
+    ``cmd_sn`` the CmdSN of the session's next command. Keys that only a leading login may send are
+    left out, RDMAExtensions among them: the mode is inherited (RFC 7145 section 5.1).
+
     ``rdma`` False: Traditional iSCSI. Then ``header_digest`` and ``data_digest`` are the digests to
     offer (comma-separated, best first), and ``receive_data_segment_length`` holds for Data-In,
     too.
@@ -105,7 +122,13 @@ class LoginInitiatorConfig:
     max_ulpdu: int = 0
     hello: bool = False
     discovery: bool = False
+    max_connections: int = 1
+    error_recovery_level: int = 0
+    time2retain: int = 0
+    leading: SessionParameters | None = None
+    tsih: int = 0
     cid: int = 0
+    cmd_sn: int = _FIRST_CMD_SN
     rdma: bool = True
     max_recv_data_segment_length: int = 0
     needs_rdma: bool = True
@@ -131,11 +154,12 @@ class LoginInitiator:
         self._offered: set[str] = set()
         self._settled: set[str] = set()  # answered by the target, or offered by it
         self._rounds = 0
-        self.tsih = 0
-        self.cmd_sn = _FIRST_CMD_SN
+        self.tsih = config.tsih
+        self.cmd_sn = config.cmd_sn
         self.exp_stat_sn = 0
-        self.exp_cmd_sn = _FIRST_CMD_SN
-        self.max_cmd_sn = _FIRST_CMD_SN - 1  # the window is closed until the target opens it
+        self.exp_cmd_sn = config.cmd_sn
+        # The window is closed until the target opens it.
+        self.max_cmd_sn = (config.cmd_sn - 1) & MASK32
         unsolicited = config.unsolicited_data
         if unsolicited is None:
             unsolicited = config.immediate_data and not config.rdma
@@ -145,14 +169,26 @@ class LoginInitiator:
             immediate_data=config.immediate_data,
             max_burst_length=1 << 20,
             first_burst_length=65536,
+            max_connections=config.max_connections,
+            error_recovery_level=config.error_recovery_level,
             default_time2wait=0,
-            default_time2retain=0,
+            default_time2retain=config.time2retain,
             header_digest=config.header_digest,
             data_digest=config.data_digest,
             target_recv_data_segment_length=config.send_data_segment_length,
             initiator_recv_data_segment_length=config.receive_data_segment_length,
             iser_hello_required=True if config.hello else None,
         )
+        if config.leading is not None:
+            self.parameters = replace(
+                config.leading,
+                header_digest=config.header_digest,
+                data_digest=config.data_digest,
+                target_recv_data_segment_length=config.send_data_segment_length,
+                initiator_recv_data_segment_length=config.receive_data_segment_length,
+                max_recv_data_segment_length=SAFE_SEGMENT_LENGTH,
+                max_ulpdu=0,
+            )
 
     @property
     def done(self) -> bool:
@@ -172,6 +208,8 @@ class LoginInitiator:
         pairs = [("InitiatorName", config.initiator_name)]
         if config.discovery:
             return [*pairs, ("SessionType", "Discovery")]
+        if config.leading is not None:
+            return [*pairs, ("TargetName", config.target_name)]  # SessionType is leading only
         return [*pairs, ("TargetName", config.target_name), ("SessionType", "Normal")]
 
     def _offers(self) -> list[tuple[str, str]]:
@@ -187,9 +225,11 @@ class LoginInitiator:
         names = _NORMAL if self._config.rdma else _TRADITIONAL
         if self._config.max_recv_data_segment_length:
             names = _STREAM
+        if self._config.leading is not None:
+            names = _LATER if self._config.leading.rdma_extensions else _LATER_TRADITIONAL
         if self._config.max_ulpdu:
             names = (*names, keys.MAX_ULPDU)
-        if self._config.hello:
+        if self._config.hello and self._config.leading is None:
             names = (*names, "iSERHelloRequired")
         if self._config.discovery:
             names = _DISCOVERY
@@ -220,7 +260,7 @@ class LoginInitiator:
             flags=flags,
             data_length=len(data),
             isid=self._config.isid,
-            tsih=0,
+            tsih=self._config.tsih,
             itt=_ITT,
             cid=self._config.cid,
             cmd_sn=self.cmd_sn,
@@ -310,6 +350,12 @@ class LoginInitiator:
             raise RemoteProtocolError(
                 "iSCSI", f"the target offered {answers[0][0]} with its last login response"
             )
+        if self._config.leading is not None and response.tsih != self._config.tsih:
+            raise RemoteProtocolError(
+                "iSCSI",
+                f"the target put a connection of session {self._config.tsih} into session "
+                f"{response.tsih}",
+            )
         self.tsih = response.tsih
         self._settle()
         self._stages.enter(Event.CONCLUDE)
@@ -335,6 +381,9 @@ class LoginInitiator:
                     answers.append((name, "None"))
             elif name in self._offered:
                 keys.accept(self.parameters, name, value)
+            elif self._config.leading is not None and name in keys.LEADING_ONLY:
+                if keys.TABLE[name].kind != keys.DECLARE:
+                    answers.append((name, keys.REJECT))
             else:
                 answer = keys.answer(
                     self.parameters, name, value, self._config.discovery, by_target=True
@@ -369,7 +418,10 @@ class LoginInitiator:
     def _settle(self) -> None:
         """Set the values that the session works with, from the keys that were agreed on."""
         config, outcome = self._config, self.parameters
-        keys.conclude(outcome, self._settled)
+        if config.leading is None:
+            keys.conclude(outcome, self._settled)
+        else:
+            self._settle_later(config.leading)
         may_go_on = config.max_recv_data_segment_length and (
             config.discovery or not config.needs_rdma
         )
@@ -387,6 +439,18 @@ class LoginInitiator:
             # LIO repeats any value that it is offered, and still takes no more than 8192.
             outcome.target_recv_data_segment_length = min(
                 outcome.target_recv_data_segment_length, SAFE_SEGMENT_LENGTH
+            )
+
+    def _settle_later(self, leading: SessionParameters) -> None:
+        """The keys of one connection, where this is not the first of its session."""
+        for name in self._offered - self._settled:
+            if name in keys.TABLE:
+                keys.not_answered(self.parameters, name)
+        group = self.parameters.target_portal_group_tag
+        if group != leading.target_portal_group_tag:
+            raise LoginError(
+                f"the portal belongs to portal group {group}, the session to portal group "
+                f"{leading.target_portal_group_tag}"
             )
 
     def _settle_traditional(self) -> None:

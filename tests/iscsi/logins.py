@@ -25,6 +25,7 @@ def initiator(
     credentials: Credentials | None = None,
     rdma: bool = True,
     header_digest: str = "None",
+    **config: object,
 ) -> LoginInitiator:
     return LoginInitiator(
         LoginInitiatorConfig(
@@ -37,6 +38,7 @@ def initiator(
             credentials=credentials,
             rdma=rdma,
             header_digest=header_digest,
+            **config,  # type: ignore[arg-type]
         )
     )
 

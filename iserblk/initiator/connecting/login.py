@@ -42,6 +42,7 @@ RECEIVE_DATA = 8192  # InitiatorRecvDataSegmentLength
 # four wake-ups, which cost a tenth of the throughput.
 TCP_RECEIVE_DATA = 1 << 20
 RECEIVE_SIZE = HEADER_LENGTH + BHS_LENGTH + RECEIVE_DATA
+TIME2RETAIN_S = 20  # at level 2: how long a target is to keep the tasks of a lost connection
 MPA_TIMEOUT_S = 10.0  # for the MPA Reply behind a login
 INLINE_SIZE = 8192  # data behind a BHS of ours over TCP: text
 
@@ -267,6 +268,9 @@ class Login:
                 needs_rdma=connection.needs_rdma,
                 header_digest=options.header_digest if digests else "None",
                 data_digest=options.data_digest if digests else "None",
+                max_connections=options.connections,
+                error_recovery_level=options.error_recovery_level,
+                time2retain=TIME2RETAIN_S if options.error_recovery_level == 2 else 0,
                 credentials=self.credentials,
             )
         )
