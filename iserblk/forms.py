@@ -63,6 +63,8 @@ MODULES = (
     "iserblk.sockets.wire",
     "iserblk.target.iscsi.buffers",
     "iserblk.target.iscsi.connection",
+    "iserblk.target.iscsi.numbers",
+    "iserblk.target.iscsi.session",
     "iserblk.target.iscsi.slot",
     "iserblk.target.scsi.block",
     "iserblk.target.scsi.commands",

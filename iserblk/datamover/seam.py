@@ -121,11 +121,17 @@ class TargetSlot(PduSlot):
 
 
 class SessionNumbers(Protocol):
-    """The sequence numbers of a session (RFC 7143 section 4.2.2). The layer above counts them."""
+    """The sequence numbers of a connection, and those of its session (RFC 7143 section 4.2.2). The
+    layer above counts them."""
 
-    stat_sn: int
-    exp_cmd_sn: int
-    max_cmd_sn: int
+    @property
+    def stat_sn(self) -> int: ...
+
+    @property
+    def exp_cmd_sn(self) -> int: ...
+
+    @property
+    def max_cmd_sn(self) -> int: ...
 
 
 class InitiatorUser(Protocol):

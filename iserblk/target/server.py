@@ -353,11 +353,11 @@ class TargetServer:
             log.info("%s: session reinstated", login.initiator_name)
             self._forget(old)
             old.abandon()
-            if old.running:
+            if old.session.running:
                 self._elders.setdefault(name, set()).add(old)
         if name in self._elders:
             # Not only ``old``: a session before it may still have tasks in threads.
-            connection.hold()
+            connection.session.hold()
         self._sessions[name] = connection
 
     def _forget(self, connection: TargetConnection) -> None:
@@ -382,13 +382,7 @@ class TargetServer:
         connection = self._sessions.get(name)
         if connection is None or connection.done:
             return
-        try:
-            connection.unhold()
-        except TransportError as error:
-            log.info("a reinstated session ended at once: %s", error)
-            connection.abandon()
-        if connection in self._connections:
-            self._connections[connection].wake()
+        connection.session.unhold()
 
     async def ask_for_logouts(self, patience_s: int) -> None:
         """Ask the initiator of each session to log out, and wait until all have, but no longer than
@@ -409,7 +403,7 @@ class TargetServer:
     def _reset(self, lun: int, by: TargetConnection, ended: Callable[[], None]) -> int:
         """End the LUN's tasks of all sessions but ``by``, also of old sessions that were reinstated
         and whose last tasks still run. Arguments and result as for ``Nexus.end_tasks``."""
-        return self.device.end_tasks_of_others(lun, by.nexus, ended)
+        return self.device.end_tasks_of_others(lun, by.session.nexus, ended)
 
     def _end_others(self, by: TargetConnection) -> None:
         """End all sessions and logins but ``by``."""

@@ -373,7 +373,10 @@ async def test_a_session_whose_initiator_has_vanished_is_ended(
     async with serving() as url:
         session = await connect(parse_url(url.replace("iser:", f"{scheme}:")), Options())
         connection = await closed.receive()
-        assert not connection._attached and connection.nexus not in connection._device._nexuses  # type: ignore[attr-defined]
+        assert (
+            not connection.session.attached
+            and connection.session.nexus not in connection._device._nexuses
+        )  # type: ignore[attr-defined]
         assert "the initiator did not answer a ping" in caplog.text
         caplog.clear()
         await ended(session)

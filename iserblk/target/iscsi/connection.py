@@ -1,4 +1,4 @@
-"""The iSCSI layer of the target, for one session with one connection. No trio, no socket.
+"""The iSCSI layer of the target, for one connection of a session. No trio, no socket.
 
 Login comes first, then commands. Each SCSI Command becomes a ScsiTask of the device server. Its
 data moves by ``put_data`` and ``get_data``. Its response carries StatSN, ExpCmdSN and MaxCmdSN
@@ -8,7 +8,6 @@ data moves by ``put_data`` and ``get_data``. Its response carries StatSN, ExpCmd
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -20,11 +19,12 @@ from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import LoginTarget
 from iserblk.scsi import luns, sense
 from iserblk.scsi import status as sam
-from iserblk.target.iscsi.buffers import GUARANTEED, BufferPool, DataBudget
+from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.control import LOGOUT_FOR_RECOVERY, ControlAnswers
+from iserblk.target.iscsi.numbers import Numbers
+from iserblk.target.iscsi.session import TargetSession
 from iserblk.target.iscsi.slot import (
     AT_ONCE,
-    DEFERRED,
     DORMANT,
     ENDED,
     FETCHING,
@@ -33,7 +33,6 @@ from iserblk.target.iscsi.slot import (
     RUNNING,
     UNSOLICITED,
     WAITS,
-    Numbers,
     TargetTask,
     pack_response,
 )
@@ -44,7 +43,6 @@ from iserblk.target.seam import (
     DATA_OUT,
     NO_DATA,
     DeviceServer,
-    Nexus,
     ScsiTask,
 )
 from iserblk.target.task_set import ACA, HEAD_OF_QUEUE
@@ -69,13 +67,12 @@ _AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 # a control-type PDU of full feature phase, whatever InitiatorRecvDataSegmentLength says.
 _OPEN_ISCSI: Final = bytes.fromhex("00023d")
 _OPEN_ISCSI_DATA: Final = 128
-DATA_BUDGET = 64 << 20  # bytes of buffers in use, above which commands wait
 
 
 class TargetConnection:
-    """One session of the target, with its one connection. Implements TargetUser.
+    """One connection of ``session``, with its login. Implements TargetUser and Allegiance.
 
-    ``done``: the session has ended, by a logout or otherwise; the owner then calls ``close``.
+    ``done``: the connection has ended, by a logout or otherwise; the owner then calls ``close``.
     ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread, then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
     ``on_reset(lun, self, ended)``: called for a LOGICAL UNIT RESET or CLEAR TASK SET; ends the
@@ -111,18 +108,18 @@ class TargetConnection:
         self._portal, self.port = portal, port
         self.parameters: SessionParameters | None = None
         self.done = False
-        self.nexus: Nexus  # since login
-        self._attached = False
-        self.running = 0  # tasks in threads
         self.silent = False  # the owner sets it, and clears it when the initiator is heard
-        self._held = False
         self._leaving = False  # a Logout was received
         self._budget = budget or DataBudget()
-        self._pool = BufferPool(self._budget)
-        self._tasks: dict[int, TargetTask] = {}  # by ITT: not yet ended
-        self._deferred: deque[TargetTask] = deque()
+        self.session = session = TargetSession(device, self._budget)
+        session.connections.append(self)
+        # Of the session, which has them for all of its connections.
+        self._window = session.window
+        self._tasks = session.tasks
+        self._deferred = session.deferred
+        self._pool = session.pool
         self._free: list[TargetTask] = []
-        self._numbers = Numbers()
+        self._numbers = Numbers(session.window)
         slots = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
         self._answers = ControlAnswers(datamover, self._numbers, slots, self._declare)
         self._data_limit = CONTROL_INLINE
@@ -146,7 +143,7 @@ class TargetConnection:
             while len(self._deferred) != before:
                 before = len(self._deferred)
                 if before:
-                    self._resume()
+                    self.session.resume()
                 self._dm.flush()
             if not self._task_sets.ready or not self._task_sets.enable_ready():
                 break
@@ -156,9 +153,9 @@ class TargetConnection:
     def ping(self) -> None:
         """Send a ping to a silent initiator (RFC 7143 section 11.19). Nothing is sent in a
         discovery session, where the initiator expects only answers."""
-        if self._attached:
+        if self.session.attached:
             self._answers.ping()
-            self._flush_quietly()
+            self.flush_quietly()
 
     def tell(
         self,
@@ -172,51 +169,28 @@ class TargetConnection:
         """Send an Asynchronous Message. Arguments as for ``ControlAnswers.async_message``. False:
         nothing was sent, because the initiator takes no more of them, or expects none, as in a
         discovery session, or before its Hello."""
-        if not self._attached or self.done or self._leaving or not self._dm.greeted:
+        if not self.session.attached or self.done or self._leaving or not self._dm.greeted:
             return False
         told = self._answers.async_message(
             event, lun=lun, sense=sense, parameter2=parameter2, parameter3=parameter3
         )
-        self._flush_quietly()
+        self.flush_quietly()
         return told
 
-    def hold(self) -> None:
-        """Start no command until ``unhold``. Tasks of the session that this one reinstates still
-        write, and an old write must not land after a new one."""
-        self._held = True
-
-    def unhold(self) -> None:
-        """End a ``hold``: start the deferred commands. Raises TransportError as ``flush``."""
-        self._held = False
-        self.flush()
-
     def abandon(self) -> None:
-        """End the session now: no command starts any more, and the peer is disconnected. The owner
-        calls ``close`` later, when no task waits for the descriptor."""
+        """End the session now, as ``TargetSession.abandon``."""
+        self.session.abandon()
+
+    def disconnect(self) -> None:
+        """Take no more PDUs, and disconnect the peer. The owner calls ``close`` later."""
         self.done = True
-        for task in self._tasks.values():
-            task.aborted = True
-            task.task.cancelled = True
-            if task.state != RUNNING:
-                self._task_sets.leave(task.lun, task)
-        # Tasks in threads stay: a PREEMPT AND ABORT, or an ORDERED task, may have to wait for them.
-        self._tasks = {itt: each for itt, each in self._tasks.items() if each.state == RUNNING}
-        self._deferred.clear()
         self._dm.disconnect()
-        self._task_sets.enable_ready()
 
     def close(self) -> None:
         """Release all resources. No thread may be running a task of this connection."""
         self.done = True
         self._dm.connection_terminate()
-        self._budget.forget(self._wake)
-        self._pool.close()
-        for slot in self._tasks.values():
-            self._task_sets.leave(slot.lun, slot)
-        self._task_sets.enable_ready()
-        if self._attached:
-            self._attached = False
-            self._device.detach(self.nexus)
+        self.session.leave(self)
 
     # -- notifications ----------------------------------------------------------------------------
 
@@ -236,7 +210,7 @@ class TargetConnection:
             self._data_out(message, at)
         elif opcode == bhs.NOP_OUT:
             self._answers.nop_in(message, at, self._data_limit)
-        elif opcode == bhs.TASK_MANAGEMENT_REQUEST and self._attached:
+        elif opcode == bhs.TASK_MANAGEMENT_REQUEST and self.session.attached:
             self._task_management(pdu.TaskManagementRequest.unpack_from(message, at))
         elif opcode == bhs.TEXT_REQUEST:
             addresses = self.port.ports.target_addresses(self._portal, self.port)
@@ -260,12 +234,12 @@ class TargetConnection:
     def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         assert isinstance(slot, TargetTask)
         if slot.aborted:
-            self._drop(slot)
+            self.drop(slot)
         elif slot.task.status:
-            self._respond(slot)  # ended by another session's reset
+            self.respond(slot)  # ended by another session's reset
         else:
             slot.filled += slot.fetching
-            self._start(slot)
+            self.start(slot)
 
     def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
         """As ``sent_notify``: the acknowledgement may come behind the response."""
@@ -323,6 +297,8 @@ class TargetConnection:
         if not login.discovery:
             # Twice the depth: a slot is free only when the datamover reports its response as sent.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
+            for slot in self._free:
+                slot.connection = self
             self._dm.add_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
         unasked = login.depth * login.unsolicited_of_each
         self._dm.add_resources([], 0, UNEXPECTED + PINGS + unasked)
@@ -332,16 +308,12 @@ class TargetConnection:
         """Apply the result of the login, whose final response is given."""
         login = self.login
         self._numbers.stat_sn = login.stat_sn
-        self._numbers.exp_cmd_sn = login.exp_cmd_sn
-        self._numbers.max_cmd_sn = login.max_cmd_sn
+        self._window.exp_cmd_sn = login.exp_cmd_sn
+        self._window.max_cmd_sn = login.max_cmd_sn
         self.parameters = login.parameters
         self._limit_data(login.parameters.initiator_recv_data_segment_length)
         if not login.discovery:
-            self.nexus = Nexus(
-                login.initiator_name, login.isid, self._end_tasks, self.port, self._tasks_of
-            )
-            self._device.attach(self.nexus)
-            self._attached = True
+            self.session.attach(login.initiator_name, login.isid, self.port)
         if login.parameters.rdma_extensions:
             self._answers.unexpected.limit = login.parameters.max_outstanding_unexpected_pdus
         self._dm = self._answers.enable_datamover(header, data)
@@ -377,13 +349,13 @@ class TargetConnection:
         (first, flags, lengths, lun_field, itt, edtl, cmd_sn, _, cdb) = (
             bhs.SCSI_COMMAND_FIELDS.unpack_from(message, at)
         )
-        if not self._attached:
+        if not self.session.attached:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, True)
             return
-        if itt in self._tasks and self._numbers.is_next(first, cmd_sn):
+        if itt in self._tasks and self._window.is_next(first, cmd_sn):
             self._reject(message, at, pdu.REJECT_TASK_IN_PROGRESS, True)
             return
-        if not self._numbers.accept(first, cmd_sn):
+        if not self._window.accept(first, cmd_sn):
             log.warning("%s: command with CmdSN %d ignored", self._portal, cmd_sn)
             return
         if not self._free:
@@ -399,7 +371,7 @@ class TargetConnection:
             cdb += bhs.extended_cdb_untrusted(message, at)
             if flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL:
                 slot.read_length = bhs.bidirectional_read_length_untrusted(message, at)
-        task = slot.task = self._device.begin(self.nexus, lun, cdb)
+        task = slot.task = self._device.begin(self.session.nexus, lun, cdb)
         self._tasks[itt] = slot
         immediate = lengths & 0xFFFFFF
         if immediate and not self.parameters.immediate_data:  # type: ignore[union-attr]
@@ -446,23 +418,15 @@ class TargetConnection:
         except TransportError as error:
             log.info("a connection ended: %s", error)
             self.abandon()
-        self._flush_quietly()
+        self.flush_quietly()
 
     def _begin_anew(self, slot: TargetTask) -> None:
         """Begin a task that was dormant. What it depends on (unit attentions, reservations, the
         data of its answer) may have changed: the tasks that it waited for have ended since."""
         old = slot.task
-        task = slot.task = self._device.begin(self.nexus, slot.lun, old.cdb)
+        task = slot.task = self._device.begin(self.session.nexus, slot.lun, old.cdb)
         if not task.status and task.direction != DATA_IN and task.length != old.length:
             self._device.fit(task, old.length)
-
-    def _tasks_of(self, lun: int) -> list[TargetTask]:
-        """Implements Nexus.tasks_of."""
-        return [
-            slot
-            for slot in self._tasks.values()
-            if slot.lun == lun and (slot.state == RUNNING or not (slot.aborted or slot.task.status))
-        ]
 
     def _data_out(self, message: memoryview, at: int) -> None:
         """Take unsolicited data that comes after its command (RFC 7143 section 11.7)."""
@@ -508,44 +472,16 @@ class TargetConnection:
             self._begin_anew(slot)
             task = slot.task
         if task.status:
-            self._respond(slot)
+            self.respond(slot)
             return
-        if (
-            self._held
-            or self._deferred
-            or (self._pool.used + task.length > GUARANTEED and not self._has_room(task.length))
-        ):
-            slot.state = DEFERRED
-            if slot.flags & bhs.ATTR_MASK == HEAD_OF_QUEUE:
-                self._deferred.appendleft(slot)
-            else:
-                self._deferred.append(slot)
+        session = self.session
+        if session.held or self._deferred or not session.has_room(task.length):
+            session.defer(slot, slot.flags & bhs.ATTR_MASK == HEAD_OF_QUEUE)
         else:
-            self._start(slot)
+            self.start(slot)
 
-    def _resume(self) -> None:
-        """Start deferred tasks, in order, while there is room for their buffers."""
-        while self._deferred and not self._held:
-            slot = self._deferred[0]
-            if not self._has_room(slot.task.length):
-                return
-            self._deferred.popleft()
-            self._start(slot)
-
-    def _has_room(self, length: int) -> bool:
-        """Whether a task may have its buffer now. If not, ``_resume`` tries again when buffers of
-        this connection, or of others, are given back."""
-        used = self._pool.used
-        if used + length <= GUARANTEED:
-            return True
-        if not self._budget.fits(length):
-            self._budget.wait(self._wake)
-            return False
-        return not used or used + length <= DATA_BUDGET
-
-    def _wake(self) -> None:
-        """Start deferred tasks: other connections have given buffers back. Tasks of those
-        connections call this."""
+    def wake(self) -> None:
+        """Implements Allegiance. Tasks of other connections call this."""
         if self.done:
             return
         try:
@@ -555,8 +491,8 @@ class TargetConnection:
             self.abandon()
         self.on_output()
 
-    def _start(self, slot: TargetTask) -> None:
-        """Get the buffer and the data that the task needs, then run it."""
+    def start(self, slot: TargetTask) -> None:
+        """Implements Allegiance."""
         task = slot.task
         if task.length and (slot.buffer is None or len(slot.buffer) < task.length):
             slot.buffer = self._pool.grow(slot.buffer, slot.filled, task.length)
@@ -586,18 +522,18 @@ class TargetConnection:
     def _execute(self, slot: TargetTask) -> None:
         task = slot.task
         if task.status:
-            self._respond(slot)
+            self.respond(slot)
         elif task.may_block or not self._device.run(task, slot.buffer, True):
             # A thread waits for the disk; the owner then calls ``finish``.
             slot.state = RUNNING
-            self.running += 1
+            self.session.running += 1
             self.offload(slot)
         else:
-            self._respond(slot)
+            self.respond(slot)
 
     def finish(self, slot: TargetTask) -> None:
         """Answer an offloaded task: its ``run`` has ended."""
-        self.running -= 1
+        self.session.running -= 1
         waiting, slot.on_ended = slot.on_ended, []
         for tell in waiting:
             tell()
@@ -606,12 +542,12 @@ class TargetConnection:
             self._task_sets.leave(slot.lun, slot)
             self._task_sets.enable_ready()
         elif slot.aborted:
-            self._drop(slot)
+            self.drop(slot)
         else:
-            self._respond(slot)
+            self.respond(slot)
 
-    def _respond(self, slot: TargetTask) -> None:
-        """Send Data-In, if any, and the SCSI Response, in one post."""
+    def respond(self, slot: TargetTask) -> None:
+        """Implements Allegiance."""
         task = slot.task
         edtl = slot.edtl
         if slot.flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL:
@@ -636,7 +572,7 @@ class TargetConnection:
 
     def _end(self, slot: TargetTask, moved: int) -> None:
         """Send the SCSI Response. ``moved``: see ``pack_response``."""
-        self._numbers.ended(slot.immediate)
+        self._window.ended(slot.immediate)
         pack_response(slot, moved, self._numbers)
         del self._tasks[slot.itt]
         slot.state = ENDED
@@ -647,24 +583,24 @@ class TargetConnection:
     # -- task management --------------------------------------------------------------------------
 
     def _task_management(self, request: pdu.TaskManagementRequest) -> None:
-        if not self._numbers.accept(request.opcode, request.cmd_sn):
+        if not self._window.accept(request.opcode, request.cmd_sn):
             return
         lun = luns.decode(request.lun)
         if request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
-            if slot is None and not self._numbers.give_up(request.ref_cmd_sn, request.cmd_sn):
+            if slot is None and not self._window.give_up(request.ref_cmd_sn, request.cmd_sn):
                 self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
                 self._abort([slot] if slot else [], request)
         elif (
             request.function == pdu.TMF_TARGET_COLD_RESET
-            and self._attached
-            and self._device.hides_luns(self.nexus)
+            and self.session.attached
+            and self._device.hides_luns(self.session.nexus)
         ):
             # It would end sessions that use what this initiator has no access to.
             self._answers.task_management(request, pdu.TMF_NOT_AUTHORIZED)
-        elif request.function in _OF_THE_TARGET and self._attached:
-            everything = self._device.luns(self.nexus)
+        elif request.function in _OF_THE_TARGET and self.session.attached:
+            everything = self._device.luns(self.session.nexus)
             for each in everything:
                 self._device.reset_lun(each)
             self._abort(
@@ -672,9 +608,9 @@ class TargetConnection:
                 request,
                 everything,
             )
-        elif request.function not in _OF_A_LUN or not self._attached:
+        elif request.function not in _OF_A_LUN or not self.session.attached:
             self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
-        elif not self._device.has_lun(self.nexus, lun):
+        elif not self._device.has_lun(self.session.nexus, lun):
             self._answers.task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
         else:
             if request.function == pdu.TMF_LOGICAL_UNIT_RESET:
@@ -702,12 +638,12 @@ class TargetConnection:
                 if request.function == pdu.TMF_TARGET_COLD_RESET:
                     self._end_all_sessions()
                 elif flush:
-                    self._flush_quietly()
+                    self.flush_quietly()
 
         for lun in luns_of_others:
             left += self._on_reset(lun, self, partial(one_ended, True))
         # Except after ABORT TASK, the initiator still sends the data of R2Ts (RFC 7143, 4.2.3.3).
-        self._end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
+        self.session.end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
         one_ended()
 
     def _end_all_sessions(self) -> None:
@@ -715,24 +651,8 @@ class TargetConnection:
         response still leaves, then this session has ended as well."""
         self._on_cold_reset(self)
         self.done = True
-        self._flush_quietly()
+        self.flush_quietly()
         self.on_done()
-
-    def _end_each(self, slots: list[TargetTask], ended: Callable[[], None], cancel: bool) -> None:
-        """End tasks without a response; ``ended`` is called for each. ``cancel``: do not wait for
-        data that was asked for, where the datamover can cancel that."""
-        for slot in slots:
-            slot.aborted = True
-            slot.task.cancelled = True
-            slot.on_aborted.append(ended)
-            if slot.state != RUNNING:
-                self._task_sets.leave(slot.lun, slot)
-            if slot.state == DEFERRED:
-                self._deferred.remove(slot)
-            if slot.state in (DEFERRED, DORMANT, UNSOLICITED) or (
-                slot.state == FETCHING and cancel and self._dm.cancel_data(slot)
-            ):
-                self._drop(slot)
 
     def _log_out(self, request: pdu.LogoutRequest) -> None:
         """End all pending commands, then answer the logout (RFC 7143 section 11.14). When it has
@@ -747,43 +667,27 @@ class TargetConnection:
             if not left and not self.done:
                 self._answers.logout(request)
                 self.done = True
-                self._flush_quietly()
+                self.flush_quietly()
                 self.on_done()
 
-        self._end_each(slots, one_ended, cancel=True)
+        self.session.end_each(slots, one_ended, cancel=True)
         one_ended()
 
-    def _drop(self, slot: TargetTask) -> None:
-        """Free the slot of an aborted task, and call its ``on_aborted``."""
+    def cancel_data(self, slot: TargetTask) -> bool:
+        """Implements Allegiance."""
+        return self._dm.cancel_data(slot)
+
+    def drop(self, slot: TargetTask) -> None:
+        """Implements Allegiance."""
         self._tasks.pop(slot.itt, None)
         self._task_sets.leave(slot.lun, slot)
-        self._numbers.ended(slot.immediate)
+        self._window.ended(slot.immediate)
         callbacks, slot.on_aborted = slot.on_aborted, []
         self._recycle(slot)
         for callback in callbacks:
             callback()
 
-    def _end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
-        """Implements Nexus.end_tasks: after a reset or PREEMPT AND ABORT by another session."""
-        tasks = [slot for slot in self._tasks.values() if slot.lun == lun]
-        running = [slot for slot in tasks if slot.state == RUNNING]
-        for slot in running:
-            slot.task.cancelled = True
-            slot.on_ended.append(ended)
-        for slot in tasks:
-            if slot.state != RUNNING:
-                slot.task.status = sam.TASK_ABORTED
-                slot.task.transferred = 0
-                self._task_sets.leave(lun, slot)
-            if slot.state == DEFERRED:
-                self._deferred.remove(slot)
-                self._respond(slot)
-            elif slot.state == DORMANT:
-                self._respond(slot)
-        self._flush_quietly()
-        return len(running)
-
-    def _flush_quietly(self) -> None:
+    def flush_quietly(self) -> None:
         """Send what is queued, outside of ``progress``. An error is only logged: the next
         ``progress`` finds that the connection has ended."""
         try:

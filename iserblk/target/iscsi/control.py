@@ -10,7 +10,8 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text_target import Declare, TextResponder
 from iserblk.iscsi.unexpected import FromTarget
-from iserblk.target.iscsi.slot import ENDED, Numbers, TargetTask
+from iserblk.target.iscsi.numbers import Numbers
+from iserblk.target.iscsi.slot import ENDED, TargetTask
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +84,11 @@ class ControlAnswers:
     def _stamp(self, first: int) -> _Stamp:
         """The sequence numbers of an answer to the PDU whose byte 0 is ``first``."""
         numbers = self._numbers
-        numbers.ended(first & bhs.IMMEDIATE)
+        numbers.window.ended(first & bhs.IMMEDIATE)
         return {
             "stat_sn": numbers.take_stat_sn(),
-            "exp_cmd_sn": numbers.exp_cmd_sn,
-            "max_cmd_sn": numbers.max_cmd_sn,
+            "exp_cmd_sn": numbers.window.exp_cmd_sn,
+            "max_cmd_sn": numbers.window.max_cmd_sn,
         }
 
     def login(self, header: bytes, data: bytes) -> None:
@@ -108,7 +109,7 @@ class ControlAnswers:
         request = pdu.NopOut.unpack_from(message, at)
         if request.itt == bhs.NO_TAG:
             return  # the answer to a ping of the target, or only a new ExpStatSN
-        if not self._numbers.accept(request.opcode, request.cmd_sn):
+        if not self._numbers.window.accept(request.opcode, request.cmd_sn):
             return
         data = bhs.data_segment_untrusted(message, at)[:limit]
         slot = self._take(data)
@@ -189,14 +190,14 @@ class ControlAnswers:
         """Answer a Text Request: SendTargets, in discovery and in normal sessions (appendix C).
         ``limit``: bytes of one answer; a longer answer is split."""
         request = pdu.TextRequest.unpack_from(message, at)
-        if not self._numbers.is_next(request.opcode, request.cmd_sn):
+        if not self._numbers.window.is_next(request.opcode, request.cmd_sn):
             return
         question = bytes(bhs.data_segment_untrusted(message, at))
         part = self._text.receive(request, question, targets, limit)
         if part is None:
             self.reject(message, at, pdu.REJECT_PROTOCOL_ERROR, in_place_of_a_response=True)
             return
-        self._numbers.accept(request.opcode, request.cmd_sn)
+        self._numbers.window.accept(request.opcode, request.cmd_sn)
         slot = self._take(part.data)
         pdu.TextResponse(
             flags=part.flags,

@@ -1,14 +1,14 @@
-"""One command at the target, and the sequence numbers of its session."""
+"""One command at the target, and its response."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from iserblk.datamover.seam import TargetSlot
 from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
-from iserblk.iscsi.serial import serial_lt
+from iserblk.target.iscsi.numbers import Numbers
 from iserblk.target.seam import DATA_IN, ScsiTask
 
 # What a task is doing.
@@ -25,17 +25,49 @@ AT_ONCE: Final = 0  # it never waited
 WAITS: Final = 1  # it is dormant, though its state may be UNSOLICITED
 HAS_COME: Final = 2  # it was dormant
 
-_MASK: Final = 0xFFFFFFFF
+
+class Allegiance(Protocol):
+    """The connection to which a task is allegiant, as its session uses it."""
+
+    def start(self, slot: TargetTask) -> None:
+        """Get the buffer and the data that the task needs, then run it."""
+        ...
+
+    def respond(self, slot: TargetTask) -> None:
+        """Send Data-In, if any, and the SCSI Response, in one post."""
+        ...
+
+    def drop(self, slot: TargetTask) -> None:
+        """Free the slot of an aborted task, and call its ``on_aborted``."""
+        ...
+
+    def cancel_data(self, slot: TargetTask) -> bool:
+        """As ``TargetDatamover.cancel_data``."""
+        ...
+
+    def wake(self) -> None:
+        """Start deferred tasks, and send what is queued. Raises nothing."""
+        ...
+
+    def flush_quietly(self) -> None:
+        """Send what is queued. Raises nothing."""
+        ...
+
+    def disconnect(self) -> None:
+        """Take no more PDUs, and end the connection."""
+        ...
 
 
 class TargetTask(TargetSlot):
-    """One SCSI command at the target, with the slot of its response."""
+    """One SCSI command at the target, with the slot of its response. ``connection``: to which it
+    is allegiant."""
 
     __slots__ = (
         "aborted",
         "advertised_from",
         "arrived",
         "buffer",
+        "connection",
         "control",
         "data_sn",
         "edtl",
@@ -71,6 +103,7 @@ class TargetTask(TargetSlot):
         self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
         self.flags = 0
         self.task: ScsiTask
+        self.connection: Allegiance
         self.buffer: memoryview | None = None
         self.state = IDLE
         self.turn = AT_ONCE  # in the task set of its LUN
@@ -86,71 +119,6 @@ class TargetTask(TargetSlot):
                 f"Data-Out {data_out.data_sn} at {data_out.buffer_offset}, expected "
                 f"{self.data_sn} at {self.arrived}",
             )
-
-
-class Numbers:
-    """StatSN, ExpCmdSN and MaxCmdSN of a session with one connection (RFC 7143 section 4.2.2).
-
-    The window is as wide as the queue is deep: it moves on by one with each command that ends.
-    """
-
-    __slots__ = ("_given_up", "exp_cmd_sn", "max_cmd_sn", "stat_sn")
-
-    def __init__(self) -> None:
-        self._given_up: set[int] = set()  # CmdSNs that never came, and count as received
-        self.stat_sn = 0
-        self.exp_cmd_sn = 0
-        self.max_cmd_sn = 0
-
-    def is_next(self, first: int, cmd_sn: int) -> bool:
-        """Whether ``accept`` would accept this PDU; nothing changes. For PDUs that may be rejected:
-        a rejected PDU does not count as received, and its number comes again (7.3)."""
-        return bool(first & bhs.IMMEDIATE) or (
-            cmd_sn == self.exp_cmd_sn and not serial_lt(self.max_cmd_sn, cmd_sn)
-        )
-
-    def accept(self, first: int, cmd_sn: int) -> bool:
-        """Count the PDU whose byte 0 is ``first``; False: ignore it. On one connection commands
-        come in order, so any other number is a duplicate or outside of the window (4.2.2.1)."""
-        if first & bhs.IMMEDIATE:
-            return True
-        if cmd_sn != self.exp_cmd_sn or serial_lt(self.max_cmd_sn, cmd_sn):
-            return False
-        self.exp_cmd_sn = (cmd_sn + 1) & _MASK
-        if self._given_up:
-            self._skip()
-        return True
-
-    def give_up(self, ref_cmd_sn: int, cmd_sn: int) -> bool:
-        """Handle an ABORT TASK (with ``cmd_sn``) of an unknown command, ``ref_cmd_sn``. True: the
-        command never came, and now counts as received; otherwise the target would accept no
-        command after it (11.6.1 b)."""
-        if (
-            serial_lt(ref_cmd_sn, self.exp_cmd_sn)
-            or serial_lt(self.max_cmd_sn, ref_cmd_sn)
-            or not serial_lt(ref_cmd_sn, cmd_sn)
-        ):
-            return False
-        self._given_up.add(ref_cmd_sn)
-        self._skip()
-        return True
-
-    def _skip(self) -> None:
-        while self.exp_cmd_sn in self._given_up:
-            self._given_up.remove(self.exp_cmd_sn)
-            self.exp_cmd_sn = (self.exp_cmd_sn + 1) & _MASK
-            self.max_cmd_sn = (self.max_cmd_sn + 1) & _MASK
-
-    def ended(self, immediate: int) -> None:
-        """Open the window by one: a PDU that ``accept`` took has ended. A PDU with the I bit
-        (``immediate``) does not move the window."""
-        if not immediate:
-            self.max_cmd_sn = (self.max_cmd_sn + 1) & _MASK
-
-    def take_stat_sn(self) -> int:
-        stat_sn = self.stat_sn
-        self.stat_sn = (stat_sn + 1) & _MASK
-        return stat_sn
 
 
 def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
@@ -194,8 +162,8 @@ def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
         slot.itt,
         0,
         numbers.take_stat_sn(),
-        numbers.exp_cmd_sn,
-        numbers.max_cmd_sn,
+        numbers.window.exp_cmd_sn,
+        numbers.window.max_cmd_sn,
         0,
         bidi_residual,
         residual,

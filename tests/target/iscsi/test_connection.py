@@ -56,7 +56,9 @@ class Client:
             device,
             LoginTarget(LoginTargetConfig(IQN, 1, receive_data_segment_length=65536, rdma=False)),
             on_login=lambda _: None,
-            on_reset=lambda lun, by, ended: device.end_tasks_of_others(lun, by.nexus, ended),
+            on_reset=lambda lun, by, ended: device.end_tasks_of_others(
+                lun, by.session.nexus, ended
+            ),
             portal="10.0.0.1:3260",
             budget=budget,
             on_cold_reset=self._cold_reset,
@@ -467,8 +469,8 @@ def test_many_reads_go_on_when_buffers_come_back(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands that wait for memory start when answers have left and given back theirs."""
-    monkeypatch.setattr("iserblk.target.iscsi.connection.DATA_BUDGET", 8192)
-    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 0)
+    monkeypatch.setattr("iserblk.target.iscsi.session.DATA_BUDGET", 8192)
+    monkeypatch.setattr("iserblk.target.iscsi.session.GUARANTEED", 0)
     for itt in range(1, 30):
         client.command(cdb10(READ_10, 8), bhs.FLAG_FINAL | bhs.FLAG_READ, 4096, itt=itt)
     whole = b"".join(got for _, got in client.heard)
@@ -480,7 +482,7 @@ def test_many_reads_go_on_when_buffers_come_back(
 def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All connections share a bound; a waiting connection goes on as soon as another frees memory,
     in any of these ways. Each may always have GUARANTEED bytes."""
-    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 4096)
+    monkeypatch.setattr("iserblk.target.iscsi.session.GUARANTEED", 4096)
     budget = DataBudget(32768)
     greedy, modest = Client(budget=budget), Client(budget=budget)
     greedy.write(64, itt=1)  # holds its buffer until its data has come
@@ -519,7 +521,7 @@ def test_memory_that_others_hold_is_waited_for(how: str, monkeypatch: pytest.Mon
 
 
 def test_a_connection_that_ends_waits_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 0)
+    monkeypatch.setattr("iserblk.target.iscsi.session.GUARANTEED", 0)
     budget = DataBudget(4096)
     greedy, waiting, last = Client(budget=budget), Client(budget=budget), Client(budget=budget)
     greedy.write(8)

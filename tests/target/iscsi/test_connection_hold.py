@@ -17,12 +17,12 @@ def test_held_writes_wait_and_then_come() -> None:
     head = bytearray(28)
     head[0] = 0x10
     old, new = b"old" + bytes(509), b"new" + bytes(509)
-    client.connection.hold()
+    client.connection.session.hold()
     for itt, data in ((20, old), (21, new)):
         client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, itt, 512) + data)
     client.run()
     assert not client.sent and not any(call[0] == "write" for call in client.store.calls)
-    client.connection.unhold()
+    client.connection.session.unhold()
     client.run()
     assert [heard.number(16) for heard in client.heard[-2:]] == [20, 21]
     assert bytes(client.store.content[:3]) == b"new"
@@ -33,21 +33,21 @@ def test_a_preempted_session_answers_what_it_had_not_begun() -> None:
     client = IserClient().logged_in([("ImmediateData", "Yes")])
     head = bytearray(28)
     head[0] = 0x10
-    client.connection.hold()
+    client.connection.session.hold()
     for itt in (20, 21):
         client.send(bytes(head) + client.scsi(rw10(0x2A, 512), 0xA0, 512, itt, 512) + bytes(512))
     client.run()
     outputs: list[bool] = []
     client.connection.on_output = lambda: outputs.append(True)
-    assert client.connection.nexus.end_tasks(1, lambda: None) == 0
+    assert client.connection.session.nexus.end_tasks(1, lambda: None) == 0
     client.run()
     assert not client.sent, "of another LUN"
-    assert client.connection.nexus.end_tasks(0, lambda: None) == 0, "none is in a thread"
+    assert client.connection.session.nexus.end_tasks(0, lambda: None) == 0, "none is in a thread"
     client.run()
     answers = [(heard.number(16), heard.bhs[3]) for heard in client.heard[-2:]]
     assert answers == [(20, sam.TASK_ABORTED), (21, sam.TASK_ABORTED)]
     assert outputs
-    client.connection.unhold()
+    client.connection.session.unhold()
     client.run()
     assert not any(call[0] == "write" for call in client.store.calls)
 
@@ -68,11 +68,11 @@ def test_of_a_session_that_was_cut_off_only_what_runs_is_waited_for() -> None:
     told: list[bool] = []
     connection.abandon()
     connection.finish(running[0])
-    assert connection.nexus.end_tasks(0, lambda: told.append(True)) == 1
+    assert connection.session.nexus.end_tasks(0, lambda: told.append(True)) == 1
     assert not told
     connection.finish(running[1])
     assert told == [True]
-    assert connection.nexus.end_tasks(0, lambda: told.append(True)) == 0
+    assert connection.session.nexus.end_tasks(0, lambda: told.append(True)) == 0
 
 
 def test_nothing_that_was_received_already_begins_when_the_session_is_cut_off() -> None:
@@ -147,7 +147,7 @@ def test_what_takes_long_is_told_that_nobody_wants_it(how: str) -> None:
     elif how == "cut off":
         connection.abandon()
     else:
-        assert connection.nexus.end_tasks(0, lambda: None) == 1
+        assert connection.session.nexus.end_tasks(0, lambda: None) == 1
     assert [slot.task.cancelled for slot in running] == [True]
 
 
@@ -164,7 +164,7 @@ def test_a_reset_is_answered_when_other_sessions_write_no_more(function: int) ->
     fua = b"\x2a\x08" + rw10(0x2A, 512)[2:]
     other.send(bytes(head) + other.scsi(fua, 0xA0, 512, 20, 512) + bytes(512))
     other.run()
-    client.on_reset = lambda lun, _by, ended: other.connection.nexus.end_tasks(lun, ended)
+    client.on_reset = lambda lun, _by, ended: other.connection.session.nexus.end_tasks(lun, ended)
     reset = pdu.TaskManagementRequest(
         function=function, lun=bytes(8), itt=30, cmd_sn=2, exp_stat_sn=0
     )

@@ -292,10 +292,10 @@ def test_an_aborted_command_is_not_waited_for_while_its_data_is(host: Host, othe
 
 def test_a_head_of_queue_command_is_the_first_of_those_that_wait_for_memory(host: Host) -> None:
     """Here for the end of an older session of the same name."""
-    host.client.connection.hold()
+    host.client.connection.session.hold()
     simple, head, second = (host.say(READY, each) for each in (SIMPLE, HEAD_OF_QUEUE, SIMPLE))
     assert host.answers == []
-    host.client.connection.unhold()
+    host.client.connection.session.unhold()
     assert host.answers == [(head, 0), (simple, 0), (second, 0)]
 
 

@@ -12,7 +12,8 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text import encode
 from iserblk.iscsi.text_target import understand_nothing
 from iserblk.target.iscsi.control import ControlAnswers
-from iserblk.target.iscsi.slot import ENDED, Numbers, TargetTask
+from iserblk.target.iscsi.numbers import CommandWindow, Numbers
+from iserblk.target.iscsi.slot import ENDED, TargetTask
 
 INLINE = 512
 TARGETS = {"iqn.2026-11.example:disk": ["192.0.2.1:3260,1"]}
@@ -40,8 +41,10 @@ class Bench:
     """Answers with ``first`` slots at the beginning; the window is CmdSN 7 to 10."""
 
     def __init__(self, first: int = 4) -> None:
-        self.numbers = Numbers()
-        self.numbers.stat_sn, self.numbers.exp_cmd_sn, self.numbers.max_cmd_sn = 100, 7, 10
+        window = CommandWindow()
+        window.exp_cmd_sn, window.max_cmd_sn = 7, 10
+        self.numbers = Numbers(window)
+        self.numbers.stat_sn = 100
         self.datamover = Datamover()
         slots = [TargetTask(index, True) for index in range(first)]
         if slots:

@@ -1,15 +1,15 @@
-"""StatSN, ExpCmdSN and MaxCmdSN of a session at the target."""
+"""StatSN of a connection, ExpCmdSN and MaxCmdSN of a session, at the target."""
 
 from __future__ import annotations
 
 import pytest
 
 from iserblk.iscsi import bhs
-from iserblk.target.iscsi.slot import Numbers
+from iserblk.target.iscsi.numbers import CommandWindow, Numbers
 
 
-def numbers(cmd_sn: int, depth: int) -> Numbers:
-    made = Numbers()
+def numbers(cmd_sn: int, depth: int) -> CommandWindow:
+    made = CommandWindow()
     made.exp_cmd_sn = cmd_sn
     made.max_cmd_sn = (cmd_sn + depth - 1) & 0xFFFFFFFF
     return made
@@ -46,6 +46,6 @@ def test_immediate_commands_move_nothing() -> None:
 
 
 def test_stat_sn_wraps() -> None:
-    made = Numbers()
+    made = Numbers(CommandWindow())
     made.stat_sn = 0xFFFFFFFF
     assert [made.take_stat_sn() for _ in range(3)] == [0xFFFFFFFF, 0, 1]

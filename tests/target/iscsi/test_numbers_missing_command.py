@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.iscsi import bhs, pdu
-from iserblk.target.iscsi.slot import Numbers
+from iserblk.target.iscsi.numbers import CommandWindow
 from tests.support import logs
 from tests.target.iscsi.test_connection import READ_10, Client, cdb10
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.logs(logs.IGNORED)
 TOP = 0xFFFFFFFF
 
 
-def numbers(exp_cmd_sn: int, window: int = 4) -> Numbers:
-    made = Numbers()
+def numbers(exp_cmd_sn: int, window: int = 4) -> CommandWindow:
+    made = CommandWindow()
     made.exp_cmd_sn = exp_cmd_sn
     made.max_cmd_sn = (exp_cmd_sn + window - 1) & TOP
     return made
