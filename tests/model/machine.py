@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import trio
 
+from iserblk.datamover.iser import HEADER_LENGTH
 from iserblk.target import server
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.store.store import Extent
@@ -86,9 +87,10 @@ class Machine:
         seed: object,
         cached: bool = True,
         turns: bool = False,
+        header: int = HEADER_LENGTH,
     ) -> None:
         """``cached``: the target has a volatile write cache. ``turns``: the cache is off at first,
-        and can be switched on and off."""
+        and can be switched on and off. ``header``: bytes of the iSER header."""
         self.media = Media(size)
         self.block = block
         self.cached = cached
@@ -96,6 +98,7 @@ class Machine:
         self.troubles = Troubles(seed)
         self._chance = random.Random(f"machine {seed}")
         self._cache = VolatileStore(self.media, CACHE) if cached else None
+        self._header = header
         self._port = 0
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -119,7 +122,9 @@ class Machine:
             self._unit = unit
             self._token = trio.lowlevel.current_trio_token()
             with trio.CancelScope() as self._scope, patch.object(server, "DeviceServer", device):
-                await server.serve(f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready)
+                await server.serve(
+                    f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready, header=self._header
+                )
 
         def device(*words: Any) -> TroubledDevice:
             self._device = TroubledDevice(self.troubles, *words)
@@ -222,11 +227,13 @@ def machine(
     cached: bool = True,
     place: Path | None = None,
     turns: bool = False,
+    header: int = HEADER_LENGTH,
 ) -> Iterator[AnyMachine]:
-    """A target. ``place``: a directory, for a target that is a process; None: in a thread."""
+    """A target. ``place``: a directory, for a target that is a process; None: in a thread.
+    ``turns``, ``header``: of one in a thread."""
     made: AnyMachine
     if place is None:
-        made = Machine(size, block, scheme, seed, cached, turns)
+        made = Machine(size, block, scheme, seed, cached, turns, header)
     else:
         made = ProcessMachine(place, size, block, scheme, cached)
     try:

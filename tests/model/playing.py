@@ -10,6 +10,7 @@ import trio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from iserblk.datamover.iser import HEADER_LENGTH
 from tests.model.blocks import GRANULE
 from tests.model.machine import AnyMachine, machine
 from tests.model.runner import Runner, Tally
@@ -45,11 +46,12 @@ def play(
     cached: bool = True,
     place: Path | None = None,
     turns: bool = False,
+    header: int = HEADER_LENGTH,
 ) -> Tally:
     async def main(made: AnyMachine) -> Tally:
         return await Runner(made, face, options, seed, may_fail).run(steps)
 
-    with machine(SIZE, block, transport, seed, cached, place, turns) as made:
+    with machine(SIZE, block, transport, seed, cached, place, turns, header) as made:
         return trio.run(main, made)
 
 

@@ -161,12 +161,24 @@ def test_disasters_with_unsolicited_data(recovers: None, cached: bool) -> None:
         assert not tally.errors
 
 
+@pytest.mark.parametrize(
+    ("options", "header"),
+    [
+        ("?style=stream", 28),
+        ("?style=stream&hello=yes", 28),
+        ("?hello=yes", 28),
+        ("?style=stream&header=12", 12),
+        ("?header=12", 12),
+    ],
+)
 @pytest.mark.parametrize("cached", CACHED)
-def test_disasters_on_a_byte_stream(recovers: None, cached: bool) -> None:
-    """Each connection, those after an outage, too, begins as a byte stream and becomes iSER."""
+def test_disasters_with_the_drafts_connections(
+    recovers: None, cached: bool, options: str, header: int
+) -> None:
+    """Each connection, those after an outage, too, begins as the options say."""
     for seed in seeds(1):
         steps = random_script(seed, 200, 0.2)
-        tally = replayable(seed, steps, "async", "iser", "?style=stream", cached=cached)
+        tally = replayable(seed, steps, "async", "iser", options, cached=cached, header=header)
         assert not tally.errors
 
 
