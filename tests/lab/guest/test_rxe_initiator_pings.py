@@ -1,9 +1,11 @@
-"""Pings (NOP-In) of our target, answered by the kernel's initiators: ib_iser on Soft-RoCE, and
-iscsi_tcp."""
+"""Pings (NOP-In) of our target, answered by the kernel's initiators (ib_iser on Soft-RoCE, and
+iscsi_tcp) and by libiscsi on Soft-RoCE."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from iserblk.target.lunspec import open_lun, parse_lun_spec
 from iserblk.target.server import serve
 from tests.lab.guest import kernel_initiator as kernel
 from tests.support import logs
-from tests.support.interop import Record
+from tests.support.interop import Record, package
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER)
 
@@ -111,4 +113,37 @@ async def test_the_kernel_answers(
         peer="ib_iser with open-iscsi, on rxe" if over_rdma else "iscsi_tcp with open-iscsi",
         transport="RoCE v2" if over_rdma else "TCP",
         ran="pings of the target are answered",
+    )
+
+
+async def test_libiscsi_answers(pings: Pings, tmp_path: Path, record: Record) -> None:
+    """An idle session of libiscsi over iSER stays, and goes on. proves: ISER-7.3.6-20"""
+    async with target(tmp_path / "disk") as url:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "tests.support.libiscsi", url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with trio.fail_after(PATIENCE_S):
+                assert await process.stdout.receive_some() == b"ready\n"
+            await pings.wait()
+            with trio.fail_after(PATIENCE_S):
+                await process.stdin.send_all(b"once more\n")
+                assert await process.stdout.receive_some() == b"ready\n"
+                await process.stdin.aclose()
+                assert await process.wait() == 0
+        finally:
+            process.kill()
+            await process.stdout.aclose()
+            with trio.CancelScope(shield=True):  # it is gone already
+                await process.wait()
+        assert len(set(pings.answered)) == len(pings.answered)
+    record(
+        ours="target, pyverbs",
+        peer="libiscsi (iser://) on rxe",
+        version=package("libiscsi7"),
+        transport="RoCE v2",
+        ran="its library's poll loop: pings of the target are answered, then TEST UNIT READY",
     )
