@@ -49,6 +49,7 @@ MODULES = (
     "iserblk.nbd.transmission",
     "iserblk.rcap.iwarp.checks",
     "iserblk.rcap.iwarp.ddp",
+    "iserblk.rcap.iwarp.llp",
     "iserblk.rcap.iwarp.markers",
     "iserblk.rcap.iwarp.mpa",
     "iserblk.rcap.iwarp.queuepair",

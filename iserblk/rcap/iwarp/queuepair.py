@@ -1,7 +1,7 @@
-"""A queue pair over software iWARP: the socket, the locks, and how a connection ends.
+"""A queue pair over software iWARP: the locks, and how a connection ends.
 
-The protocol is in ``receive`` and ``transmit``. This module moves bytes between them and a
-non-blocking TCP socket, after MPA start-up (``mpa``).
+The protocol is in ``receive`` and ``transmit``. This module moves bytes between them and the LLP
+(``llp``): mostly a non-blocking TCP socket, after MPA start-up (``mpa``).
 
 Threads. The receive side and the send side have a lock each, held for a few non-blocking calls at
 most. A thread that takes both takes the receive lock first. A third lock guards the count of posted
@@ -10,13 +10,12 @@ already, that thread sends them too. ``retire`` and ``close`` wait for placement
 are under way, so that afterwards no thread touches the memory.
 
 Endings. When the peer breaks a rule, a Terminate is sent behind the frames that were begun, the
-sending side of the TCP connection is closed, and ``progress`` raises. Nothing is retried here.
+sending side of the connection is closed, and ``progress`` raises. Nothing is retried here.
 """
 
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Lock
 from typing import Final
@@ -24,35 +23,34 @@ from typing import Final
 from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, TransportError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
+from iserblk.rcap.iwarp.llp import Llp, MpaLlp
 from iserblk.rcap.iwarp.reads import RTR_TOKEN
 from iserblk.rcap.iwarp.receive import ReceiveCore
 from iserblk.rcap.iwarp.transmit import SendCore, SlotFrame
 from iserblk.rcap.stags import StagTable
-from iserblk.sockets.wire import NO_LINGER, WOULD_BLOCK, wire
+from iserblk.sockets.wire import WOULD_BLOCK
 
 DEFAULT_RECEIVE_SIZE: Final = 8268  # iSER header 28, BHS 48, 8192 of data: what LIO and ib_iser use
-MAX_EMSS: Final = 65483  # of loopback; FPDUs with CRC never need more
 # One call of ``progress`` reads this many times at most, and again only after a large read.
 READ_ROUNDS: Final = 16
 LARGE_READ: Final = 16 * 1024
-EMSS_PERIOD: Final = 65536  # bytes sent after which TCP's segment size is looked up again
-DRAIN_BYTES: Final = 1024 * 1024  # read and discarded at close, so that TCP sends no reset
+EMSS_PERIOD: Final = 65536  # bytes sent after which the LLP's segment size is looked up again
 INLINE_SIZE: Final = 16384  # a copy of 1 µs saves a round trip: two thirds more 16 KiB writes
 
 
 class IwarpQueuePair:
-    """``iserblk.rcap.seam.QueuePair`` over a connected TCP socket, after MPA start-up.
+    """``iserblk.rcap.seam.QueuePair`` over a connected socket, after the start-up of its LLP.
 
     Owns ``sock`` from construction on. ``initiator``: we sent the MPA Request; a responder sends
     nothing until the first FPDU has come. ``emss`` overrides the TCP segment size, in bytes, that
     the kernel reports. ``segments``: how many TCP segments an FPDU with CRC may fill; 0: one, until
-    the peer declares that it takes more (``allow_ulpdu``).
+    the peer declares that it takes more (``allow_ulpdu``). ``llp``: what lies below DDP; None: MPA
+    on TCP.
 
     Memory: 512 KiB of staging, of which only used pages cost memory, and one buffer of
     ``receive_size`` bytes while a message arrives in several segments.
     """
 
-    provider = "iwarp"
     iwarp = True
     inline_size = INLINE_SIZE
     can_receive_invalidate = True
@@ -67,19 +65,22 @@ class IwarpQueuePair:
         receive_size: int = DEFAULT_RECEIVE_SIZE,
         emss: int | None = None,
         segments: int = 0,
+        llp: Llp | None = None,
     ) -> None:
         self._sock = sock
         self._params = params
+        lower = MpaLlp(sock, params) if llp is None else llp
+        self._llp = lower
+        self.provider = lower.provider
         self._initiator = initiator
         self.ird = params.ird
         self.ord = params.ord
         self.peer_private_data = params.private_data
         self.receive_size = receive_size
-        self.max_ulpdu = ddp.MAX_ULPDU if params.crc and not segments else 0
-        self._names = _names(sock)
-        _prepare(sock)
-        self._emss_fixed = emss is not None or not (params.crc or params.markers)
-        self._emss = _emss(sock) if emss is None else emss
+        self.max_ulpdu = ddp.MAX_ULPDU if params.crc and not segments else 0  # for TCP alone
+        follows = params.crc or params.markers or lower.records
+        self._emss_fixed = emss is not None or not follows
+        self._emss = lower.emss() if emss is None else emss
         self._since_emss = 0  # bytes sent since the look-up
         self._rx_lock = Lock()
         self._tx_lock = Lock()
@@ -100,11 +101,11 @@ class IwarpQueuePair:
             ord=max(params.ord, 1) if params.rtr == mpa.RTR_READ else params.ord,
             reads=self._rx.reads,
             responses=self._rx.responses,
-            opened=initiator,
+            opened=initiator or lower.symmetric,
             segments=max(segments, 1),
+            records=lower.records,
         )
-        # siw loses a CRC that is split between two TCP segments: mark where each send ends.
-        self._wire = wire(sock, end_of_record=params.crc)
+        self._wire = lower.wire
         self._leftover = params.leftover
         self._kick = False  # requests were queued since the queue was last looked at
         self._blocked = False  # the kernel takes no more for now
@@ -116,16 +117,9 @@ class IwarpQueuePair:
             self.post([_rtr_request(params.rtr)])
 
     def describe(self) -> dict[str, object]:
-        params = self._params
         return {
             "provider": self.provider,
-            "local": self._names[0],
-            "peer": self._names[1],
-            "mpa_revision": params.revision,
-            "mpa_enhanced": params.enhanced,
-            "mpa_crc": params.crc,
-            "mpa_markers_sent": params.markers,
-            "mpa_rtr": params.rtr,
+            **self._llp.describe(),
             "ird": self.ird,
             "ord": self.ord,
             "emss": self._emss,
@@ -237,18 +231,17 @@ class IwarpQueuePair:
         return None if self._error is None else 0.0
 
     def disconnect(self) -> None:
-        """See the seam. Takes no lock and does not wait: TCP is shut down, and ``progress`` finds
-        the end of the stream.
+        """See the seam. Takes no lock and does not wait: the LLP is shut down, and ``progress``
+        finds the end of the stream.
 
-        At an initiator, ``close`` then discards bytes that the target has not acknowledged. TCP
+        At an initiator, ``close`` then discards bytes that the target has not acknowledged. The LLP
         would go on sending them for minutes, and an old write could arrive after a newer write.
         """
         self._disconnected = True
         if not self._closed:
             if self._initiator:
-                with suppress(OSError):
-                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-            _shutdown(self._sock, socket.SHUT_RDWR)
+                self._llp.discard_at_close()
+            self._llp.sever()
 
     def close(self) -> None:
         with self._rx_lock, self._tx_lock:
@@ -261,7 +254,7 @@ class IwarpQueuePair:
             self._tx.abort(b"")
             self._stags.clear()
             self._blocked = False
-            _close(self._sock)
+            self._llp.close()
 
     # Calls, because a type checker, and so compiled code, takes a field that was just looked at as
     # unchanged: it does not think of other threads, nor of what the calls in between may do.
@@ -358,12 +351,12 @@ class IwarpQueuePair:
             self._blocked = False
             self._broken = ConnectionLost(f"the connection broke: {error.strerror}")
             tx.abort(b"")
-            _shutdown(self._sock, socket.SHUT_RDWR)
+            self._llp.sever()
 
     def _follow_emss(self) -> None:
-        """Ask TCP for its segment size, which changes with the path, for the next batches."""
+        """Ask the LLP for its segment size, which changes with the path, for the next batches."""
         self._since_emss = 0
-        emss = _emss(self._sock)
+        emss = self._llp.emss()
         if emss != self._emss:
             self._emss = emss
             self._tx.set_emss(emss)
@@ -379,7 +372,7 @@ class IwarpQueuePair:
             self._tx.abort(self._rx.terminate)
             self._push()
             if not self._blocked:
-                _shutdown(self._sock, socket.SHUT_WR)
+                self._llp.finish()
 
 
 def header_slots(count: int, size: int) -> list[seam.HeaderSlot]:
@@ -392,38 +385,6 @@ def header_slots(count: int, size: int) -> list[seam.HeaderSlot]:
     return [SlotFrame(size, memory[at : at + step]).slot(index) for index, at in enumerate(places)]
 
 
-def _is_tcp(sock: socket.socket) -> bool:
-    return sock.family in (socket.AF_INET, socket.AF_INET6)
-
-
-def _prepare(sock: socket.socket) -> None:
-    """Set the socket up for FPDUs (RFC 5044 section 5.1)."""
-    sock.setblocking(False)
-    if _is_tcp(sock):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _emss(sock: socket.socket) -> int:
-    """Bytes that TCP puts into one segment at present (the EMSS of RFC 5044)."""
-    if not _is_tcp(sock):
-        return MAX_EMSS
-    return min(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG), MAX_EMSS)
-
-
-def _names(sock: socket.socket) -> tuple[str, str]:
-    names: list[str] = []
-    for get in (sock.getsockname, sock.getpeername):
-        try:
-            name = get()
-        except OSError:  # the connection has ended already
-            name = ""
-        if isinstance(name, tuple):
-            host = f"[{name[0]}]" if ":" in name[0] else name[0]
-            name = f"{host}:{name[1]}"
-        names.append(str(name))
-    return names[0], names[1]
-
-
 def _rtr_request(kind: int) -> seam.WorkRequest:
     """The empty message that opens a peer-to-peer connection (RFC 6581 section 9.2)."""
     opcodes = {
@@ -434,23 +395,3 @@ def _rtr_request(kind: int) -> seam.WorkRequest:
     request = seam.WorkRequest(opcodes[kind], RTR_TOKEN)
     request.stag = 1  # no peer checks it, but some devices refuse 0
     return request
-
-
-def _shutdown(sock: socket.socket, how: int) -> None:
-    with suppress(OSError):  # the connection may have ended already
-        sock.shutdown(how)
-
-
-def _close(sock: socket.socket) -> None:
-    """Close the socket so that bytes that the kernel has taken are still sent.
-
-    TCP sends a reset when a socket is closed with unread bytes, and the reset overtakes a
-    Terminate. So unread bytes are read and discarded first, DRAIN_BYTES at most.
-    """
-    _shutdown(sock, socket.SHUT_WR)
-    waste = bytearray(64 * 1024)
-    with suppress(OSError):
-        for _ in range(DRAIN_BYTES // len(waste)):
-            if not sock.recv_into(waste):
-                break
-    sock.close()

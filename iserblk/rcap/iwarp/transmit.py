@@ -99,9 +99,10 @@ class SendCore:
 
     __slots__ = ("_alone", "_batch_size", "_crc", "_emss", "_framer", "_leaving", "_low",
                  "_message", "_msn", "_offset", "_one_segment", "_ord", "_peer_max", "_position",
-                 "_read_msn", "_reads", "_response_ends", "_responses", "_segment", "_segments",
-                 "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch", "batch_left",
-                 "completions", "opened", "reads_finished", "requests")  # fmt: skip
+                 "_read_msn", "_reads", "_records", "_response_ends", "_responses", "_segment",
+                 "_segments", "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch",
+                 "batch_left", "completions", "opened", "reads_finished",
+                 "requests")  # fmt: skip
 
     def __init__(
         self,
@@ -114,14 +115,17 @@ class SendCore:
         responses: deque[ReadResponse],
         opened: bool,
         segments: int = 1,
+        records: bool = False,
     ) -> None:
         """``emss``: bytes of a TCP segment. ``opened`` False: send nothing until it is set (a
         responder before the first FPDU). ``segments``: how many TCP segments a frame may fill until
-        the peer allows more; it counts only with CRC and without markers."""
+        the peer allows more; it counts only with CRC and without markers. ``records``: the LLP
+        keeps frames apart, without CRC; ``emss`` is the limit of a frame without its trailer."""
         self._crc = crc
+        self._records = records
         self._framer = MarkerFramer(crc=crc) if markers else None
         self._segments = segments
-        self._peer_max = 0 if crc else ddp.MAX_ULPDU  # largest ULPDU that TCP may cut anywhere
+        self._peer_max = 0 if crc else ddp.MAX_ULPDU  # largest ULPDU, wherever TCP cuts it
         self._tagged_max = 0  # bytes of payload in one frame
         self._untagged_max = 0
         self._one_segment = 0  # bytes of payload in a frame that must have a pad
@@ -156,6 +160,8 @@ class SendCore:
         """Follow TCP's segment size, which grows with the window and shrinks with the path."""
         self._emss = emss
         markers = self._framer is not None
+        if self._records:
+            self._peer_max = min(emss - ddp.LENGTH_SIZE, ddp.MAX_ULPDU)
         self._low = 1
         self._segment = 0
         if self._peer_max and not markers:

@@ -39,7 +39,7 @@ from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
-from iserblk.rcap.iwarp import queuepair
+from iserblk.rcap.iwarp import llp
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.scsi import sense as sense_data
 from iserblk.sockets.wire import wire
@@ -273,7 +273,7 @@ def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Vic
 
     with pytest.MonkeyPatch.context() as patch:
         if seed & 2:
-            patch.setattr(queuepair, "wire", sipping)
+            patch.setattr(llp, "wire", sipping)
         made, peer = linked(pair, depth=DEPTH, io_timeout=IO_TIMEOUT_S, immediate=bool(seed & 1))
     return made, Hostile(peer, acts), Victims(made)
 

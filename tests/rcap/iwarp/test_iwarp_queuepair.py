@@ -7,12 +7,14 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from iserblk.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa
+from iserblk.rcap.iwarp.llp import MpaLlp
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
 from iserblk.rcap.iwarp.transmit import SendCore
 from iserblk.sockets.wire import SocketWire
@@ -385,7 +387,7 @@ def test_with_crc_each_send_ends_a_segment(
 ) -> None:
     """siw needs this: TCP puts nothing behind a batch into its last segment. A peer that takes
     frames wherever they are cut does not."""
-    monkeypatch.setattr("iserblk.rcap.iwarp.queuepair.wire", SocketWire)  # it can be watched
+    monkeypatch.setattr("iserblk.rcap.iwarp.llp.wire", SocketWire)  # it can be watched
     first, second = connected_sockets()
     sock = RecordingSocket(fileno=first.detach())
     sock.sends = []
@@ -409,7 +411,7 @@ def test_with_crc_each_send_ends_a_segment(
         ({"segments": 4}, True, 0, 4 * 1448 - 6),
     ],
 )
-def test_largest_ulpdu(options: dict[str, int], crc: bool, declares: int, after: int) -> None:
+def test_largest_ulpdu(options: dict[str, Any], crc: bool, declares: int, after: int) -> None:
     """What is declared, and what an allowance of the peer leads to."""
     first, second = connected_sockets()
     with second:
@@ -422,16 +424,28 @@ def test_largest_ulpdu(options: dict[str, int], crc: bool, declares: int, after:
         pair.close()
 
 
-@pytest.mark.plain("replaces a function of its module")
-def test_frames_follow_the_segment_size(monkeypatch: pytest.MonkeyPatch) -> None:
+class Shrinking:
+    """An LLP whose network changes; ``size`` is its segment size."""
+
+    def __init__(self, llp: MpaLlp, size: int) -> None:
+        self._llp = llp
+        self.size = size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llp, name)
+
+    def emss(self) -> int:
+        return self.size
+
+
+def test_frames_follow_the_segment_size() -> None:
     """A smaller segment size is noticed soon, and used from the next batch on."""
-    sizes = [1448]
-    monkeypatch.setattr("iserblk.rcap.iwarp.queuepair._emss", lambda _sock: sizes[0])
     first, second = connected_sockets()
     with second:
         second.settimeout(PATIENCE_S)
-        pair = IwarpQueuePair(first, parameters(), initiator=True)
-        sizes[0] = 1388
+        llp = Shrinking(MpaLlp(first, parameters()), 1448)
+        pair = IwarpQueuePair(first, parameters(), initiator=True, llp=llp)
+        llp.size = 1388
         stream = b""
         for _ in range(3):
             pair.post([rdma_request(seam.RDMA_WRITE, bytes(70_000), 1, 0)])
