@@ -32,6 +32,7 @@ STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
 _DATA_IN: Final = Struct(">4xI8xI16xII")
 # A Data-Out: opcode, flags, DataSegmentLength, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
 _DATA_OUT: Final = Struct(">BBxxI8sII4xI4xII4x")
+_NO_LUN: Final = bytes(8)  # the field is reserved where there is no Target Transfer Tag (11.7.4)
 _RESIDUAL_OFFSET: Final = 44
 _STAT_SN_OFFSET: Final = 24
 _WORD: Final = Struct(">I")
@@ -44,14 +45,11 @@ class _Transfer:
     Data-Out that was asked for; ``placed``: behind all Data-In that has come, ``moved`` bytes of
     it. ``unsent``: R2Ts whose Data-Outs have not all left."""
 
-    __slots__ = ("asked", "itt", "lun", "moved", "placed", "sink", "sn", "source", "unsent")
+    __slots__ = ("asked", "itt", "moved", "placed", "sink", "sn", "source", "unsent")
 
-    def __init__(
-        self, source: memoryview | None, sink: memoryview | None, lun: bytes, itt: int
-    ) -> None:
+    def __init__(self, source: memoryview | None, sink: memoryview | None, itt: int) -> None:
         self.source = source
         self.sink = sink
-        self.lun = lun
         self.itt = itt
         self.sn = 0
         self.asked = 0
@@ -143,19 +141,16 @@ class TcpInitiator:
             return
         if direction in (READ, WRITE) and data:
             (itt,) = bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)
-            lun = header[8:16]
             if direction == WRITE:
-                self._tasks[itt] = transfer = _Transfer(data, None, lun, itt)
+                self._tasks[itt] = transfer = _Transfer(data, None, itt)
                 if self._unsolicited:
                     self._write_unsolicited(transfer, data, header)
                     return
             else:
-                self._tasks[itt] = _Transfer(None, data, lun, itt)
+                self._tasks[itt] = _Transfer(None, data, itt)
         elif direction == BIDIRECTIONAL:
             (itt,) = bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)
-            self._tasks[itt] = _Transfer(
-                data or NOWHERE, slot.data_in or NOWHERE, header[8:16], itt
-            )
+            self._tasks[itt] = _Transfer(data or NOWHERE, slot.data_in or NOWHERE, itt)
             header += slot.inline[: slot.inline_length]
         self._tx.queued.append(self._tx.frame(header, None))
 
@@ -181,7 +176,7 @@ class TcpInitiator:
         ttt: int,
         offset: int,
         end: int,
-        lun: bytes = b"",
+        lun: bytes = _NO_LUN,
         token: object = None,
     ) -> list[OutPdu]:
         """The Data-Outs of one sequence. ``token`` comes back when the last of them has left."""
@@ -195,7 +190,7 @@ class TcpInitiator:
                 bhs.DATA_OUT,
                 bhs.FLAG_FINAL if last else 0,
                 size,
-                lun or transfer.lun,
+                lun,
                 transfer.itt,
                 ttt,
                 self._exp_stat_sn,

@@ -336,6 +336,8 @@ def unsolicited(got: list[tuple[bytes, bytes, int]]) -> bytes:
     for head, behind, _ in got:
         size = int.from_bytes(head[5:8], "big")
         if head[0] == bhs.DATA_OUT:
-            assert pdu.DataOut.unpack_from(head).buffer_offset == len(whole)
+            fields = pdu.DataOut.unpack_from(head)
+            assert fields.buffer_offset == len(whole)
+            assert (fields.ttt, fields.lun) == (bhs.NO_TAG, bytes(8))  # RFC 7143 section 11.7.4
         whole += behind[:size]
     return whole
