@@ -13,10 +13,12 @@ from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.names import check_name
 from iserblk.options import BUSY_POLL_US
+from iserblk.target.announcing.isns import Registration
 from iserblk.target.lunlist import LunList
 from iserblk.target.lunspec import default_serial, open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
-from iserblk.target.server import serve
+from iserblk.target.server import Announce, serve
+from iserblk.url import ISNS_PORT, parse_portal
 
 LOGOUT_S = 3  # time for initiators to log out when the target ends
 _LUN_HELP = """\
@@ -81,6 +83,11 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     " with a Hello.",
 )
 @click.option(
+    "--isns",
+    metavar="HOST[:PORT]",
+    help="Register the target and its portals with this iSNS server (port 3205).",
+)
+@click.option(
     "--chap-accounts",
     metavar="FILE",
     help="Admit only initiators that know the secret of a user in FILE: lines user:secret, mode"
@@ -100,6 +107,7 @@ def command(
     busy_poll_us: int,
     rcap: str,
     header: str,
+    isns: str | None,
     chap_accounts: str | None,
     chap_user: str | None,
     chap_secret_file: str | None,
@@ -124,6 +132,10 @@ def command(
     access_path = Path(access) if access else None
     if not specs and not luns:
         raise BadArgument("a target needs --lun FILE, or --luns FILE")
+    announce: list[Announce] = []
+    if isns:
+        server = parse_portal(isns, ISNS_PORT)
+        announce.append(lambda portals: Registration(server, iqn, portals).run())
     units = _Units()
     lun_list = LunList(Path(luns), iqn, range(len(specs))) if luns else None
 
@@ -143,6 +155,7 @@ def command(
                 access_path,
                 LOGOUT_S,
                 lun_list,
+                announce,
             )
         finally:
             # Further signals have no effect here; after trio.run they would interrupt the flush.

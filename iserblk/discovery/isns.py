@@ -1,4 +1,4 @@
-"""Messages of iSNS, the name server of storage networks, and a client's requests (RFC 4171).
+"""Messages of iSNS, the name server of storage networks, and its clients' requests (RFC 4171).
 
 A message is one or more PDUs, each with a 12-byte header and up to 64 KiB of payload:
 
@@ -6,7 +6,7 @@ A message is one or more PDUs, each with a 12-byte header and up to 64 KiB of pa
     2-3  FUNCTION ID         6-7  flags                    10-11  SEQUENCE ID, 0 in the first PDU
 
 A payload is a list of attributes: tag (4 bytes), length (4 bytes, a multiple of 4) and value. A
-request has the source (the initiator that asks), the message key, a delimiter (tag 0), and the
+request has the source (the node that asks), the message key, a delimiter (tag 0), and the
 operating attributes. A response has a status (4 bytes) before its attributes. Everything received
 is untrusted: only RemoteProtocolError is raised for it. No I/O here.
 """
@@ -39,6 +39,7 @@ RESPONSE = 0x8000
 CLIENT = 0x8000
 SERVER = 0x4000
 AUTHENTICATED = 0x2000
+REPLACE = 0x1000  # of a registration: it takes the place of what is registered
 LAST = 0x0800
 FIRST = 0x0400
 
@@ -46,6 +47,7 @@ FIRST = 0x0400
 DELIMITER = 0
 ENTITY_IDENTIFIER = 1
 ENTITY_PROTOCOL = 2
+REGISTRATION_PERIOD = 6
 PORTAL_ADDRESS = 16
 PORTAL_PORT = 17
 ISCSI_NAME = 32
@@ -118,11 +120,27 @@ def encode_attributes(attributes: Iterable[Attribute]) -> bytes:
     return b"".join(struct.pack(">II", tag, len(value)) + value for tag, value in attributes)
 
 
-def encode_request(function: int, transaction: int, attributes: Iterable[Attribute]) -> bytes:
+def address(tag: int, host: str) -> Attribute:
+    """``host``: an IP address. IPv4 addresses travel as IPv6 addresses (section 6.3.1)."""
+    parsed = ipaddress.ip_address(host)
+    mapped = bytes(10) + b"\xff\xff" if parsed.version == 4 else b""
+    return Attribute(tag, mapped + parsed.packed)
+
+
+def encode_request(
+    function: int, transaction: int, attributes: Iterable[Attribute], flags: int = 0
+) -> bytes:
+    """One message, in as many PDUs as it needs. ``flags``: REPLACE, or none."""
     payload = encode_attributes(attributes)
-    assert len(payload) <= MAXIMUM_PDU  # our requests are short
-    flags = CLIENT | FIRST | LAST
-    return HEADER.pack(VERSION, function, len(payload), flags, transaction, 0) + payload
+    parts = [payload[at : at + MAXIMUM_PDU] for at in range(0, len(payload), MAXIMUM_PDU)] or [b""]
+    pdus = []
+    for sequence, part in enumerate(parts):
+        place = (0 if sequence else FIRST) | (LAST if sequence == len(parts) - 1 else 0)
+        header = HEADER.pack(
+            VERSION, function, len(part), CLIENT | flags | place, transaction, sequence
+        )
+        pdus.append(header + part)
+    return b"".join(pdus)
 
 
 def _bad(words: str) -> RemoteProtocolError:
@@ -219,6 +237,45 @@ def address_untrusted(attribute: Attribute) -> str:
     return str(address.ipv4_mapped or address)
 
 
+# -- what a target says ----------------------------------------------------------------------------
+
+
+def target_registration(
+    target: str, entity: str, portals: Iterable[Portal], period_s: int
+) -> list[Attribute]:
+    """Registers a target, with its portals and their groups, as the only node of ``entity``.
+    ``portals``: hosts are IP addresses. ``period_s``: after so many seconds without a message the
+    server forgets the entity; the response has the value that holds."""
+    found = list(portals)
+    attributes = [
+        text(ISCSI_NAME, target),
+        text(ENTITY_IDENTIFIER, entity),
+        Attribute(DELIMITER, b""),
+        text(ENTITY_IDENTIFIER, entity),
+        number(ENTITY_PROTOCOL, PROTOCOL_ISCSI),
+        number(REGISTRATION_PERIOD, period_s),
+    ]
+    for each in found:
+        attributes += [address(PORTAL_ADDRESS, each.host), number(PORTAL_PORT, each.port)]
+    attributes += [text(ISCSI_NAME, target), number(ISCSI_NODE_TYPE, NODE_TARGET)]
+    for each in found:
+        attributes += [
+            text(GROUP_ISCSI_NAME, target),
+            address(GROUP_ADDRESS, each.host),
+            number(GROUP_PORT, each.port),
+            number(GROUP_TAG, each.tag or 0),
+        ]
+    return attributes
+
+
+def period_untrusted(attributes: Iterable[Attribute], default_s: int) -> int:
+    """The registration period, in seconds, in the response to a registration; 0: none."""
+    for attribute in _operating(attributes):
+        if attribute.tag == REGISTRATION_PERIOD and attribute.value:
+            return number_untrusted(attribute)
+    return default_s
+
+
 # -- what a client asks ----------------------------------------------------------------------------
 
 
@@ -250,9 +307,10 @@ def names_untrusted(attributes: Iterable[Attribute]) -> list[str]:
     return [text_untrusted(each) for each in _operating(attributes) if each.tag == ISCSI_NAME]
 
 
-def deregistration(initiator: str, entity: str) -> list[Attribute]:
+def deregistration(node: str, entity: str) -> list[Attribute]:
+    """Removes ``entity``, with all that belongs to it; ``node`` is registered there."""
     return [
-        text(ISCSI_NAME, initiator),
+        text(ISCSI_NAME, node),
         Attribute(DELIMITER, b""),
         text(ENTITY_IDENTIFIER, entity),
     ]

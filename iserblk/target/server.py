@@ -29,6 +29,7 @@ from iserblk.errors import BadArgument, IserblkError, TransportError
 from iserblk.iscsi import pdu
 from iserblk.iscsi.chap import Accounts
 from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
+from iserblk.iscsi.send_targets import Portal
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.access import Access, read_access
@@ -77,6 +78,7 @@ PING_S = 30.0  # after so much silence the target sends a ping; the answer may t
 RDMA_TICK_S = 1.0
 
 Reread = Callable[[], Awaitable[None]]
+Announce = Callable[[Sequence[Portal]], Awaitable[None]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -544,6 +546,7 @@ async def serve(
     access: Path | None = None,
     logout_s: int = 0,
     lun_list: LunList | None = None,
+    announce: Sequence[Announce] = (),
 ) -> None:
     """Run one target until cancelled.
 
@@ -556,7 +559,9 @@ async def serve(
     28 or 12: all initiators must use the same. ``access``: a file that says which initiator has
     access to what (``access.parse_access``), read as ``states``. ``logout_s``: when it is
     cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
-    ``lun_list``: owns some of ``luns``, and is read again after each SIGHUP. Raises BadArgument,
+    ``lun_list``: owns some of ``luns``, and is read again after each SIGHUP. ``announce``: each
+    runs as long as the target accepts connections, with all portals, also those whose host means
+    all addresses of the machine; what it raises ends the target. Raises BadArgument,
     NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read a file;
     nothing stays open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
@@ -658,12 +663,12 @@ async def serve(
 
     try:
         rdma_addresses: list[object] = []
-        first = ""
+        portals: list[Portal] = []
         for place in places:
             port = ports.by_tag[place.group]
             for each in await listen_tcp(place.place):
                 address = each.socket.getsockname()
-                first = first or name_of(address)
+                portals.append(Portal(address[0], address[1], place.group))
                 if not is_any_address(address):
                     port.addresses.append(name_of(address))
                 if VERBS in port.transports:
@@ -686,8 +691,10 @@ async def serve(
                 nursery.start_soon(accept_rdma, rdma_listener, portal, port, sessions)
             if files:
                 await nursery.start(_watch_files, files)
+            for each_announce in announce:
+                nursery.start_soon(each_announce, portals)
             scheme = "iser" if transports[places[0].group] & ISER else "iscsi"
-            ready(f"{scheme}://{first}/{iqn}")
+            ready(f"{scheme}://{name_of(portals[0])}/{iqn}")
     finally:
         stop_listening()
 

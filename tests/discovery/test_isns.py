@@ -50,6 +50,48 @@ def test_request() -> None:
     )
 
 
+def test_the_registration_of_a_target() -> None:
+    """The bytes, by hand from the standard's tables: entity, portals, node, portal groups."""
+    portals = [Portal("192.0.2.1", 3260, 1), Portal("2001:db8::1", 861, 4)]
+    attributes = isns.target_registration("iqn.x:t", "iqn.x:t", portals, 300)
+    raw = isns.encode_request(isns.DEV_ATTR_REG, 3, attributes, isns.REPLACE)
+    name = b"iqn.x:t\0".hex()
+    one = "00000000000000000000ffffc0000201"
+    two = "20010db8000000000000000000000001"
+    assert raw.hex() == (
+        "0001000101349c0000030000"
+        f"0000002000000008{name}0000000100000008{name}"
+        "0000000000000000"
+        f"0000000100000008{name}00000002000000040000000200000006000000040000012c"
+        f"0000001000000010{one}000000110000000400000cbc"
+        f"0000001000000010{two}00000011000000040000035d"
+        f"0000002000000008{name}000000210000000400000001"
+        f"0000003000000008{name}0000003100000010{one}000000320000000400000cbc"
+        "000000330000000400000001"
+        f"0000003000000008{name}0000003100000010{two}00000032000000040000035d"
+        "000000330000000400000004"
+    )
+    assert isns.portals_untrusted(attributes, "IQN.x:t") == portals
+
+
+def test_a_message_of_several_pdus() -> None:
+    """A target with very many portals; the PDUs are put together again."""
+    portals = [Portal("192.0.2.1", port, 1) for port in range(1, 1500)]
+    attributes = isns.target_registration(TARGET, TARGET, portals, 300)
+    raw = isns.encode_request(isns.DEV_ATTR_REG, 3, attributes)
+    (message,) = MessageReader().feed(raw)
+    assert len(message.payload) > 2 * isns.MAXIMUM_PDU
+    assert isns.attributes_untrusted(message.payload) == attributes
+
+
+def test_the_registration_period() -> None:
+    entity = [isns.text(isns.ENTITY_IDENTIFIER, "e"), END, isns.text(isns.ENTITY_IDENTIFIER, "e")]
+    assert isns.period_untrusted([*entity, isns.number(isns.REGISTRATION_PERIOD, 77)], 5) == 77
+    assert isns.period_untrusted(entity, 5) == 5
+    with pytest.raises(RemoteProtocolError):
+        isns.period_untrusted([*entity, Attribute(isns.REGISTRATION_PERIOD, bytes(8))], 5)
+
+
 def test_registration_and_its_end() -> None:
     tags = [each.tag for each in isns.registration(US)]
     assert tags == [32, 0, 1, 2, 32, 33]

@@ -19,6 +19,7 @@ _ANSWERS = [
         isns.text(isns.ISCSI_NAME, TARGET),
         isns.number(isns.ISCSI_NODE_TYPE, isns.NODE_TARGET),
         isns.text(isns.ENTITY_IDENTIFIER, "entity"),
+        isns.number(isns.REGISTRATION_PERIOD, 300),
     ],
     [
         isns.text(isns.GROUP_ISCSI_NAME, TARGET),
@@ -34,6 +35,7 @@ _READERS = (
     isns.entity_untrusted,
     isns.targets_untrusted,
     lambda attributes: isns.portals_untrusted(attributes, TARGET),
+    lambda attributes: isns.period_untrusted(attributes, 300),
 )
 
 

@@ -1,8 +1,11 @@
-"""``iserblk discover`` and Debian's iSNS server. Needs ``scripts/peers isns``."""
+"""``iserblk discover``, ``iserblk target --isns`` and Debian's iSNS server. Needs ``scripts/peers
+isns``."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +16,10 @@ import pytest
 
 from iserblk.discovery import isns
 from iserblk.discovery.isns import Attribute
-from tests.cli.commands import bad, good, good_json
+from iserblk.iscsi.send_targets import Portal
+from iserblk.target.announcing.isns import Registration
+from tests.cli.commands import bad, good, good_json, serving
+from tests.support.interop import Record
 from tests.support.target import IQN, ROOT, TargetProcess, running_target
 from tests.support.until import until_blocking
 
@@ -36,12 +42,17 @@ class Isnsd:
             "SLPRegister = 0\nSecurity = 0\nSourceName = iqn.2026-11.example:isns\n"
         )
         libraries = ":".join(str(each) for each in prefix.glob("usr/lib/*-linux-gnu"))
-        with (place / "log").open("wb") as log:
+        self._environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
+        self._prefix, self._place = prefix, place
+        self._start()
+
+    def _start(self) -> None:
+        with (self._place / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [prefix / "usr/sbin/isnsd", "-f", "-4", "-c", place / "conf"],
+                [self._prefix / "usr/sbin/isnsd", "-f", "-4", "-c", self._place / "conf"],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "LD_LIBRARY_PATH": libraries},
+                env=self._environment,
             )
         self._socket = self._connect()
         self._reader = isns.MessageReader()
@@ -58,6 +69,29 @@ class Isnsd:
 
         until_blocking(listens)
         return made[0]
+
+    def isnsadm(self, *arguments: str) -> str:
+        """Run the server's own client; its output."""
+        config = self._place / "admin"
+        config.write_text(
+            "Security = 0\nSourceName = iqn.2026-11.example:admin\n"
+            f"ServerAddress = 127.0.0.1:{self.port}\n"
+        )
+        return subprocess.run(
+            [self._prefix / "usr/sbin/isnsadm", "-c", config, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=START_S,
+            env=self._environment,
+        ).stdout
+
+    def restart(self) -> None:
+        """With an empty database."""
+        self.stop()
+        (self._place / "pid").unlink(missing_ok=True)
+        shutil.rmtree(self._place / "db")
+        self._start()
 
     def stop(self) -> None:
         self._socket.close()
@@ -182,6 +216,75 @@ def test_many_targets(server: Isnsd) -> None:
     report = good_json("discover", server.url)
     assert sorted(each["name"] for each in report["targets"]) == names
     assert all(len(each["portals"]) == 1 for each in report["targets"])
+
+
+def test_our_target_registers(server: Isnsd, tmp_path: Path, record: Record) -> None:
+    """Its portals, groups and node are what isnsadm and discover find; at its end they are gone.
+
+    proves: ISER-B.2-2, SYSTEM-10
+    """
+    with serving(*registering(tmp_path, server), log=tmp_path / "target") as running:
+        until_blocking(lambda: "registered" in (tmp_path / "target").read_text())
+        (found,) = good_json("discover", server.url)["targets"]
+        assert found["name"] == IQN
+        assert [(each["host"], each["group"]) for each in found["portals"]] == [
+            ("127.0.0.1", 1),
+            ("127.0.0.1", 4),
+        ]
+        assert found["portals"][0]["url"].partition("://")[2] == running.url.partition("://")[2]
+        assert good_json("info", found["portals"][1]["url"])["disks"][0]["target"] == IQN
+        portals, nodes = server.isnsadm("--list", "portals"), server.isnsadm("--list", "nodes")
+        assert all(f" = {each['port']}/tcp" in portals for each in found["portals"])
+        assert f'iSCSI name = "{IQN}"' in nodes and "node type = Target" in nodes
+        assert running.end(signal.SIGTERM) == 143
+    assert IQN not in server.isnsadm("--list", "nodes")
+    assert IQN not in server.isnsadm("--list", "entities")
+    record(
+        ours="target",
+        peer="open-isns' isnsd and isnsadm",
+        version=f"open-isns-server {version_of(server)}",
+        transport="iSNS",
+        ran="registration of two portals in two groups, list, deregistration",
+    )
+
+
+def version_of(server: Isnsd) -> str:
+    done = subprocess.run(
+        ["apt-cache", "policy", "open-isns-server"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    words = done.stdout.partition("Candidate:")[2].split()
+    return words[0] if words else "of unknown version"
+
+
+def registering(place: Path, server: Isnsd) -> list[object]:
+    listen = ["--listen", "127.0.0.1:0,1", "--listen", "127.0.0.1:0,4,transport=tcp"]
+    return ["-v", "target", "--iqn", IQN, "--lun", f"{place}/lun:size=1M", *listen,
+            "--isns", f"127.0.0.1:{server.port}"]  # fmt: skip
+
+
+def test_a_target_that_was_killed_comes_back(server: Isnsd, tmp_path: Path) -> None:
+    """Its registration replaces the old one, whose portals nobody listens at any more."""
+    ports = []
+    for number in range(2):
+        log = tmp_path / f"target{number}"
+        with serving(*registering(tmp_path, server), log=log) as running:
+            until_blocking(lambda log=log: "registered" in log.read_text())  # type: ignore[misc]
+            (found,) = good_json("discover", server.url)["targets"]
+            ports.append([each["port"] for each in found["portals"]])
+            running.process.kill()
+    assert len(ports[0]) == len(ports[1]) == 2 and not set(ports[0]) & set(ports[1])
+
+
+async def test_a_server_that_lost_its_database(server: Isnsd) -> None:
+    """The next registration, an update, makes the target known again."""
+    registration = Registration(("127.0.0.1", server.port), IQN, [Portal("127.0.0.1", 3260, 1)])
+    await registration._register(isns.REPLACE)
+    assert IQN in server.isnsadm("--list", "nodes")
+    server.restart()
+    assert IQN not in server.isnsadm("--list", "nodes")
+    await registration._register(0)
+    assert IQN in server.isnsadm("--list", "nodes")
 
 
 def test_a_server_that_is_none(target: TargetProcess) -> None:

@@ -1,0 +1,1 @@
+"""The target tells where it is: registration with iSNS, and an answer to SLP."""

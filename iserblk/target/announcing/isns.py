@@ -1,0 +1,127 @@
+"""Registers the target with an iSNS server, for as long as it runs (RFC 4171). Runs in trio.
+
+The target is an entity of its own, named like the target. The first registration replaces what
+there is under that name: a target that was killed, and comes back with other portals, leaves
+nothing of the old ones. It is repeated well before its period ends, so a server that has forgotten
+the target (it has lost its database, say) knows it again. Entity status inquiries are not asked
+for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+import trio
+
+from iserblk.discovery import isns
+from iserblk.discovery.isns_connection import IsnsConnection
+from iserblk.errors import ConnectFailed, ConnectTimeout, IserblkError
+from iserblk.iscsi.send_targets import Portal
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 300
+LEAST_PERIOD_S = 10  # whatever a server says
+ANSWER_S = 20.0
+FAREWELL_S = 2.0
+FIRST_RETRY_S = 5.0
+LAST_RETRY_S = 120.0
+
+
+class Registration:
+    """Of one target with one server. ``portals``: where it listens; a host that means all addresses
+    of the machine (0.0.0.0, ::) is registered as the address from which the server is reached."""
+
+    def __init__(self, server: tuple[str, int], target: str, portals: Sequence[Portal]) -> None:
+        self._server = server
+        self._name = isns_name(*server)
+        self._target = target
+        self._portals = portals
+
+    async def run(self) -> None:
+        """Register, and stay registered, until cancelled; then deregister. Errors are logged, and
+        it is tried again."""
+        pause = FIRST_RETRY_S
+        registered = False  # as far as we know
+        ever = False
+        told = ""
+        try:
+            while True:
+                try:
+                    period = await self._register(isns.REPLACE if not registered else 0)
+                except IserblkError as error:
+                    if registered:  # perhaps it has forgotten us
+                        registered = False
+                        continue
+                    if str(error) != told:
+                        log.warning("not registered with iSNS: %s", error)
+                    told = str(error)
+                    await trio.sleep(pause)
+                    pause = min(2 * pause, LAST_RETRY_S)
+                    continue
+                if not registered:
+                    log.info("%s: registered as an iSNS entity", self._name)
+                registered = ever = True
+                pause, told = FIRST_RETRY_S, ""
+                await trio.sleep(period / 3)
+        finally:
+            if ever:
+                with (
+                    trio.CancelScope(deadline=trio.current_time() + FAREWELL_S, shield=True),
+                    suppress(IserblkError),
+                ):
+                    await self._say(isns.DEV_DEREG)
+
+    async def _register(self, flags: int) -> float:
+        """Register. Returns the time, in seconds, before whose end to do so again. Raises
+        IserblkError."""
+        found = await self._say(isns.DEV_ATTR_REG, flags)
+        period = isns.period_untrusted(found, PERIOD_S) or PERIOD_S
+        return min(PERIOD_S, max(LEAST_PERIOD_S, period))
+
+    async def _say(self, function: int, flags: int = 0) -> list[isns.Attribute]:
+        try:
+            with trio.fail_after(ANSWER_S):
+                stream = await connect(*self._server)
+                async with stream:
+                    attributes = isns.deregistration(self._target, self._target)
+                    if function == isns.DEV_ATTR_REG:
+                        attributes = isns.target_registration(
+                            self._target, self._target, self._reachable(stream), PERIOD_S
+                        )
+                    connection = IsnsConnection(stream, self._name)
+                    status, answer = await connection.ask(function, attributes, flags)
+        except trio.TooSlowError:
+            raise ConnectTimeout(f"{self._name}: no answer within {ANSWER_S:g} s") from None
+        except OSError as error:
+            words = error.strerror or str(error)
+            raise ConnectFailed(f"{self._name}: cannot connect: {words}") from None
+        if status:
+            raise connection.refused(status)
+        return answer
+
+    def _reachable(self, stream: trio.SocketStream) -> list[Portal]:
+        """The portals, each with an address of its own, and each once."""
+        here = str(stream.socket.getsockname()[0]).partition("%")[0]
+        family = ipaddress.ip_address(here).version
+        found: dict[Portal, None] = {}
+        for each in self._portals:
+            if each.host == "::" or (each.host == "0.0.0.0" and family == 4):
+                found[each._replace(host=here)] = None
+            elif each.host != "0.0.0.0":
+                found[each] = None
+        return list(found)
+
+
+async def _connect(host: str, port: int) -> trio.SocketStream:
+    return await trio.open_tcp_stream(host, port)
+
+
+connect = _connect
+
+
+def isns_name(host: str, port: int) -> str:
+    return f"isns://[{host}]:{port}" if ":" in host else f"isns://{host}:{port}"
