@@ -40,8 +40,8 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 @click.option(
     "--access-states",
     metavar="FILE",
-    help="File with lines `GROUP STATE`: ALUA states of portal groups, to try out failover. Read"
-    " again after SIGHUP.",
+    help="File with lines `GROUP STATE [settable]`: ALUA states of portal groups, to try out"
+    " failover. Read again after SIGHUP.",
 )
 @click.option(
     "--access",

@@ -1,18 +1,22 @@
 """Asymmetric logical unit access (ALUA): the access states of the ports of a LUN.
 
-Sources: SPC-4, Asymmetric logical unit access; REPORT TARGET PORT GROUPS command. The answer of
-that command is RETURN DATA LENGTH (4 bytes), then for each group
+Sources: SPC-4, Asymmetric logical unit access; REPORT TARGET PORT GROUPS command; SET TARGET PORT
+GROUPS command. The answer of the first is RETURN DATA LENGTH (4 bytes), then for each group
 
     0    bit 7 PREF, bits 3-0 state        5    STATUS CODE
     1    states that it may have           7    TARGET PORT COUNT
     2-3  TARGET PORT GROUP                 8-   for each port 4 bytes, the last two its
                                                 RELATIVE TARGET PORT IDENTIFIER
+
+The parameter list of SET TARGET PORT GROUPS is 4 reserved bytes, then 4 bytes for each group
+
+    0    bits 3-0 state                    2-3  TARGET PORT GROUP
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from iserblk.errors import RemoteProtocolError
@@ -54,7 +58,7 @@ SUPPORTS_OPTIMIZED = 0x01
 TPGS_NONE = 0
 TPGS_IMPLICIT = 1
 TPGS_EXPLICIT = 2
-TPGS_BOTH = 3
+TPGS_BOTH = 3  # the two above are its bits
 
 # Sense data about states: ASC << 8 | ASCQ.
 IN_TRANSITION = 0x040A
@@ -75,6 +79,8 @@ _HEADER = struct.Struct(">I")
 _GROUP = struct.Struct(">BBHxBxB")
 _PORT = struct.Struct(">xxH")
 _IDENTIFIER = struct.Struct(">xxH")
+_SET_HEADER = 4
+_SET_GROUP = struct.Struct(">BxH")
 MAXIMUM_GROUPS = 4096  # in one answer; in practice there are two or four
 
 
@@ -143,6 +149,31 @@ def length_of_report(data: bytes | memoryview) -> int:
     if len(data) < _HEADER.size:
         return _HEADER.size
     return _HEADER.size + int(_HEADER.unpack_from(bytes(data[: _HEADER.size]))[0])
+
+
+# -- to set states ---------------------------------------------------------------------------------
+
+
+def set_target_port_groups(length: int) -> bytes:
+    """The CDB; ``length``: bytes of the parameter list."""
+    return struct.pack(
+        ">BB4xIxx", opcodes.MAINTENANCE_OUT, opcodes.SA_SET_TARGET_PORT_GROUPS, length
+    )
+
+
+def encode_set(states: Mapping[int, int]) -> bytes:
+    """The parameter list of SET TARGET PORT GROUPS. ``states``: by group."""
+    groups = (_SET_GROUP.pack(state, group) for group, state in states.items())
+    return bytes(_SET_HEADER) + b"".join(groups)
+
+
+def decode_set(data: bytes | memoryview) -> list[tuple[int, int]]:
+    """The (group, state) pairs of a parameter list, in its order; descriptor i begins at byte
+    4 + 4 i. Raises RemoteProtocolError for a list that ends within one."""
+    if len(data) < _SET_HEADER or (len(data) - _SET_HEADER) % _SET_GROUP.size:
+        raise RemoteProtocolError("SCSI", f"SET TARGET PORT GROUPS: a list of {len(data)} bytes")
+    found = _SET_GROUP.iter_unpack(bytes(data[_SET_HEADER:]))
+    return [(group, first & 0x0F) for first, group in found]
 
 
 # -- the port that was asked -----------------------------------------------------------------------

@@ -3,7 +3,8 @@
 In iSCSI a portal group is a SCSI target port (RFC 7143 section 4.4.1). Here its tag is also the
 number of its target port group (ALUA). Two sessions with the same name in two groups are two
 sessions. States are for testing how initiators fail over: every LUN is behind every port, in
-whatever state the port is.
+whatever state the port is. A file gives them, and SET TARGET PORT GROUPS may change those of groups
+that the file says are settable.
 
 A session may use every portal of its group, so all portals of a group take the same transports.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import alua
@@ -50,20 +52,35 @@ _SUPPORTED = (
     | alua.SUPPORTS_NON_OPTIMIZED
     | alua.SUPPORTS_OPTIMIZED
 )
-_CHANGED_BY_ITSELF = 2  # STATUS CODE: the target changed the state (implicit ALUA)
+# STATUS CODE: what changed the state.
+_CHANGED_BY_COMMAND = 1
+_CHANGED_BY_ITSELF = 2  # implicit ALUA
+SETTABLE = "settable"
+EXPLICIT = "explicit"
+
+
+class AccessStates(NamedTuple):
+    """What a file says: ``states`` by the tag of the group; ``settable``: groups whose state
+    initiators may set; ``explicit_only``: initiators are told that states change by their commands
+    alone."""
+
+    states: Mapping[int, int]
+    settable: frozenset[int] = frozenset()
+    explicit_only: bool = False
 
 
 class TargetPort:
     """One portal group. ``addresses``: its portals (``host:port``), without those that listen on
     all addresses of the machine (0.0.0.0). ``transports``: what each of them takes. ``refusal``:
     ASC << 8 | ASCQ with which most commands end in the present state; 0: commands are carried
-    out."""
+    out. ``settable``: initiators may set the state."""
 
     __slots__ = (
         "addresses",
         "ports",
         "refusal",
         "relative",
+        "settable",
         "state",
         "status",
         "tag",
@@ -81,6 +98,16 @@ class TargetPort:
         self.state = alua.ACTIVE_OPTIMIZED
         self.status = 0
         self.refusal = 0
+        self.settable = False
+
+    def enter(self, state: int, status: int) -> bool:
+        """Take a state. Returns whether it is another than before."""
+        if self.state == state:
+            return False
+        self.state = state
+        self.status = status
+        self.refusal = REFUSALS.get(state, 0)
+        return True
 
 
 class TargetPorts:
@@ -99,22 +126,40 @@ class TargetPorts:
             for i, tag in enumerate(unique)
         }
         self.several = len(unique) > 1
+        self.explicit_only = False
+        self._given: dict[int, int] = {}  # the states that the file gave
 
-    def set_states(self, states: Mapping[int, int]) -> bool:
-        """Set the states of groups, by tag. Returns whether any state has changed. Raises
-        BadArgument for a group that does not exist; nothing has changed then."""
-        for tag in states:
+    @property
+    def tpgs(self) -> int:
+        """What standard INQUIRY data says of ALUA (alua.TPGS_…)."""
+        if any(port.settable for port in self.by_tag.values()):
+            return alua.TPGS_EXPLICIT if self.explicit_only else alua.TPGS_BOTH
+        return alua.TPGS_IMPLICIT if self.several else alua.TPGS_NONE
+
+    def configure(self, given: AccessStates) -> bool:
+        """Do what the file says. A state of a settable group that it gave before as well stays what
+        initiators have made of it. Returns whether any state has changed. Raises BadArgument for a
+        group that does not exist; nothing has changed then."""
+        for tag in given.states:
             if tag not in self.by_tag:
                 known = ", ".join(map(str, self.by_tag))
                 raise BadArgument(f"there is no portal group {tag}; the groups are: {known}")
+        for tag, port in self.by_tag.items():
+            port.settable = tag in given.settable
+        self.explicit_only = given.explicit_only
+        changed = False
+        for tag, state in given.states.items():
+            if not self.by_tag[tag].settable or self._given.get(tag) != state:
+                changed |= self.by_tag[tag].enter(state, _CHANGED_BY_ITSELF)
+        self._given = dict(given.states)
+        return changed
+
+    def set_by_command(self, states: Mapping[int, int]) -> bool:
+        """Set states that an initiator asks for, by the tags of settable groups. Returns whether
+        any has changed."""
         changed = False
         for tag, state in states.items():
-            port = self.by_tag[tag]
-            if port.state != state:
-                changed = True
-                port.state = state
-                port.status = _CHANGED_BY_ITSELF
-                port.refusal = REFUSALS.get(state, 0)
+            changed |= self.by_tag[tag].enter(state, _CHANGED_BY_COMMAND)
         return changed
 
     def report(self) -> bytes:
@@ -186,7 +231,7 @@ def transports_of(listens: Sequence[Listen], default: frozenset[str]) -> dict[in
     return {group: transports or default for group, transports in found.items()}
 
 
-def read_states(path: Path) -> dict[int, int]:
+def read_states(path: Path) -> AccessStates:
     """Read a file and parse it with ``parse_states``. Raises BadArgument, also when the file cannot
     be read."""
     try:
@@ -197,21 +242,40 @@ def read_states(path: Path) -> dict[int, int]:
     return parse_states(text)
 
 
-def parse_states(text: str) -> dict[int, int]:
-    """Parse lines of the form ``GROUP STATE``. Empty lines, and lines that begin with #, are
-    ignored. Returns the states by group. Raises BadArgument that names the line."""
+def parse_states(text: str) -> AccessStates:
+    """Parse lines of the forms ``GROUP STATE [settable]`` and ``explicit``. Empty lines, and lines
+    that begin with #, are ignored. Raises BadArgument that names the line."""
     states: dict[int, int] = {}
+    settable: set[int] = set()
+    explicit_only = 0  # the line
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or not (words[0].isascii() and words[0].isdigit()):
+        if words == [EXPLICIT]:
+            explicit_only = number
+            continue
+        if len(words) not in (2, 3) or not (words[0].isascii() and words[0].isdigit()):
             raise BadArgument(f"access states, line {number}: write GROUP STATE, e.g. 2 standby")
+        if words[2:] not in ([], [SETTABLE]):
+            raise BadArgument(
+                f"access states, line {number}: {words[2][:40]!r}: behind the state there may be "
+                f"{SETTABLE}, and nothing else"
+            )
         state = STATES.get(words[1])
         if state is None:
             raise BadArgument(
                 f"access states, line {number}: {words[1][:40]!r} is no state; write one of: "
                 f"{', '.join(STATES)}"
             )
-        states[int(words[0][:6])] = state
-    return states
+        tag = int(words[0][:6])
+        states[tag] = state
+        settable.discard(tag)
+        if words[2:]:
+            settable.add(tag)
+    if explicit_only and not settable:
+        raise BadArgument(
+            f"access states, line {explicit_only}: {EXPLICIT} needs a group that is {SETTABLE}, "
+            f"e.g. 2 standby {SETTABLE}"
+        )
+    return AccessStates(states, frozenset(settable), bool(explicit_only))

@@ -157,6 +157,7 @@ ROWS = (
         allowed=(),
     ),
     decoder("port groups", _port_groups, _PORT_GROUPS),
+    decoder("set port groups", alua.decode_set, alua.encode_set({1: 0, 2: alua.STANDBY})),
     decoder("port identity", alua.decode_port_identity, _PORT_PAGE, _DESIGNATORS),
     decoder("PR OUT", reservations.decode_parameters, reservations.encode_parameters(_OUT)),
     decoder("copy list", third_party.decode_copy_list, _COPY),

@@ -63,6 +63,23 @@ def test_any_report(data: bytes) -> None:
             assert 0 <= group.state <= 0x0F and alua.state_words(group.state)
 
 
+def test_set() -> None:
+    """Bytes of SPC-4, SET TARGET PORT GROUPS."""
+    data = alua.encode_set({1: alua.STANDBY, 0x1234: alua.ACTIVE_OPTIMIZED})
+    assert data.hex(" ") == "00 00 00 00 02 00 00 01 00 00 12 34"
+    assert alua.decode_set(data) == [(1, alua.STANDBY), (0x1234, 0)]
+    assert alua.set_target_port_groups(12).hex(" ") == "a4 0a 00 00 00 00 00 00 00 0c 00 00"
+    for length in (0, 1, 3, 5, 11, 13):
+        with pytest.raises(RemoteProtocolError):
+            alua.decode_set(data[:length] if length <= 12 else data + b"x")
+
+
+@given(st.binary(max_size=64))
+def test_any_list(data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        assert len(alua.decode_set(data)) == len(data) // 4 - 1
+
+
 def test_port_identity() -> None:
     page = inquiry.encode_identifiers(alua.port_designators(3, 2))
     identity = alua.decode_port_identity(page)

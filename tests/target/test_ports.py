@@ -8,10 +8,13 @@ import pytest
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import alua, cdb, inquiry, sense
+from iserblk.scsi import reservations as pr
+from iserblk.scsi import status as sam
 from iserblk.target.ports import (
     ON_TCP,
     ONLY_PORT,
     STATES,
+    AccessStates,
     Listen,
     TargetPorts,
     parse_listen,
@@ -73,7 +76,7 @@ def test_a_port_that_carries_out_nothing(word: str, code: int) -> None:
     the commands that tell an initiator why."""
     device = server(1, 2)
     one, two = clients(device)
-    device.set_access_states({1: STATES[word]})
+    device.set_access_states(AccessStates({1: STATES[word]}))
     for each in (one, two):
         assert each.code(READ) == (sense.UNIT_ATTENTION, alua.STATE_CHANGED)
     assert two.code(READ) == GOOD
@@ -84,7 +87,7 @@ def test_a_port_that_carries_out_nothing(word: str, code: int) -> None:
     for answered in (cdb.inquiry(96), cdb.report_luns(64), cdb.mode_sense6(8, 192)):
         assert one.code(answered) == GOOD
     assert [each.state for each in alua.decode_report(one.data(REPORT))] == [STATES[word], 0]
-    device.set_access_states({1: alua.ACTIVE_NON_OPTIMIZED})
+    device.set_access_states(AccessStates({1: alua.ACTIVE_NON_OPTIMIZED}))
     assert one.code(READ) == (sense.UNIT_ATTENTION, alua.STATE_CHANGED)
     assert one.code(READ) == GOOD
 
@@ -92,8 +95,166 @@ def test_a_port_that_carries_out_nothing(word: str, code: int) -> None:
 def test_no_change_is_not_told() -> None:
     device = server(1, 2)
     one, _ = clients(device)
-    device.set_access_states({1: alua.ACTIVE_OPTIMIZED})
+    device.set_access_states(AccessStates({1: alua.ACTIVE_OPTIMIZED}))
     assert one.code(READ) == GOOD
+
+
+# -- SET TARGET PORT GROUPS ------------------------------------------------------------------------
+
+UNKNOWN = (sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE)
+IN_LIST = (sense.ILLEGAL_REQUEST, sense.INVALID_FIELD_IN_PARAMETER_LIST)
+LIST_LENGTH = (sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
+CHANGED = (sense.UNIT_ATTENTION, alua.STATE_CHANGED)
+IN_STANDBY = (sense.NOT_READY, alua.IN_STANDBY)
+STANDBY = AccessStates({1: 0, 2: alua.STANDBY}, frozenset((1, 2)))
+
+
+def explicit(given: AccessStates, luns: int = 1) -> tuple[Client, Client]:
+    """A nexus through each of two groups, to LUN 0."""
+    units = {
+        each: LogicalUnit(FakeStore(1 << 20), serial=f"S{each}", block=512) for each in range(luns)
+    }
+    device = DeviceServer(units, IQN, TargetPorts((1, 2)))
+    device.set_access_states(given)
+    one, two = clients(device)
+    return one, two
+
+
+def ask_for(client: Client, states: dict[int, int]) -> tuple[int, int]:
+    data = alua.encode_set(states)
+    return client.code(alua.set_target_port_groups(len(data)), data)
+
+
+def states_of(client: Client) -> list[tuple[int, int]]:
+    return [(each.state, each.status) for each in alua.decode_report(client.data(REPORT))]
+
+
+def ready(port: int, given: AccessStates) -> tuple[Client, Client]:
+    one, two = explicit(given)
+    return (one, two) if port == 1 else (two, one)
+
+
+def test_states_are_set_by_command() -> None:
+    """Also through a port in standby, which does what it was set to at once; the other nexus is
+    told, and the one that asked is not."""
+    two, one = ready(2, STANDBY)
+    assert two.code(READ) == IN_STANDBY
+    assert ask_for(two, {1: alua.STANDBY, 2: alua.ACTIVE_OPTIMIZED}) == GOOD
+    assert two.code(READ) == GOOD
+    assert one.code(READ) == CHANGED
+    assert one.code(READ) == IN_STANDBY
+    assert states_of(one) == [(alua.STANDBY, 1), (alua.ACTIVE_OPTIMIZED, 1)]
+    assert ask_for(two, {2: alua.ACTIVE_OPTIMIZED}) == GOOD  # which changes nothing
+    assert one.code(READ) == IN_STANDBY
+
+
+def test_other_luns_are_told_as_well() -> None:
+    """The states are those of all LUNs: also the nexus that asked hears of the other LUNs."""
+    one, two = explicit(STANDBY, luns=2)
+    others = [Client(one.server, 1, port=each.nexus.port, isid=b"\x80fghij") for each in (one, two)]
+    one.lun = 1
+    assert one.code(bytes(6)) == (sense.UNIT_ATTENTION, sense.POWER_ON_OR_RESET)
+    one.lun = 0
+    assert ask_for(one, {1: 1}) == GOOD
+    assert one.code(READ) == GOOD
+    one.lun = 1
+    assert one.code(READ) == CHANGED
+    assert [each.code(READ) for each in others] == [CHANGED, CHANGED]
+
+
+@pytest.mark.parametrize(
+    ("given", "tpgs"),
+    [
+        (AccessStates({2: alua.STANDBY}), alua.TPGS_IMPLICIT),
+        (AccessStates({2: alua.STANDBY}, frozenset((2,))), alua.TPGS_BOTH),
+        (AccessStates({2: alua.STANDBY}, frozenset((2,)), True), alua.TPGS_EXPLICIT),
+    ],
+)
+def test_initiators_are_told_whether_they_may(given: AccessStates, tpgs: int) -> None:
+    """In INQUIRY data and among the supported commands; where they may not, the command is
+    unknown."""
+    one, _ = explicit(given)
+    assert inquiry.decode_standard(one.data(cdb.inquiry(96))).tpgs == tpgs
+    may = bool(tpgs & alua.TPGS_EXPLICIT)
+    (_, support) = one.data(bytes((0xA3, 0x0C, 2, 0xA4, 0, 0x0A, 0, 0, 0, 64, 0, 0)))[:2]
+    assert support & 7 == (3 if may else 1)
+    listed = one.data(bytes((0xA3, 0x0C, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0)))[4:]
+    assert (0xA4 in listed[::8]) == may
+    assert ask_for(one, {2: 0}) == (GOOD if may else UNKNOWN)
+
+
+def test_a_change_of_what_they_may_is_told() -> None:
+    one, two = explicit(AccessStates({2: alua.STANDBY}))
+    one.server.set_access_states(AccessStates({2: alua.STANDBY}, frozenset((2,))))
+    for each in (one, two):
+        assert each.code(bytes(6)) == (sense.UNIT_ATTENTION, sense.INQUIRY_DATA_CHANGED)
+    assert ask_for(one, {2: 0}) == GOOD
+
+
+def test_what_cannot_be_set(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing has changed then, also where another group of the list might."""
+    one, two = explicit(AccessStates({1: 0, 2: alua.STANDBY}, frozenset((2,))))
+    before = states_of(one)
+
+    def refused(data: bytes, length: int | None = None) -> tuple[int, int]:
+        return one.code(alua.set_target_port_groups(length or len(data)), data)
+
+    for states, at in (
+        ({2: 0, 1: alua.STANDBY}, 10),  # the second group is fixed
+        ({2: 0, 9: 0}, 10),
+        ({2: alua.TRANSITIONING}, 4),
+        ({2: 0, 1: alua.LBA_DEPENDENT}, 8),
+        ({2: 7}, 4),
+    ):
+        data = alua.encode_set(states)
+        answer = one.run(alua.set_target_port_groups(len(data)), data)
+        assert (answer.code, answer.sense.field) == (IN_LIST, at)
+    assert refused(alua.encode_set({2: 0}) + alua.encode_set({2: 1})[4:]) == IN_LIST  # twice
+    assert "access state of portal group 1 is not settable" in caplog.text
+    for length in (1, 3, 5, 7, 10):
+        assert refused(bytes(length)) == LIST_LENGTH
+    assert one.code(alua.set_target_port_groups(1 << 20)) == LIST_LENGTH
+    assert one.code(alua.set_target_port_groups(0)) == GOOD
+    assert refused(bytes(4)) == GOOD
+    assert states_of(one) == before
+    assert two.code(READ) == IN_STANDBY
+    # A fixed group may be named with the state that it has, as hosts do that name all groups.
+    assert ask_for(one, {1: 0, 2: 1}) == GOOD
+
+
+def test_what_was_set_stays_until_the_file_says_something_else() -> None:
+    one, two = explicit(STANDBY)
+    assert ask_for(one, {2: 0}) == GOOD
+    assert two.code(READ) == CHANGED
+    one.server.set_access_states(STANDBY)  # read again, and nothing new
+    assert two.code(READ) == GOOD
+    one.server.set_access_states(AccessStates({1: 0, 2: alua.UNAVAILABLE}, STANDBY.settable))
+    assert two.code(READ) == CHANGED
+    assert two.code(READ) == (sense.NOT_READY, alua.IS_UNAVAILABLE)
+    assert ask_for(two, {2: 0}) == GOOD
+    # What is no longer settable is as the file says.
+    one.server.set_access_states(AccessStates({1: 0, 2: alua.UNAVAILABLE}))
+    for told in (alua.STATE_CHANGED, sense.INQUIRY_DATA_CHANGED):
+        assert one.code(bytes(6)) == (sense.UNIT_ATTENTION, told)
+    assert states_of(one) == [(0, 0), (alua.UNAVAILABLE, 2)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_reservation_of_another_forbids_it(persistent: bool) -> None:
+    one, two = explicit(STANDBY)
+    if persistent:
+        for action, parameters in (
+            (pr.REGISTER, pr.OutParameters(0, 7)),
+            (pr.RESERVE, pr.OutParameters(7, 0)),
+        ):
+            data = pr.encode_parameters(parameters)
+            assert one.code(pr.reserve_out(action, pr.TYPES[0], len(data)), data) == GOOD
+    else:
+        assert one.code(bytes((0x16, 0, 0, 0, 0, 0))) == GOOD
+    data = alua.encode_set({2: 0})
+    answer = two.server.begin(two.nexus, 0, alua.set_target_port_groups(len(data)))
+    assert answer.status == sam.RESERVATION_CONFLICT
+    assert ask_for(one, {2: 0}) == GOOD
 
 
 def test_the_extended_format_is_refused() -> None:
@@ -147,15 +308,24 @@ def test_transports_belong_to_groups() -> None:
 
 
 def test_states_of_a_file(tmp_path: Path) -> None:
-    assert parse_states("# groups\n\n1 standby\n 20\toptimized \n") == {1: 2, 20: 0}
+    assert parse_states("# groups\n\n1 standby\n 20\toptimized \n") == AccessStates({1: 2, 20: 0})
+    assert parse_states("1 standby settable\n2 offline") == AccessStates(
+        {1: 2, 2: 14}, frozenset((1,))
+    )
+    assert parse_states("explicit\n1 standby settable") == AccessStates(
+        {1: 2}, frozenset((1,)), True
+    )
     for wrong, words in (
         ("1", "line 1: write GROUP STATE"),
         ("\nx standby", "line 2"),
         ("1 asleep", "'asleep' is no state; write one of: optimized"),
+        ("1 standby now", "'now': behind the state there may be settable"),
+        ("1 standby settable 2", "line 1: write GROUP STATE"),
+        ("1 standby\nexplicit", "line 2: explicit needs a group that is settable"),
     ):
         with pytest.raises(BadArgument, match=words):
             parse_states(wrong)
     with pytest.raises(BadArgument, match="No such file"):
         read_states(tmp_path / "missing")
     with pytest.raises(BadArgument, match="there is no portal group 9; the groups are: 1, 2"):
-        server(1, 2).set_access_states({1: 2, 9: 0})
+        server(1, 2).set_access_states(AccessStates({1: 2, 9: 0}))

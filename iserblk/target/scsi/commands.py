@@ -135,6 +135,7 @@ _LIST: Final = (
     _command("a0 00 ff 00 00 00 ff ff ff ff 00 00", None, FREE),
     _command("a3 0a 00 00 00 00 ff ff ff ff 00 00", primary.begin_report_port_groups, FREE),
     _command("a3 0c 87 ff ff ff ff ff ff ff 00 00", _report_supported, READS),
+    _command("a4 0a 00 00 00 00 ff ff ff ff 00 00", primary.begin_set_port_groups, CHANGES),
     _command("a8 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_read12, READS),
     _command("aa 18 ff ff ff ff ff ff ff ff 3f 00", block.begin_write12, CHANGES),
     _command("ae 16 ff ff ff ff ff ff ff ff 3f 00", block.begin_write_and_verify12, CHANGES),
@@ -182,6 +183,7 @@ _NOT_SUPPORTED: Final = 1
 _DESCRIPTOR: Final = struct.Struct(">BxHxBH")
 _SERVACTV: Final = 0x01
 _CTDP_ALL: Final = 0x02
+_SET_PORT_GROUPS: Final = bytes((op.MAINTENANCE_OUT, op.SA_SET_TARGET_PORT_GROUPS))
 # Command timeouts descriptor: its length, then zeroes: no timeouts are given.
 _TIMEOUTS: Final = struct.pack(">H10x", 10)
 
@@ -190,22 +192,28 @@ def report_supported_operation_codes(task: DeviceTask) -> None:
     _, _, options, opcode, action, allocation, _ = struct.unpack_from(">BBBBHIH", task.cdb)
     timeouts = _TIMEOUTS if options & _RCTD else b""
     if options & _OPTIONS == _ALL_COMMANDS:
-        answer = _all_commands(timeouts)
+        answer = _all_commands(task, timeouts)
     else:
-        answer = _one_command(options & _OPTIONS, opcode, action, timeouts)
+        answer = _one_command(task, options & _OPTIONS, opcode, action, timeouts)
     task.respond(answer, allocation)
 
 
-def _all_commands(timeouts: bytes) -> bytes:
+def _is_there(task: DeviceTask, command: Command) -> bool:
+    return command.usage[:2] != _SET_PORT_GROUPS or primary.sets_port_groups(task)
+
+
+def _all_commands(task: DeviceTask, timeouts: bytes) -> bytes:
     descriptors = b""
     for each in _LIST:
+        if not _is_there(task, each):
+            continue
         flags = (_SERVACTV if each.action is not None else 0) | (_CTDP_ALL if timeouts else 0)
         descriptors += _DESCRIPTOR.pack(each.usage[0], each.action or 0, flags, each.length)
         descriptors += timeouts
     return struct.pack(">I", len(descriptors)) + descriptors
 
 
-def _one_command(option: int, opcode: int, action: int, timeouts: bytes) -> bytes:
+def _one_command(task: DeviceTask, option: int, opcode: int, action: int, timeouts: bytes) -> bytes:
     has_actions = opcode in _WITH_ACTIONS
     if option > _EITHER:
         raise invalid_field(2, 2)
@@ -214,6 +222,7 @@ def _one_command(option: int, opcode: int, action: int, timeouts: bytes) -> byte
     found = COMMANDS.get(opcode << 8 | action if has_actions else opcode)
     if (
         found is None
+        or not _is_there(task, found)
         or (action > _ACTION_MASK and has_actions)  # its high bits would change the opcode
         or (action and not has_actions and option == _EITHER)
     ):

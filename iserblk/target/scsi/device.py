@@ -21,7 +21,7 @@ from iserblk.scsi import luns as lun_fields
 from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
 from iserblk.scsi.reservations import TransportId
-from iserblk.target.ports import ONLY_PORT, TargetPorts
+from iserblk.target.ports import ONLY_PORT, AccessStates, TargetPorts
 from iserblk.target.scsi.block import fit
 from iserblk.target.scsi.commands import COMMANDS, check_fields, find, unknown_command
 from iserblk.target.scsi.ended import (
@@ -57,6 +57,7 @@ _IN_ANY_STATE: Final = frozenset(
         opcodes.MODE_SELECT_10,
         opcodes.LOG_SENSE,
         opcodes.MAINTENANCE_IN,
+        opcodes.MAINTENANCE_OUT,
         opcodes.PERSISTENT_RESERVE_IN,
         opcodes.PERSISTENT_RESERVE_OUT,
     )
@@ -76,7 +77,6 @@ class DeviceServer:
     ) -> None:
         self._units = dict(luns)
         self.ports = ports or ONLY_PORT.ports
-        self._tpgs = alua.TPGS_IMPLICIT if self.ports.several else alua.TPGS_NONE
         self._iqn = iqn
         self._pages: dict[tuple[int, int], dict[int, bytes]] = {}
         self._allows: Allows | None = None
@@ -101,6 +101,7 @@ class DeviceServer:
         unit.end_tasks = partial(self._end_tasks, lun)
         unit.siblings = self._siblings
         unit.tell_others = partial(self._tell_others, lun)
+        unit.set_port_states = partial(self._set_port_states, lun)
 
     def add_luns(self, units: Mapping[int, LogicalUnit]) -> None:
         """Add LUNs, whose numbers are not in use. Initiators get a unit attention."""
@@ -201,13 +202,26 @@ class DeviceServer:
                 self._attend(nexus, lun, sense.LUN_RESET)
         return True
 
-    def set_access_states(self, states: Mapping[int, int]) -> None:
-        """Set ALUA states, by the tag of the portal group. Initiators get a unit attention. Raises
-        BadArgument for a group that does not exist; nothing has changed then."""
-        if self.ports.set_states(states):
-            for nexus in self._nexuses:
-                for lun in self._units:
+    def set_access_states(self, given: AccessStates) -> None:
+        """Do what a file says of ALUA states. Initiators get a unit attention. Raises BadArgument
+        for a group that does not exist; nothing has changed then."""
+        before = self.ports.tpgs
+        changed = self.ports.configure(given)
+        for nexus in self._nexuses:
+            for lun in self._units:
+                if changed:
                     self._attend(nexus, lun, alua.STATE_CHANGED)
+                if self.ports.tpgs != before:
+                    self._attend(nexus, lun, sense.INQUIRY_DATA_CHANGED)
+
+    def _set_port_states(self, lun: int, by: Nexus, states: Mapping[int, int]) -> None:
+        """Set states of port groups by a command of ``by`` to ``lun``; any other nexus and LUN gets
+        a unit attention."""
+        if self.ports.set_by_command(states):
+            for nexus in self._nexuses:
+                for each in self._units:
+                    if nexus is not by or each != lun:
+                        self._attend(nexus, each, alua.STATE_CHANGED)
 
     def _look_at_files(self) -> None:
         """Let LUNs grow with their files, and see whether they occupy too much; initiators get a
@@ -389,7 +403,7 @@ class DeviceServer:
                 raise invalid_field(2)
             peripheral = inquiry.DISK if exists else inquiry.NO_DEVICE
             answer = inquiry.encode_standard(
-                peripheral, VENDOR, PRODUCT, REVISION, self._tpgs, exists
+                peripheral, VENDOR, PRODUCT, REVISION, self.ports.tpgs, exists
             )
         elif not exists:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)

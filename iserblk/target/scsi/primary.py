@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from iserblk.errors import RemoteProtocolError
-from iserblk.scsi import mode, opcodes, sense
+from iserblk.scsi import alua, mode, opcodes, sense
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.cdb import DBD, PF, SP
 from iserblk.target.scsi.block import begin_flush
@@ -23,6 +23,17 @@ log = logging.getLogger(__name__)
 # PREEMPT AND ABORT fails if a write of a preempted nexus takes longer: that write may still land.
 PREEMPT_TIMEOUT_S = 60.0
 
+_MOST_PORT_GROUPS = 65536  # bytes of the parameter list of SET TARGET PORT GROUPS
+# What it may ask for: not TRANSITIONING (SPC-4, SET TARGET PORT GROUPS).
+_SETTABLE_STATES = frozenset(
+    (
+        alua.ACTIVE_OPTIMIZED,
+        alua.ACTIVE_NON_OPTIMIZED,
+        alua.STANDBY,
+        alua.UNAVAILABLE,
+        alua.OFFLINE,
+    )
+)
 _LLBAA = 0x10  # MODE SENSE(10): the initiator accepts a long block descriptor
 _START = 0x01
 _NO_FLUSH = 0x04
@@ -37,6 +48,52 @@ def begin_nothing(task: DeviceTask, unit: LogicalUnit) -> None:
 def begin_report_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
     """REPORT TARGET PORT GROUPS."""
     task.respond(task.nexus.port.ports.report(), int.from_bytes(task.cdb[6:10], "big"))
+
+
+def sets_port_groups(task: DeviceTask) -> bool:
+    """Whether SET TARGET PORT GROUPS is there for the task's nexus: some group is settable."""
+    return bool(task.nexus.port.ports.tpgs & alua.TPGS_EXPLICIT)
+
+
+def begin_set_port_groups(task: DeviceTask, unit: LogicalUnit) -> None:
+    """SET TARGET PORT GROUPS."""
+    if not sets_port_groups(task):
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, field=0)
+    length = int.from_bytes(task.cdb[6:10], "big")
+    if length > _MOST_PORT_GROUPS:
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
+    if not length:
+        return
+    task.unit = unit
+    task.direction = DATA_OUT
+    task.length = length
+    task.execute = _set_port_groups
+
+
+def _set_port_groups(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
+    """Execute SET TARGET PORT GROUPS: check all of the list, then set the states at once. Only the
+    thread that begins commands gets here, so a command begins either before or after it."""
+    ports, name = task.nexus.port.ports, task.nexus.name.initiator.name
+    try:
+        groups = alua.decode_set(buffer)
+    except RemoteProtocolError:
+        raise CheckCondition(sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR) from None
+    wanted: dict[int, int] = {}
+    for index, (tag, state) in enumerate(groups):
+        at = 4 + 4 * index
+        port = ports.by_tag.get(tag)
+        if state not in _SETTABLE_STATES:
+            raise wrong_parameter(at, 3)
+        if port is None or tag in wanted:
+            raise wrong_parameter(at + 2)
+        if not port.settable and state != port.state:
+            log.warning("%s: the access state of portal group %d is not settable", name, tag)
+            raise wrong_parameter(at + 2)
+        wanted[tag] = state
+    for tag, state in wanted.items():
+        log.info("%s: portal group %d: %s", name, tag, alua.state_words(state))
+    task.unit.set_port_states(task.nexus, wanted)
+    return True
 
 
 def begin_start_stop(task: DeviceTask, unit: LogicalUnit) -> None:

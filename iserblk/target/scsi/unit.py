@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import alua, inquiry, sense, third_party
@@ -43,6 +43,7 @@ SENSE_LENGTH = 18  # bytes: fixed format
 
 TellOthers = Callable[[Nexus, int], None]
 Siblings = Callable[[Nexus], "list[LogicalUnit]"]
+SetPortStates = Callable[[Nexus, Mapping[int, int]], None]
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
 _PAGE = 4096  # bytes; files are allocated and cached in pages
@@ -104,6 +105,8 @@ class LogicalUnit:
         self.end_tasks: EndTasksOf = lambda _names, _ended: 0
         # Sets a unit attention for every I_T nexus but one. The device server sets it.
         self.tell_others: TellOthers = lambda _nexus, _code: None
+        # Sets states of port groups for a nexus. The device server sets it.
+        self.set_port_states: SetPortStates = lambda _nexus, _states: None
         # The LUNs that there are for a nexus. The device server sets it.
         self.siblings: Siblings = lambda _nexus: [self]
         self._reading = threading.Lock()
