@@ -7,7 +7,7 @@ Every check has a time limit, and closes its connection and session.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -27,6 +27,7 @@ from iserblk.initiator.connecting import verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve, start_mpa
 from iserblk.initiator.connecting.login import receives
 from iserblk.initiator.connecting.reach import READ_DEPTH, connect, connection_flags, name_portal
+from iserblk.initiator.connecting.styles import AUTO, STREAM
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.names import initiator_name
 from iserblk.options import Options
@@ -107,7 +108,9 @@ async def check_portal(url: Url, options: Options, limits: Limits) -> PortalRepo
             nursery.start_soon(_ask, way, url, options, limits)
     choice = _choice(ways, url, options)
     login = _Answer("login")
-    if choice.error is None:
+    if _only_login_tells(ways, url, options):
+        await _choose_by_login(url, options, limits, portal, choice, login)
+    elif choice.error is None:
         await _log_in(url, options, limits, portal, login)
     else:
         login.skipped = True
@@ -287,8 +290,33 @@ def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
     return answer
 
 
-async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answer: _Answer) -> None:
-    """Check the login as other commands do it, then log out."""
+def _only_login_tells(ways: list[_Ways], url: Url, options: Options) -> bool:
+    """Whether other commands would try style=stream next."""
+    if url.scheme != "iser" or not url.iqn or options.style != AUTO or options.rcap == "verbs":
+        return False
+    return any(way.tcp for way in ways) and not any(way.verbs or way.iwarp for way in ways)
+
+
+async def _choose_by_login(
+    url: Url, options: Options, limits: Limits, portal: str, choice: _Answer, login: _Answer
+) -> None:
+    """No iSER without a login before it: check the login, which may agree to iSER."""
+    if options.fallback != "iscsi":
+        options = replace(options, style=STREAM)
+    provider = await _log_in(url, options, limits, portal, login)
+    if provider and provider != TCP:
+        choice.error = None
+        choice.text = f"{provider}: style=stream, and the login agreed to iSER"
+    elif provider and choice.error is not None:
+        login.text += ", because the target does not agree to iSER"
+        choice.remedy = "give the URL as iscsi://, or the option fallback=iscsi; or switch iSER on"
+    elif isinstance(login.error, LoginError):
+        choice.error, choice.text = None, "iwarp: style=stream, if the login agrees to iSER"
+
+
+async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answer: _Answer) -> str:
+    """Check the login as other commands do it, then log out. Returns the provider; "": the login
+    failed."""
     kind = f"to {url.iqn}" if url.iqn else "for discovery"
     who = initiator_name(options.initiator_name)
     try:
@@ -310,12 +338,14 @@ async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answe
         answer.error = error
         answer.remedy = "look at the target's log"
     else:
-        answer.text = f"accepted {kind}, over {session.describe().get('provider')}, as {who}"
+        provider = str(session.describe()["provider"])
+        answer.text = f"accepted {kind}, over {provider}, as {who}"
         driver = TrioDriver(session)
         async with trio.open_nursery() as nursery:
             await nursery.start(driver.run)
             with trio.move_on_after(limits.logout):
                 await driver.log_out()
             nursery.cancel_scope.cancel()
-        return
+        return provider
     answer.text = str(answer.error)
+    return ""

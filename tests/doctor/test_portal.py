@@ -19,6 +19,7 @@ from iserblk.initiator.connecting.iwarp import Address
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.target.iscsi import listening
+from iserblk.target.iscsi.accepting import accept
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
 from iserblk.url import Url
@@ -135,6 +136,38 @@ async def test_a_byte_stream_first(iqn: str, fabric: Fabric) -> None:
     assert {each.status for each in report.findings} == {OK, SKIPPED}
 
 
+async def test_only_a_byte_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A portal that takes no MPA Request before the login: other commands find that out."""
+
+    async def no_mpa(sock: trio.socket.SocketType, mpa: bool) -> object:
+        first = await sock.recv(1, socket.MSG_PEEK)
+        return None if first == b"M" else await accept(sock, mpa)
+
+    monkeypatch.setattr("iserblk.target.server.accept", no_mpa)
+    async with target() as port:
+        report = await look(port, IQN, Limits())
+        assert (report.error, report.choice) == (None, "iwarp")
+        assert at(report, "MPA").status == WARNING
+        assert at(report, "choice").text == "iwarp: style=stream, and the login agreed to iSER"
+        assert f"accepted to {IQN}, over iwarp" in at(report, "login").text
+        report = await look(port, "iqn.2026-11.example:other", Limits())
+        assert report.error is not None and report.error.exit_status == 21
+        assert "correct the target's name" in at(report, "login").remedy
+
+
+@pytest.mark.logs("Traditional iSCSI is used")
+async def test_no_iser_but_traditional_iscsi() -> None:
+    """The findings say what works."""
+    with portals(1, lambda: Portal(slam=True)) as (portal,):
+        report = await look(portal.port, IQN, Limits())
+    assert report.error is not None and report.error.exit_status == 4
+    assert report.choice is None
+    assert at(report, "MPA").status == ERROR
+    assert "fallback=iscsi" in at(report, "choice").remedy
+    login = at(report, "login").text
+    assert "over tcp" in login and login.endswith("the target does not agree to iSER")
+
+
 async def test_a_device_leads_there(fabric: Fabric) -> None:
     fabric.missing = None
     async with target(rdma=True) as port:
@@ -235,7 +268,7 @@ async def test_a_port_of_something_else(
     mpa = at(report, "MPA")
     assert mpa.status == ERROR and words in mpa.text
     assert "the port of an iSER target?" in mpa.remedy
-    assert (report.choice, at(report, "login").status) == (None, SKIPPED)
+    assert (report.choice, at(report, "login").status) == (None, ERROR)
 
 
 async def test_a_target_that_never_answers_the_login() -> None:
