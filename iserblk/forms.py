@@ -34,6 +34,7 @@ MODULES = (
     "iserblk.disk.ranges",
     "iserblk.initiator.commands",
     "iserblk.initiator.drivers.tasks",
+    "iserblk.initiator.session.connection",
     "iserblk.initiator.session.deadlines",
     "iserblk.initiator.session.life",
     "iserblk.initiator.session.sending",

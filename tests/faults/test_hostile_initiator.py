@@ -170,7 +170,7 @@ async def test_bad_greetings(
     baseline = target.census()
     async with bystander(f"{target.url}/0"):
         session = await connect(parse_url(f"{target.url}/1"), Options())
-        pair = session.queue.datamover.qp  # type: ignore[attr-defined]
+        pair = session.queue.connection.datamover.qp  # type: ignore[attr-defined]
         for message in messages:
             request = seam.WorkRequest(seam.SEND_SE)
             request.data = memoryview(message)
@@ -203,7 +203,7 @@ async def _flood_bytes(fileno: int, sent: list[int]) -> None:
 
 
 async def _flood_sends(session: object, sent: list[int]) -> None:
-    pair: seam.QueuePair = session.queue.datamover.qp  # type: ignore[attr-defined]
+    pair: seam.QueuePair = session.queue.connection.datamover.qp  # type: ignore[attr-defined]
     header = bytes((0x10,)) + bytes(27)
     while sent[0] < MOST_PINGS:
         request = seam.WorkRequest(seam.SEND_SE)

@@ -652,7 +652,7 @@ def test_a_gap_of_stat_sn_is_no_reason_for_snack(link: Link) -> None:
     link.respond(slots[0].itt)
     link.stat_sn += 5
     link.respond(slots[1].itt)
-    link.session.last_heard = slots[2].deadline - 2
+    link.session.queue.connection.last_heard = slots[2].deadline - 2
     Ladder(link.session).tick(slots[2].deadline - 1)
     assert {each.bhs[0] & bhs.OPCODE_MASK for each in link.pdus} == {bhs.SCSI_COMMAND}
 

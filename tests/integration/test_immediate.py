@@ -24,7 +24,7 @@ async def test_up_to_16_kib_travel_with_the_command(
 ) -> None:
     url = f"{start_target('lun:size=1M').url}/0"
     session = await connect(parse_url(url), Options.from_pairs([("immediate-data", wanted)]))
-    assert session.queue.immediate_limit == most
+    assert session.queue.connection.immediate_limit == most
     session.fail(TransportError("the end"))
 
 

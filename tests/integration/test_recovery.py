@@ -345,7 +345,7 @@ async def test_bytes_that_are_wrong(start_target: StartTarget, face: str) -> Non
     """A peer that breaks the rules costs a connection, not the session."""
     running = start_target(SPEC)
     async with _opened(face, running) as (disk, session):
-        dm = session.queue.datamover
+        dm = session.queue.connection.datamover
         inner = dm.progress
 
         def progress(now: float) -> int:

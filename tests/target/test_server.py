@@ -98,7 +98,7 @@ async def test_a_format_error_ends_the_connection(message: bytes) -> None:
         session = await connect(parse_url(url), Options())
         request = seam.WorkRequest(seam.SEND_SE)
         request.data = memoryview(message)
-        session.queue.datamover.qp.post([request])  # type: ignore[attr-defined]
+        session.queue.connection.datamover.qp.post([request])  # type: ignore[attr-defined]
         await ended(session)
         assert isinstance(session.error, TransportError)
         other = await connect(parse_url(url), Options())
@@ -120,7 +120,7 @@ async def test_a_format_error_while_the_loop_is_kept_awake(monkeypatch: pytest.M
                 await disk.read_into(memoryview(bytearray(512)), 0)
             request = seam.WorkRequest(seam.SEND_SE)
             request.data = memoryview(HEAD + bytes(47))
-            session.queue.datamover.qp.post([request])  # type: ignore[attr-defined]
+            session.queue.connection.datamover.qp.post([request])  # type: ignore[attr-defined]
             with pytest.raises(TransportError):
                 await disk.read_into(memoryview(bytearray(512)), 0)
         other = await connect(parse_url(url), Options())
@@ -144,7 +144,7 @@ async def test_a_violation_found_when_a_thread_is_done_ends_the_connection(
         read = bhs.SCSI_COMMAND_FIELDS.pack(1, 0xC1, 0, bytes(8), 99, 512, cmd_sn, 0, cdb)
         request = seam.WorkRequest(seam.SEND_SE)
         request.data = memoryview(HEAD + read)
-        session.queue.datamover.qp.post([request])  # type: ignore[attr-defined]
+        session.queue.connection.datamover.qp.post([request])  # type: ignore[attr-defined]
         await ended(session)
         other = await connect(parse_url(url), Options())
         assert other.error is None

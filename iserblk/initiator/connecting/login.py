@@ -185,13 +185,13 @@ class Login:
         if self._connection.sends_data_outs(agreed):
             size = min(agreed.first_burst_length, agreed.target_recv_data_segment_length)
             most_busy = FEW if self._options.unsolicited_data == "auto" else len(slots)
-            session.queue.allow_data_outs(
-                self._dm.allocate_data_outs(DATA_OUT_SLOTS, size), agreed, most_busy
+            session.queue.connection.allow_data_outs(
+                self._dm.allocate_data_outs(DATA_OUT_SLOTS, size), most_busy
             )
         session.isid = self.isid
         session.busy_poll_us = self._options.busy_poll_us
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
-        await self._switch(login.parameters, session.queue.datamover)
+        await self._switch(login.parameters, session.queue.connection.datamover)
         if self._connection.streaming is not None:
             # What came behind the login in the same segment makes no descriptor readable.
             session.progress(monotonic())

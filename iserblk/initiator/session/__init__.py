@@ -1,5 +1,6 @@
 """A session in full feature phase: what is in flight, what is sent, what arrives, and when it ends.
 
+connection  what a session has once for each connection
 slots       one command in flight, and what waits for it
 sending     the queue, the command window, CmdSN order
 session     PDUs from the target, lost connections, the end

@@ -1,7 +1,7 @@
 """Sending: slots, the queue, the command window, and CmdSN order (RFC 7143 section 4.2.2).
 
 A slot is taken and filled without the datamover: its CDB and its data are its own. Only ``_send``,
-under the session's lock, writes into the memory that the datamover gave the slot, and decides
+under the session's lock, writes into the memory that the connection has for the slot, and decides
 whether a write carries its data in its command, or in Data-Outs behind it.
 """
 
@@ -14,21 +14,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import (
-    BIDIRECTIONAL,
-    INLINE,
-    NO_DATA,
-    WRITE,
-    InitiatorDatamover,
-    PduSlot,
-)
-from iserblk.errors import (
-    Busy,
-    IserblkError,
-    NotSupported,
-    RemoteProtocolError,
-    TransportError,
-)
+from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
+from iserblk.errors import Busy, IserblkError, NotSupported, RemoteProtocolError
+from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Life, State
 from iserblk.initiator.session.slots import (
@@ -44,16 +32,13 @@ from iserblk.initiator.session.slots import (
     TaskSlot,
     Waiter,
 )
-from iserblk.initiator.session.unsolicited import DataOuts
 from iserblk.iscsi import bhs, pdu
-from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.serial import serial_lt
 from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
 
 log = logging.getLogger(__name__)
 
 CONTROL_SLOTS: Final = 16  # for NOP, task management, logout: enough for a ladder on several tasks
-_ANY_AHS: Final = 255 * 4  # what TotalAHSLength can say
 _STEP: Final = 1 << INDEX_BITS
 NO_ANSWER: Final = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
 
@@ -65,41 +50,27 @@ class SendQueue:
     everything that ends a task, belong to the thread that runs ``Session.progress``.
 
     ``lock``: the session's; held for a short time, and no thread waits while it holds it. It keeps
-    CmdSN order and wire order the same. ``datamover``: of the present connection. ``exp_stat_sn``:
-    written by the session, for each PDU that counts. ``corked``: a driver sets it while more
-    submissions are about to come, and calls ``flush`` itself.
+    CmdSN order and wire order the same. ``connection``: the present one. ``corked``: a driver sets
+    it while more submissions are about to come, and calls ``flush`` itself.
     """
 
     def __init__(
         self,
-        datamover: InitiatorDatamover,
+        connection: Connection,
         slots: list[TaskSlot],
-        parameters: SessionParameters,
-        portal: str,
         io_timeout: float,
         life: Life,
     ) -> None:
-        """``slots``: allocated by the datamover; the last CONTROL_SLOTS are for control PDUs."""
-        self.datamover = datamover
+        """``slots``: their memory is that of ``connection``; the last CONTROL_SLOTS are for control
+        PDUs."""
+        self.connection = connection
         self.lock = threading.Lock()
         self.slots = slots
         self.tasks = slots[:-CONTROL_SLOTS]
-        self.portal = portal
+        self.portal = connection.portal
         self.corked = False
         self.driver: SessionDriver = Undriven(self.flush)
-        # What a write may carry in its command; 0 where immediate data was not negotiated.
-        self.immediate_limit = (
-            min(
-                parameters.first_burst_length,
-                parameters.target_recv_data_segment_length,
-                len(slots[0].inline),
-            )
-            if parameters.immediate_data
-            else 0
-        )
-        self.data_outs = DataOuts([], parameters, self.immediate_limit, 0)
         self.waiting: deque[TaskSlot] = deque()  # submitted, and QUEUED
-        self.exp_stat_sn = 0
         self.max_cmd_sn = 0
         self._life = life
         self._io_timeout = io_timeout
@@ -107,14 +78,9 @@ class SendQueue:
         self._withheld: list[TaskSlot] = []  # not in use, because the target has no room
         self._in_play = len(self.tasks)  # slots that are not withheld
         self._free_controls = slots[-CONTROL_SLOTS:]
-        self._flush_lock = threading.Lock()
         self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
         self._takers: deque[Waiter] = deque()
-        self._unsent_pongs = 0  # answers to pings since the wire was last seen free
-        # Bytes of AHS that the target takes in one PDU (RFC 7145 section 6.8).
-        self.ahs_limit = parameters.max_ahs_length if parameters.rdma_extensions else 0
-        if not self.ahs_limit:
-            self.ahs_limit = _ANY_AHS
+        parameters = connection.parameters
         self._unexpected = FromInitiator(
             parameters.max_outstanding_unexpected_pdus if parameters.rdma_extensions else NO_LIMIT
         )
@@ -122,20 +88,12 @@ class SendQueue:
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
 
-    def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
+    def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int) -> None:
         """Take the numbers of the final Login Response."""
         self._cmd_sn = cmd_sn
         self._exp_cmd_sn = exp_cmd_sn
         self._open = max(0, bhs.window_size(cmd_sn, max_cmd_sn))
         self.max_cmd_sn = max_cmd_sn
-        self.exp_stat_sn = exp_stat_sn
-
-    def allow_data_outs(
-        self, slots: list[PduSlot], parameters: SessionParameters, most_busy: int
-    ) -> None:
-        """Before the first ``submit``: writes may have Data-Outs, which use ``slots``, while at
-        most ``most_busy`` commands are in flight."""
-        self.data_outs = DataOuts(slots, parameters, self.immediate_limit, most_busy)
 
     # -- submitting: any thread -------------------------------------------------------------------
 
@@ -251,8 +209,9 @@ class SendQueue:
         """
         if not slot.deadline:
             slot.deadline = monotonic() + self._io_timeout
-        if slot.direction == BIDIRECTIONAL and self.ahs_limit < bhs.BIDIRECTIONAL_AHS.size:
-            text = f"{self.portal}: the target takes {self.ahs_limit} bytes of AHS (MaxAHSLength)"
+        limit = self.connection.ahs_limit
+        if slot.direction == BIDIRECTIONAL and limit < bhs.BIDIRECTIONAL_AHS.size:
+            text = f"{self.portal}: the target takes {limit} bytes of AHS (MaxAHSLength)"
             self.end(slot, NotSupported(f"{text}, a bidirectional command has more"))
             return
         with self.lock:
@@ -274,6 +233,7 @@ class SendQueue:
     def _send(self, slot: TaskSlot) -> bool:
         """Number the command and hand it to the datamover. False, and it uses no CmdSN: the
         datamover has nothing to advertise its data from until another task ends. Under the lock."""
+        connection = self.connection
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         length = slot.length
         immediate = 0
@@ -282,14 +242,14 @@ class SendQueue:
         pieces: list[PduSlot] | None = None
         if slot.direction == WRITE and data is not None:
             # The data goes along whole or not at all; then no buffer of the caller is advertised.
-            if length <= self.immediate_limit:
+            if length <= connection.immediate_limit:
                 slot.inline[:length] = data
                 slot.inline_length = immediate = length
                 slot.direction = INLINE
-            elif length <= self.data_outs.limit:
-                pieces = self.data_outs.take(length, self.busy)
+            elif length <= connection.data_outs.limit:
+                pieces = connection.data_outs.take(length, self.busy)
                 if pieces:
-                    immediate = self.data_outs.immediate
+                    immediate = connection.data_outs.immediate
                     slot.inline[:immediate] = data[:immediate]
                     slot.inline_length = immediate
                     slot.direction = INLINE
@@ -309,45 +269,30 @@ class SendQueue:
             itt,
             length,
             self._cmd_sn,
-            self.exp_stat_sn,
+            connection.exp_stat_sn,
             slot.cdb,
         )
         slot.cmd_sn = self._cmd_sn
+        slot.connection = connection
         before, slot.state = slot.state, SENT
         try:
-            self.datamover.send_control(slot)
+            connection.datamover.send_control(slot)
         except Busy:
             slot.state = before
             return False
+        connection.begun += 1
         if pieces and data is not None:
-            self.data_outs.send(pieces, self.datamover, data, itt, self.exp_stat_sn)
+            connection.data_outs.send(
+                pieces, connection.datamover, data, itt, connection.exp_stat_sn
+            )
         self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
         self._open -= 1
         return True
 
     def flush(self) -> None:
-        """Send what is queued. The thread that sends takes along what other threads queued
-        meanwhile."""
-        dm = self.datamover
-        while dm.queued:
-            if not self._flush_lock.acquire(blocking=False):
-                return
-            failed = taken_along = False
-            try:
-                taken_along = not dm.flush()
-            except TransportError as error:
-                log.debug("%s: send failed: %s", self.portal, error)
-                failed = True
-            finally:
-                self._flush_lock.release()
-            # Perhaps a new connection: threads that queued there found the lock taken.
-            before, dm = dm, self.datamover
-            if dm is not before:
-                continue
-            if failed or taken_along:
-                return
-            if dm.wants_write():
-                self.driver.blocked()
+        """Send what is queued. See Connection."""
+        if self.connection.flush():
+            self.driver.blocked()
 
     def send_waiting(self) -> None:
         """Send commands that waited, as far as the window and the memory allow."""
@@ -381,6 +326,7 @@ class SendQueue:
         if not self._life.connected or not self._free_controls:
             return None
         slot = self._free_controls.pop()
+        slot.connection = self.connection
         slot.state = TAKEN
         slot.direction = NO_DATA
         slot.inline_length = 0
@@ -411,11 +357,12 @@ class SendQueue:
         bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
         regulated = self._regulated(slot)
         slot.bhs[0] = slot.bhs[0] & bhs.OPCODE_MASK | (0 if regulated else bhs.IMMEDIATE)
+        connection = self.connection
         bhs.CMD_SN_EXP_STAT_SN.pack_into(
-            slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, self.exp_stat_sn
+            slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, connection.exp_stat_sn
         )
         slot.state = SENT
-        self.datamover.send_control(slot)
+        connection.datamover.send_control(slot)
         if regulated:
             self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
             self._open -= 1
@@ -437,23 +384,28 @@ class SendQueue:
         self._free_controls.append(slot)
         slot.waiter.task_done()
 
-    def answer_ping(self, lun: bytes, ttt: int) -> None:
+    def answer_ping(self, connection: Connection, lun: bytes, ttt: int) -> None:
         """Answer a NOP-In that asks for it: echo its Target Transfer Tag (RFC 7143 section 11.18).
 
         The target does not answer this PDU, so its slot may be used again only when it has been
         sent. Slots take turns; while the wire is full no more pings are answered than there are
         slots to go through. Raises RemoteProtocolError when there are more than that.
         """
-        self._unsent_pongs = self._unsent_pongs + 1 if self.datamover.wants_write() else 0
+        full = connection.datamover.wants_write()
+        connection.unsent_pongs = connection.unsent_pongs + 1 if full else 0
         # Not ``take_control``: the target expects an answer to its ping.
-        slot = self._take_control() if self._unsent_pongs < self.free_controls else None
+        slot = self._take_control() if connection.unsent_pongs < self.free_controls else None
         if slot is None:
             raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
         with self.lock:
             pdu.NopOut(
-                lun=lun, itt=bhs.NO_TAG, ttt=ttt, cmd_sn=self._cmd_sn, exp_stat_sn=self.exp_stat_sn
+                lun=lun,
+                itt=bhs.NO_TAG,
+                ttt=ttt,
+                cmd_sn=self._cmd_sn,
+                exp_stat_sn=connection.exp_stat_sn,
             ).pack_into(slot.bhs)
-            self.datamover.send_control(slot)
+            connection.datamover.send_control(slot)
         self.flush()
         slot.state = FREE
         self._free_controls.insert(0, slot)  # used last
@@ -477,25 +429,30 @@ class SendQueue:
                 return
         self.send_waiting()
 
-    def find(self, itt: int) -> TaskSlot | None:
-        """The slot in flight that has this tag."""
+    def find(self, itt: int, connection: Connection) -> TaskSlot | None:
+        """The slot in flight on ``connection`` that has this tag."""
         index = itt & INDEX_MASK
         if index < len(self.slots):
             slot = self.slots[index]
-            if slot.itt == itt and slot.state >= SENT:
+            if slot.itt == itt and slot.state >= SENT and slot.connection is connection:
                 return slot
         return None
 
     def end_rejected(self, slot: TaskSlot, error: Exception) -> None:
         """The target has rejected the PDU of ``slot``, which is in flight."""
         if slot in self.tasks:
-            self.datamover.deallocate_task_resources(slot, 0)
+            self._deallocate(slot)
             self.end(slot, error)
         else:
             slot.response = NO_ANSWER
             self.end_control(slot)
 
     # -- ending -----------------------------------------------------------------------------------
+
+    def _deallocate(self, slot: TaskSlot) -> None:
+        """The task, which is in flight, ends without a response."""
+        slot.connection.datamover.deallocate_task_resources(slot, 0)
+        slot.connection.ended += 1
 
     def end(self, slot: TaskSlot, error: Exception) -> None:
         slot.error = error
@@ -511,7 +468,7 @@ class SendQueue:
                 self.waiting.remove(slot)
                 self._again.discard(slot)
         elif slot.state in (SENT, ABORTING):
-            self.datamover.deallocate_task_resources(slot, 0)
+            self._deallocate(slot)
         else:
             return
         self.end(slot, error)
@@ -530,7 +487,7 @@ class SendQueue:
     @property
     def unsent(self) -> int:
         """PDUs that wait for ``flush``."""
-        return len(self.datamover.queued)
+        return len(self.connection.datamover.queued)
 
     @property
     def busy(self) -> int:
@@ -582,22 +539,17 @@ class SendQueue:
                     self.end_control(slot)
 
     def take_connection(self, fresh: SendQueue) -> None:
-        """Under the lock: take over the datamover, the memory and the numbers of ``fresh``, which
+        """Under the lock: take over the connection, the memory and the numbers of ``fresh``, which
         is idle. Nothing is sent before ``reopen``. May be repeated after an interrupt."""
         for slot, other in zip(self.slots, fresh.slots, strict=True):
             slot.take_memory(other)
         self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
-        self.datamover = fresh.datamover
-        self.immediate_limit = fresh.immediate_limit
-        self.data_outs = fresh.data_outs
+        self.connection = fresh.connection
         self.portal = fresh.portal
         self.max_cmd_sn = fresh.max_cmd_sn
-        self.exp_stat_sn = fresh.exp_stat_sn
         self._cmd_sn = fresh._cmd_sn
         self._exp_cmd_sn = fresh._exp_cmd_sn
-        self._unsent_pongs = 0
         self._unexpected = fresh._unexpected
-        self.ahs_limit = fresh.ahs_limit
 
     def reopen(self, fresh: SendQueue) -> int:
         """Under the lock, after ``take_connection``: commands are sent from now on. Returns how

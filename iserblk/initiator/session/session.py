@@ -31,6 +31,7 @@ from iserblk.errors import (
     IserblkError,
     RemoteProtocolError,
 )
+from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Event, Life, State
 from iserblk.initiator.session.listeners import LunListeners
@@ -81,14 +82,114 @@ class Parting:
         """The answer has come (``_parted`` handles it), or the connection is lost."""
 
 
+class Answers:
+    """What comes on one connection. Implements InitiatorUser."""
+
+    def __init__(self, session: Session, connection: Connection) -> None:
+        self._session = session
+        self._queue = session.queue
+        self._connection = connection
+
+    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
+        (
+            opcode,
+            flags,
+            response,
+            status,
+            lengths,
+            itt,
+            stat_sn,
+            exp_cmd_sn,
+            max_cmd_sn,
+            residual,
+        ) = bhs.RESPONSE_HOT.unpack_from(message, at)
+        if opcode != bhs.SCSI_RESPONSE:
+            self._control_response(message, at, opcode, invalidated)
+            return
+        queue = self._queue
+        connection = self._connection
+        index = itt & INDEX_MASK
+        slot = queue.tasks[index] if index < len(queue.tasks) else None
+        if (
+            slot is None
+            or slot.itt != itt
+            or slot.state < SENT
+            or slot.connection is not connection
+        ):
+            raise RemoteProtocolError("iSCSI", f"SCSI Response for task {itt:#x}: no such task")
+        connection.exp_stat_sn = (stat_sn + 1) & 0xFFFFFFFF
+        connection.datamover.deallocate_task_resources(slot, invalidated)
+        connection.ended += 1
+        slot.status = status
+        slot.response = response
+        if flags & (bhs.RESIDUAL_FLAGS | bhs.BIDI_FLAGS):
+            self._take_residuals(slot, message, at, flags, residual)
+        else:
+            slot.residual = 0
+        if lengths:
+            slot.sense = bhs.sense_of_untrusted(message, at)
+            if status:
+                self._session.hear_sense(slot)
+        elif status:
+            slot.sense = b""
+        if max_cmd_sn != queue.max_cmd_sn or queue.waiting:
+            queue.take_window(exp_cmd_sn, max_cmd_sn)
+        slot.state = TAKEN
+        slot.waiter.task_done()
+
+    def sent_notify(self, slot: PduSlot) -> None:
+        self._connection.data_outs.give_back(slot)
+
+    def _take_residuals(
+        self, slot: TaskSlot, message: memoryview, at: int, flags: int, residual: int
+    ) -> None:
+        slot.residual = 0
+        if flags & bhs.RESIDUAL_FLAGS:
+            slot.residual = residual if flags & bhs.RESIDUAL_UNDERFLOW else -residual
+        if flags & bhs.BIDI_FLAGS:
+            (bidi,) = bhs.BIDI_RESIDUAL.unpack_from(message, at + bhs.BIDI_RESIDUAL_OFFSET)
+            slot.residual_in = bidi if flags & bhs.BIDI_UNDERFLOW else -bidi
+
+    def _control_response(
+        self, message: memoryview, at: int, opcode: int, invalidated: int
+    ) -> None:
+        """Handle any PDU but the SCSI Response."""
+        if invalidated:
+            raise RemoteProtocolError("iSCSI", f"PDU {opcode:#x} invalidated an STag")
+        head = pdu.TargetHeader.unpack_from(message, at)
+        if opcode not in pdu.TARGET_OPCODES:
+            raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} in full feature phase")
+        session, queue, connection = self._session, self._queue, self._connection
+        if head.advances_stat_sn:
+            connection.exp_stat_sn = (head.stat_sn + 1) & 0xFFFFFFFF
+        queue.take_window(head.exp_cmd_sn, head.max_cmd_sn)
+        if opcode == bhs.NOP_IN and head.itt == bhs.NO_TAG:
+            if head.ttt != bhs.NO_TAG:
+                queue.answer_ping(connection, bytes(message[at + 8 : at + 16]), head.ttt)
+        elif opcode == bhs.ASYNC_MESSAGE:
+            session.async_message(pdu.AsyncMessage.unpack_from(message, at))
+        elif opcode == bhs.REJECT:
+            session.rejected(message, at, connection)
+        else:
+            slot = queue.find(head.itt, connection)
+            asked = slot is not None and slot.bhs[0] & bhs.OPCODE_MASK
+            if slot is None or slot in queue.tasks or asked != opcode - bhs.NOP_IN:
+                raise RemoteProtocolError(
+                    "iSCSI", f"PDU {opcode:#x} answers task {head.itt:#x}: no such task"
+                )
+            slot.response = head.response
+            queue.end_control(slot)
+            if opcode == bhs.LOGOUT_RESPONSE and session.parting is not None:
+                session.parted(pdu.LogoutResponse.unpack_from(message, at), session.parting)
+
+
 class Session:
-    """One logged-in session. Implements InitiatorUser.
+    """One logged-in session.
 
     ``queue``: what is sent. ``life``: its state. ``listeners``: of its LUNs. ``parameters`` and
     ``provider_reason`` (why this provider carries the connection): of the present connection.
     ``io_timeout``: seconds for one request. ``isid``: of the login; a reconnection uses it again.
-    ``last_heard``: when anything was received last, for the keep-alive. ``busy_poll_us``: how long
-    a driver may look for an answer before it sleeps.
+    ``busy_poll_us``: how long a driver may look for an answer before it sleeps.
 
     ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
     lost. ``reconnect_at``: the target wants no login before that. ``left_nothing``: the lost
@@ -106,14 +207,14 @@ class Session:
     ) -> None:
         """``slots``: see SendQueue."""
         self.life = Life()
-        self.queue = SendQueue(datamover, slots, parameters, portal, io_timeout, self.life)
+        connection = Connection(datamover, list(slots), parameters, portal)
+        self.queue = SendQueue(connection, slots, io_timeout, self.life)
         self.listeners = LunListeners()
         self.parameters = parameters
         self.io_timeout = io_timeout
         self.provider_reason = ""
         self.isid = b""
         self.busy_poll_us = 0
-        self.last_heard = monotonic()
         self.parting: Parting | None = None
         self.suspended_at = 0.0
         self.reconnect_at = 0.0
@@ -127,16 +228,23 @@ class Session:
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int, exp_stat_sn: int) -> None:
         """Begin full feature phase with these numbers, from the final Login Response."""
-        datamover = self.queue.datamover
-        self.queue.start(cmd_sn, exp_cmd_sn, max_cmd_sn, exp_stat_sn)
-        datamover.user = self
+        connection = self.queue.connection
+        datamover = connection.datamover
+        self.queue.start(cmd_sn, exp_cmd_sn, max_cmd_sn)
+        connection.exp_stat_sn = exp_stat_sn
+        datamover.user = Answers(self, connection)
         datamover.notice_key_values(self.parameters)
-        self.queue.datamover = datamover.enable_datamover()
+        connection.datamover = datamover.enable_datamover()
         self.life.enter(Event.LOGIN)
 
     def drive(self, driver: SessionDriver) -> None:
         """From now on only ``driver`` runs the session."""
         self.queue.driver = driver
+
+    @property
+    def last_heard(self) -> float:
+        """When anything was received last, for the keep-alive."""
+        return self.queue.connection.last_heard
 
     @property
     def portal(self) -> str:
@@ -162,17 +270,20 @@ class Session:
         return self.queue.driver.new_waiter()
 
     def fileno(self) -> int:
-        return self.queue.datamover.fileno()
+        return self.queue.connection.datamover.fileno()
 
     def wants_write(self) -> bool:
-        return self.queue.datamover.wants_write()
+        return self.queue.connection.datamover.wants_write()
 
     def describe(self) -> dict[str, object]:
-        return {**self.queue.datamover.describe(), "provider_reason": self.provider_reason}
+        return {
+            **self.queue.connection.datamover.describe(),
+            "provider_reason": self.provider_reason,
+        }
 
     def disconnect(self) -> None:
         """From any thread: cut the connection. The next ``progress`` finds it lost."""
-        self.queue.datamover.disconnect()
+        self.queue.connection.datamover.disconnect()
 
     # -- completing: the runner of progress and tick ----------------------------------------------
 
@@ -185,73 +296,21 @@ class Session:
         """
         if not self.life.connected and not self._revived(now):
             return 0
+        connection = self.queue.connection
         try:
-            count = self.queue.datamover.progress(now)
+            count = connection.datamover.progress(now)
         except IserblkError as error:
             self._lose(error)
             return 0
         if count:
-            self.last_heard = now
+            connection.last_heard = now
         elif self.queue.waiting:
             self.queue.send_waiting()  # no answer, but perhaps memory that is free again
         if self.parting is not None:
             self.parting.tick(now)
         return count
 
-    def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
-        (
-            opcode,
-            flags,
-            response,
-            status,
-            lengths,
-            itt,
-            stat_sn,
-            exp_cmd_sn,
-            max_cmd_sn,
-            residual,
-        ) = bhs.RESPONSE_HOT.unpack_from(message, at)
-        if opcode != bhs.SCSI_RESPONSE:
-            self._control_response(message, at, opcode, invalidated)
-            return
-        queue = self.queue
-        index = itt & INDEX_MASK
-        slot = queue.tasks[index] if index < len(queue.tasks) else None
-        if slot is None or slot.itt != itt or slot.state < SENT:
-            raise RemoteProtocolError("iSCSI", f"SCSI Response for task {itt:#x}: no such task")
-        queue.exp_stat_sn = (stat_sn + 1) & 0xFFFFFFFF
-        queue.datamover.deallocate_task_resources(slot, invalidated)
-        slot.status = status
-        slot.response = response
-        if flags & (bhs.RESIDUAL_FLAGS | bhs.BIDI_FLAGS):
-            self._take_residuals(slot, message, at, flags, residual)
-        else:
-            slot.residual = 0
-        if lengths:
-            slot.sense = bhs.sense_of_untrusted(message, at)
-            if status:
-                self._hear_sense(slot)
-        elif status:
-            slot.sense = b""
-        if max_cmd_sn != queue.max_cmd_sn or queue.waiting:
-            queue.take_window(exp_cmd_sn, max_cmd_sn)
-        slot.state = TAKEN
-        slot.waiter.task_done()
-
-    def sent_notify(self, slot: PduSlot) -> None:
-        self.queue.data_outs.give_back(slot)
-
-    def _take_residuals(
-        self, slot: TaskSlot, message: memoryview, at: int, flags: int, residual: int
-    ) -> None:
-        slot.residual = 0
-        if flags & bhs.RESIDUAL_FLAGS:
-            slot.residual = residual if flags & bhs.RESIDUAL_UNDERFLOW else -residual
-        if flags & bhs.BIDI_FLAGS:
-            (bidi,) = bhs.BIDI_RESIDUAL.unpack_from(message, at + bhs.BIDI_RESIDUAL_OFFSET)
-            slot.residual_in = bidi if flags & bhs.BIDI_UNDERFLOW else -bidi
-
-    def _hear_sense(self, slot: TaskSlot) -> None:
+    def hear_sense(self, slot: TaskSlot) -> None:
         """A status other than GOOD came with ``slot.sense``. A command that was carried out all the
         same (RECOVERED ERROR, NO SENSE) has succeeded, for all code that looks at the slot from now
         on; its residual counts as ever."""
@@ -273,38 +332,7 @@ class Session:
             sense,
         )
 
-    def _control_response(
-        self, message: memoryview, at: int, opcode: int, invalidated: int
-    ) -> None:
-        """Handle any PDU but the SCSI Response."""
-        if invalidated:
-            raise RemoteProtocolError("iSCSI", f"PDU {opcode:#x} invalidated an STag")
-        head = pdu.TargetHeader.unpack_from(message, at)
-        if opcode not in pdu.TARGET_OPCODES:
-            raise RemoteProtocolError("iSCSI", f"opcode {opcode:#x} in full feature phase")
-        if head.advances_stat_sn:
-            self.queue.exp_stat_sn = (head.stat_sn + 1) & 0xFFFFFFFF
-        self.queue.take_window(head.exp_cmd_sn, head.max_cmd_sn)
-        if opcode == bhs.NOP_IN and head.itt == bhs.NO_TAG:
-            if head.ttt != bhs.NO_TAG:
-                self.queue.answer_ping(bytes(message[at + 8 : at + 16]), head.ttt)
-        elif opcode == bhs.ASYNC_MESSAGE:
-            self._async_message(pdu.AsyncMessage.unpack_from(message, at))
-        elif opcode == bhs.REJECT:
-            self._rejected(message, at)
-        else:
-            slot = self.queue.find(head.itt)
-            asked = slot is not None and slot.bhs[0] & bhs.OPCODE_MASK
-            if slot is None or slot in self.queue.tasks or asked != opcode - bhs.NOP_IN:
-                raise RemoteProtocolError(
-                    "iSCSI", f"PDU {opcode:#x} answers task {head.itt:#x}: no such task"
-                )
-            slot.response = head.response
-            self.queue.end_control(slot)
-            if opcode == bhs.LOGOUT_RESPONSE and self.parting is not None:
-                self._parted(pdu.LogoutResponse.unpack_from(message, at), self.parting)
-
-    def _async_message(self, message: pdu.AsyncMessage) -> None:
+    def async_message(self, message: pdu.AsyncMessage) -> None:
         """Handle an Asynchronous Message (RFC 7143 section 11.9). An announced drop ends the
         connection."""
         words = reasons.async_event(message.event)
@@ -315,7 +343,7 @@ class Session:
             self._stay_away(message.parameter2)
             raise ConnectionLost(f"{self.portal}: the target announced: {words}")
 
-    def _rejected(self, message: memoryview, at: int) -> None:
+    def rejected(self, message: memoryview, at: int, connection: Connection) -> None:
         """Handle a Reject, which carries the header of the rejected PDU: end that task (section
         11.17)."""
         reject = pdu.Reject.unpack_from(message, at)
@@ -324,13 +352,13 @@ class Session:
         log.warning("%s: target rejected a PDU: %s", self.portal, words)
         slot = None
         if len(header) >= bhs.BHS_LENGTH:
-            slot = self.queue.find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0])
+            slot = self.queue.find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0], connection)
         if slot is not None:
             self.queue.end_rejected(
                 slot, CommandRejected(f"{self.portal}: target rejected a command: {words}")
             )
 
-    def _parted(self, message: pdu.LogoutResponse, parting: Parting) -> None:
+    def parted(self, message: pdu.LogoutResponse, parting: Parting) -> None:
         """The Logout Response has come, to a logout that the target or we wanted: end the
         connection."""
         self._stay_away(message.time2wait)
@@ -446,8 +474,9 @@ class Session:
             queue.take_connection(fresh.queue)
             self.parameters = fresh.parameters
             self.provider_reason = fresh.provider_reason
-            self.last_heard = now
-        queue.datamover.user = self
+            connection = queue.connection
+            connection.last_heard = now
+        connection.datamover.user = Answers(self, connection)
         queue.driver.changed()
         with queue.lock:
             again = queue.reopen(fresh.queue)
@@ -470,7 +499,7 @@ class Session:
         fd = self.fileno()
         if fd >= 0:
             self.queue.driver.closing(fd)
-        self.queue.datamover.connection_terminate()
+        self.queue.connection.datamover.connection_terminate()
 
     def fail(self, error: IserblkError) -> None:
         """End the session, and every task with ``error``. No buffer is touched any more."""

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Final, Protocol, TypeVar
 
 from iserblk.datamover.seam import BIDIRECTIONAL, NO_DATA, PduSlot
+from iserblk.initiator.session.connection import Connection
 
 NO_BYTES: Final = memoryview(b"")
 
@@ -72,6 +73,7 @@ class TaskSlot(PduSlot):
     __slots__ = (
         "cdb",
         "cmd_sn",
+        "connection",
         "deadline",
         "error",
         "first",
@@ -94,6 +96,7 @@ class TaskSlot(PduSlot):
         self.cdb = bytearray(16)
         self.itt = index
         self.cmd_sn = 0
+        self.connection: Connection  # that it was sent on last
         self.lun = bytes(8)
         self.length = 0
         self.flags = 0

@@ -90,7 +90,7 @@ async def test_the_session_begins_when_the_hello_is_answered() -> None:
     expected = bytearray(golden("iser/hello-28"))
     expected[3] = 9  # the IRD of this connection
     assert target.heard == [bytes(expected)]
-    assert session.queue.datamover.greeted and target.ours.ird == 4
+    assert session.queue.connection.datamover.greeted and target.ours.ird == 4
     close(target.ours, target.theirs)
 
 

@@ -85,6 +85,6 @@ async def test_unsolicited_data(
     options = Options(queue_depth=DEPTH, unsolicited_data=wanted, immediate_data=immediate)
     session, said = await log_in(far, options)
     assert said["InitialR2T"] == offered
-    outs = session.queue.data_outs
+    outs = session.queue.connection.data_outs
     assert (outs.limit, min(outs.most_busy, DEPTH)) == (limit, most_busy)
     session.fail(ConnectionLost("end of test"))

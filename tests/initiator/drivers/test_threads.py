@@ -227,13 +227,13 @@ def test_interrupt_while_answers_are_taken_in() -> None:
     session, peer = linked()
     driver = BlockingDriver(session)
     disk = ThreadDisk(disk_of(session), driver)
-    take = session.queue.datamover.user.control_notify
+    take = session.queue.connection.datamover.user.control_notify
 
     def control_notify(message: memoryview, at: int, invalidated: int) -> None:
-        session.queue.datamover.user.control_notify = take  # type: ignore[method-assign]
+        session.queue.connection.datamover.user.control_notify = take  # type: ignore[method-assign]
         raise KeyboardInterrupt
 
-    session.queue.datamover.user.control_notify = control_notify  # type: ignore[method-assign]
+    session.queue.connection.datamover.user.control_notify = control_notify  # type: ignore[method-assign]
     thread = answering(peer, peer.respond)
     with pytest.raises(KeyboardInterrupt):
         disk.read_into(memoryview(bytearray(4096)), 0)

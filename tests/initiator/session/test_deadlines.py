@@ -40,7 +40,7 @@ def late() -> tuple[Ladder, FakeDatamover, CountingWaiter, float]:
     waiter = CountingWaiter()
     slot = command(made, waiter)
     ladder = Ladder(made)
-    made.last_heard = slot.deadline + 1  # answers to other commands came
+    made.queue.connection.last_heard = slot.deadline + 1  # answers to other commands came
     ladder.tick(slot.deadline - 0.1)
     assert len(dm.sent) == 1
     ladder.tick(slot.deadline)
@@ -191,7 +191,7 @@ def test_busy_session_is_not_pinged() -> None:
     for _ in range(3):
         now = made.last_heard + IDLE_S - 1
         ladder.tick(now)
-        made.last_heard = now
+        made.queue.connection.last_heard = now
     assert len(dm.sent) == 1 and slot.state == SENT
 
 
@@ -224,7 +224,7 @@ def overdue(window: int, **parameters: Any) -> tuple[Ladder, FakeDatamover, floa
     made, dm = session(window=window, **parameters)
     slots = [command(made, CountingWaiter()) for _ in range(3)]
     now = max(slot.deadline for slot in slots)
-    made.last_heard = now
+    made.queue.connection.last_heard = now
     ladder = Ladder(made)
     ladder.tick(now)
     return ladder, dm, now

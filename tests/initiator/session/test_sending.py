@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iserblk.datamover.seam import NO_DATA, PduSlot
+from iserblk.datamover.seam import NO_DATA, InitiatorUser, PduSlot
 from iserblk.errors import RemoteProtocolError
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
@@ -24,10 +24,11 @@ DEPTH = 8
 class Datamover:
     """The part of InitiatorDatamover that a session calls for commands. ``sent``: PDUs in order."""
 
+    user: InitiatorUser
+
     def __init__(self) -> None:
         self.queued: list[object] = []
         self.sent: list[pdu.Pdu] = []
-        self.user: object = None
 
     def notice_key_values(self, parameters: object) -> None:
         assert isinstance(parameters, SessionParameters)
@@ -78,7 +79,7 @@ class Ends:
         return slots
 
     def receive(self, message: pdu.Pdu) -> None:
-        self.session.control_notify(memoryview(message.pack()), 0, 0)
+        self.dm.user.control_notify(memoryview(message.pack()), 0, 0)
 
     def respond(self, slot: TaskSlot, exp_cmd_sn: int, max_cmd_sn: int, stat_sn: int = 50) -> None:
         self.receive(

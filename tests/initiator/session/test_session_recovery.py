@@ -202,7 +202,7 @@ def test_one_that_was_being_aborted_is_not_sent_again() -> None:
     late, other = CountingWaiter(), CountingWaiter()
     slot, patient = command(made, late), command(made, other)
     patient.deadline = slot.deadline + 100
-    made.last_heard = slot.deadline
+    made.queue.connection.last_heard = slot.deadline
     ladder = Ladder(made)
     ladder.tick(slot.deadline)
     ladder.tick(slot.deadline + STEP_S)
@@ -213,7 +213,7 @@ def test_one_that_was_being_aborted_is_not_sent_again() -> None:
     assert made.queue.free_controls == CONTROL_SLOTS
     ladder.tick(slot.deadline + 3 * STEP_S)
     dm = kept.regain()
-    made.last_heard = slot.deadline + 4 * STEP_S
+    made.queue.connection.last_heard = slot.deadline + 4 * STEP_S
     ladder.tick(slot.deadline + 4 * STEP_S)
     assert [sent[0] for sent in dm.sent] == [patient] and other.pending == 1
     assert not dm.disconnected
@@ -453,7 +453,7 @@ def test_logout_that_cannot_wait_longer() -> None:
     now = monotonic()
     made.progress(now)
     ladder = Ladder(made)
-    made.last_heard = now + 10
+    made.queue.connection.last_heard = now + 10
     ladder.tick(now + 2)
     assert not _logouts(kept.dm)
     ladder.tick(now + 4)

@@ -71,7 +71,7 @@ class Link:
         self.session = Session(self.datamover, slots, parameters, "portal:3260", 30.0)
         size = min(parameters.first_burst_length, parameters.target_recv_data_segment_length)
         self.pool = self.datamover.allocate_data_outs(count, size)
-        self.session.queue.allow_data_outs(self.pool, parameters, most_busy)
+        self.session.queue.connection.allow_data_outs(self.pool, most_busy)
         self.session.start(cmd_sn, cmd_sn, 64, 100)
         self.theirs.post_receive(1000)
         self.stat_sn = 99
@@ -208,7 +208,7 @@ def test_the_calls_of_the_seam() -> None:
     """
     made, dm = session(initial_r2t=False, immediate_data=True)
     outs = dm.allocate_data_outs(2, 8192)
-    made.queue.allow_data_outs(list(outs), made.parameters, DEPTH)
+    made.queue.connection.allow_data_outs(list(outs), DEPTH)
     slot = write_through(made, DATA[:20480])
     assert [each for each, _ in dm.sent] == [slot, outs[1], outs[0]]
     command, *rest = [each for each, _ in dm.sent]
@@ -258,7 +258,7 @@ def test_an_answer_before_the_data_has_left() -> None:
     link = Link(agreed(), 2)
     source = bytearray(DATA[:16384])
     slot = write_through(link.session, source)
-    link.session.control_notify(memoryview(response(slot.itt, status=2)), 0, 0)
+    link.datamover.user.control_notify(memoryview(response(slot.itt, status=2)), 0, 0)
     assert slot.waiter.pending == 0 and slot.status == 2
     source[:] = bytes(16384)
     link.session.queue.release(slot)

@@ -1,0 +1,119 @@
+"""One connection of a session: its datamover, its numbers, and what it has in flight."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from time import monotonic
+from typing import Final
+
+from iserblk.datamover.seam import InitiatorDatamover, PduSlot
+from iserblk.errors import TransportError
+from iserblk.initiator.session.unsolicited import DataOuts
+from iserblk.iscsi.keys import SessionParameters
+
+log = logging.getLogger(__name__)
+
+_ANY_AHS: Final = 255 * 4  # what TotalAHSLength can say
+
+
+class Connection:
+    """What a session has once for each connection.
+
+    Threads: any thread may call ``flush``, and ``disconnect`` of the datamover. ``begun`` changes
+    under the session's lock; ``exp_stat_sn``, ``ended`` and ``last_heard`` are written by the
+    runner of ``Session.progress``.
+
+    ``memory``: of each slot of the session, by its index; used by one slot at a time.
+    ``parameters``, ``provider_reason``: of the login that made this connection.
+    ``immediate_limit``: what a write may carry in its command; 0 where immediate data was not
+    negotiated. ``begun``, ``ended``: commands that were sent here, and those of them that are over;
+    the difference is in flight. ``lost``: it is over, and its datamover terminated.
+    """
+
+    __slots__ = (
+        "_flush_lock",
+        "ahs_limit",
+        "begun",
+        "cid",
+        "data_outs",
+        "datamover",
+        "ended",
+        "exp_stat_sn",
+        "immediate_limit",
+        "last_heard",
+        "lost",
+        "memory",
+        "parameters",
+        "portal",
+        "provider_reason",
+        "unsent_pongs",
+    )
+
+    def __init__(
+        self,
+        datamover: InitiatorDatamover,
+        memory: list[PduSlot],
+        parameters: SessionParameters,
+        portal: str,
+        cid: int = 0,
+    ) -> None:
+        """``memory``: allocated by the datamover."""
+        self.datamover = datamover
+        self.memory = memory
+        self.parameters = parameters
+        self.portal = portal
+        self.cid = cid
+        self.provider_reason = ""
+        self.immediate_limit = (
+            min(
+                parameters.first_burst_length,
+                parameters.target_recv_data_segment_length,
+                len(memory[0].inline),
+            )
+            if parameters.immediate_data
+            else 0
+        )
+        self.data_outs = DataOuts([], parameters, self.immediate_limit, 0)
+        # Bytes of AHS that the target takes in one PDU (RFC 7145 section 6.8).
+        self.ahs_limit = parameters.max_ahs_length if parameters.rdma_extensions else 0
+        if not self.ahs_limit:
+            self.ahs_limit = _ANY_AHS
+        self.exp_stat_sn = 0
+        self.begun = 0
+        self.ended = 0
+        self.last_heard = monotonic()
+        self.lost = False
+        self.unsent_pongs = 0  # answers to pings since the wire was last seen free
+        self._flush_lock = threading.Lock()
+
+    def allow_data_outs(self, slots: list[PduSlot], most_busy: int) -> None:
+        """Before the first command: writes may have Data-Outs, which use ``slots``, while at most
+        ``most_busy`` commands are in flight."""
+        self.data_outs = DataOuts(slots, self.parameters, self.immediate_limit, most_busy)
+
+    @property
+    def in_flight(self) -> int:
+        """Commands that were sent here and are not over."""
+        return self.begun - self.ended
+
+    def flush(self) -> bool:
+        """Send what is queued. The thread that sends takes along what other threads queued
+        meanwhile. True: the wire is full. A send that fails is found by the next ``progress``."""
+        dm = self.datamover
+        while dm.queued:
+            if not self._flush_lock.acquire(blocking=False):
+                return False
+            failed = taken_along = False
+            try:
+                taken_along = not dm.flush()
+            except TransportError as error:
+                log.debug("%s: send failed: %s", self.portal, error)
+                failed = True
+            finally:
+                self._flush_lock.release()
+            if failed or taken_along:
+                return False
+            if dm.wants_write():
+                return True
+        return False
