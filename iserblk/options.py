@@ -54,6 +54,7 @@ class Options:
     reserve_key: int = 0  # 0: this machine's own key
     fallback: str = "none"  # or "iscsi"
     discover: bool = False  # also use the target's other portals
+    alua: str = "ask"  # or "follow": whether a port's state may be set
     metrics: str = ""  # address as iserblk.metrics.address takes it; "": metrics are not served
 
     @classmethod
@@ -139,6 +140,12 @@ def _portals(key: str, value: str) -> bool:
     if value.lower() not in ("given", "discover"):
         raise BadArgument(f"{key}={shown(value)}: say given or discover")
     return value.lower() == "discover"
+
+
+def _alua(key: str, value: str) -> str:
+    if value.lower() not in ("ask", "follow"):
+        raise BadArgument(f"{key}={shown(value)}: say ask or follow")
+    return value.lower()
 
 
 def _header(key: str, value: str) -> int:
@@ -304,6 +311,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "reserve-key": ("reserve_key", _reserve_key),
     "fallback": ("fallback", _fallback),
     "portals": ("discover", _portals),
+    "alua": ("alua", _alua),
     "metrics": ("metrics", _metrics),
 }
 

@@ -61,6 +61,7 @@ def test_defaults() -> None:
         ("journal", "64k", "journal", 65536),
         ("shared", "yes", "shared", True),
         ("portals", "discover", "discover", True),
+        ("alua", "Follow", "alua", "follow"),
         ("fallback", "iSCSI", "fallback", "iscsi"),
         ("auth", "SHA3256", "auth", "sha3-256"),
         ("auth", "sha-256", "auth", "sha256"),
@@ -89,6 +90,7 @@ def test_values(key: str, value: str, field: str, result: object) -> None:
         ("header_digest", "none"),
         ("data-digest", "NONE"),
         ("portals", "given"),
+        ("alua", "ask"),
         ("metrics", "OFF"),
         ("metrics", "no"),
     ],
@@ -101,6 +103,7 @@ def test_what_happens_anyway(key: str, value: str) -> None:
     ("key", "value", "words"),
     [
         ("portals", "all", "portals='all': say given or discover"),
+        ("alua", "no", "alua='no': say ask or follow"),
         ("colour", "red", "unknown option 'colour'; the options are: .*io-timeout.*queue-depth"),
         ("", "x", "unknown option"),
         ("rcap", "", "rcap has no value"),

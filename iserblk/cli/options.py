@@ -86,6 +86,7 @@ CONNECTION = (
     ("chap-secret-credential", "NAME", "The same, read from a credential of systemd."),
     ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI if iSER is not possible."),
     ("portals", "given|discover", "discover: also use the target's other portals."),
+    ("alua", "ask|follow", "ask: where no portal carries out commands, have one activated."),
     (
         "metrics",
         "PATH|HOST:PORT|off",

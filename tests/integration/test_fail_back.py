@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from iserblk.disk.multipath import failback, policy
+from iserblk.errors import ConnectFailed
 from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support import logs
@@ -184,6 +185,32 @@ async def test_no_port_for_a_while(ported: Ported, face: str) -> None:
         await ported.set("standby", "non-optimized")
         await until(lambda: load.done > done + 1)
         assert session.portal.endswith(f":{ported.two.port}")
+
+
+@face
+@pytest.mark.logs("the target is asked to activate it")
+async def test_a_port_is_activated_where_none_is_active(ported: Ported, face: str) -> None:
+    """Explicit ALUA: the disk has its port activated when all have gone into standby, whichever is
+    tried last, and goes on without an error."""
+    async with loaded(face, *ported.urls()) as (load, session):
+        before = session.reconnects
+        await ported.set("standby settable", "unavailable settable")
+        await until(lambda: session.reconnects > before and session.suspended is None)
+        done = load.done
+        await until(lambda: load.done > done + 1)
+
+
+@face
+@pytest.mark.logs("the target is asked to activate it")
+async def test_a_lun_whose_ports_are_asleep_is_opened(ported: Ported, face: str) -> None:
+    await ported.set("standby settable", "standby settable")
+    with pytest.raises(ConnectFailed, match="standby"):
+        async with opened(face, *ported.urls(), options={"alua": "follow"}):
+            pass
+    async with opened(face, *ported.urls()) as disks:
+        (disk,) = disks.values()
+        await write(disk, DATA, 0)
+        assert await read(disk, 0, len(DATA)) == DATA
 
 
 @face

@@ -7,14 +7,20 @@ the port is in another target portal group than the one before, a LOGICAL UNIT R
 lost session may have left at the target. Through the same group session reinstatement has done that
 (RFC 7143 section 6.3.5). When the port in use refuses a command for its access state, the session
 leaves it (``watch``). ``disk/multipath/failback.py`` goes back to a better portal.
+
+Where no port carries out commands, and the target lets initiators set the states of its ports
+(explicit ALUA), ``look`` asks it to make the port that it is looking at active. This takes the LUN
+to another port for all hosts. So it is the last resort, and it is asked for rarely: two hosts that
+want different ports must not take the LUN from each other again and again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from iserblk.disk.multipath.policy import Way, Ways
+from iserblk.disk.multipath.policy import Asking, Way, Ways
 from iserblk.errors import (
     AuthenticationError,
     BadArgument,
@@ -23,7 +29,7 @@ from iserblk.errors import (
     IserblkError,
     ScsiError,
 )
-from iserblk.initiator.commands import PortRefused, ask
+from iserblk.initiator.commands import PortRefused, ask, command
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
@@ -38,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _ALLOCATION = 512
 _MOST_REPORT = 65536
+# States that do not end by themselves, and of which a port can be got out by command.
+_ASLEEP = (alua.STANDBY, alua.UNAVAILABLE)
 # When a URL is opened: errors that the other portals would bring, too.
 _NOT_WORTH_ANOTHER = (AuthenticationError, BadArgument)
 
@@ -66,6 +74,8 @@ class Paths(LunListener):
         self._group: int | None = None  # of the session that was in use last
         # By LUN: the groups through which something may have been left at the target.
         self._used: dict[int, set[int]] = {}
+        self._asking: dict[int, Asking] = {}  # by LUN
+        self._names: dict[int, tuple[str, ...]] = {}  # identifiers, by LUN
         self._first: int | None = None  # the group through which all LUNs were used at first
 
     async def connect(self, isid: bytes = b"") -> Session:
@@ -142,13 +152,56 @@ class Paths(LunListener):
         when the port would not carry out commands: ``connect`` then begins with another way."""
         way = self._trying
         assert way is not None  # ``connect`` came before
-        state = yield from access_state(fresh, lun, way.name)
+        here = yield from access(fresh, lun, way.name)
+        if here is not None and self._should_ask(way, lun, here):
+            here = yield from self._activate(way, lun, here, fresh)
+        state = None if here is None else here.state
         if state is not None and state not in alua.USABLE:
             words = _state_words(way, state)
             self.ways.refused(way, state, words, self._clock())
             self._trying = None
             raise ConnectFailed(words)
         way.state = state
+        if here is not None:
+            self._names.setdefault(lun, here.identifiers)
+
+    def _should_ask(self, way: Way[Address], lun: int, here: Access) -> bool:
+        if not here.tpgs & alua.TPGS_EXPLICIT or way.address[1].alua != "ask":
+            return False
+        if self._before is not None and (
+            not here.identifiers or self._names.get(lun) != here.identifiers
+        ):
+            return False  # another LUN may be there now: its states are none of our business
+        if here.state == alua.ACTIVE_NON_OPTIMIZED:
+            # It works, and only a target that never changes states by itself would leave it so. If
+            # another port is optimized, another host may have asked for that.
+            wanted = here.tpgs == alua.TPGS_EXPLICIT and not here.any_optimized
+        else:
+            wanted = here.state in _ASLEEP and self.ways.is_last_resort(way)
+        return wanted and self._asking.setdefault(lun, Asking()).may_ask(self._clock())
+
+    def _activate(
+        self, way: Way[Address], lun: int, here: Access, fresh: Session
+    ) -> Operation[Access | None]:
+        """Ask the target to make the group of the port active/optimized. Returns what is so
+        then."""
+        self._asking[lun].asked(self._clock())
+        log.warning(
+            "%s: LUN %d: the port is in the state %s, and no portal is better; "
+            "the target is asked to activate it",
+            way.name,
+            lun,
+            alua.state_words(here.state),
+        )
+        data = alua.encode_set({here.group: alua.ACTIVE_OPTIMIZED})
+        request = alua.set_target_port_groups(len(data))
+        try:
+            yield from command(
+                fresh, luns.encode(lun), request, way.name, data_out=memoryview(data)
+            )
+        except ScsiError as error:
+            log.warning("%s: LUN %d: the target does not do so: %s", way.name, lun, error)
+        return (yield from access(fresh, lun, way.name))
 
     def reset(self, lun: int, fresh: Session) -> Operation[None]:
         """Reset the LUN where another portal group was used before: the step after the check of the
@@ -200,8 +253,25 @@ def _state_words(way: Way[Address], state: int) -> str:
     return f"{way.name}: its port is in the state {alua.state_words(state)}"
 
 
+class Access(NamedTuple):
+    """ALUA as a port tells it. ``state``, ``group``: of the port. ``tpgs``: how states change.
+    ``any_optimized``: whether any group is active/optimized. ``identifiers``: of the LUN."""
+
+    state: int
+    group: int
+    tpgs: int
+    any_optimized: bool
+    identifiers: tuple[str, ...]
+
+
 def access_state(session: Session, lun: int, name: str) -> Operation[int | None]:
     """The ALUA state of the port that ``session`` is connected to; None where it is not known."""
+    here = yield from access(session, lun, name)
+    return None if here is None else here.state
+
+
+def access(session: Session, lun: int, name: str) -> Operation[Access | None]:
+    """What the port that ``session`` is connected to tells of ALUA; None where it is not known."""
     field = luns.encode(lun)
     standard = inquiry.decode_standard((yield from ask(session, field, cdb.inquiry(96), 96, name)))
     if not standard.tpgs:
@@ -226,8 +296,13 @@ def access_state(session: Session, lun: int, name: str) -> Operation[int | None]
         # The LUN claims to have ALUA, but answers no question about it.
         log.info("%s: ALUA states are not known: %s", name, error)
         return None
-    here = alua.state_here(alua.decode_report(answer), alua.decode_port_identity(page))
-    return None if here is None else here.state
+    groups = alua.decode_report(answer)
+    here = alua.state_here(groups, alua.decode_port_identity(page))
+    if here is None:
+        return None
+    optimized = any(each.state == alua.ACTIVE_OPTIMIZED for each in groups)
+    identifiers = inquiry.decode_identifiers(page)
+    return Access(here.state, here.group, standard.tpgs, optimized, identifiers)
 
 
 def reset_lun(session: Session, lun: int) -> Operation[None]:

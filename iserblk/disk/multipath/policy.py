@@ -21,6 +21,9 @@ FAILED_LATELY_S = 10.0  # a way that failed within this time is tried after the 
 # Between attempts to fail back; doubled after each that fails.
 FIRST_FAIL_BACK_S = 30.0
 LAST_FAIL_BACK_S = 600.0
+FIRST_ASK_S = 300.0  # between requests to make a port usable; doubled after each
+LAST_ASK_S = 3600.0
+GIVEN_UP = 2  # failures in a row after which a way counts as gone
 LASTED_S = 300.0  # after a way has carried the session for this long, its setbacks are forgotten
 
 
@@ -53,6 +56,28 @@ class Way(Generic[T]):
             return (True, self.failed_at or 0.0, False, False, self.index)
         lately = self.failed_at is not None and now - self.failed_at < FAILED_LATELY_S
         return (False, 0.0, lately, self.state == ACTIVE_NON_OPTIMIZED, self.index)
+
+
+class Asking:
+    """Limits how often the target is asked to make a port usable, because another host may want
+    its ports otherwise. One object for one LUN."""
+
+    def __init__(self) -> None:
+        self._again_at: float | None = None
+        self._pause = FIRST_ASK_S
+
+    def may_ask(self, now: float) -> bool:
+        return self._again_at is None or now >= self._again_at
+
+    def asked(self, now: float) -> None:
+        """Note that the target is asked now. The next time is later than this one was, unless a
+        long time has passed since."""
+        if self._again_at is not None:
+            if now - self._again_at >= self._pause:
+                self._pause = FIRST_ASK_S
+            else:
+                self._pause = min(LAST_ASK_S, self._pause * 2)
+        self._again_at = now + self._pause
 
 
 class Ways(Generic[T]):
@@ -120,6 +145,13 @@ class Ways(Generic[T]):
         way.state = state
 
     # -- what to do --------------------------------------------------------------------------------
+
+    def is_last_resort(self, way: Way[T]) -> bool:
+        """Whether no other way carries out commands: each is in a state in which it does not, or
+        has failed more than once, so that a short interruption does not count."""
+        return all(
+            not each.usable or each.failures >= GIVEN_UP for each in self.all if each is not way
+        )
 
     @property
     def must_leave(self) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import trio
 
 from iserblk.disk.multipath import paths as paths_module
-from iserblk.disk.multipath.paths import Paths
-from iserblk.errors import AuthenticationError, BadArgument, ConnectFailed, IserblkError
+from iserblk.disk.multipath.paths import Access, Paths
+from iserblk.disk.multipath.policy import FIRST_ASK_S, LAST_ASK_S
+from iserblk.errors import AuthenticationError, BadArgument, ConnectFailed, IserblkError, ScsiError
 from iserblk.initiator.commands import PortRefused
 from iserblk.initiator.session.slots import Operation, TaskSlot
 from iserblk.options import Options
@@ -49,15 +51,22 @@ class Session:
 
 class Bench:
     """Ways to hosts a, b and c in portal groups 1, 2 and 3. ``errors``: of connecting, by host.
-    ``states``: ALUA states, by host. ``tried``: hosts, in order. ``resets``: LUNs that were."""
+    ``states``: ALUA states, by host. ``tried``: hosts, in order. ``resets``: LUNs that were.
+    ``tpgs``, ``names``: what the LUN says. ``asked``: (host, states that were asked for).
+    ``refusal``: of such requests."""
 
-    def __init__(self, hosts: str = "abc") -> None:
+    def __init__(self, hosts: str = "abc", options: Options | None = None) -> None:
         self.now = 1000.0
         self.errors: dict[str, IserblkError] = {}
         self.states: dict[str, int] = {}
         self.tried: list[str] = []
         self.resets: list[int] = []
-        addresses = [(Url("iser", host, 3260, "iqn.x", 0), Options()) for host in hosts]
+        self.tpgs = alua.TPGS_BOTH
+        self.names: tuple[str, ...] = ("naa.6001",)
+        self.asked: list[tuple[str, list[tuple[int, int]]]] = []
+        self.refusal: ScsiError | None = None
+        self.options = options or Options()
+        addresses = [(Url("iser", host, 3260, "iqn.x", 0), self.options) for host in hosts]
         self.paths = Paths(addresses, lambda: self.now)
         self._groups = {host: number for number, host in enumerate(hosts, 1)}
 
@@ -68,9 +77,26 @@ class Bench:
             raise self.errors[url.host]
         return Session(url.host, self._groups[url.host])
 
-    def access_state(self, session: Session, lun: int, name: str) -> Operation[int | None]:
+    def access(self, session: Session, lun: int, name: str) -> Operation[Access | None]:
         yield 0.0
-        return self.states.get(session.portal[0])
+        host = session.portal[0]
+        if host not in self.states:
+            return None
+        optimized = alua.ACTIVE_OPTIMIZED in self.states.values()
+        return Access(self.states[host], self._groups[host], self.tpgs, optimized, self.names)
+
+    def command(
+        self, session: Session, lun: bytes, request: bytes, name: str, data_out: memoryview
+    ) -> Operation[int]:
+        assert request == alua.set_target_port_groups(len(data_out))
+        host, wanted = session.portal[0], alua.decode_set(data_out)
+        self.asked.append((host, wanted))
+        yield 0.0
+        if self.refusal is not None:
+            raise self.refusal
+        for group, state in wanted:
+            self.states[next(each for each in "abc" if self._groups[each] == group)] = state
+        return len(data_out)
 
     def reset_lun(self, session: Session, lun: int) -> Operation[None]:
         self.resets.append(lun)
@@ -84,6 +110,26 @@ class Bench:
             self.paths.settled(made)
         return made
 
+    def replace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("connect", "access", "command", "reset_lun"):
+            monkeypatch.setattr(paths_module, name, getattr(self, name))
+
+    async def comes_up(self) -> str:
+        """The host of the session that comes into use, after as many attempts as there are ways.
+        Raises what the last attempt has failed with."""
+        for left in reversed(range(3)):
+            fresh = await self.session(settled=False)
+            try:
+                finish(self.paths.look(0, fresh))
+            except ConnectFailed:
+                if not left:
+                    raise
+                continue
+            break
+        self.paths.settled(fresh)
+        assert self.current is not None
+        return self.current
+
     @property
     def current(self) -> str | None:
         way = self.paths.ways.current
@@ -93,8 +139,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     made = Bench()
-    for name in ("connect", "access_state", "reset_lun"):
-        monkeypatch.setattr(paths_module, name, getattr(made, name))
+    made.replace(monkeypatch)
     return made
 
 
@@ -194,6 +239,137 @@ async def test_the_state_of_the_port_in_use_is_kept(bench: Bench, state: int | N
     finish(bench.paths.look(0, fresh))
     bench.paths.settled(fresh)
     assert bench.current == "a" and bench.paths.ways.all[0].state == state
+
+
+# -- explicit ALUA ---------------------------------------------------------------------------------
+
+ACTIVE, SLOW, ASLEEP = alua.ACTIVE_OPTIMIZED, alua.ACTIVE_NON_OPTIMIZED, alua.STANDBY
+asking = pytest.mark.logs("the target is asked to activate it", "the target does not do so")
+
+
+@asking
+@pytest.mark.parametrize("asleep", [alua.STANDBY, alua.UNAVAILABLE])
+@pytest.mark.parametrize("tpgs", [alua.TPGS_EXPLICIT, alua.TPGS_BOTH])
+async def test_where_no_port_carries_out_commands_one_is_activated(
+    bench: Bench, tpgs: int, asleep: int
+) -> None:
+    """The last one that is tried: only then it is known that all others do not."""
+    bench.tpgs = tpgs
+    bench.states = dict.fromkeys("abc", asleep)
+    assert await bench.comes_up() == "c"
+    assert bench.asked == [("c", [(3, ACTIVE)])]
+
+
+@pytest.mark.parametrize("tpgs", [alua.TPGS_NONE, alua.TPGS_IMPLICIT])
+async def test_a_target_that_sets_its_states_itself_is_not_asked(bench: Bench, tpgs: int) -> None:
+    bench.tpgs = tpgs
+    bench.states = dict.fromkeys("abc", ASLEEP)
+    with pytest.raises(ConnectFailed, match="in the state standby"):
+        await bench.comes_up()
+    assert not bench.asked
+
+
+async def test_nothing_is_asked_where_the_user_does_not_want_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(options=Options(alua="follow"))
+    bench.replace(monkeypatch)
+    bench.states = dict.fromkeys("abc", ASLEEP)
+    with pytest.raises(ConnectFailed):
+        await bench.comes_up()
+    assert not bench.asked
+
+
+@pytest.mark.parametrize("other", [ACTIVE, SLOW])
+async def test_a_port_that_works_is_taken_instead(bench: Bench, other: int) -> None:
+    bench.states = {"a": ASLEEP, "b": other, "c": ASLEEP}
+    assert await bench.comes_up() == "b"
+    assert not bench.asked
+
+
+@asking
+async def test_a_short_interruption_moves_nothing(bench: Bench) -> None:
+    """The portal in use is lost, and the others are asleep. Only when it fails again, another is
+    activated."""
+    bench.states = {"a": ACTIVE, "b": ASLEEP, "c": ASLEEP}
+    assert await bench.comes_up() == "a"
+    for _ in range(2):  # b and c: a has failed lately
+        fresh = await bench.session(settled=False)
+        with pytest.raises(ConnectFailed):
+            finish(bench.paths.look(0, fresh))
+    assert not bench.asked
+    assert await bench.comes_up() == "a"
+    bench.errors["a"] = ConnectFailed("a: refused")
+    assert await bench.comes_up() in "bc"
+    assert len(bench.asked) == 1
+
+
+@asking
+async def test_hosts_do_not_take_the_lun_from_each_other_again_and_again(bench: Bench) -> None:
+    """Another host takes the LUN to a port that we cannot reach. We ask once, and then rarely."""
+    bench.states = {"a": ACTIVE, "b": ASLEEP, "c": ASLEEP}
+    bench.errors["a"] = ConnectFailed("a: refused")
+    asked_at: list[float] = []
+    for _ in range(20000):
+        try:
+            await bench.comes_up()
+        except ConnectFailed:
+            pass
+        else:
+            bench.states = {"a": ACTIVE, "b": ASLEEP, "c": ASLEEP}  # the other host
+        if len(bench.asked) > len(asked_at):
+            asked_at.append(bench.now)
+        bench.now += 1.0
+    gaps = [after - before for before, after in pairwise(asked_at)]
+    assert gaps[0] >= FIRST_ASK_S
+    assert all(after >= min(LAST_ASK_S, 2 * before - 2) for before, after in pairwise(gaps))
+    assert len(gaps) < 10
+
+
+@asking
+async def test_a_target_that_refuses_is_not_asked_at_once_again(bench: Bench) -> None:
+    bench.states = dict.fromkeys("abc", ASLEEP)
+    bench.refusal = ScsiError("conflict", 0x18)
+    for _ in range(5):
+        with pytest.raises(ConnectFailed, match="standby"):
+            await bench.comes_up()
+    assert len(bench.asked) == 1
+    bench.now += FIRST_ASK_S
+    bench.refusal = None
+    assert await bench.comes_up() in "abc"
+
+
+@asking
+@pytest.mark.parametrize(
+    ("states", "tpgs", "asked"),
+    [
+        ({"a": SLOW, "b": SLOW, "c": SLOW}, alua.TPGS_EXPLICIT, True),
+        ({"a": SLOW, "b": SLOW, "c": SLOW}, alua.TPGS_BOTH, False),  # it moves by itself
+        ({"a": SLOW, "b": ACTIVE, "c": SLOW}, alua.TPGS_EXPLICIT, False),  # another host's
+    ],
+)
+async def test_a_port_that_is_slow(
+    bench: Bench, states: dict[str, int], tpgs: int, asked: bool
+) -> None:
+    bench.tpgs, bench.states = tpgs, states
+    assert await bench.comes_up() == "a"
+    assert bool(bench.asked) == asked
+
+
+@asking
+@pytest.mark.parametrize("names", [("naa.6002",), ()])
+async def test_another_lun_is_not_touched(bench: Bench, names: tuple[str, ...]) -> None:
+    """The states of another LUN, that is behind the portal now, are none of our business."""
+    bench.states = dict.fromkeys("abc", ACTIVE)
+    await bench.comes_up()
+    bench.states = dict.fromkeys("abc", ASLEEP)
+    bench.names = names
+    with pytest.raises(ConnectFailed):
+        await bench.comes_up()
+    assert not bench.asked
+    bench.names = ("naa.6001",)
+    await bench.comes_up()
+    assert len(bench.asked) == 1
 
 
 async def test_another_portal_group_resets_each_lun_once(bench: Bench) -> None:

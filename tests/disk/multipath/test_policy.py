@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from iserblk.disk.multipath.policy import (
     FAILED_LATELY_S,
+    FIRST_ASK_S,
     FIRST_FAIL_BACK_S,
+    LAST_ASK_S,
     LAST_FAIL_BACK_S,
     LASTED_S,
+    Asking,
     Ways,
 )
 from iserblk.scsi import alua
@@ -173,6 +176,38 @@ def test_leaving_a_port_in_standby() -> None:
     alone = ways("a")
     alone.connected(alone.all[0], 0.0, alua.STANDBY)
     assert not alone.must_leave
+
+
+def test_the_last_resort() -> None:
+    """All others are of no use: one failure is not enough for that, and an unknown state is not."""
+    one = ways("abc")
+    a, b, c = one.all
+    assert not one.is_last_resort(a)
+    one.refused(b, alua.STANDBY, "standby", 0.0)
+    one.failed(c, "reset", 0.0)
+    assert not one.is_last_resort(a)
+    one.failed(c, "refused", 1.0)
+    assert one.is_last_resort(a)
+    one.failed(b, "refused", 1.0)  # its state is not known any more
+    assert one.is_last_resort(a)
+    one.connected(b, 2.0, alua.ACTIVE_OPTIMIZED)
+    assert not one.is_last_resort(a)
+
+
+def test_asking_becomes_rarer() -> None:
+    one = Asking()
+    now, waits = 1000.0, []
+    for _ in range(8):
+        assert one.may_ask(now)
+        one.asked(now)
+        begun = now
+        while not one.may_ask(now):
+            now += 1.0
+        waits.append(now - begun)
+    assert waits == [300, 600, 1200, 2400, 3600, 3600, 3600, 3600]
+    now += LAST_ASK_S  # a long time in which nothing was to be asked for
+    one.asked(now)
+    assert one.may_ask(now + FIRST_ASK_S)
 
 
 @pytest.mark.parametrize("state", [*alua.STATE_WORDS, None])
