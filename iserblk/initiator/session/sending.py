@@ -543,6 +543,7 @@ class SendQueue:
         is idle. Nothing is sent before ``reopen``. May be repeated after an interrupt."""
         for slot, other in zip(self.slots, fresh.slots, strict=True):
             slot.take_memory(other)
+            slot.connection = fresh.connection  # and refers no more to the one before
         self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
         self.connection = fresh.connection
         self.portal = fresh.portal
