@@ -32,23 +32,31 @@ class ScsiTask:
     (exact). Of BIDIRECTIONAL both: ``run`` replaces the Data-Out in the buffer by the Data-In.
     ``may_block``: ``run`` may wait for a disk (flush, punch, verify…), so call it in a thread.
     ``cancelled``: any thread sets it when the result is no longer wanted. ``run`` then does
-    nothing, or stops early if it takes long, and ends with TASK ABORTED. After ``run``:
-    ``status`` (SAM), ``sense`` (SPC sense data, b"" if none), ``transferred`` (Data-In bytes that
-    ``run`` put into the buffer).
+    nothing, or stops early if it takes long, and ends with TASK ABORTED. ``in_loop``: of a task
+    with ``may_block``: ``start`` may need no thread. After ``run``: ``status`` (SAM), ``sense``
+    (SPC sense data, b"" if none), ``transferred`` (Data-In bytes that ``run`` put into the buffer).
     """
 
-    __slots__ = ("cancelled", "cdb", "direction", "length", "may_block", "sense", "status",
-                 "transferred")  # fmt: skip
+    __slots__ = ("cancelled", "cdb", "direction", "in_loop", "length", "may_block", "sense",
+                 "status", "stop", "transferred")  # fmt: skip
 
     def __init__(self, cdb: bytes) -> None:
         self.cdb = cdb
         self.direction = NO_DATA
         self.length = 0
         self.may_block = False
+        self.in_loop = False
         self.cancelled = False
+        self.stop: Callable[[], None] | None = None  # ends it early, after ``start``
         self.status = 0
         self.sense = GOOD
         self.transferred = 0
+
+    def cancel(self) -> None:
+        """The result is no longer wanted. Only the thread that begins commands calls this."""
+        self.cancelled = True
+        if self.stop is not None:
+            self.stop()
 
 
 ALL_PORTS: Final = 0  # in place of a relative target port: the registration has ALL_TG_PT
@@ -125,6 +133,18 @@ class DeviceServer(Protocol):
         ``may_block``, with ``nowait``. Errors of the file become sense data (MEDIUM ERROR, SPACE
         ALLOCATION FAILED, …), never exceptions.
         """
+        ...
+
+    def start(self, task: ScsiTask, buffer: memoryview | None, ended: Callable[[], None]) -> bool:
+        """Execute a command with ``in_loop`` without a thread, if that is possible. True: ``ended``
+        is called later, in the loop, when ``status``, ``sense`` and ``transferred`` are final; the
+        buffer is in use until then. False: nothing was done; call ``run`` in a thread. Only the
+        thread that begins commands calls it."""
+        ...
+
+    def settle(self, task: ScsiTask, ended: Callable[[], None]) -> None:
+        """For a task with ``in_loop`` whose ``run`` has ended: call ``ended``, in the loop, when
+        nothing of it can reach the medium any more, however it ended."""
         ...
 
     def has_lun(self, nexus: Nexus, lun: int) -> bool: ...

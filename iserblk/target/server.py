@@ -119,6 +119,10 @@ class TargetServer:
         self._tsihs: set[int] = set()  # in use by a connection
         self._budget = DataBudget()
         self._forgotten = trio.Event()  # set, and made anew, when a connection has ended
+        self._touched: dict[TargetConnection, WriteWatch] = {}  # since the last ``_batch_ended``
+        self.ending = False  # no session will begin any more
+        self._loop_tasks_ended = trio.Event()  # set, and made anew, when some have
+        self.device.on_batch = self._batch_ended
         # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
         self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
@@ -231,12 +235,13 @@ class TargetServer:
         writes = WriteWatch(connection, lambda: _progress_quietly(connection))
         connection.on_output = writes.wake
         self._connections[connection] = writes
+        in_loop: set[TargetTask] = set()  # tasks that neither a thread nor the initiator has
         error: IserblkError | None = None
         try:
             async with trio.open_nursery() as nursery:
                 self._login_begins(connection, nursery.cancel_scope)
-                connection.offload = lambda slot: nursery.start_soon(
-                    self._run_blocking, connection, slot, writes
+                connection.offload = lambda slot: self._offload(
+                    connection, slot, writes, nursery, in_loop
                 )
                 nursery.start_soon(writes.run)
                 nursery.start_soon(_watch, connection, peer)
@@ -250,6 +255,13 @@ class TargetServer:
                 connection.abandon()
                 nursery.cancel_scope.cancel()
         finally:
+            if in_loop:
+                connection.abandon()
+                if self.ending:
+                    self.device.hurry()
+                with trio.CancelScope(shield=True):
+                    while in_loop:
+                        await self._loop_tasks_ended.wait()
             # Not earlier: now no task waits for the descriptor, and no thread uses a buffer.
             self._forget(connection)
             self._logins.pop(connection, None)
@@ -259,6 +271,47 @@ class TargetServer:
         if error is not None:
             raise error
 
+    def _offload(
+        self,
+        connection: TargetConnection,
+        slot: TargetTask,
+        writes: WriteWatch,
+        nursery: trio.Nursery,
+        in_loop: set[TargetTask],
+    ) -> None:
+        """Execute a task that may wait, in the loop or else in a thread. ``in_loop``: of the
+        connection."""
+
+        def ended() -> None:
+            self._touched[connection] = writes
+            in_loop.discard(slot)
+            try:
+                connection.finish(slot)
+            except TransportError as error:
+                log.info("connection ended while a command ran: %s", error)
+                connection.abandon()
+
+        if slot.task.in_loop and self.device.start(slot.task, slot.buffer, ended):
+            in_loop.add(slot)
+        else:
+            nursery.start_soon(self._run_blocking, connection, slot, writes)
+
+    def _batch_ended(self) -> None:
+        """Send the answers of tasks that have ended in the loop."""
+        touched, self._touched = self._touched, {}
+        for connection, writes in touched.items():
+            if connection.done:
+                continue
+            try:
+                connection.flush()
+            except TransportError as error:
+                log.info("connection ended while a command ran: %s", error)
+                connection.abandon()
+            if connection.wants_write():
+                writes.wake()
+        self._loop_tasks_ended.set()
+        self._loop_tasks_ended = trio.Event()
+
     async def _run_blocking(
         self, connection: TargetConnection, slot: TargetTask, writes: WriteWatch
     ) -> None:
@@ -266,6 +319,10 @@ class TargetServer:
             await trio.to_thread.run_sync(
                 self.device.run, slot.task, slot.buffer, limiter=self._limiters[slot.lun]
             )
+            if slot.task.cancelled and slot.task.in_loop:
+                settled = trio.Event()
+                self.device.settle(slot.task, settled.set)
+                await settled.wait()
         try:
             connection.finish(slot)
             if connection.done:
@@ -659,6 +716,7 @@ async def serve(
                     await trio.lowlevel.checkpoint()  # now no task accepts connections any more
                     stop_listening()
                     await server.ask_for_logouts(logout_s)
+            server.ending = True
             life.cancel()
 
     try:

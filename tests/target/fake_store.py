@@ -41,6 +41,9 @@ class FakeStore:
     def flush(self) -> None:
         self._called("flush")
 
+    def unmap(self, offset: int, length: int) -> None:
+        self.punch(offset, length)
+
     def punch(self, offset: int, length: int) -> None:
         assert length > 0 and offset + length <= self.size
         self._called("punch", offset, length)

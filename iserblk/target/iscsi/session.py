@@ -73,7 +73,7 @@ class TargetSession:
         self.done = True
         for task in self.tasks.values():
             task.aborted = True
-            task.task.cancelled = True
+            task.task.cancel()
             if task.state != RUNNING:
                 self._task_sets.leave(task.lun, task)
         # Tasks in threads stay: a PREEMPT AND ABORT, or an ORDERED task, may have to wait for them.
@@ -145,7 +145,7 @@ class TargetSession:
         data that was asked for, where the datamover can cancel that."""
         for slot in slots:
             slot.aborted = True
-            slot.task.cancelled = True
+            slot.task.cancel()
             slot.on_aborted.append(ended)
             if slot.state != RUNNING:
                 self._task_sets.leave(slot.lun, slot)
@@ -161,7 +161,7 @@ class TargetSession:
         tasks = [slot for slot in self.tasks.values() if slot.lun == lun]
         running = [slot for slot in tasks if slot.state == RUNNING]
         for slot in running:
-            slot.task.cancelled = True
+            slot.task.cancel()
             slot.on_ended.append(ended)
         for slot in tasks:
             if slot.state != RUNNING:

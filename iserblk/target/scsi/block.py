@@ -16,6 +16,8 @@ from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
 from iserblk.target.scsi.unit import MAX_PREFETCH, LogicalUnit
 from iserblk.target.seam import BIDIRECTIONAL, DATA_IN, DATA_OUT, NO_DATA
+from iserblk.target.store.status import StatusError
+from iserblk.target.store.store import Ended, LoopStore
 
 log = logging.getLogger(__name__)
 
@@ -270,6 +272,8 @@ def _read_stored(task: DeviceTask, buffer: memoryview, offset: int) -> None:
     the write error that ``DeviceServer.run`` would make of it."""
     try:
         task.unit.store.read_into(buffer, offset, False)
+    except StatusError:
+        raise
     except OSError as error:
         log.warning("%s: %s", opcodes.name(task.cdb), error)
         raise CheckCondition(sense.MEDIUM_ERROR, sense.UNRECOVERED_READ_ERROR) from None
@@ -456,6 +460,74 @@ def begin_pre_fetch16(task: DeviceTask, unit: LogicalUnit) -> None:
 def _pre_fetch(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     task.unit.store.prefetch(task.offset, task.extent)
     return True
+
+
+# -- without threads -------------------------------------------------------------------------------
+
+IN_LOOP: Final = (_read, _write)  # beside what ``may_block`` anyway
+
+
+def start(task: DeviceTask, buffer: memoryview, ended: Ended) -> bool:
+    """Begin a task of a unit with a LoopStore. True: ``ended`` will be called. False: it needs a
+    thread, and nothing was done."""
+    loop = task.unit.loop
+    assert loop is not None
+    if task.execute is _read:
+        operation = _start_read(task, buffer, loop, ended)
+    elif task.execute is _write:
+        unit = task.unit
+        span = (task.offset, task.offset + task.length)
+        if not unit.guard.enter(span, True):
+            return False
+        operation = _start_write(task, buffer, loop, ended)
+    elif task.execute is flush:
+        operation = _start_flush(task, loop, ended)
+    else:
+        return False
+    task.stop = lambda: loop.give_up(operation)
+    return True
+
+
+def _start_read(task: DeviceTask, buffer: memoryview, loop: LoopStore, ended: Ended) -> object:
+    def read(error: OSError | None) -> None:
+        task.stop = None
+        if error is None:
+            task.transferred = task.length
+        ended(error)
+
+    return loop.begin_read(buffer[: task.length], task.offset, read)
+
+
+def _start_write(task: DeviceTask, buffer: memoryview, loop: LoopStore, ended: Ended) -> object:
+    """The caller has entered the unit's guard."""
+    unit = task.unit
+    durable = task.durable or unit.write_through
+
+    def wrote(error: OSError | None) -> None:
+        task.stop = None
+        unit.guard.leave((task.offset, task.offset + task.length))
+        if durable:
+            if error is not None and error.errno == errno.EIO:  # as in ``_write_durably``
+                unit.unflushed.failed(task.nexus, error)
+        elif error is None:
+            unit.unflushed.wrote(task.nexus)
+            if unit.write_through:  # as in ``_write``
+                _start_flush(task, loop, ended)
+                return
+        ended(error)
+
+    return loop.begin_write(buffer[: task.length], task.offset, durable, wrote)
+
+
+def _start_flush(task: DeviceTask, loop: LoopStore, ended: Ended) -> object:
+    unit, nexus = task.unit, task.nexus
+    begun = unit.unflushed.begin()
+
+    def flushed(error: OSError | None) -> None:
+        task.stop = None
+        ended(unit.unflushed.end(nexus, begun, error))
+
+    return loop.begin_flush(flushed)
 
 
 # -- READ CAPACITY ---------------------------------------------------------------------------------

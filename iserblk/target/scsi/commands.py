@@ -66,7 +66,7 @@ def _command(usage: str, begin: Begin | None, access: int) -> Command:
 
 
 def _report_supported(task: DeviceTask, unit: LogicalUnit) -> None:
-    report_supported_operation_codes(task)
+    report_supported_operation_codes(task, unit)
 
 
 _LIST: Final = (
@@ -158,6 +158,15 @@ def find(cdb: bytes) -> Command | None:
     return COMMANDS.get(cdb[0])
 
 
+def has(unit: LogicalUnit, command: Command) -> bool:
+    """Whether the unit has the command; most have all."""
+    lacks = unit.lacks
+    if not lacks:
+        return True
+    opcode, action = command.usage[0], command.action
+    return opcode not in lacks and (action is None or opcode << 8 | action not in lacks)
+
+
 def check_fields(command: Command, cdb: bytes) -> None:
     """Raises CheckCondition for a CDB that is too short, or that has a forbidden bit set."""
     length = command.length
@@ -188,24 +197,26 @@ _SET_PORT_GROUPS: Final = bytes((op.MAINTENANCE_OUT, op.SA_SET_TARGET_PORT_GROUP
 _TIMEOUTS: Final = struct.pack(">H10x", 10)
 
 
-def report_supported_operation_codes(task: DeviceTask) -> None:
+def report_supported_operation_codes(task: DeviceTask, unit: LogicalUnit) -> None:
     _, _, options, opcode, action, allocation, _ = struct.unpack_from(">BBBBHIH", task.cdb)
     timeouts = _TIMEOUTS if options & _RCTD else b""
     if options & _OPTIONS == _ALL_COMMANDS:
-        answer = _all_commands(task, timeouts)
+        answer = _all_commands(task, unit, timeouts)
     else:
-        answer = _one_command(task, options & _OPTIONS, opcode, action, timeouts)
+        answer = _one_command(task, unit, options & _OPTIONS, opcode, action, timeouts)
     task.respond(answer, allocation)
 
 
-def _is_there(task: DeviceTask, command: Command) -> bool:
+def _is_there(task: DeviceTask, unit: LogicalUnit, command: Command) -> bool:
+    if not has(unit, command):
+        return False
     return command.usage[:2] != _SET_PORT_GROUPS or primary.sets_port_groups(task)
 
 
-def _all_commands(task: DeviceTask, timeouts: bytes) -> bytes:
+def _all_commands(task: DeviceTask, unit: LogicalUnit, timeouts: bytes) -> bytes:
     descriptors = b""
     for each in _LIST:
-        if not _is_there(task, each):
+        if not _is_there(task, unit, each):
             continue
         flags = (_SERVACTV if each.action is not None else 0) | (_CTDP_ALL if timeouts else 0)
         descriptors += _DESCRIPTOR.pack(each.usage[0], each.action or 0, flags, each.length)
@@ -213,7 +224,9 @@ def _all_commands(task: DeviceTask, timeouts: bytes) -> bytes:
     return struct.pack(">I", len(descriptors)) + descriptors
 
 
-def _one_command(task: DeviceTask, option: int, opcode: int, action: int, timeouts: bytes) -> bytes:
+def _one_command(
+    task: DeviceTask, unit: LogicalUnit, option: int, opcode: int, action: int, timeouts: bytes
+) -> bytes:
     has_actions = opcode in _WITH_ACTIONS
     if option > _EITHER:
         raise invalid_field(2, 2)
@@ -222,7 +235,7 @@ def _one_command(task: DeviceTask, option: int, opcode: int, action: int, timeou
     found = COMMANDS.get(opcode << 8 | action if has_actions else opcode)
     if (
         found is None
-        or not _is_there(task, found)
+        or not _is_there(task, unit, found)
         or (action > _ACTION_MASK and has_actions)  # its high bits would change the opcode
         or (action and not has_actions and option == _EITHER)
     ):

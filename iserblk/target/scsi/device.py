@@ -22,8 +22,8 @@ from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import DESC, EVPD
 from iserblk.scsi.reservations import TransportId
 from iserblk.target.ports import ONLY_PORT, AccessStates, TargetPorts
-from iserblk.target.scsi.block import fit
-from iserblk.target.scsi.commands import COMMANDS, check_fields, find, unknown_command
+from iserblk.target.scsi.block import IN_LOOP, fit, start
+from iserblk.target.scsi.commands import COMMANDS, check_fields, find, has, unknown_command
 from iserblk.target.scsi.ended import (
     CheckCondition,
     Ended,
@@ -35,6 +35,7 @@ from iserblk.target.scsi.task import DeviceTask
 from iserblk.target.scsi.unit import PRODUCT, REVISION, VENDOR
 from iserblk.target.scsi.unit import LogicalUnit as LogicalUnit  # noqa: PLC0414
 from iserblk.target.seam import ALL_PORTS, DATA_IN, NO_DATA, Nexus, NexusName, ScsiTask
+from iserblk.target.store.status import StatusError
 from iserblk.target.store.store import is_full, is_read_only
 from iserblk.target.task_set import TaskSets
 
@@ -89,6 +90,8 @@ class DeviceServer:
         # there twice, so the lists are short.
         self._attentions: dict[tuple[Nexus, int], list[int]] = {}
         self._attending = Lock()
+        # The owner sets it: called when tasks of ``start`` have ended, several perhaps.
+        self.on_batch: Callable[[], None] = _nothing
         for lun, unit in self._units.items():
             self._serve(lun, unit)
 
@@ -99,9 +102,20 @@ class DeviceServer:
         unit.reservations.known = self._ports_of
         unit.reservations.ports = {port.relative for port in self.ports.by_tag.values()}
         unit.end_tasks = partial(self._end_tasks, lun)
+        if unit.loop is not None:
+            unit.loop.batch_ended = self._batch_ended
         unit.siblings = self._siblings
         unit.tell_others = partial(self._tell_others, lun)
         unit.set_port_states = partial(self._set_port_states, lun)
+
+    def hurry(self) -> None:
+        """The target ends, and sends no more answers: ``settle`` need not wait any longer."""
+        for unit in self._units.values():
+            if unit.loop is not None:
+                unit.loop.hurry()
+
+    def _batch_ended(self) -> None:
+        self.on_batch()
 
     def add_luns(self, units: Mapping[int, LogicalUnit]) -> None:
         """Add LUNs, whose numbers are not in use. Initiators get a unit attention."""
@@ -348,6 +362,8 @@ class DeviceServer:
                     raise CheckCondition(sense.UNIT_ATTENTION, attention)
             if command is None or begin is None:
                 raise unknown_command(cdb)
+            if unit.lacks and not has(unit, command):
+                raise CheckCondition(sense.ILLEGAL_REQUEST, sense.INVALID_OPERATION_CODE, field=0)
             check_fields(command, cdb)
             if nexus.port.refusal and cdb[0] not in _IN_ANY_STATE:
                 raise CheckCondition(sense.NOT_READY, nexus.port.refusal)
@@ -357,6 +373,8 @@ class DeviceServer:
                 raise ReservationConflict
             task.nexus = nexus
             begin(task, unit)
+            if unit.loop is not None and (task.may_block or task.execute in IN_LOOP):
+                task.may_block = task.in_loop = True
         except Ended as end:
             _end(task, end.sense, end.status)
             task.direction = NO_DATA
@@ -372,9 +390,32 @@ class DeviceServer:
         except Ended as end:
             _end(task, end.sense, end.status)
         except OSError as error:
-            log.warning("%s: %s", opcodes.name(task.cdb), error)
-            _end(task, _sense_of(error, task.direction))
+            _fail(task, error)
         return True
+
+    def start(self, task: ScsiTask, buffer: memoryview | None, ended: Callable[[], None]) -> bool:
+        assert isinstance(task, DeviceTask)
+        if task.cancelled:
+            return False
+
+        def done(error: OSError | None) -> None:
+            if task.cancelled:
+                _end(task, b"", sam.TASK_ABORTED)
+                self.settle(task, ended)
+                return
+            if error is not None:
+                _fail(task, error)
+            ended()
+
+        return start(task, _EMPTY if buffer is None else buffer, done)
+
+    def settle(self, task: ScsiTask, ended: Callable[[], None]) -> None:
+        assert isinstance(task, DeviceTask)
+        loop = task.unit.loop
+        if loop is None or task.direction == DATA_IN:
+            ended()
+        else:
+            loop.settle(ended)
 
     def fit(self, task: ScsiTask, length: int) -> None:
         assert isinstance(task, DeviceTask)
@@ -402,8 +443,12 @@ class DeviceServer:
             if page:
                 raise invalid_field(2)
             peripheral = inquiry.DISK if exists else inquiry.NO_DEVICE
+            traits = self._units[lun].traits if exists else None
+            vendor, product, revision = VENDOR, PRODUCT, REVISION
+            if traits is not None:
+                vendor, product, revision = traits.vendor, traits.product, traits.revision
             answer = inquiry.encode_standard(
-                peripheral, VENDOR, PRODUCT, REVISION, self.ports.tpgs, exists
+                peripheral, vendor, product, revision, self.ports.tpgs, exists
             )
         elif not exists:
             raise CheckCondition(sense.ILLEGAL_REQUEST, sense.LUN_NOT_SUPPORTED)
@@ -449,6 +494,16 @@ def _end(task: DeviceTask, sense_data: bytes, status: int = sam.CHECK_CONDITION)
     task.status = status
     task.sense = sense_data
     task.transferred = 0
+
+
+def _fail(task: DeviceTask, error: OSError) -> None:
+    """End a task for an OSError of the store."""
+    if isinstance(error, StatusError):
+        log.info("%s: %s", opcodes.name(task.cdb), error)
+        _end(task, error.sense, error.status)
+        return
+    log.warning("%s: %s", opcodes.name(task.cdb), error)
+    _end(task, _sense_of(error, task.direction))
 
 
 def _sense_of(error: OSError, direction: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import lba as lba_data
@@ -58,19 +59,17 @@ def _unmap(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     for lba, blocks in ranges:
         if blocks:
             check_wanted(task)
-            _clear(unit, lba * unit.block, blocks * unit.block, True)
+            _clear(unit, unit.store.unmap, lba * unit.block, blocks * unit.block)
     unit.settle(task.nexus)
     return True
 
 
-def _clear(unit: LogicalUnit, offset: int, length: int, deallocate: bool) -> None:
+def _clear(unit: LogicalUnit, clear: Callable[[int, int], None], offset: int, length: int) -> None:
+    """Call ``clear``, a method of the unit's store, for the range."""
     span = (offset, offset + length)
     unit.guard.enter(span, False)
     try:
-        if deallocate:
-            unit.store.punch(offset, length)
-        else:
-            unit.store.zero(offset, length)
+        clear(offset, length)
     finally:
         unit.guard.leave(span)
 
@@ -111,7 +110,8 @@ def _write_same(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     unit = task.unit
     pattern = bytes(buffer[: task.length])
     if pattern.count(0) == len(pattern):
-        _clear(unit, task.offset, task.extent, bool(task.cdb[1] & UNMAP))
+        clear = unit.store.punch if task.cdb[1] & UNMAP else unit.store.zero
+        _clear(unit, clear, task.offset, task.extent)
     else:
         _repeat(task, pattern)
     unit.settle(task.nexus)

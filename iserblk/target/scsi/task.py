@@ -49,7 +49,9 @@ class DeviceTask(ScsiTask):
         self.direction = 0
         self.length = 0
         self.may_block = False
+        self.in_loop = False
         self.cancelled = False
+        self.stop = None
         self.status = 0
         self.sense = b""
         self.transferred = 0

@@ -17,6 +17,9 @@ from iserblk.target.seam import Nexus, NexusName
 MOST_NAMES = 4096  # of nexuses that have written since the last good flush; more are not kept
 
 
+Begun = tuple[set[NexusName], int]  # what a flush covers; for the end of the flush
+
+
 class Unflushed:
     """The nexuses of one LUN that have written since the last good flush. Thread-safe."""
 
@@ -43,23 +46,39 @@ class Unflushed:
     def flush(self, nexus: Nexus, flush: Callable[[], None]) -> None:
         """Call ``flush`` for ``nexus``. Raises its OSError; or an OSError with the errno of another
         session's flush that has failed meanwhile, or since the last flush of ``nexus``."""
+        begun = self.begin()
+        error: OSError | None = None
+        try:
+            flush()
+        except OSError as problem:
+            error = problem
+        error = self.end(nexus, begun, error)
+        if error is not None:
+            raise error
+
+    def begin(self) -> Begun:
+        """A flush begins. The result is for ``end``."""
         with self._lock:
             # This flush covers the writes up to now. Later writers go into a new set.
             writers, self._writers = self._writers, set()
             self._last = None
-            failures = self._failures
-        try:
-            flush()
-        except OSError as error:
+            return writers, self._failures
+
+    def end(self, nexus: Nexus, begun: Begun, error: OSError | None) -> OSError | None:
+        """A flush for ``nexus`` has ended, with ``error`` or None. Returns the error of which
+        ``nexus`` has to be told. EBUSY: it was not carried out, and nothing is lost."""
+        writers, failures = begun
+        if error is not None:
             with self._lock:
                 self._writers |= writers
-            self.failed(nexus, error)
-            raise
+            if error.errno != errno.EBUSY:
+                self.failed(nexus, error)
+            return error
         with self._lock:
             if failures == self._failures and nexus.name not in self._untold:
-                return
+                return None
             self._untold.discard(nexus.name)
-            raise OSError(
+            return OSError(
                 self._errno, "a flush of another session has failed meanwhile; data may be lost"
             )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from iserblk.errors import BadArgument
-from iserblk.scsi import alua, inquiry, sense, third_party
+from iserblk.scsi import alua, inquiry, opcodes, sense, third_party
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
 from iserblk.target.ports import ONLY_PORT, TargetPort
@@ -16,7 +17,7 @@ from iserblk.target.scsi.reservations import Reservations
 from iserblk.target.scsi.unflushed import Unflushed
 from iserblk.target.seam import Nexus, NexusName
 from iserblk.target.store.statefile import StateFile
-from iserblk.target.store.store import Store
+from iserblk.target.store.store import LoopStore, Store
 
 VENDOR = "ISERBLK"
 PRODUCT = "FILE"
@@ -49,6 +50,51 @@ EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 _PAGE = 4096  # bytes; files are allocated and cached in pages
 
 
+@dataclass(slots=True, frozen=True)
+class Traits:
+    """What a unit says of itself, where that is not what a unit of a file says.
+
+    ``designators``: its names in VPD page 83h. ``provisioning``: what is unmapped, and how; without
+    ``lbpu`` and ``lbpws`` the unit is not thinly provisioned. ``granularity``, ``alignment``: of
+    UNMAP, in blocks; 0: unknown. ``physical_block``, ``optimal_transfer``: bytes. ``lba_status``:
+    GET LBA STATUS can tell holes. ``reservable``: reservations here exclude all other initiators of
+    the medium. ``atomic``: so does a COMPARE AND WRITE.
+    """
+
+    vendor: str
+    product: str
+    revision: str
+    designators: tuple[Designator, ...]
+    provisioning: Provisioning
+    granularity: int
+    alignment: int
+    physical_block: int
+    optimal_transfer: int
+    rotational: bool
+    lba_status: bool
+    reservable: bool
+    atomic: bool
+
+    def lacks(self) -> frozenset[int]:
+        """Keys of the commands that the unit does not have (see ``commands.COMMANDS``), and opcodes
+        with all of their service actions."""
+        found: set[int] = set()
+        if not self.provisioning.lbpu:
+            found.add(opcodes.UNMAP)
+        if not self.lba_status:
+            found.add(opcodes.SERVICE_ACTION_IN_16 << 8 | opcodes.SA_GET_LBA_STATUS)
+        if not self.reservable:
+            found |= {
+                opcodes.RESERVE_6,
+                opcodes.RELEASE_6,
+                opcodes.PERSISTENT_RESERVE_IN,
+                opcodes.PERSISTENT_RESERVE_OUT,
+            }
+        if not self.atomic:
+            found |= {opcodes.COMPARE_AND_WRITE, opcodes.XDWRITEREAD_10}
+        return frozenset(found)
+
+
 class LogicalUnit:
     """One disk. The unit owns ``store``, and closes it.
 
@@ -57,9 +103,10 @@ class LogicalUnit:
     ``write_cache`` does not say so yet. ``serial``: 1 to 64 characters of printable ASCII. All
     identifiers are made from it, so it must be the same after a restart, and different for every
     LUN that an initiator may see. ``soft_threshold``: bytes that the store may occupy before hosts
-    are told; 0: they are not. ``state``: keeps persistent reservations (APTPL); None: they end with
-    the process. Raises BadArgument for a bad ``serial``, or a state file that cannot be understood;
-    ``store`` stays open then.
+    are told; 0: they are not. ``loop``: ``store``, where that needs no threads. ``traits``: None
+    for a unit of a file. ``lacks``: see ``Traits.lacks``. ``state``: keeps persistent reservations
+    (APTPL); None: they end with the process. Raises BadArgument for a bad ``serial``, or a state
+    file that cannot be understood; ``store`` stays open then.
     """
 
     def __init__(
@@ -72,8 +119,10 @@ class LogicalUnit:
         write_cache: bool = True,
         soft_threshold: int = 0,
         state: StateFile | None = None,
+        loop: LoopStore | None = None,
+        traits: Traits | None = None,
     ) -> None:
-        if (
+        if traits is None and (
             not 0 < len(serial) <= MAXIMUM_SERIAL
             or not serial.isascii()
             or not serial.isprintable()
@@ -82,6 +131,9 @@ class LogicalUnit:
                 f"serial {serial!r}: it must be 1 to {MAXIMUM_SERIAL} printable ASCII characters"
             )
         self.store = store
+        self.loop = loop
+        self.traits = traits
+        self.lacks = frozenset[int]() if traits is None else traits.lacks()
         self.serial = serial
         self.block = block
         self.blocks = store.size // block
@@ -92,7 +144,7 @@ class LogicalUnit:
         self.write_through = not write_cache
         self._cached = write_cache  # since the start there have been writes into a cache
         # Of threshold sets; 0 where the store does not know what it occupies.
-        self.threshold_exponent = (THRESHOLD_SET // block).bit_length() - 1
+        self.threshold_exponent = (THRESHOLD_SET // block).bit_length() - 1 if traits is None else 0
         self.soft_threshold = -(-soft_threshold // THRESHOLD_SET)  # threshold sets
         self._above_threshold = False
         self.guard = RangeGuard()
@@ -124,6 +176,17 @@ class LogicalUnit:
             unmap_granularity=max(block, _PAGE) // block,
             max_write_same_length=MAX_WRITE_SAME // block,
         )
+        if traits is not None:
+            unmaps = traits.provisioning.lbpu
+            self.limits = self.limits._replace(
+                max_compare_and_write_length=MAX_COMPARE_AND_WRITE_BLOCKS if traits.atomic else 0,
+                optimal_granularity=max(block, traits.physical_block) // block,
+                optimal_transfer_length=(traits.optimal_transfer or OPTIMAL_TRANSFER) // block,
+                max_unmap_lba_count=MAX_UNMAP // block if unmaps else 0,
+                max_unmap_descriptor_count=MAX_UNMAP_DESCRIPTORS if unmaps else 0,
+                unmap_granularity=traits.granularity,
+                unmap_alignment=traits.alignment,
+            )
 
     def _restore(self, state: StateFile) -> None:
         self.reservations.can_persist = True
@@ -146,7 +209,12 @@ class LogicalUnit:
         return self._state.to_save(self.reservations.snapshot())
 
     def _capacity(self) -> Capacity:
-        return Capacity(self.blocks, self.block, max(self.block, _PAGE), True, True)
+        traits = self.traits
+        if traits is None:
+            return Capacity(self.blocks, self.block, max(self.block, _PAGE), True, True)
+        thin = traits.provisioning.lbpu or traits.provisioning.lbpws
+        lbprz = thin and traits.provisioning.lbprz
+        return Capacity(self.blocks, self.block, traits.physical_block, thin, lbprz)
 
     def grow(self) -> bool:
         """Check the size of the file. True: it has grown, and the unit with it, by whole blocks.
@@ -234,6 +302,8 @@ class LogicalUnit:
 
     def _designators(self) -> tuple[Designator, ...]:
         """The names of the LUN, without those of ports and of the target."""
+        if self.traits is not None:
+            return self.traits.designators
         return (
             Designator(
                 inquiry.ASSOCIATION_LUN,
@@ -261,8 +331,18 @@ class LogicalUnit:
                 inquiry.name_string(iqn),
             ),
         )
-        pages = {
-            inquiry.UNIT_SERIAL_NUMBER: inquiry.encode_serial(self.serial),
+        pages = (
+            {}
+            if self.serial == ""
+            else {inquiry.UNIT_SERIAL_NUMBER: inquiry.encode_serial(self.serial)}
+        )
+        traits = self.traits
+        provisioning = (
+            Provisioning(lbpu=True, lbpws=True, lbpws10=True, lbprz=True)
+            if traits is None
+            else traits.provisioning
+        )
+        pages |= {
             inquiry.DEVICE_IDENTIFICATION: inquiry.encode_identifiers(identifiers),
             inquiry.EXTENDED_INQUIRY_DATA: inquiry.encode_extended(
                 not self.read_only, SENSE_LENGTH
@@ -270,12 +350,13 @@ class LogicalUnit:
             inquiry.MODE_PAGE_POLICY: inquiry.encode_mode_page_policy(),
             third_party.VPD_PAGE: third_party.encode_vpd(COPY_LIMITS),
             inquiry.BLOCK_LIMITS: inquiry.encode_block_limits(self.limits),
-            inquiry.BLOCK_DEVICE_CHARACTERISTICS: inquiry.encode_characteristics(),
-            inquiry.LOGICAL_BLOCK_PROVISIONING: inquiry.encode_provisioning(
-                Provisioning(lbpu=True, lbpws=True, lbpws10=True, lbprz=True),
-                self.threshold_exponent,
-            ),
         }
+        if traits is None or not traits.rotational:
+            pages[inquiry.BLOCK_DEVICE_CHARACTERISTICS] = inquiry.encode_characteristics()
+        if provisioning.lbpu or provisioning.lbpws:
+            pages[inquiry.LOGICAL_BLOCK_PROVISIONING] = inquiry.encode_provisioning(
+                provisioning, self.threshold_exponent
+            )
         supported = inquiry.encode_supported_pages((inquiry.SUPPORTED_PAGES, *pages))
         return {inquiry.SUPPORTED_PAGES: supported, **pages}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from iserblk.files import PUNCH_HOLE, ZERO_RANGE, fallocate
@@ -36,6 +37,11 @@ class Store(Protocol):
 
     def flush(self) -> None:
         """Bring all that was written, punched or zeroed before to stable storage."""
+        ...
+
+    def unmap(self, offset: int, length: int) -> None:
+        """Deallocate the space of the range where possible. It reads as zeroes afterwards, if the
+        LUN promises that of unmapped blocks (LBPRZ)."""
         ...
 
     def punch(self, offset: int, length: int) -> None:
@@ -66,6 +72,42 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+Ended = Callable[[OSError | None], None]
+
+
+class LoopStore(Store, Protocol):
+    """A store whose reads, writes and flushes need no thread: they are begun and ended in the loop
+    of the thread that begins commands. Only that thread calls the methods below; those of Store are
+    for other threads, and wait.
+
+    ``ended`` is called once when the operation has ended, with its error or None, never before the
+    call has returned: only then the store has done with the buffer. ``batch_ended`` is called when
+    a number of operations have ended, one after the other: then their answers can leave together.
+    The result of a call that begins an operation is for ``give_up``.
+    """
+
+    batch_ended: Callable[[], None]
+
+    def begin_read(self, buffer: memoryview, offset: int, ended: Ended) -> object: ...
+
+    def begin_write(self, data: memoryview, offset: int, durable: bool, ended: Ended) -> object: ...
+
+    def begin_flush(self, ended: Ended) -> object: ...
+
+    def give_up(self, operation: object) -> None:
+        """The result is not wanted any more: end the operation early, if that is possible."""
+        ...
+
+    def settle(self, ended: Callable[[], None]) -> None:
+        """Call ``ended`` when no operation that has ended until now can change the LUN any more,
+        however it ended."""
+        ...
+
+    def hurry(self) -> None:
+        """The process ends, and answers nothing any more: end every ``settle`` soon."""
+        ...
 
 
 def is_full(error: OSError) -> bool:
@@ -156,6 +198,9 @@ class FileStore:
 
     def flush(self) -> None:
         os.fdatasync(self.fd)
+
+    def unmap(self, offset: int, length: int) -> None:
+        self.punch(offset, length)
 
     def punch(self, offset: int, length: int) -> None:
         self._check_end(offset + length)

@@ -171,6 +171,9 @@ class VolatileStore:
                 self._write_back(self._cached[start])
         self._store.flush()
 
+    def unmap(self, offset: int, length: int) -> None:
+        self.punch(offset, length)
+
     def punch(self, offset: int, length: int) -> None:
         with self._mutex:
             self._put(offset, offset + length, _PUNCH, bytearray())
