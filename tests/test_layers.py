@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "names", "options", "url", "iscsi", "initiator.connecting"),
         *("discovery.ranking", "discovery.isns_client"),
     },
-    "disk.seam": {"initiator.session"},
+    "disk.seam": {"scsi", "initiator.session"},
     "disk.ranges": {"initiator.session"},
     "disk.durability": {
         *("errors", "scsi", "initiator.session", "initiator.commands"),
@@ -129,16 +129,20 @@ ALLOWED: dict[str, set[str]] = {
     },
     "target.announcing": {"errors", "iscsi", "discovery.isns", "discovery.isns_connection"},
     "target.access": {"errors", "names"},
-    "target.lunspec": {"errors", "target.store", "target.scsi"},
+    "target.lunspec": {"errors", "url", "target.store", "target.scsi"},
     "target.lunlist": {"errors", "target.lunspec", "target.scsi"},
     "target.server": {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
         *("target.access", "target.lunlist", "target.ports", "target.scsi", "target.iscsi"),
     },
+    "gateway": {
+        *("errors", "waiting", "scsi", "initiator.session"),
+        *("disk.seam", "disk.aio", "disk.multipath", "target.store", "target.scsi"),
+    },
     "aio": {"disk.aio"},
     "cli": {
         *("errors", "files", "waiting", "names", "options", "url", "credentials", "iscsi"),
-        *("metrics", "disk", "discovery", "doctor", "nbd", "target"),
+        *("metrics", "disk", "discovery", "doctor", "nbd", "target", "gateway"),
     },
 }
 # Only the drivers, the shells and the command line wait.
@@ -158,6 +162,7 @@ TRIO_ALLOWED = {
     "disk.multipath.failback",
     "disk.multipath.first_session",
     "doctor.portal",
+    "gateway",
     "metrics.serving",
     "nbd.client",
     "nbd.kernel.succession",

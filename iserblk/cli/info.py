@@ -54,10 +54,16 @@ def command(urls: tuple[str, ...], as_json: bool, **options: str | None) -> None
     reasons = [info.connection.pop("provider_reason") for info in infos]
     if as_json:
         pairs = zip(infos, reasons, strict=True)
-        print_json({"disks": [{**asdict(info), "provider_reason": why} for info, why in pairs]})
+        print_json({"disks": [_fields(info, why) for info, why in pairs]})
         return
     for info, why in zip(infos, reasons, strict=True):
         _show(info, why)
+
+
+def _fields(info: LunInfo, why: object) -> dict[str, object]:
+    fields = asdict(info)
+    del fields["designators"]  # bytes; ``identifiers`` has them as text
+    return {**fields, "provider_reason": why}
 
 
 def _show(info: LunInfo, why: object) -> None:

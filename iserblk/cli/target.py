@@ -1,4 +1,4 @@
-"""``iserblk target``: serves files as LUNs, in the foreground."""
+"""``iserblk target``: serves files, and LUNs of other targets, as LUNs, in the foreground."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import trio
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.gateway.opening import open_gateways
 from iserblk.names import check_name
 from iserblk.options import BUSY_POLL_US
 from iserblk.target.announcing.isns import Registration
 from iserblk.target.lunlist import LunList
-from iserblk.target.lunspec import default_serial, open_lun, parse_lun_spec
+from iserblk.target.lunspec import OpenRemote, default_serial, open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import Announce, serve
 from iserblk.url import ISNS_PORT, parse_portal
@@ -24,7 +26,7 @@ LOGOUT_S = 3  # time for initiators to log out when the target ends
 _LUN_HELP = """\
 A file or block device as LUN 0; repeat it for LUN 1, 2 and so on.
 FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
-[:soft-threshold=800M]"""
+[:soft-threshold=800M]. Or the URL of a LUN of another target: URL[:ro]."""
 
 
 @click.command("target")
@@ -50,7 +52,7 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     " user of --chap-accounts as which it logs in. Read again after SIGHUP.",
 )
 @click.option("--iqn", metavar="IQN", required=True, help="The target's name.")
-@click.option("--lun", "specs", metavar="FILE[:OPTION…]", multiple=True, help=_LUN_HELP)
+@click.option("--lun", "specs", metavar="FILE[:OPTION…]|URL", multiple=True, help=_LUN_HELP)
 @click.option(
     "--luns",
     metavar="FILE",
@@ -112,7 +114,8 @@ def command(
     chap_user: str | None,
     chap_secret_file: str | None,
 ) -> None:
-    """Serve files as the LUNs of one target, over iSER and Traditional iSCSI.
+    """Serve files, and LUNs of other targets, as the LUNs of one target, over iSER and Traditional
+    iSCSI.
 
     Prints `ready iser://HOST:PORT/IQN` once clients can connect. SIGTERM and SIGINT end the target;
     it asks initiators to log out, for three seconds at most, and writes its caches to the files.
@@ -139,36 +142,41 @@ def command(
     units = _Units()
     lun_list = LunList(Path(luns), iqn, range(len(specs))) if luns else None
 
-    async def serving() -> None:
-        opened = dict(enumerate(units.opened)) | (lun_list.units if lun_list else {})
-        try:
-            await serve(
-                listen,
-                iqn,
-                opened,
-                ready,
-                busy_poll_us,
-                rdma,
-                accounts,
-                states,
-                int(header),
-                access_path,
-                LOGOUT_S,
-                lun_list,
-                announce,
-            )
-        finally:
-            # Further signals have no effect here; after trio.run they would interrupt the flush.
-            _close(units, lun_list)
-
-    try:
-        units.open(specs, iqn)
+    def open_all(open_remote: OpenRemote) -> None:
+        units.open(specs, iqn, open_remote)
         if lun_list is not None:
+            lun_list.open_remote = open_remote
             for lun, spec in lun_list.read().items():
                 lun_list.open(lun, spec)
-        run(serving)
-    finally:
-        _close(units, lun_list)  # if ``serving`` has not begun
+
+    async def serving() -> None:
+        async with open_gateways(iqn) as gateways:
+            try:
+                # In a thread, as that may wait for the loop, where other targets are logged in to.
+                await trio.to_thread.run_sync(open_all, gateways.open_from_thread)
+                opened = dict(enumerate(units.opened)) | (lun_list.units if lun_list else {})
+                await serve(
+                    listen,
+                    iqn,
+                    opened,
+                    ready,
+                    busy_poll_us,
+                    rdma,
+                    accounts,
+                    states,
+                    int(header),
+                    access_path,
+                    LOGOUT_S,
+                    lun_list,
+                    announce,
+                )
+            finally:
+                # Further signals have no effect here; after trio.run they would interrupt the
+                # flush.
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(_close, units, lun_list)
+
+    run(serving)
 
 
 def _close(units: _Units, lun_list: LunList | None) -> None:
@@ -191,10 +199,10 @@ class _Units:
         self.opened: list[LogicalUnit] = []
         self._paths: list[str] = []
 
-    def open(self, specs: Sequence[str], iqn: str) -> None:
+    def open(self, specs: Sequence[str], iqn: str, open_remote: OpenRemote) -> None:
         """Open the units. Raises IserblkError; the units before the failed one are open then."""
         for spec in [parse_lun_spec(text) for text in specs]:
-            self.opened.append(open_lun(spec, default_serial(iqn, spec.path)))
+            self.opened.append(open_lun(spec, default_serial(iqn, spec.path), open_remote))
             self._paths.append(spec.path)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.scsi.inquiry import Designator
 
 # Flags of an extent, with the meaning of NBD's base:allocation.
 EXTENT_DATA = 0
@@ -57,6 +58,9 @@ class LunInfo:
     identifiers: tuple[str, ...]  # VPD 83h, as "naa.6001…", "eui.…", "t10.…", "name.…"
     max_transfer: int  # bytes of the largest READ or WRITE that is sent
     optimal_transfer: int  # bytes, 0 unknown
+    designators: tuple[Designator, ...] = ()  # VPD 83h, those of the LUN only
+    unmap_granularity: int = 0  # blocks, 0 unknown
+    unmap_alignment: int = 0  # the first block where a granule begins
     connection: dict[str, object] = field(default_factory=dict)  # provider, negotiated values
     paths: tuple[dict[str, object], ...] = ()  # with several portals, each as it was at login
 

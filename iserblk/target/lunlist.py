@@ -12,7 +12,14 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from iserblk.errors import BadArgument
-from iserblk.target.lunspec import LunSpec, default_serial, open_lun, parse_lun_spec
+from iserblk.target.lunspec import (
+    LunSpec,
+    OpenRemote,
+    default_serial,
+    no_remote,
+    open_lun,
+    parse_lun_spec,
+)
 from iserblk.target.scsi.unit import LogicalUnit
 
 log = logging.getLogger(__name__)
@@ -42,12 +49,14 @@ def parse_lun_list(text: str) -> dict[int, LunSpec]:
 
 class LunList:
     """The LUNs of one file. It owns their units. ``taken``: numbers that are in use otherwise.
+    ``open_remote``: opens LUNs of other targets.
     Opening and closing wait for disks; one thread at a time may call the methods."""
 
     def __init__(self, path: Path, iqn: str, taken: Container[int] = ()) -> None:
         self._path = path
         self._iqn = iqn
         self._taken = taken
+        self.open_remote: OpenRemote = no_remote
         self._specs: dict[int, LunSpec] = {}
         self.units: dict[int, LogicalUnit] = {}
 
@@ -73,9 +82,8 @@ class LunList:
         return [lun for lun in specs if lun not in self.units]
 
     def open(self, lun: int, spec: LunSpec) -> LogicalUnit:
-        """Open the unit of a LUN. Raises BadArgument, PermissionDenied or Busy; it is not open
-        then."""
-        unit = open_lun(spec, default_serial(self._iqn, spec.path))
+        """Open the unit of a LUN. Raises as ``open_lun``; it is not open then."""
+        unit = open_lun(spec, default_serial(self._iqn, spec.path), self.open_remote)
         self.units[lun], self._specs[lun] = unit, spec
         return unit
 

@@ -2,9 +2,12 @@
 
     --lun FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
               [:soft-threshold=800M]
+    --lun URL[:ro]        a LUN of another target; several URLs, with blanks between them, name its
+                          portals
 
 The parser takes options from the right, until the rest is an existing file. So a file whose name
-has colons can be served, too.
+has colons can be served, too. In a URL ``:ro`` is an option only behind a LUN number or options, as
+a target's name may end so, too.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from iserblk.errors import BadArgument
 from iserblk.target.scsi.unit import MAXIMUM_SERIAL, LogicalUnit
@@ -20,6 +24,7 @@ from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.statefile import StateFile
 from iserblk.target.store.store import Store
 from iserblk.target.store.volatile import VolatileStore
+from iserblk.url import parse_url
 
 BLOCK_SIZES = (512, 4096)
 MAXIMUM_SIZE = 1 << 62  # bytes
@@ -27,13 +32,16 @@ MAXIMUM_SIZE = 1 << 62  # bytes
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
+_REMOTE = re.compile(r"(iser|iscsi)://", re.ASCII | re.IGNORECASE)
+_REMOTE_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*)):ro", re.DOTALL)
 _KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 
 
 @dataclass(slots=True, frozen=True)
 class LunSpec:
     """The values of one ``--lun``. Sizes in bytes. ``size`` None: the file's own size; ``serial``,
-    ``volatile_cache`` and ``soft_threshold`` None: not given."""
+    ``volatile_cache`` and ``soft_threshold`` None: not given. ``urls``: of a LUN of another target;
+    they may have secrets, ``path`` has none."""
 
     path: str
     read_only: bool = False
@@ -43,10 +51,20 @@ class LunSpec:
     write_cache: bool = True
     volatile_cache: int | None = None
     soft_threshold: int | None = None
+    urls: tuple[str, ...] = field(default=(), repr=False)
+
+
+OpenRemote = Callable[[tuple[str, ...], bool], LogicalUnit]  # its URLs, and whether it is read-only
+
+
+def no_remote(_urls: tuple[str, ...], _read_only: bool) -> LogicalUnit:
+    raise BadArgument("LUNs of other targets cannot be served here; name a file")
 
 
 def parse_lun_spec(text: str) -> LunSpec:
     """Parse the value of ``--lun``. Raises BadArgument that names the option and what it takes."""
+    if _REMOTE.match(text):
+        return _parse_remote(text)
     path, options = _split(text)
     spec = LunSpec(
         path=path,
@@ -67,6 +85,13 @@ def parse_lun_spec(text: str) -> LunSpec:
             f"{text}: `ro` and `volatile-cache=` contradict each other; leave one out"
         )
     return spec
+
+
+def _parse_remote(text: str) -> LunSpec:
+    match = _REMOTE_READ_ONLY.fullmatch(text)
+    urls = tuple((match[1] if match else text).split())
+    shown = " ".join(parse_url(url).redacted() for url in urls)
+    return LunSpec(path=shown, read_only=match is not None, urls=urls)
 
 
 def _split(text: str) -> tuple[str, dict[str, str]]:
@@ -151,12 +176,18 @@ def _state(spec: LunSpec) -> StateFile | None:
     return StateFile.beside(spec.path)
 
 
-def open_lun(spec: LunSpec, default_serial: str) -> LogicalUnit:
-    """Open the file, and make a logical unit of it, which the caller closes.
+def open_lun(
+    spec: LunSpec, default_serial: str, open_remote: OpenRemote = no_remote
+) -> LogicalUnit:
+    """Open the file or the LUN of another target, and make a logical unit of it, which the caller
+    closes.
 
     ``default_serial``: the serial number if the spec has none; LogicalUnit needs the same number
-    at every start. Raises BadArgument, PermissionDenied or Busy; nothing stays open then.
+    at every start. ``open_remote``: opens a LUN of another target. Raises BadArgument,
+    PermissionDenied or Busy, and what ``open_remote`` raises; nothing stays open then.
     """
+    if spec.urls:
+        return open_remote(spec.urls, spec.read_only)
     store: Store = open_file(spec.path, size=spec.size, read_only=spec.read_only, block=spec.block)
     if spec.volatile_cache is not None:
         store = VolatileStore(store, spec.volatile_cache)

@@ -11,12 +11,14 @@ import trio
 
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk, BlockingDisk, Extent, LunInfo
+from tests.support.gateway import running_gateway
 from tests.support.nbd_disk import FORMS, through_nbd
 
 FACES = ("async", "blocking")
 NBD = "nbd"  # over one connection of each form
 NBD_FORMS = tuple(f"{NBD} {form}" for form in FORMS)  # over two connections of one form
 WAYS = (*FACES, NBD)
+GATEWAY = "gateway"  # over iSER; "gateway iscsi" over TCP
 THREADS = 64
 
 
@@ -87,7 +89,16 @@ async def opened(
 async def one_disk(
     face: str, url: str, options: Mapping[str, str] | None = None, seed: object = 0
 ) -> AsyncIterator[AsyncDisk]:
-    """``face``: one of FACES, NBD or NBD_FORMS. ``seed``: of what a client of NBD chooses."""
+    """``face``: one of FACES, NBD, NBD_FORMS, or GATEWAY and perhaps a scheme. ``seed``: of what a
+    client of NBD chooses."""
+    if face.startswith(GATEWAY):
+        scheme = face.removeprefix(GATEWAY).strip() or "iser"
+        async with running_gateway(url) as (given, _):
+            front = given.replace("iser:", f"{scheme}:")
+            async with opened("async", front, options=options) as disks:
+                (disk,) = disks.values()
+                yield disk
+        return
     if not face.startswith(NBD):
         async with opened(face, url, options=options) as disks:
             (disk,) = disks.values()

@@ -78,6 +78,7 @@ class Names(NamedTuple):
     revision: str
     serial: str
     identifiers: tuple[str, ...]
+    designators: tuple[inquiry.Designator, ...]
     pages: tuple[int, ...]
 
 
@@ -99,12 +100,19 @@ def names(session: CommandSession, lun: int, name: str, url: str) -> Operation[N
     yield from command(session, steps.lun, cdb.test_unit_ready(), name)
     listed = yield from steps.ask_optional(cdb.inquiry(_ALLOCATION, 0), "vital product data")
     pages = inquiry.decode_supported_pages(listed)
+    serial = inquiry.decode_serial((yield from steps.page(0x80, pages)))
+    designation = yield from steps.page(0x83, pages)
     return Names(
         vendor=standard.vendor,
         product=standard.product,
         revision=standard.revision,
-        serial=inquiry.decode_serial((yield from steps.page(0x80, pages))),
-        identifiers=inquiry.decode_identifiers((yield from steps.page(0x83, pages))),
+        serial=serial,
+        identifiers=inquiry.decode_identifiers(designation),
+        designators=tuple(
+            each
+            for each in inquiry.decode_designators(designation)
+            if each.association == inquiry.ASSOCIATION_LUN and each.data
+        ),
         pages=pages,
     )
 
@@ -168,6 +176,9 @@ def identify(
         identifiers=known.identifiers,
         max_transfer=max_transfer,
         optimal_transfer=block_limits.optimal_transfer_length * block,
+        designators=known.designators,
+        unmap_granularity=block_limits.unmap_granularity,
+        unmap_alignment=block_limits.unmap_alignment,
         connection=session.describe(),
     )
     return info, geometry

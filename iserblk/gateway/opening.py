@@ -1,0 +1,144 @@
+"""Opens the remote LUNs of a target, and keeps their sessions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from iserblk.disk.aio import open_disks
+from iserblk.disk.multipath.addresses import settle
+from iserblk.disk.seam import DirectDisk, LunInfo
+from iserblk.errors import BadArgument, IserblkError
+from iserblk.gateway.store import DiskStore
+from iserblk.scsi.inquiry import Provisioning
+from iserblk.target.scsi.unit import LogicalUnit, Traits
+from iserblk.waiting.strands import open_strands
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class Use:
+    """How the gateway uses a remote LUN. ``exclusive``: it has reserved it. ``shared``: other hosts
+    write to it, too."""
+
+    exclusive: bool
+    shared: bool
+
+
+def unit_of(store: DiskStore, info: LunInfo, use: Use, read_only: bool) -> LogicalUnit:
+    """The unit of a remote LUN: what that says of itself, this unit says, too.
+
+    Reservations that the gateway keeps bind its own initiators only. They are offered where it has
+    reserved the LUN itself, so that there are no others. The same holds for commands that must be
+    atomic, where other hosts write, too.
+    """
+    traits = Traits(
+        vendor=info.vendor,
+        product=info.product,
+        revision=info.revision,
+        designators=info.designators,
+        provisioning=Provisioning(
+            lbpu=info.can_trim,
+            lbpws=info.zero_by_unmap,
+            lbpws10=info.zero_by_unmap,
+            lbprz=info.zero_by_unmap,
+        ),
+        granularity=info.unmap_granularity,
+        alignment=info.unmap_alignment,
+        physical_block=info.physical_block_size,
+        optimal_transfer=info.optimal_transfer,
+        rotational=info.rotational,
+        lba_status=info.can_extents,
+        reservable=use.exclusive,
+        atomic=use.exclusive or not use.shared,
+    )
+    return LogicalUnit(
+        store,
+        serial=info.serial,
+        block=info.block_size,
+        read_only=read_only or info.read_only,
+        write_cache=info.write_cache,
+        loop=store,
+        traits=traits,
+    )
+
+
+class Gateways:
+    """The remote LUNs of the target ``iqn``; each has a task in ``nursery``."""
+
+    def __init__(self, iqn: str, nursery: trio.Nursery) -> None:
+        self._iqn = iqn
+        self._nursery = nursery
+
+    async def open(self, urls: Sequence[str], read_only: bool = False) -> LogicalUnit:
+        """Log in to the LUN that ``urls`` name, one or more portals of it. The caller closes the
+        unit, in a thread. Raises what connecting raises, and BadArgument; nothing stays open
+        then."""
+        addresses = settle(urls, {})
+        for address in addresses:
+            if address.url.iqn.lower() == self._iqn.lower():
+                raise BadArgument(
+                    f"{address.url.redacted()}: this is the target itself; name a LUN of another"
+                    " target, or serve the file"
+                )
+        options = addresses[0].options
+        store: DiskStore = await self._nursery.start(self._keep, urls)
+        info = store.disk.info
+        log.info("%s: %s %s, %d bytes", info.url, info.vendor, info.product, info.size)
+        return unit_of(store, info, Use(options.reserve, options.shared), read_only)
+
+    def open_from_thread(self, urls: Sequence[str], read_only: bool = False) -> LogicalUnit:
+        """``open``, for threads that trio has started."""
+        return trio.from_thread.run(self.open, urls, read_only)
+
+    async def _keep(self, urls: Sequence[str], task_status: trio.TaskStatus[DiskStore]) -> None:
+        """Body of the task of one LUN, from login to logout. Cancelling ends the login only: later
+        the LUN's initiators have to be gone before it is closed."""
+        store: DiskStore | None = None
+        try:
+            with trio.CancelScope() as scope:
+                async with open_disks(urls, {}) as disks:
+                    disk = _only(list(disks.disks.values()))
+                    scope.shield = True
+                    async with open_strands() as group, trio.open_nursery() as nursery:
+                        store = DiskStore(disk, group, nursery)
+                        nursery.start_soon(store.watch_size)
+                        task_status.started(store)
+                        await store.closing.wait()
+                        nursery.cancel_scope.cancel()
+                        with trio.CancelScope(shield=True):
+                            await _flush(store)
+                        store.end()
+        finally:
+            if store is not None:
+                store.closed.set()
+
+
+async def _flush(store: DiskStore) -> None:
+    if store.disk.dirty:
+        try:
+            await store.disk.flush()
+        except IserblkError as error:
+            log.error("%s: the last flush failed, data may be lost: %s", store.disk.info.url, error)
+            store.failure = error
+
+
+def _only(found: Sequence[DirectDisk]) -> DirectDisk:
+    if len(found) > 1:
+        names = ", ".join(f"/{disk.info.lun}" for disk in found)
+        raise BadArgument(
+            f"{found[0].info.url}: the URL names {len(found)} disks; add one of {names} to it"
+        )
+    return found[0]
+
+
+@asynccontextmanager
+async def open_gateways(iqn: str) -> AsyncIterator[Gateways]:
+    """While the block runs, remote LUNs can be opened. At its end all have to be closed."""
+    async with trio.open_nursery() as nursery:
+        yield Gateways(iqn, nursery)

@@ -1,0 +1,307 @@
+"""A store that is a LUN of another target.
+
+Reads, writes and flushes of the target are begun and ended in the loop that both sides share. The
+target's data buffer is the one that is advertised to the other target. An operation of one command
+has no task, no thread and no coroutine: it is the waiter of that command, and a strand ends all
+whose answers came together. What takes more (flushes, retries) is a strand each. All else comes
+from the target's threads, and waits there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import trio
+
+from iserblk.disk.seam import EXTENT_HOLE, DirectDisk
+from iserblk.errors import CommandError, CommandTimeout, IserblkError
+from iserblk.gateway.statuses import internal_error, status_error
+from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.target.store.store import Ended, Extent
+from iserblk.waiting.descriptors import Nap
+from iserblk.waiting.strands import Strands, park
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+SIZES_S = 10.0  # between two questions for the size: not all targets tell that it has changed
+
+_READ: Final = 0
+_WRITE: Final = 1
+_FLUSH: Final = 2
+_NOTHING: Final = memoryview(b"")
+
+
+class _Operation:
+    """One read, write or flush, and at once the waiter of its command. ``slot``: while it has that
+    command."""
+
+    __slots__ = ("buffer", "durable", "ended", "kind", "offset", "pending", "slot", "store")
+
+    def __init__(
+        self,
+        store: DiskStore,
+        kind: int,
+        ended: Ended,
+        buffer: memoryview = _NOTHING,
+        offset: int = 0,
+        durable: bool = False,
+    ) -> None:
+        self.store = store
+        self.kind = kind
+        self.ended = ended
+        self.buffer = buffer
+        self.offset = offset
+        self.durable = durable
+        self.pending = 0
+        self.slot: TaskSlot | None = None
+
+    def task_done(self) -> None:
+        """Implements Waiter, for one command."""
+        self.pending -= 1
+        if not self.pending:
+            self.store.answered(self)
+
+
+class DiskStore:
+    """Implements LoopStore. ``group``: of its strands. ``nursery``: of its tasks. ``close`` may be
+    called from a thread; the owner of the disk waits for ``closing``, then calls ``end``, and sets
+    ``closed`` when the disk has ended."""
+
+    def __init__(self, disk: DirectDisk, group: Strands, nursery: trio.Nursery) -> None:
+        self.disk = disk
+        self.size = disk.size
+        self.batch_ended: Callable[[], None] = lambda: None
+        self.closing = trio.Event()
+        self.closed = trio.Event()
+        self.failure: IserblkError | None = None  # of the flush at the end
+        self._group = group
+        self._nursery = nursery
+        self._answered: list[_Operation] = []  # whose command has ended since the last turn
+        self._over: list[tuple[_Operation, OSError | None]] = []  # that a strand has ended
+        self._settling: set[trio.CancelScope] = set()
+        self._woken = self._ended = self._hurried = False
+        self._ending = Nap()
+        self._strand = group.start_soon(self._on_answers, name="gateway")
+        self._strand.abandon = self._abandon
+
+    # -- operations in the loop -------------------------------------------------------------------
+
+    def begin_read(self, buffer: memoryview, offset: int, ended: Ended) -> object:
+        operation = _Operation(self, _READ, ended, buffer, offset)
+        operation.slot = self.disk.begin_read(buffer, offset, operation)
+        if operation.slot is None:
+            self._group.start_soon(self._carry_out, operation, 0.0, name="gateway: read")
+        return operation
+
+    def begin_write(self, data: memoryview, offset: int, durable: bool, ended: Ended) -> object:
+        operation = _Operation(self, _WRITE, ended, data, offset, durable)
+        if not durable:
+            operation.slot = self.disk.begin_write(data, offset, operation)
+        if operation.slot is None:
+            self._group.start_soon(self._carry_out, operation, 0.0, name="gateway: write")
+        return operation
+
+    def begin_flush(self, ended: Ended) -> object:
+        operation = _Operation(self, _FLUSH, ended)
+        self._group.start_soon(self._carry_out, operation, 0.0, name="gateway: flush")
+        return operation
+
+    def give_up(self, operation: object) -> None:
+        """Abort its command at the remote target. What has no single command ends by itself, at its
+        deadline at the latest."""
+        assert isinstance(operation, _Operation)
+        if operation.slot is not None and operation.pending:
+            self.disk.abandon(lambda waiter: waiter is operation)
+
+    def answered(self, operation: _Operation) -> None:
+        self._answered.append(operation)
+        self._ending.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._strand.wake()
+
+    async def _on_answers(self) -> None:
+        """Body of the strand. What the target begins because of the answers leaves together."""
+        while not self._ended:
+            await park()
+            self._woken = False
+            held = self.disk.hold()
+            try:
+                answered, self._answered = self._answered, []
+                for operation in answered:
+                    self._end(operation)
+                over, self._over = self._over, []
+                for operation, problem in over:
+                    _tell(operation, problem)
+                self.batch_ended()
+            finally:
+                self.disk.release(held)
+
+    def _end(self, operation: _Operation) -> None:
+        """The command of an operation has ended."""
+        slot, operation.slot = operation.slot, None
+        try:
+            assert slot is not None  # ``begin_…`` set it
+            end = self.disk.end_read if operation.kind == _READ else self.disk.end_write
+            deadline = end(slot)
+        except IserblkError as error:
+            _tell(operation, status_error(error))
+            return
+        except Exception:
+            log.exception("internal error of the gateway")
+            _tell(operation, internal_error())
+            return
+        if deadline and not self._group.closing:
+            self._group.start_soon(self._carry_out, operation, deadline, name="gateway: again")
+        else:
+            _tell(operation, internal_error() if deadline else None)
+
+    async def _carry_out(self, operation: _Operation, deadline: float) -> None:
+        """Body of a strand. ``deadline``: when it has to be done, where it has begun already."""
+        disk = self.disk
+        problem: OSError | None = None
+        try:
+            if operation.kind == _READ:
+                await disk.read_into(operation.buffer, operation.offset, deadline)
+            elif operation.kind == _WRITE:
+                await disk.write(operation.buffer, operation.offset, operation.durable, deadline)
+            else:
+                await disk.flush()
+        except IserblkError as error:
+            problem = status_error(error)
+        except Exception:
+            log.exception("internal error of the gateway")
+            problem = internal_error()
+        self._over.append((operation, problem))
+        self._wake()
+
+    async def _abandon(self, _waiter: object) -> None:
+        """The strands are being closed because one has failed. Abort the commands, and wait until
+        they have ended: before that no buffer is free."""
+        ended = len(self._answered) + self.disk.abandon(self._is_mine)
+        while len(self._answered) < ended:
+            await self._ending.sleep()
+        for operation in self._answered:
+            self._end(operation)
+        self.batch_ended()
+
+    def _is_mine(self, waiter: Waiter) -> bool:
+        return isinstance(waiter, _Operation) and waiter.store is self
+
+    # -- what has ended, but may not be over ------------------------------------------------------
+
+    def settle(self, ended: Callable[[], None]) -> None:
+        self._nursery.start_soon(self._settle, ended)
+
+    def hurry(self) -> None:
+        self._hurried = True
+        for scope in self._settling:
+            scope.cancel()
+
+    async def _settle(self, ended: Callable[[], None]) -> None:
+        """Send a command that changes nothing, until the remote target answers it. It answers on a
+        connection that has outlived all commands that ended before, or that has taken the place of
+        theirs; and then the login has ended at the target what was left of them."""
+        with trio.CancelScope() as scope:
+            self._settling.add(scope)
+            while not self._hurried:
+                try:
+                    await self.disk.refresh()
+                except CommandTimeout:
+                    continue  # still away
+                except CommandError:
+                    break  # this is an answer, too
+                except IserblkError as error:
+                    log.warning("the remote LUN is lost: %s", error)
+                    break
+                break
+        self._settling.discard(scope)
+        ended()
+        self.batch_ended()
+
+    # -- Store, for threads -----------------------------------------------------------------------
+
+    def _wait(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        try:
+            return trio.from_thread.run(function, *arguments)
+        except IserblkError as error:
+            raise status_error(error) from None
+
+    def read_into(self, buffer: memoryview, offset: int, nowait: bool) -> bool:
+        if nowait:
+            return False
+        self._wait(self.disk.read_into, buffer, offset)
+        return True
+
+    def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        if nowait:
+            return False
+        self._wait(self.disk.write, data, offset, durable)
+        return True
+
+    def flush(self) -> None:
+        self._wait(self.disk.flush)
+
+    def unmap(self, offset: int, length: int) -> None:
+        self._wait(self.disk.trim, offset, length)
+
+    def punch(self, offset: int, length: int) -> None:
+        self._wait(partial(self.disk.zero, offset, length, may_trim=True))
+
+    def zero(self, offset: int, length: int) -> None:
+        self._wait(self.disk.zero, offset, length)
+
+    def extents(self, offset: int, length: int, limit: int) -> list[Extent]:
+        found = self._wait(self.disk.extents, offset, length)
+        return [(start, count, not flags & EXTENT_HOLE) for start, count, flags in found[:limit]]
+
+    def prefetch(self, offset: int, length: int) -> None:
+        self._wait(self.disk.cache, offset, length)
+
+    def usage(self) -> tuple[int, int] | None:
+        return None
+
+    def measure(self) -> int:
+        self.size = max(self.size, self.disk.size)
+        return self.size
+
+    async def watch_size(self) -> None:
+        """Body of a task: ask for the size from time to time; ``disk`` remembers it."""
+        while True:
+            await trio.sleep(SIZES_S)
+            try:
+                await self.disk.refresh()
+            except IserblkError as error:
+                log.debug("the size is the last one known: %s", error)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush, log out and end the session. Only from a thread. Raises OSError if the flush has
+        failed."""
+        trio.from_thread.run(self._close)
+
+    async def _close(self) -> None:
+        self.closing.set()
+        await self.closed.wait()
+        if self.failure is not None:
+            raise status_error(self.failure)
+
+    def end(self) -> None:
+        """Let the strand end: no operation is under way any more."""
+        self._ended = True
+        self._wake()
+
+
+def _tell(operation: _Operation, problem: OSError | None) -> None:
+    try:
+        operation.ended(problem)
+    except Exception:  # a bug, which must not stop other operations
+        log.exception("internal error of the gateway")

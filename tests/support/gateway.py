@@ -1,0 +1,42 @@
+"""A gateway in this loop: our target, whose LUN 0 is a LUN of another target."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from iserblk.gateway.opening import open_gateways
+from iserblk.gateway.store import DiskStore
+from iserblk.target.scsi.device import LogicalUnit
+from iserblk.target.server import serve
+
+GATE = "iqn.2026-11.example:gate"
+
+
+@asynccontextmanager
+async def running_gateway(
+    *urls: str, header: int = 28, read_only: bool = False
+) -> AsyncIterator[tuple[str, LogicalUnit]]:
+    """The URL of LUN 0 of a gateway to ``urls``, and its unit. ``header``: of the gateway's own
+    initiators. At the end the remote LUN is flushed, if it answers."""
+    send, receive = trio.open_memory_channel[str](1)
+    async with open_gateways(GATE) as gateways:
+        unit = await gateways.open(urls, read_only)
+        try:
+            async with trio.open_nursery() as nursery:
+                target = partial(serve, header=header)
+                nursery.start_soon(target, "127.0.0.1:0", GATE, {0: unit}, send.send_nowait)
+                yield f"{await receive.receive()}/0", unit
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True), contextlib.suppress(OSError):
+                await trio.to_thread.run_sync(unit.close)
+
+
+def store_of(unit: LogicalUnit) -> DiskStore:
+    assert isinstance(unit.store, DiskStore)
+    return unit.store
