@@ -111,8 +111,8 @@ def _auto_yes_no(key: str, value: str) -> str:
 
 
 def _rcap(key: str, value: str) -> str:
-    if value not in ("auto", "verbs", "iwarp"):
-        raise BadArgument(f"{key}={shown(value)}: say auto, verbs or iwarp")
+    if value not in ("auto", "verbs", "iwarp", "iwarp-sctp"):
+        raise BadArgument(f"{key}={shown(value)}: say auto, verbs, iwarp or iwarp-sctp")
     return value
 
 

@@ -79,9 +79,10 @@ def check_scheme(url: Url, options: Options) -> None:
         )
     if url.scheme == "iscsi" and options.style != "auto":
         raise NotSupported("style: an iscsi:// URL means TCP; leave it out, or use an iser:// URL")
-    if options.style == "stream" and options.rcap == "verbs":
+    if options.style == "stream" and options.rcap in ("verbs", "iwarp-sctp"):
+        what = "an RDMA device" if options.rcap == "verbs" else "SCTP"
         raise NotSupported(
-            "style=stream: an RDMA device has no byte stream; leave it out, or say rcap=iwarp"
+            f"style=stream: {what} has no byte stream; leave it out, or say rcap=iwarp"
         )
 
 

@@ -107,7 +107,7 @@ def test_what_happens_anyway(key: str, value: str) -> None:
         ("colour", "red", "unknown option 'colour'; the options are: .*io-timeout.*queue-depth"),
         ("", "x", "unknown option"),
         ("rcap", "", "rcap has no value"),
-        ("rcap", "tcp", "say auto, verbs or iwarp"),
+        ("rcap", "tcp", "say auto, verbs, iwarp or iwarp-sctp"),
         ("mpa-crc", "maybe", "say yes or no"),
         ("mpa-frames", "0", "say auto, or a number of segments from 1 to 64"),
         ("mpa-frames", "65", "say auto, or a number"),

@@ -18,9 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 CONNECTION = (
     (
         "rcap",
-        "auto|verbs|iwarp",
-        "RDMA provider: verbs (an RDMA device) or iwarp (software iWARP). Default auto: verbs if"
-        " a device leads to the portal, else iwarp.",
+        "auto|verbs|iwarp|iwarp-sctp",
+        "RDMA provider: verbs (an RDMA device), iwarp (software iWARP) or iwarp-sctp (the same over"
+        " SCTP). Default auto: verbs if a device leads to the portal, else iwarp.",
     ),
     (
         "style",

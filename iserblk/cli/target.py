@@ -37,7 +37,8 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     default=("127.0.0.1:3260",),
     show_default=True,
     help="Address to listen on; port 0: any free port. May be repeated, for portals in several"
-    " target portal groups. transport: what the portals of the group take: iwarp, tcp, verbs.",
+    " target portal groups. transport: what the portals of the group take: iwarp, tcp, verbs,"
+    " sctp.",
 )
 @click.option(
     "--access-states",

@@ -29,6 +29,7 @@ SOFTWARE_DEVICES = (
     Module("rdma_rxe", "Soft-RoCE, an RDMA device on any network card", wanted=False),
     Module("siw", "Soft-iWARP, an RDMA device on any network card", wanted=False),
 )
+SCTP = Module("sctp", "software iWARP over SCTP (rcap=iwarp-sctp)", wanted=False)
 
 LOADED = "loaded"
 BUILT_IN = "built in"
@@ -58,7 +59,7 @@ def _name_of(path: str) -> str:
 
 def check_modules(machine: Machine, has_device: bool) -> list[Finding]:
     """Check all modules. ``has_device``: there is an RDMA device, so its modules are needed."""
-    findings = [_check(machine, module, has_device) for module in (*RDMA, *SOFTWARE_DEVICES)]
+    findings = [_check(machine, module, has_device) for module in (*RDMA, *SOFTWARE_DEVICES, SCTP)]
     return [*findings, _check(machine, NBD, True), _check(machine, FUSE, True)]
 
 

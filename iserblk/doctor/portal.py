@@ -23,7 +23,7 @@ from iserblk.errors import (
     TargetNotFound,
     TransportError,
 )
-from iserblk.initiator.connecting import verbs
+from iserblk.initiator.connecting import sctp, verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_tcp, resolve, start_mpa
 from iserblk.initiator.connecting.login import receives
 from iserblk.initiator.connecting.reach import READ_DEPTH, connect, connection_flags, name_portal
@@ -79,6 +79,7 @@ class _Ways:
     answers: list[_Answer] = field(default_factory=list)
     tcp: bool = False
     iwarp: bool = False
+    sctp: bool = False
     verbs: bool = False
     device: str = ""
 
@@ -150,6 +151,11 @@ async def _ask(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
     portal = name_portal(*way.address.sockaddr[:2])
     tcp, mpa, cm = (_Answer(f"{what} {portal}") for what in ("TCP", "MPA", "rdma_cm"))
     way.answers = [tcp, mpa, cm]
+    if options.rcap == "iwarp-sctp":
+        tcp.skipped = cm.skipped = True
+        tcp.text = cm.text = "not looked at: rcap=iwarp-sctp"
+        await _ask_sctp(way, limits, portal)
+        return
     if url.scheme == "iscsi":
         mpa.skipped = cm.skipped = True
         mpa.text = cm.text = "not needed for Traditional iSCSI"
@@ -167,6 +173,23 @@ async def _ask(way: _Ways, url: Url, options: Options, limits: Limits) -> None:
         cm.skipped, cm.text = True, f"not looked at: {asked}"
     else:
         await _ask_rdma_cm(way, options, limits, portal)
+
+
+async def _ask_sctp(way: _Ways, limits: Limits, portal: str) -> None:
+    """Check whether the portal begins a DDP session on SCTP, in place of MPA, and close it."""
+    answer = way.answers[1] = _Answer(f"SCTP {portal}")
+    try:
+        sctp.check_available()
+        qp = await sctp.connect_sctp(
+            [way.address], portal, limits.tcp, private_data=connection_flags(True), ird=READ_DEPTH
+        )
+    except IserblkError as error:
+        answer.error, answer.text = error, str(error)
+        answer.remedy = "give the target's portal group transport=sctp; check firewalls for SCTP"
+        return
+    qp.close()
+    way.sctp = True
+    answer.text = "speaks iWARP over SCTP"
 
 
 async def _connect(way: _Ways, limits: Limits, portal: str) -> trio.socket.SocketType | None:
@@ -265,6 +288,9 @@ def _choice(ways: list[_Ways], url: Url, options: Options) -> _Answer:
         return answer
     if options.style == "stream" and connects:
         answer.text = "iwarp: style=stream, if the login agrees to iSER"
+        return answer
+    if any(way.sctp for way in ways):
+        answer.text = "iwarp-sctp: asked for with rcap"
         return answer
     for way in ways:
         if way.verbs:

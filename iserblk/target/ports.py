@@ -25,9 +25,10 @@ MAXIMUM_TAG = 65535
 IWARP = "iwarp"  # iSER over software iWARP, on TCP
 TCP = "tcp"  # Traditional iSCSI
 VERBS = "verbs"  # iSER over RDMA devices, by rdma_cm
-TRANSPORTS = (IWARP, TCP, VERBS)
+SCTP = "sctp"  # iSER over software iWARP, on SCTP
+TRANSPORTS = (IWARP, TCP, VERBS, SCTP)
 ON_TCP = frozenset((IWARP, TCP))  # these share a TCP port
-ISER = frozenset((IWARP, VERBS))
+ISER = frozenset((IWARP, VERBS, SCTP))
 
 STATES = {
     "optimized": alua.ACTIVE_OPTIMIZED,

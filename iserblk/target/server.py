@@ -45,6 +45,7 @@ from iserblk.target.iscsi.listening import (
     RdmaListener,
     is_any_address,
     listen_rdma,
+    listen_sctp,
     listen_tcp,
     name_of,
 )
@@ -55,6 +56,7 @@ from iserblk.target.ports import (
     IWARP,
     ON_TCP,
     ONLY_PORT,
+    SCTP,
     TCP,
     VERBS,
     TargetPort,
@@ -127,7 +129,8 @@ class TargetServer:
         self._limiters = {lun: trio.CapacityLimiter(DISK_THREADS) for lun in luns}
 
     async def serve_tcp(self, sock: trio.socket.SocketType, port: TargetPort = ONLY_PORT) -> None:
-        """Serve one TCP connection from accept to end. Closes ``sock``. Raises only Cancelled."""
+        """Serve one connection by TCP or SCTP from accept to end. Closes ``sock``. Raises only
+        Cancelled."""
         with sock:
             try:
                 peer, portal = name_of(sock.getpeername()), name_of(sock.getsockname())
@@ -732,6 +735,9 @@ async def serve(
                 if VERBS in port.transports:
                     rdma_addresses.append(address)
                     rdma_ports.append((name_of(address), port))
+                if SCTP in port.transports:
+                    listeners.append(listen_sctp(address))
+                    port_of[listeners[-1]] = port
                 if port.transports & ON_TCP:
                     listeners.append(each)
                     port_of[each] = port

@@ -32,6 +32,7 @@ SETUPS = {
         Setup(
             "tcp", "no RDMA: LIO's target over TCP, the kernel's iscsi_tcp, iscsid", ("open-iscsi",)
         ),
+        Setup("ip", "no RDMA: SCTP, IPsec and veth, for tests with network namespaces"),
         Setup("rxe", "a Soft-RoCE device, rxe0"),
         Setup("siw", "a software iWARP device, siw0", ("siw",)),
         Setup("rxe-lio", "rxe0, and LIO's iSER target on it"),

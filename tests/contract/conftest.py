@@ -10,6 +10,7 @@ import pytest
 
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import memory_pair
+from tests.rcap.sctp_pair import fake_pair as sctp_pair
 from tests.rcap.verbs.fake import fake_pair
 from tests.rcap.verbs.limits import DEVICES_CANNOT
 from tests.rcap.wire import Driver, iwarp_pair
@@ -53,6 +54,9 @@ PROVIDERS = [
     Provider("iwarp-nocrc-small-buffers", _iwarp(crc=False, small_buffers=True)),
     Provider("iwarp-markers", _iwarp(markers=True)),
     Provider("iwarp-markers-nocrc", _iwarp(markers=True, crc=False)),
+    Provider("iwarp-sctp", sctp_pair),
+    Provider("iwarp-sctp-small-packets", partial(sctp_pair, fragmentation_point=1448)),
+    Provider("iwarp-sctp-small-buffers", partial(sctp_pair, small_buffers=True)),
     *(
         Provider(
             f"verbs-fake-{mode}",

@@ -32,7 +32,7 @@ from iserblk.errors import (
     NotSupported,
     TransportError,
 )
-from iserblk.initiator.connecting import verbs
+from iserblk.initiator.connecting import sctp, verbs
 from iserblk.initiator.connecting.iwarp import Address, connect_iwarp, connect_stream, resolve
 from iserblk.initiator.connecting.login import (
     RECEIVE_SIZE,
@@ -174,7 +174,7 @@ def _styles(url: Url, options: Options) -> tuple[str, ...]:
     """The styles to try, in order."""
     if options.style != AUTO:
         return (options.style,)
-    if options.rcap == "verbs":
+    if options.rcap in ("verbs", "iwarp-sctp"):
         return (CM,)
     both = STYLES.order(url.host, url.port)
     # A discovery session on a byte stream succeeds at a portal without iSER, too.
@@ -195,6 +195,8 @@ async def _by_cm(
                     "header=12: an RDMA device has no STags that are zero-based; say rcap=iwarp"
                 )
             verbs.check_available()
+        if options.rcap == "iwarp-sctp":
+            sctp.check_available()
         qp, reason = await choose(await resolve(url.host, url.port), options, portal)
     except HostNotFound:
         raise
@@ -292,6 +294,8 @@ def connection_flags(windows: bool) -> bytes:
 
 async def choose(addresses: Sequence[Address], options: Options, portal: str) -> Choice:
     """Connect by the provider that ``options.rcap`` asks for, or by the best one."""
+    if options.rcap == "iwarp-sctp":
+        return Choice(await _by_sctp(addresses, portal), "asked for with rcap")
     if options.header != HEADER_LENGTH:
         qp = await _by_iwarp(addresses, options, portal)
         return Choice(qp, f"header={options.header} needs STags that are zero-based")
@@ -332,6 +336,16 @@ async def _by_verbs(
         patience,
         private_data=connection_flags,
         receives=receives(options),
+        ird=READ_DEPTH,
+    )
+
+
+async def _by_sctp(addresses: Sequence[Address], portal: str) -> QueuePair:
+    return await sctp.connect_sctp(
+        addresses,
+        portal,
+        CONNECT_TIMEOUT_S,
+        private_data=connection_flags(True),
         ird=READ_DEPTH,
     )
 

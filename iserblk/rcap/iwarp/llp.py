@@ -39,6 +39,11 @@ class Llp(Protocol):
         """What was agreed on, as ``QueuePair.describe`` has it."""
         ...
 
+    def pending(self) -> bool:
+        """Whether ``wire`` has more to receive, or an error, that the descriptor does not show.
+        Asked only where ``records`` is True."""
+        ...
+
     def discard_at_close(self) -> None:
         """Let ``close`` discard what the peer has not acknowledged."""
         ...
@@ -89,6 +94,9 @@ class MpaLlp:
             "mpa_markers_sent": params.markers,
             "mpa_rtr": params.rtr,
         }
+
+    def pending(self) -> bool:
+        return False
 
     def discard_at_close(self) -> None:
         with suppress(OSError):

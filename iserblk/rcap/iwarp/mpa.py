@@ -60,7 +60,8 @@ UNDECLARED_ORD: Final = 1
 
 @dataclass(slots=True)
 class MpaParameters:
-    """What MPA start-up agreed on, seen from this side."""
+    """What MPA start-up agreed on, seen from this side. Over SCTP: what the start of the DDP Stream
+    Session did; ``revision`` is 0 then."""
 
     revision: int
     enhanced: bool
@@ -154,12 +155,7 @@ class _Frame:
         return True
 
     def rtr(self) -> int:
-        """The RTR kinds that the frame names; none without the peer-to-peer flag (RFC 6581 9.2)."""
-        if not self.word_ird & PEER_TO_PEER:
-            return RTR_NONE
-        kinds = RTR_SEND if self.word_ird & RTR_SEND_FLAG else 0
-        kinds |= RTR_WRITE if self.word_ord & RTR_WRITE_FLAG else 0
-        return kinds | (RTR_READ if self.word_ord & RTR_READ_FLAG else 0)
+        return rtr_kinds(self.word_ird, self.word_ord)
 
     def _wrong_key(self, start: bytes) -> str:
         if start in (REQUEST_KEY, REPLY_KEY):
@@ -168,7 +164,18 @@ class _Frame:
         return f"no MPA frame, but bytes that start with {start.hex(' ')}"
 
 
-def _enhanced_words(ird: int, ord_: int, rtr: int) -> bytes:
+def rtr_kinds(word_ird: int, word_ord: int) -> int:
+    """The RTR kinds that the words of IRD and ORD name; none without the peer-to-peer flag (RFC
+    6581 section 9.2)."""
+    if not word_ird & PEER_TO_PEER:
+        return RTR_NONE
+    kinds = RTR_SEND if word_ird & RTR_SEND_FLAG else 0
+    kinds |= RTR_WRITE if word_ord & RTR_WRITE_FLAG else 0
+    return kinds | (RTR_READ if word_ord & RTR_READ_FLAG else 0)
+
+
+def enhanced_words(ird: int, ord_: int, rtr: int) -> bytes:
+    """The start of the private data: IRD, ORD and RTR kinds (RFC 6581 section 9)."""
     word_ird = ird | (RTR_SEND_FLAG if rtr & RTR_SEND else 0) | (PEER_TO_PEER if rtr else 0)
     word_ord = ord_ | (RTR_WRITE_FLAG if rtr & RTR_WRITE else 0)
     return ENHANCED.pack(word_ird, word_ord | (RTR_READ_FLAG if rtr & RTR_READ else 0))
@@ -204,7 +211,7 @@ class MpaInitiator:
         flags = CRC if crc else 0
         if revision == 2:
             flags |= ENHANCED_CONNECTION
-            private_data = _enhanced_words(ird, ord, self._rtr) + private_data
+            private_data = enhanced_words(ird, ord, self._rtr) + private_data
         self._out = _frame(REQUEST_KEY, flags, revision, private_data)
 
     def data_to_send(self) -> bytes:
@@ -391,5 +398,5 @@ class MpaResponder:
             flags |= ENHANCED_CONNECTION
             ird = NOT_NEGOTIATED if request.peer_ord == NOT_NEGOTIATED else result.ird
             ord_ = NOT_NEGOTIATED if request.peer_ird == NOT_NEGOTIATED else result.ord
-            private_data = _enhanced_words(ird, ord_, self._reply_rtr) + private_data
+            private_data = enhanced_words(ird, ord_, self._reply_rtr) + private_data
         self._out = _frame(REPLY_KEY, flags, result.revision, private_data)

@@ -107,6 +107,8 @@ class IwarpQueuePair:
         )
         self._wire = lower.wire
         self._leftover = params.leftover
+        self._records = lower.records
+        self._pending = False  # the LLP has more, or an error, that no descriptor shows
         self._kick = False  # requests were queued since the queue was last looked at
         self._blocked = False  # the kernel takes no more for now
         self._closed = False
@@ -226,7 +228,7 @@ class IwarpQueuePair:
 
     def next_deadline(self) -> float | None:
         """0.0, which means at once, while completions or an error wait to be picked up."""
-        if self._tx.completions or self._rx.completions or self._leftover:
+        if self._tx.completions or self._rx.completions or self._leftover or self._pending:
             return 0.0
         return None if self._error is None else 0.0
 
@@ -284,6 +286,7 @@ class IwarpQueuePair:
                     self._take_leftover()
                     if rx.completions:
                         return
+                self._pending = False
                 for _ in range(READ_ROUNDS):
                     buffers = rx.get_buffers()
                     count = self._wire.receive(buffers)
@@ -293,6 +296,8 @@ class IwarpQueuePair:
                         self._error = ConnectionLost(self._end_words())
                         return
                     rx.received(count)
+                    if self._records:
+                        self._pending = self._llp.pending()
                     if rx.completions or count < LARGE_READ:
                         return
             except RemoteProtocolError as error:

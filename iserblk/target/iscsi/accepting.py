@@ -1,7 +1,8 @@
-"""Make a new TCP connection a queue pair (iWARP), or the byte stream of a login. Runs in trio.
+"""Make a new connection a queue pair (iWARP), or the byte stream of a login. Runs in trio.
 
-The first bytes tell which: an MPA Request, which is answered here, or a Login Request. The login on
-a byte stream then decides between iSER, whose MPA start-up follows it, and Traditional iSCSI.
+On TCP the first bytes tell which: an MPA Request, which is answered here, or a Login Request. The
+login on a byte stream then decides between iSER, whose MPA start-up follows it, and Traditional
+iSCSI. On SCTP a DDP Stream Session begins.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi.bhs import LOGIN_REQUEST, OPCODE_MASK
 from iserblk.rcap.iwarp.mpa import MpaParameters, MpaResponder, looks_like_mpa
 from iserblk.rcap.iwarp.queuepair import IwarpQueuePair
+from iserblk.rcap.iwarp.sctp import SessionResponder
+from iserblk.rcap.iwarp.sctp_association import Association
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
 from iserblk.sockets.stream import SocketStream
 
@@ -45,9 +48,12 @@ def reply_flags(request: ConnectionFlags) -> ConnectionFlags:
 async def accept(
     sock: trio.socket.SocketType, takes_iser: bool = True
 ) -> IwarpQueuePair | SocketStream | None:
-    """Detect the protocol, and answer MPA start-up. Takes the socket over: it moves into the
-    result, else it is closed. ``takes_iser`` False: the answer to an MPA Request is a rejection.
-    None: the peer went away, or was rejected. Raises RemoteProtocolError, OSError."""
+    """Detect the protocol, and answer MPA start-up, or over SCTP the start of a DDP Stream Session.
+    Takes the socket over: it moves into the result, else it is closed. ``takes_iser`` False: the
+    answer to an MPA Request is a rejection. None: the peer went away, or was rejected. Raises
+    RemoteProtocolError, ConnectionLost, OSError."""
+    if sock.proto == socket.IPPROTO_SCTP:
+        return await _start_session(sock)
     with sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         iwarp = await is_iwarp(sock)
@@ -61,6 +67,22 @@ async def accept(
         plain = socket.socket(fileno=sock.detach())
     plain.setblocking(False)
     return IwarpQueuePair(plain, parameters, initiator=False, receive_size=IWARP_RECEIVE_SIZE)
+
+
+async def _start_session(sock: trio.socket.SocketType) -> IwarpQueuePair:
+    """Take the DDP Stream Session on a new association. The socket as in ``accept``."""
+    association = Association(socket.socket(fileno=sock.detach()))
+    try:
+        while (asked := association.receive_control()) is None:
+            await trio.lowlevel.wait_readable(association)
+        responder = SessionResponder()
+        parameters = responder.receive(*asked)
+        request = ConnectionFlags.unpack(parameters.private_data)
+        association.send_control(*responder.accept(reply_flags(request).pack()))
+        return association.queue_pair(parameters, initiator=False, receive_size=IWARP_RECEIVE_SIZE)
+    except BaseException:
+        association.close()
+        raise
 
 
 def streaming_pair(stream: SocketStream) -> StreamingQueuePair:

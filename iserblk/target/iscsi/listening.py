@@ -13,11 +13,13 @@ import trio
 from iserblk.datamover.iser import ConnectionFlags
 from iserblk.errors import BadArgument, Busy, NotSupported, PermissionDenied
 from iserblk.rcap import verbs
+from iserblk.rcap.iwarp.sctp_association import open_socket
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.pacing import unpace
 from iserblk.target.iscsi.accepting import RECEIVE_SIZE, reply_flags
 from iserblk.target.iscsi.connection import LOGIN_SLOTS
 
+SCTP_BACKLOG = 128
 READ_DEPTH = 64  # RDMA Reads at a time, if the device can do so many
 
 
@@ -67,6 +69,30 @@ async def listen_tcp(listen: str) -> list[trio.SocketListener]:
     for each in listeners:
         unpace(each.socket, each.socket.getsockname())
     return listeners
+
+
+def listen_sctp(address: tuple[Any, ...]) -> trio.SocketListener:
+    """Listen by SCTP on a socket address; the caller closes the listener. Raises NotSupported,
+    Busy or BadArgument."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        sock = open_socket(family)
+    except NotSupported as error:
+        raise NotSupported(f"transport=sctp: {error}; or leave out transport=sctp") from None
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(SCTP_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Busy(f"transport=sctp: {name_of(address)} is in use by SCTP") from None
+        raise BadArgument(
+            f"transport=sctp: cannot listen on {name_of(address)}: {error.strerror}"
+        ) from None
+    return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
 
 
 class RdmaListener(Protocol):
