@@ -14,7 +14,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
 from iserblk.errors import BadArgument, NotSupported
@@ -63,6 +63,20 @@ _DIGEST = (
 def parse_url(text: str) -> Url:
     """Take a URL apart. Raises BadArgument, whose text never shows user info."""
     return split_url(text)
+
+
+# Options that ``check_scheme`` refuses for the URLs of another scheme.
+OF_ONE_SCHEME = {
+    "iser": ("rcap", "style", "hello", "header"),
+    "iscsi": ("header-digest", "data-digest"),
+}
+
+
+def fitting(url: Url, options: Options) -> Options:
+    """The options without those that the scheme of ``url`` does not know."""
+    if url.scheme == "iser":
+        return replace(options, header_digest="None", data_digest="None")
+    return replace(options, rcap="auto", style="auto", hello=False, header=28)
 
 
 def check_scheme(url: Url, options: Options) -> None:

@@ -7,14 +7,14 @@ import random
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import click
 import trio
 
-from iserblk.cli.endpoints import only_disk
+from iserblk.cli.endpoints import check_one_lun, only_disk
 from iserblk.cli.histogram import Histogram
 from iserblk.cli.options import Seconds, Size, connection, connection_options, json_option
 from iserblk.cli.output import print_json
@@ -67,7 +67,7 @@ class Result:
 
 
 @click.command("bench")
-@click.argument("url", metavar="URL")
+@click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option(
     "--rw",
     "pattern",
@@ -103,7 +103,7 @@ class Result:
 @json_option
 @connection_options
 def command(
-    url: str,
+    urls: tuple[str, ...],
     pattern: str,
     bs: int,
     depth: int,
@@ -116,20 +116,22 @@ def command(
     """Measure a LUN; print rates and latencies.
 
     Keeps --depth requests of --bs bytes in flight for --time seconds, with the pattern --rw.
+    Several URLs of one LUN are several ways to it.
     """
+    check_one_lun(urls)
     job = Job(pattern, bs, depth, seconds)
     if bs < 1:
         raise BadArgument("--bs 0: give a size such as 4k")
     if job.writes and not destroy:
         raise BadArgument(f"--rw {pattern} destroys the LUN's data; add --destroy to allow it")
     bench = _async if face == "async" else _blocking
-    result = bench(url, connection(options), job)
+    result = bench(urls, connection(options), job)
     _print(job, face, result, as_json)
 
 
-def _async(url: str, options: dict[str, str], job: Job) -> Result:
+def _async(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
     async def body() -> Result:
-        async with aio.open_disks([url], options) as disks:
+        async with aio.open_disks(urls, options) as disks:
             disk = only_disk(disks.disks)
             job.check(disk.size, disk.info)
             offsets = job.offsets(disk.size)
@@ -157,8 +159,8 @@ def _async(url: str, options: dict[str, str], job: Job) -> Result:
     return run(body)
 
 
-def _blocking(url: str, options: dict[str, str], job: Job) -> Result:
-    with blocking.open_disks([url], options) as disks:
+def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
+    with blocking.open_disks(urls, options) as disks:
         disk = only_disk(disks.disks)
         job.check(disk.size, disk.info)
         offsets = job.offsets(disk.size)

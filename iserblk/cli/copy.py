@@ -18,7 +18,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from iserblk.cli.endpoints import FileEnd, open_destination, open_source, same_place
+from iserblk.cli.endpoints import (
+    FileEnd,
+    open_destination,
+    open_source,
+    same_place,
+    two_ends,
+)
 from iserblk.cli.options import connection, connection_options, json_option
 from iserblk.cli.output import print_json, size_words
 from iserblk.cli.running import run
@@ -30,21 +36,20 @@ log = logging.getLogger(__name__)
 
 
 @click.command("copy")
-@click.argument("source", metavar="SRC")
-@click.argument("destination", metavar="DST")
+@click.argument("places", metavar="SRC… DST…", nargs=-1, required=True)
 @click.option("--verify", is_flag=True, help="Afterwards read both again, and compare.")
 @json_option
 @connection_options
-def command(
-    source: str, destination: str, verify: bool, as_json: bool, **options: str | None
-) -> None:
-    """Copy all of SRC to DST. Each is a URL that names one LUN, a file, or a block device.
+def command(places: tuple[str, ...], verify: bool, as_json: bool, **options: str | None) -> None:
+    """Copy all of SRC to DST. Each is a URL that names one LUN, a file, or a block device; or
+    several URLs of one LUN, through its portals.
 
     Holes and zeroes are not sent; they become holes if DST can have holes. If DST is a file, it is
     created or replaced. A LUN or block device must be at least as large as SRC; its bytes behind
     SRC's end stay as they are.
     """
     given = connection(options)
+    source, destination = two_ends(places)
 
     async def transfer() -> tuple[Totals, float]:
         async with (

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from iserblk.disk.seam import (
     Extent,
 )
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
+from iserblk.url import parse_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -133,6 +134,42 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
+def check_one_lun(urls: Sequence[str]) -> None:
+    """Check that the URLs name one LUN, through several portals. Raises BadArgument."""
+    if len(set(map(_lun_of, urls))) > 1:
+        raise BadArgument(
+            "the URLs name several LUNs; this command takes several URLs of one LUN only, through"
+            " its portals"
+        )
+
+
+def _lun_of(text: str) -> tuple[str, int | None]:
+    url = parse_url(text)
+    return url.iqn.lower(), url.lun
+
+
+def two_ends(places: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Source and destination of a copy: of each its file, or its URLs, which stand together. Raises
+    BadArgument."""
+    ends: list[list[str]] = []
+    known: list[tuple[str, int | None] | None] = []
+    for place in places:
+        lun = _lun_of(place) if is_url(place) else None
+        if lun is not None and known and known[-1] == lun:
+            ends[-1].append(place)
+            continue
+        ends.append([place])
+        known.append(lun)
+    if len(ends) == 1 and len(places) > 1:
+        raise BadArgument("source and destination are the same")
+    if len(ends) != 2:
+        raise BadArgument(
+            f"a copy has a source and a destination, and here are {len(ends)}; the URLs of one LUN"
+            " have to stand together"
+        )
+    return ends[0], ends[1]
+
+
 def only_disk(disks: Mapping[str, D]) -> D:
     """The only disk of ``disks``. Raises BadArgument when the URL named several."""
     if len(disks) > 1:
@@ -142,27 +179,31 @@ def only_disk(disks: Mapping[str, D]) -> D:
 
 
 @asynccontextmanager
-async def open_source(text: str, options: Mapping[str, str]) -> AsyncIterator[AsyncDisk | FileEnd]:
-    """Open a URL or file for reading. Raises BadArgument, PermissionDenied, and what connecting
-    raises."""
-    if is_url(text):
-        async with aio.open_disks([text], options) as disks:
+async def open_source(
+    place: Sequence[str], options: Mapping[str, str]
+) -> AsyncIterator[AsyncDisk | FileEnd]:
+    """Open a file, or the URLs of one LUN, for reading. Raises BadArgument, PermissionDenied, and
+    what connecting raises."""
+    if is_url(place[0]):
+        async with aio.open_disks(place, options) as disks:
             yield only_disk(disks.disks)
     else:
-        with _opened(text, os.O_RDONLY) as file:
+        with _opened(place[0], os.O_RDONLY) as file:
             yield file
 
 
 @asynccontextmanager
 async def open_destination(
-    text: str, options: Mapping[str, str]
+    place: Sequence[str], options: Mapping[str, str]
 ) -> AsyncIterator[AsyncDisk | FileEnd]:
-    """Open a URL or file for writing. A missing file is created; an existing file is not changed.
+    """Open a file, or the URLs of one LUN, for writing. A missing file is created; an existing file
+    is not changed.
 
     Raises WriteProtected, Busy (a block device that is mounted), and what ``open_source`` raises.
     """
+    text = place[0]
     if is_url(text):
-        async with aio.open_disks([text], options) as disks:
+        async with aio.open_disks(place, options) as disks:
             disk = only_disk(disks.disks)
             if disk.info.read_only:
                 raise WriteProtected(f"{disk.info.url}: the LUN is read-only")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from iserblk.cli.endpoints import only_disk
+from iserblk.cli.endpoints import check_one_lun, only_disk
 from iserblk.cli.options import Size, connection, connection_options, json_option
 from iserblk.cli.output import print_json, size_words
 from iserblk.cli.running import run
@@ -13,21 +13,23 @@ from iserblk.errors import BadArgument
 
 
 @click.command("trim")
-@click.argument("url", metavar="URL")
+@click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option("--offset", type=Size(), default=0, help="First byte; default 0.")
 @click.option("--length", type=Size(), help="Bytes; default: up to the end of the LUN.")
 @json_option
 @connection_options
 def command(
-    url: str, offset: int, length: int | None, as_json: bool, **options: str | None
+    urls: tuple[str, ...], offset: int, length: int | None, as_json: bool, **options: str | None
 ) -> None:
     """Tell the LUN that a range is not needed any more: its data is lost, its space is free.
 
-    Only whole blocks inside the range are trimmed; their content is undefined afterwards.
+    Only whole blocks inside the range are trimmed; their content is undefined afterwards. Several
+    URLs of one LUN are several ways to it.
     """
+    check_one_lun(urls)
 
     async def trim() -> int:
-        async with open_disks([url], connection(options)) as disks:
+        async with open_disks(urls, connection(options)) as disks:
             disk = only_disk(disks.disks)
             count = max(disk.size - offset, 0) if length is None else length
             if offset + count > disk.size:

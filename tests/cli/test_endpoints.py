@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from iserblk import files
-from iserblk.cli.endpoints import FileEnd, open_destination, open_source, same_place
+from iserblk.cli.endpoints import FileEnd, open_destination, open_source, same_place, two_ends
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied
 
@@ -20,12 +20,12 @@ KIB = 1024
 
 
 async def source_size(path: Path) -> int:
-    async with open_source(str(path), {}) as end:
+    async with open_source([str(path)], {}) as end:
         return end.size
 
 
 async def destination_size(path: Path) -> int:
-    async with open_destination(str(path), {}) as end:
+    async with open_destination([str(path)], {}) as end:
         return end.size
 
 
@@ -73,7 +73,7 @@ async def test_an_existing_destination_is_not_touched_by_opening(tmp_path: Path)
 
 async def test_resizing_makes_zeroes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"precious")
-    async with open_destination(str(tmp_path / "file"), {}) as end:
+    async with open_destination([str(tmp_path / "file")], {}) as end:
         assert isinstance(end, FileEnd)
         await end.resize(10)
         assert end.size == 10
@@ -83,7 +83,7 @@ async def test_resizing_makes_zeroes(tmp_path: Path) -> None:
 async def test_data_and_zeroes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"\xff" * 300 * KIB)
-    async with open_destination(str(path), {}) as end:
+    async with open_destination([str(path)], {}) as end:
         await end.write(memoryview(b"abc"), 1000)
         await end.zero(64 * KIB, 128 * KIB, may_trim=True)
         await end.zero(5, 7)
@@ -104,7 +104,7 @@ async def test_zeroes_where_holes_cannot_be_made(
     path = tmp_path / "file"
     path.write_bytes(b"\xff" * (3 * 1024 * KIB))
     monkeypatch.setattr(files, "fallocate", lambda *_: False)
-    async with open_destination(str(path), {}) as end:
+    async with open_destination([str(path)], {}) as end:
         await end.zero(1, 2 * 1024 * KIB + 5, may_trim=True)
     data = path.read_bytes()
     assert data[:1] + data[2 * 1024 * KIB + 6 :] == b"\xff" * (1024 * KIB - 5)
@@ -117,7 +117,7 @@ async def test_extents_of_a_sparse_file(tmp_path: Path) -> None:
         file.truncate(1024 * KIB)
         file.seek(256 * KIB)
         file.write(b"x" * 256 * KIB)
-    async with open_source(str(path), {}) as end:
+    async with open_source([str(path)], {}) as end:
         hole = EXTENT_HOLE | EXTENT_ZERO
         assert await end.extents(0, end.size) == [
             (0, 256 * KIB, hole),
@@ -131,7 +131,7 @@ async def test_extents_of_a_sparse_file(tmp_path: Path) -> None:
 async def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(100))
-    async with open_source(str(path), {}) as end:
+    async with open_source([str(path)], {}) as end:
         os.truncate(path, 50)
         with pytest.raises(IserblkError, match="ends at byte 50"):
             await end.read_into(memoryview(bytearray(100)), 0)
@@ -140,7 +140,7 @@ async def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
 async def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
-    async with open_source(str(path), {}) as end:
+    async with open_source([str(path)], {}) as end:
         with pytest.raises(IserblkError, match=f"{path}: Bad file descriptor"):
             await end.write(memoryview(b"x"), 0)
 
@@ -151,9 +151,46 @@ async def test_the_same_file_by_two_names(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     ends: dict[str, Any] = {}
     async with (
-        open_source(str(tmp_path / "one"), {}) as ends["one"],
-        open_destination(str(tmp_path / "link"), {}) as ends["link"],
-        open_destination(str(tmp_path / "other"), {}) as ends["other"],
+        open_source([str(tmp_path / "one")], {}) as ends["one"],
+        open_destination([str(tmp_path / "link")], {}) as ends["link"],
+        open_destination([str(tmp_path / "other")], {}) as ends["other"],
     ):
         assert same_place(ends["one"], ends["link"])
         assert not same_place(ends["one"], ends["other"])
+
+
+A1, A2 = "iser://a1/iqn.2026-11.example:a/0", "iscsi://a2/iqn.2026-11.EXAMPLE:a/0"
+B1, B2 = "iser://b1/iqn.2026-11.example:a/1", "iser://b2/iqn.2026-11.example:a/1"
+
+
+@pytest.mark.parametrize(
+    ("places", "source"),
+    [
+        ([A1, "file"], 1),
+        (["one", "other"], 1),
+        (["one", "one"], 1),  # found out when both are open
+        ([A1, A2, "file"], 2),
+        (["file", A1, A2], 1),
+        ([A1, A2, B1], 2),
+        ([A1, B1, B2], 1),
+        ([A1, A2, B1, B2], 2),
+    ],
+)
+def test_two_ends(places: list[str], source: int) -> None:
+    assert two_ends(places) == (places[:source], places[source:])
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ([A1, A2], "are the same"),
+        (["file"], "and here are 1"),
+        ([A1], "and here are 1"),
+        ([A1, B1, A2], "and here are 3; the URLs of one LUN have to stand together"),
+        (["a", "b", "c"], "and here are 3"),
+        ([A1, "nonsense://"], "nonsense"),
+    ],
+)
+def test_what_are_no_two_ends(places: list[str], words: str) -> None:
+    with pytest.raises(BadArgument, match=words):
+        two_ends(places)

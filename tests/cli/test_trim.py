@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import bad, good, good_json
+from tests.cli.commands import bad, good, good_json, iserblk
 from tests.cli.runs import MIB, documented
 
 
@@ -24,6 +25,34 @@ def test_trim_gives_space_back(url: str, files: Path, tmp_path: Path) -> None:
     assert good("trim", f"{url}/1") == "trimmed 4.0 MiB from offset 0\n"
     assert (files / "small").stat().st_blocks == 0
     assert documented("trim") == {"offset", "length"}
+
+
+def test_several_portals(url: str, files: Path, tmp_path: Path) -> None:
+    """copy, trim and bench go on where the first portal of a LUN is down."""
+    (tmp_path / "ones").write_bytes(b"\x11" * 4 * MIB)
+    down = re.sub(":[0-9]+/", ":1/", f"{url}/1")
+    both = down, f"{url}/1"
+
+    def done(*arguments: object) -> str:
+        ended = iserblk(*arguments)
+        assert ended.returncode == 0, ended.stderr
+        assert "is used: cannot connect to" in ended.stderr
+        return ended.stdout
+
+    done("copy", tmp_path / "ones", *both, "--verify")
+    done("copy", *both, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"\x11" * 4 * MIB
+    assert "trimmed 4.0 MiB" in done("trim", *both)
+    assert (files / "small").stat().st_blocks == 0
+    for face in ("async", "blocking"):
+        assert "IOPS" in done("bench", *both, "--time", "0.1", "--face", face)
+
+
+def test_several_luns_are_refused(url: str) -> None:
+    """Before anything is done to one of them."""
+    for arguments in (["trim"], ["bench", "--rw", "write", "--destroy"]):
+        words = bad(7, *arguments, f"{url}/1", f"{url}/0")
+        assert "name several LUNs" in words
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from iserblk.credentials import find_credentials
 from iserblk.disk.multipath.paths import Paths
 from iserblk.errors import BadArgument
 from iserblk.options import Options
-from iserblk.url import Url, check_scheme, parse_url
+from iserblk.url import OF_ONE_SCHEME, Url, check_scheme, parse_url
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,16 +24,25 @@ class Address:
 
 
 def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
-    """Parse all URLs. ``options`` hold for each URL; its own keys override them. URLs that name the
+    """Parse all URLs. ``options`` hold for each URL; its own keys override them. An option that
+    only one scheme knows holds for the URLs of that scheme, if there are any. URLs that name the
     same LUN through different portals become one address. Raises BadArgument or NotSupported before
     anything is connected."""
     if not urls:
         raise BadArgument("no URL: give at least one, e.g. iser://HOST/iqn.2026-11.example:disk/0")
     common = dict(options)
     addresses = []
-    for text in urls:
-        url = parse_url(text)
-        settled = Options.from_pairs({**common, **url.options}.items())
+    parsed = [parse_url(text) for text in urls]
+    schemes = {url.scheme for url in parsed}
+    for url in parsed:
+        others = [
+            key
+            for scheme, keys in OF_ONE_SCHEME.items()
+            if scheme in schemes and scheme != url.scheme
+            for key in keys
+        ]
+        fitting = {key: common[key] for key in common if key.replace("_", "-") not in others}
+        settled = Options.from_pairs({**fitting, **url.options}.items())
         check_scheme(url, settled)
         find_credentials(url, settled)  # so that errors in them are raised now
         addresses.append(Address(url, settled))

@@ -14,7 +14,7 @@ from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import Portal
 from iserblk.options import Options
-from iserblk.url import Url, name_portal
+from iserblk.url import Url, fitting, name_portal
 
 log = logging.getLogger(__name__)
 _ANSWER_S = 3.0
@@ -46,7 +46,7 @@ async def _more(address: Address) -> Address:
                 places = await _places(url)
                 if not places & known:
                     known |= places
-                    found.append(Address(url, _fitting(url, each.options)))
+                    found.append(Address(url, fitting(url, each.options)))
             break
         except IserblkError as error:
             log.warning("%s does not tell of other portals: %s", each.url.redacted(), error)
@@ -102,10 +102,3 @@ async def _places(url: Url) -> set[str]:
         }
     except IserblkError:
         return {name_portal(url.host, url.port)}
-
-
-def _fitting(url: Url, options: Options) -> Options:
-    """The options without those that the scheme of ``url`` does not know."""
-    if url.scheme == "iser":
-        return replace(options, header_digest="None", data_digest="None")
-    return replace(options, rcap="auto")

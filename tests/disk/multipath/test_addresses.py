@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.disk.multipath.addresses import settle
-from iserblk.errors import BadArgument, IserblkError
+from iserblk.errors import BadArgument, IserblkError, NotSupported
 
 IQN = "iqn.2026-11.example:disk"
 
@@ -46,6 +46,43 @@ def test_other_luns_and_other_targets_stay_apart() -> None:
     assert [each.url.lun for each in luns] == [0, 1]
     other = settle([url("192.0.2.1"), "iser://192.0.2.1/iqn.2026-11.example:other/0"], {})
     assert all(each.paths is None for each in other)
+
+
+def test_options_of_one_scheme_hold_for_its_urls() -> None:
+    """rcap=verbs with an iscsi:// URL among several is about the iser:// URLs."""
+    given = {"rcap": "verbs", "style": "cm", "hello": "yes", "header_digest": "crc32c"}
+    one, other, third = settle(
+        [
+            url("192.0.2.1", 0),
+            url("192.0.2.1", 1, scheme="iscsi"),
+            url("192.0.2.1", 2, "rcap=iwarp"),
+        ],
+        given,
+    )
+    assert (one.options.rcap, one.options.style, one.options.hello) == ("verbs", "cm", True)
+    assert one.options.header_digest == "None"
+    assert (other.options.rcap, other.options.style, other.options.hello) == ("auto", "auto", False)
+    assert other.options.header_digest == "CRC32C"
+    assert third.options.rcap == "iwarp"
+
+
+@pytest.mark.parametrize(
+    ("urls", "options", "words"),
+    [
+        (
+            [url("h", 0, scheme="iscsi"), url("g", 0, scheme="iscsi")],
+            "rcap",
+            "rcap: an iscsi:// URL",
+        ),
+        ([url("h", 0, scheme="iscsi")], "style", "style: an iscsi:// URL"),
+        ([url("h", 0), url("g", 0)], "data-digest", "digest"),
+        ([url("h", 0), url("g", 0, "rcap=verbs", scheme="iscsi")], "", "rcap: an iscsi:// URL"),
+    ],
+)
+def test_options_that_no_url_knows(urls: list[str], options: str, words: str) -> None:
+    values = {"rcap": "verbs", "style": "cm", "data-digest": "crc32c"}
+    with pytest.raises(NotSupported, match=words):
+        settle(urls, {options: values[options]} if options else {})
 
 
 def test_names_of_targets_are_compared_without_case() -> None:
