@@ -1,0 +1,42 @@
+"""``iserblk target`` in a network namespace of a test."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tests.cli.commands import COMMAND, environment
+from tests.support.namespaces import Host
+
+IQN = "iqn.2026-11.example:elsewhere"
+END_S = 60
+
+
+@contextmanager
+def our_target(
+    host: Host, address: str, luns: Sequence[object], *options: str, listen: str = ""
+) -> Iterator[str]:
+    """A target with these LUNs, on port 3260 of an address of the host; yields its URL, without a
+    LUN. ``listen``: what follows the address and port in ``--listen``."""
+    words = [*host.within, *COMMAND, "target", "--iqn", IQN]
+    for lun in luns:
+        words += ["--lun", str(lun)]
+    words += ["--listen", f"{address}:3260{listen}", *options]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=log, text=True, env=environment()
+        )
+        try:
+            assert process.stdout is not None
+            word, _, url = process.stdout.readline().strip().partition(" ")
+            if word != "ready":
+                process.wait(timeout=END_S)
+                log.seek(0)
+                raise AssertionError(log.read())
+            yield url
+            assert process.poll() is None
+        finally:
+            process.terminate()
+            process.communicate(timeout=END_S)
