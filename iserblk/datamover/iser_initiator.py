@@ -298,6 +298,9 @@ class IserInitiator:
         self._awaiting = None
         self.greeted = True
 
+    def tick(self) -> None:
+        """Does nothing: the RCaP loses nothing."""
+
     def describe(self) -> dict[str, object]:
         return {
             "datamover": "iser",

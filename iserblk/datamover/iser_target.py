@@ -41,6 +41,7 @@ from iserblk.datamover.seam import (
     TargetUser,
 )
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
+from iserblk.iscsi import pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import (
     RDMA_READ,
@@ -94,6 +95,9 @@ class _BeforeHello:
 
     def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
         self.user.data_ack_notify(slot, data_sn)
+
+    def discarded_notify(self, head: memoryview) -> None:
+        self.user.discarded_notify(head)
 
 
 class IserTarget:
@@ -396,6 +400,20 @@ class IserTarget:
             )
         self.qp.limit_reads(self.qp.ird, reply.ord)
         self.end_greeting()
+
+    def retransmit(self, snack: pdu.SnackRequest) -> tuple[int, int]:
+        """There are no SNACKs here (RFC 7145 section 7.3.11)."""
+        return pdu.REJECT_PROTOCOL_ERROR, 0
+
+    def forget_kept(self) -> None:
+        """Nothing is kept."""
+
+    @property
+    def unacknowledged(self) -> int | None:
+        return None
+
+    def tick(self) -> None:
+        """Does nothing."""
 
     def describe(self) -> dict[str, object]:
         return {"datamover": "iser", "header": self._form.length, **self.qp.describe()}

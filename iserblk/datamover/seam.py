@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
+from iserblk.iscsi import pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import RDMA_WRITE, HeaderSlot, WorkRequest
 
@@ -153,6 +154,12 @@ class InitiatorUser(Protocol):
 class TargetUser(InitiatorUser, Protocol):
     """The iSCSI layer above a target's datamover."""
 
+    def discarded_notify(self, head: memoryview) -> None:
+        """Over TCP, at ErrorRecoveryLevel 1 or more: a PDU came with a wrong data digest, and was
+        dropped (RFC 7143 section 7.8). ``head``: its BHS. Solicited data has been asked for again
+        already."""
+        ...
+
     def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         """The ``get_data`` of ``slot`` is complete: its sink is filled; ``sn`` is its R2TSN. Or the
         ``put_data`` is: its data has left, and ``sn`` is its DataSN. Only where the call had
@@ -239,6 +246,12 @@ class InitiatorDatamover(Protocol):
 
     def connection_terminate(self) -> None:
         """End the connection now; on return no buffer is touched."""
+        ...
+
+    def tick(self) -> None:
+        """Call it about once a second, in the thread that calls ``progress``, and ``flush`` behind
+        it: what was lost, and asked for in vain, is asked for again. Raises RemoteProtocolError
+        when that was done too often. Over iSER, and at ErrorRecoveryLevel 0, nothing is."""
         ...
 
     def describe(self) -> dict[str, object]: ...
@@ -363,6 +376,29 @@ class TargetDatamover(Protocol):
 
     def connection_terminate(self) -> None:
         """End the connection now; on return no buffer is touched."""
+        ...
+
+    def retransmit(self, snack: pdu.SnackRequest) -> tuple[int, int]:
+        """Queue what a SNACK asks for, or take its acknowledgement (RFC 7143 section 11.16). Over
+        TCP, at ErrorRecoveryLevel 1 or more. Returns 0, 0; or the reason to reject it, and the
+        DataSN field of the Reject. Raises RemoteProtocolError when the initiator asks and asks, and
+        does not take the answers."""
+        ...
+
+    def forget_kept(self) -> None:
+        """The memory of Data-In that is kept for retransmission is wanted: keep it no longer. Each
+        of its slots is notified as sent."""
+        ...
+
+    @property
+    def unacknowledged(self) -> int | None:
+        """The StatSN of the oldest PDU that is kept for retransmission; None: there is none."""
+        ...
+
+    def tick(self) -> None:
+        """Call it about once a second, and ``flush`` behind it: Data-Outs that do not come are
+        asked for again. Raises RemoteProtocolError when that was done too often. Over iSER, and at
+        ErrorRecoveryLevel 0, nothing is."""
         ...
 
     def describe(self) -> dict[str, object]: ...

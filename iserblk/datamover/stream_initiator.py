@@ -101,6 +101,9 @@ class StreamInitiator:
     def progress(self, now: float) -> int:
         return self._tcp.progress(now)
 
+    def tick(self) -> None:
+        """Does nothing: the RCaP loses nothing."""
+
     def describe(self) -> dict[str, object]:
         return self._tcp.describe()
 

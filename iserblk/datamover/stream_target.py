@@ -13,6 +13,7 @@ from iserblk.datamover.iser_target import IserTarget
 from iserblk.datamover.seam import SessionNumbers, TargetDatamover, TargetSlot, TargetUser
 from iserblk.datamover.tcp_stream import ByteStream
 from iserblk.datamover.tcp_target import TcpTarget
+from iserblk.iscsi import pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.rcap.seam import QueuePair, StreamingPair
 
@@ -139,6 +140,20 @@ class StreamTarget:
         if self._enabled is not None:
             count += self._enabled.progress(now)
         return count
+
+    def retransmit(self, snack: pdu.SnackRequest) -> tuple[int, int]:
+        """There are no SNACKs here (RFC 7145 section 7.3.11)."""
+        return pdu.REJECT_PROTOCOL_ERROR, 0
+
+    def forget_kept(self) -> None:
+        """Nothing is kept."""
+
+    @property
+    def unacknowledged(self) -> int | None:
+        return None
+
+    def tick(self) -> None:
+        """Does nothing."""
 
     def describe(self) -> dict[str, object]:
         return self._tcp.describe()

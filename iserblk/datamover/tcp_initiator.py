@@ -3,6 +3,14 @@
 Data-In is placed into the buffer of its task. A Data-In with a status is notified to the layer
 above as the SCSI Response that it stands for. This module answers R2Ts with Data-Outs. Unsolicited
 data (immediate data, and the rest of the first burst where InitialR2T=No) goes with the command.
+
+**ErrorRecoveryLevel 1 or more** (RFC 7143 sections 7.8, 7.9, 11.16) is chosen when full feature
+phase begins: then PDUs that come pass through other methods. A Data-In, R2T or status that is
+damaged or missing is asked for by SNACK. Statuses are notified in the order of their StatSN, and
+none before the data of its task is whole: so the layer above acknowledges nothing too early, and a
+buffer that a damaged Data-In was placed in is right before its command ends. What the target cannot
+send again ends with CHECK CONDITION, protocol service CRC error; a status that it cannot send
+again ends the connection.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from struct import Struct
 from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
+from iserblk.datamover.arrivals import MOST_ASKED, MOST_DAMAGED, PATIENCE, Arrivals, Gaps
 from iserblk.datamover.seam import (
     BIDIRECTIONAL,
     INLINE,
@@ -27,25 +36,31 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
 STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
+ACKNOWLEDGE_FLAG: Final = 0x40  # A bit of a Data-In
+_MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLevel 1 or more
 
 # A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
 _DATA_IN: Final = Struct(">4xI8xI16xII")
 # A Data-Out: opcode, flags, DataSegmentLength, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
 _DATA_OUT: Final = Struct(">BBxxI8sII4xI4xII4x")
 _NO_LUN: Final = bytes(8)  # the field is reserved where there is no Target Transfer Tag (11.7.4)
+_EXP_DATA_SN_OFFSET: Final = 36
 _RESIDUAL_OFFSET: Final = 44
 _STAT_SN_OFFSET: Final = 24
 _WORD: Final = Struct(">I")
 _CHECK_CONDITION: Final = 0x02  # SAM-5; the session reads its sense data
+# SenseLength, and fixed format sense data: ABORTED COMMAND, protocol service CRC error (11.4.7.2).
+_CRC_ERROR: Final = bytes.fromhex("0012 70000b000000000a 00000000 4705 00000000")
 
 
 class _Transfer:
     """The data transfer of one task. ``source``, ``sink``: Data-Out and Data-In; None where the
     task has none. ``sn``: DataSN or R2TSN of the next Data-In or R2T. ``asked``: offset behind all
     Data-Out that was asked for; ``placed``: behind all Data-In that has come, ``moved`` bytes of
-    it. ``unsent``: R2Ts whose Data-Outs have not all left."""
+    it. ``unsent``: R2Ts whose Data-Outs have not all left. ``gaps``: what is missing, since
+    something was, at ErrorRecoveryLevel 1 or more."""
 
-    __slots__ = ("asked", "itt", "moved", "placed", "sink", "sn", "source", "unsent")
+    __slots__ = ("asked", "gaps", "itt", "moved", "placed", "sink", "sn", "source", "unsent")
 
     def __init__(self, source: memoryview | None, sink: memoryview | None, itt: int) -> None:
         self.source = source
@@ -56,6 +71,7 @@ class _Transfer:
         self.placed = 0
         self.moved = 0
         self.unsent = 0
+        self.gaps: Gaps | None = None
 
     def forget(self) -> None:
         """From now on the buffers are not touched."""
@@ -86,6 +102,7 @@ class TcpInitiator:
         self._parameters = SessionParameters()
         self._immediate = 0  # bytes of immediate data in a write command, at most
         self._unsolicited = 0  # bytes of unsolicited data of a write, immediate data included
+        self._arrivals: Arrivals | None = None  # at ErrorRecoveryLevel 1 or more
 
     # -- down -------------------------------------------------------------------------------------
 
@@ -118,6 +135,9 @@ class TcpInitiator:
         data = self._parameters.data_digest == "CRC32C"
         self._rx.full_feature_phase(self._receive_data, header, data)
         self._tx.full_feature_phase(header, data)
+        if self._parameters.error_recovery_level:
+            self._arrivals = Arrivals(self._exp_stat_sn)
+            self._rx.recover(self._place_recovering, self._deliver_recovering, self._discarded)
         return self
 
     def leave_stream(self) -> tuple[bytes, bytes]:
@@ -211,6 +231,8 @@ class TcpInitiator:
         slot.data_in = None
         (itt,) = bhs.ITT.unpack_from(slot.bhs, bhs.ITT_OFFSET)
         transfer = self._tasks.pop(itt, None)
+        if self._arrivals is not None and self._arrivals.waiting:
+            self._forget_status(itt, self._arrivals)
         if transfer is None:
             return
         if transfer.source is not None:
@@ -336,11 +358,24 @@ class TcpInitiator:
             raise RemoteProtocolError("iSCSI", f"R2T for task {r2t.itt:#x}: no such write")
         if r2t.r2t_sn != transfer.sn:
             raise RemoteProtocolError("iSCSI", f"R2TSN {r2t.r2t_sn}, expected {transfer.sn}")
+        self._answer_r2t(r2t, transfer, source, transfer.asked, 0)
+        transfer.sn += 1
+
+    def _answer_r2t(
+        self,
+        r2t: pdu.ReadyToTransfer,
+        transfer: _Transfer,
+        source: memoryview,
+        lowest: int,
+        more: int,
+    ) -> None:
+        """Queue the Data-Outs that ``r2t`` asks for. ``lowest``: offset from which on it may.
+        ``more``: R2Ts allowed beyond MaxOutstandingR2T."""
         end = r2t.buffer_offset + r2t.desired_length
         most = self._parameters.max_burst_length
         if (
             not 0 < r2t.desired_length <= most
-            or r2t.buffer_offset < transfer.asked
+            or r2t.buffer_offset < lowest
             or end > len(source)
             or r2t.ttt == bhs.NO_TAG
         ):
@@ -350,12 +385,11 @@ class TcpInitiator:
                 f"sent or asked for, the task has {len(source)}, a burst {most}",
             )
         self._settle_sent()
-        if transfer.unsent >= self._parameters.max_outstanding_r2t:
+        if transfer.unsent >= self._parameters.max_outstanding_r2t + more:
             self._tx.settle()  # another thread may have sent PDUs that it has not noted yet
             self._settle_sent()
-            if transfer.unsent >= self._parameters.max_outstanding_r2t:
+            if transfer.unsent >= self._parameters.max_outstanding_r2t + more:
                 raise RemoteProtocolError("iSCSI", "more R2Ts than MaxOutstandingR2T")
-        transfer.sn += 1
         transfer.asked = end
         transfer.unsent += 1
         self._tx.queued.extend(
@@ -368,6 +402,322 @@ class TcpInitiator:
             transfer = sent.popleft()
             assert isinstance(transfer, _Transfer)
             transfer.unsent -= 1
+
+    # -- ErrorRecoveryLevel 1 or more --------------------------------------------------------------
+
+    def _place_recovering(self, message: memoryview, at: int) -> memoryview | None:
+        """``_place`` at this level."""
+        self._placing = None
+        if message[at] & bhs.OPCODE_MASK != bhs.DATA_IN:
+            return None
+        lengths, itt, data_sn, offset = _DATA_IN.unpack_from(message, at)
+        transfer = self._tasks.get(itt)
+        if transfer is None:
+            return NOWHERE  # of a task that has ended: it was asked for twice
+        sink = transfer.sink
+        size = lengths & 0xFFFFFF
+        if sink is None or offset + size > len(sink):
+            raise RemoteProtocolError(
+                "iSCSI", f"Data-In of {size} bytes at {offset} for task {itt:#x}, which has no room"
+            )
+        if not self._is_new(transfer, data_sn):
+            return NOWHERE
+        transfer.placed = offset + size
+        transfer.moved += size
+        self._placing = transfer
+        return sink[offset : offset + size]
+
+    def _is_new(self, transfer: _Transfer, sn: int) -> bool:
+        """Take in the number of a Data-In or R2T, and ask for those that it shows to be missing.
+        False: it came before (7.9)."""
+        if sn == transfer.sn:
+            transfer.sn = sn + 1
+            return True
+        gaps = transfer.gaps
+        if sn < transfer.sn:
+            return gaps is not None and gaps.fill(sn)
+        self._miss(transfer, sn)
+        transfer.sn = sn + 1
+        return True
+
+    def _miss(self, transfer: _Transfer, end: int) -> None:
+        """All Data-In and R2Ts from the next up to ``end`` are missing."""
+        begin = transfer.sn
+        size = max(0 if each is None else len(each) for each in (transfer.sink, transfer.source))
+        if end - begin > size:  # each has a byte at least
+            raise RemoteProtocolError("iSCSI", f"DataSN or R2TSN {end}, expected {begin}")
+        self._add_gap(transfer, begin, end)
+        transfer.sn = end
+
+    def _add_gap(self, transfer: _Transfer, begin: int, end: int) -> None:
+        if transfer.gaps is None:
+            transfer.gaps = Gaps()
+        transfer.gaps.add(begin, end)
+        if transfer.gaps.damaged > MOST_DAMAGED:
+            transfer.gaps.failed = True
+        else:
+            self._ask_for_data(transfer, begin, end - begin)
+
+    def _ask_for_data(self, transfer: _Transfer, begin: int, length: int) -> None:
+        self._snack(pdu.SNACK_DATA, begin, length, itt=transfer.itt)
+
+    def _snack(
+        self,
+        kind: int,
+        beg_run: int,
+        run_length: int,
+        *,
+        itt: int = bhs.NO_TAG,
+        ttt: int = bhs.NO_TAG,
+        lun: bytes = bytes(8),
+    ) -> None:
+        header = pdu.SnackRequest(
+            kind=kind,
+            lun=lun,
+            itt=itt,
+            ttt=ttt,
+            exp_stat_sn=self._exp_stat_sn,
+            beg_run=beg_run,
+            run_length=run_length,
+        ).pack()
+        self._tx.queued.append(self._tx.frame(header, None))
+
+    def _discarded(self, head: memoryview) -> None:
+        """A PDU with a wrong data digest was dropped (7.8). Its header has a digest of its own, or
+        is as good as any."""
+        transfer, self._placing = self._placing, None
+        opcode = head[0] & bhs.OPCODE_MASK
+        if transfer is not None:
+            lengths, _, data_sn, _ = _DATA_IN.unpack_from(head)
+            transfer.moved -= lengths & 0xFFFFFF
+            if transfer.gaps is not None:
+                transfer.gaps.damaged += 1
+            self._add_gap(transfer, data_sn, data_sn + 1)
+        elif opcode not in (bhs.DATA_IN, bhs.R2T):
+            (stat_sn,) = _WORD.unpack_from(head, _STAT_SN_OFFSET)
+            (itt,) = bhs.ITT.unpack_from(head, bhs.ITT_OFFSET)
+            takes_one = opcode != bhs.NOP_IN or itt != bhs.NO_TAG
+            self._status_exists((stat_sn + takes_one) & 0xFFFFFFFF)
+
+    def _deliver_recovering(self, message: memoryview, placed: bool) -> None:
+        """``_deliver`` at this level."""
+        opcode = message[0] & bhs.OPCODE_MASK
+        if opcode == bhs.DATA_IN:
+            self._take_data_in(message, placed)
+        elif opcode == bhs.R2T:
+            self._r2t_recovering(pdu.ReadyToTransfer.unpack_from(message))
+        elif opcode == bhs.NOP_IN and bhs.ITT.unpack_from(message, 16)[0] == bhs.NO_TAG:
+            self._status_exists(_WORD.unpack_from(message, _STAT_SN_OFFSET)[0])
+            self.user.control_notify(message, 0, 0)
+        else:
+            if opcode == bhs.REJECT:
+                self._snack_rejected(message)
+            self._numbered(message)
+
+    def _take_data_in(self, message: memoryview, placed: bool) -> None:
+        if not placed:  # it has no data, but may carry a status
+            self._place_recovering(message, 0)
+        transfer, self._placing = self._placing, None
+        flags = message[1]
+        filled = False
+        if transfer is not None:
+            gaps = transfer.gaps
+            if flags & ACKNOWLEDGE_FLAG:
+                lun, (ttt,) = bytes(message[8:16]), bhs.ITT.unpack_from(message, 20)
+                if gaps is None:
+                    self._snack(pdu.SNACK_DATA_ACK, transfer.sn, 0, ttt=ttt, lun=lun)
+                else:
+                    gaps.acknowledge = (lun, ttt)
+            if gaps is not None and not gaps.runs:
+                filled = True
+                if gaps.acknowledge is not None:  # before the status is acknowledged (11.7.2)
+                    lun, ttt = gaps.acknowledge
+                    gaps.acknowledge = None
+                    self._snack(pdu.SNACK_DATA_ACK, transfer.sn, 0, ttt=ttt, lun=lun)
+        if flags & STATUS_FLAG:
+            self._numbered(message)
+        if filled:
+            self._give_on()
+
+    def _r2t_recovering(self, r2t: pdu.ReadyToTransfer) -> None:
+        transfer = self._tasks.get(r2t.itt)
+        if transfer is None:
+            return  # of a task that has ended: it was sent twice
+        source = transfer.source
+        if source is None:
+            raise RemoteProtocolError("iSCSI", f"R2T for task {r2t.itt:#x}: no such write")
+        if self._is_new(transfer, r2t.r2t_sn):
+            # A recovery R2T asks again for what was sent before.
+            self._answer_r2t(r2t, transfer, source, 0, _MOST_RECOVERIES)
+
+    # Statuses, in the order of their StatSN.
+
+    def _status_exists(self, end: int) -> None:
+        """All statuses up to StatSN ``end`` have been sent: ask for those that are missing."""
+        arrivals = self._arrivals
+        assert arrivals is not None
+        if arrivals.ahead(end) > 0:
+            for begin, length in arrivals.exists(end):
+                self._snack(pdu.SNACK_STATUS, begin, length)
+
+    def _numbered(self, message: memoryview) -> None:
+        """A PDU that takes a StatSN: give it on now, or in its turn."""
+        arrivals = self._arrivals
+        assert arrivals is not None
+        (stat_sn,) = _WORD.unpack_from(message, _STAT_SN_OFFSET)
+        ahead = arrivals.ahead(stat_sn)
+        if ahead < 0:
+            return  # it came before
+        if not ahead and not arrivals.waiting and self._complete(message):
+            self._give(message, arrivals)
+            return
+        arrivals.hold(stat_sn, message)
+        if ahead:
+            self._status_exists(stat_sn)
+        self._give_on()
+
+    def _give_on(self) -> None:
+        """Notify what has its turn now."""
+        arrivals = self._arrivals
+        assert arrivals is not None
+        while True:
+            message = arrivals.head()
+            if message is None or (message and not self._complete(message)):
+                return
+            arrivals.take()
+            self._exp_stat_sn = arrivals.expected
+            if message:
+                self._notify(message)
+
+    def _complete(self, message: memoryview) -> bool:
+        """Whether a numbered PDU may be given on: all data of its task has come. Asks for what the
+        PDU shows to be missing."""
+        opcode = message[0] & bhs.OPCODE_MASK
+        if opcode not in (bhs.DATA_IN, bhs.SCSI_RESPONSE):
+            return True
+        (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
+        transfer = self._tasks.get(itt)
+        sink = None if transfer is None else transfer.sink
+        if transfer is None or sink is None:
+            return True
+        if opcode == bhs.SCSI_RESPONSE:
+            if message[2]:
+                return True  # the other fields mean nothing
+            (exp_data_sn,) = _WORD.unpack_from(message, _EXP_DATA_SN_OFFSET)
+            if exp_data_sn > transfer.sn:
+                self._miss(transfer, exp_data_sn)
+            elif not exp_data_sn and not message[3]:
+                self._ask_for_rest(message, transfer, sink)
+        gaps = transfer.gaps
+        return gaps is None or gaps.failed or not gaps.runs
+
+    def _ask_for_rest(self, message: memoryview, transfer: _Transfer, sink: memoryview) -> None:
+        """A response with GOOD that does not say how many Data-In there were: not all targets do.
+        Ask for what follows the last where bytes are missing that it does not report."""
+        both = transfer.source is not None
+        place = bhs.BIDI_RESIDUAL_OFFSET if both else _RESIDUAL_OFFSET
+        (residual,) = _WORD.unpack_from(message, place)
+        if not message[1] & (bhs.BIDI_UNDERFLOW if both else bhs.RESIDUAL_UNDERFLOW):
+            residual = 0
+        gaps = transfer.gaps
+        if transfer.moved + residual >= len(sink) or (gaps is not None and gaps.runs):
+            return
+        if gaps is None:
+            gaps = transfer.gaps = Gaps()
+        gaps.add(transfer.sn, transfer.sn + 1)  # one at least
+        if not gaps.rest:
+            gaps.rest = True
+            self._ask_for_data(transfer, transfer.sn, 0)
+        transfer.sn += 1
+
+    def _notify(self, message: memoryview) -> None:
+        """Give a numbered PDU to the layer above."""
+        opcode = message[0] & bhs.OPCODE_MASK
+        if opcode in (bhs.DATA_IN, bhs.SCSI_RESPONSE):
+            (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
+            transfer = self._tasks.get(itt)
+            gaps = None if transfer is None else transfer.gaps
+            if gaps is not None and gaps.failed and gaps.runs and not message[2] | message[3]:
+                message = self._crc_error(message)
+            elif opcode == bhs.DATA_IN:
+                if transfer is not None:
+                    self._data_in(message)
+                return
+            else:
+                self._check_moved(message)
+        self.user.control_notify(message, 0, 0)
+
+    def _crc_error(self, message: memoryview) -> memoryview:
+        """The SCSI Response in place of ``message``, a GOOD of a read whose data does not come
+        (7.8, a.2)."""
+        header = bytearray(message[: bhs.BHS_LENGTH])
+        header[:4] = bytes((bhs.SCSI_RESPONSE, bhs.FLAG_FINAL, 0, _CHECK_CONDITION))
+        header[4:16] = bytes(12)
+        bhs.LENGTHS.pack_into(header, bhs.LENGTHS_OFFSET, len(_CRC_ERROR))
+        header[20:24] = bytes(4)
+        header[36:48] = bytes(12)
+        return memoryview(header + _CRC_ERROR)
+
+    def _snack_rejected(self, message: memoryview) -> None:
+        """A Reject has come. Of a SNACK it means that what is missing will not come."""
+        header = bhs.data_segment_untrusted(message)
+        if len(header) < bhs.BHS_LENGTH or header[0] & bhs.OPCODE_MASK != bhs.SNACK_REQUEST:
+            return
+        snack = pdu.SnackRequest.unpack_from(header)
+        arrivals = self._arrivals
+        assert arrivals is not None
+        if snack.kind == pdu.SNACK_STATUS:
+            for begin, _ in arrivals.missing():
+                distance = (begin - snack.beg_run) & 0xFFFFFFFF
+                if not snack.run_length or distance < snack.run_length:
+                    raise RemoteProtocolError("iSCSI", f"status {begin} is lost for good")
+        transfer = self._tasks.get(snack.itt)
+        if snack.kind == pdu.SNACK_DATA and transfer is not None and transfer.sink is not None:
+            gaps = transfer.gaps
+            if gaps is not None and gaps.runs:
+                gaps.failed = True
+                self._give_on()
+
+    def _forget_status(self, itt: int, arrivals: Arrivals) -> None:
+        """The task with this tag has ended: give no status of it on."""
+        for stat_sn, message in arrivals.held():
+            if (
+                message
+                and message[0] & bhs.OPCODE_MASK in (bhs.DATA_IN, bhs.SCSI_RESPONSE)
+                and bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)[0] == itt
+            ):
+                arrivals.forget(stat_sn)
+
+    def tick(self) -> None:
+        """See the seam."""
+        arrivals = self._arrivals
+        if arrivals is None:
+            return
+        for begin, length in arrivals.ask_again():
+            self._snack(pdu.SNACK_STATUS, begin, length)
+        for transfer in list(self._tasks.values()):
+            gaps = transfer.gaps
+            if gaps is None or gaps.failed or not gaps.runs:
+                continue
+            gaps.age += 1
+            if gaps.age < PATIENCE:
+                continue
+            gaps.age = 0
+            gaps.asked += 1
+            if gaps.asked > MOST_ASKED:
+                gaps.failed = True
+                continue
+            for begin, end in gaps.runs:
+                last = end == transfer.sn
+                self._ask_for_data(transfer, begin, 0 if last and gaps.rest else end - begin)
+        self._give_on()
+
+    def _give(self, message: memoryview, arrivals: Arrivals) -> None:
+        arrivals.next()
+        self._exp_stat_sn = arrivals.expected
+        self._notify(message)
+        if arrivals.waiting:
+            self._give_on()
 
     def describe(self) -> dict[str, object]:
         parameters = self._parameters

@@ -70,8 +70,9 @@ class PduReceiver:
     message starts with the BHS. AHS and data follow without digests, unless the data was
     ``placed``: then the message is the BHS alone. It is readable until the next ``buffers``.
 
-    Exceptions of both callbacks are passed on. Raises RemoteProtocolError for what the standard
-    forbids; then the stream must not be used any more.
+    Exceptions of the callbacks are passed on. Raises RemoteProtocolError for what the standard
+    forbids, and for a wrong digest; then the stream must not be used any more. After ``recover`` a
+    wrong data digest loses its PDU only.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class PduReceiver:
     ) -> None:
         self._place = place
         self._deliver = deliver
+        self._discarded: Callable[[memoryview], None] | None = None
         self._delivered = 0  # PDUs delivered since ``receive_from`` was called
         self._most = LOGIN_DATA
         self._header_digest = 0  # its length: 0 or 4
@@ -116,6 +118,21 @@ class PduReceiver:
         self._staging = memoryview(bytearray(size))
         self._staging[: len(held)] = held
         self._start, self._end = 0, len(held)
+
+    def recover(
+        self,
+        place: Callable[[memoryview, int], memoryview | None],
+        deliver: Callable[[memoryview, bool], None],
+        discarded: Callable[[memoryview], None],
+    ) -> None:
+        """ErrorRecoveryLevel 1 or more: use these callbacks from the next PDU on.
+
+        ``discarded(head)`` is called in place of ``deliver`` when the data digest of a PDU is wrong
+        (RFC 7143 section 7.8); ``head`` is its BHS. Bytes of it may be where ``place`` had said. A
+        wrong header digest still raises: without its length the next PDU cannot be found."""
+        self._place = place
+        self._deliver = deliver
+        self._discarded = discarded
 
     def take_staged(self) -> bytes:
         """Take the bytes behind the last PDU away: another protocol begins with them."""
@@ -234,7 +251,9 @@ class PduReceiver:
         if size and self._data_digest:
             (digest,) = _DIGEST.unpack_from(staging, data + padded)
             if crc32c(staging[data : data + padded]) != digest:
-                raise RemoteProtocolError("iSCSI", "data digest error")
+                self._start = start + total
+                self._discard(staging[start : start + bhs.BHS_LENGTH])
+                return True
         at = start + self._header_digest
         if at != start:
             staging[at : at + header] = staging[start : start + header]
@@ -260,18 +279,28 @@ class PduReceiver:
         self._need = tail
         if self._rest or self._end - start < tail:
             return False
+        right = True
         if self._data_digest:
             pad = staging[start : start + self._pad]
             (digest,) = _DIGEST.unpack_from(staging, start + self._pad)
-            if crc32c(pad, self._crc) != digest:
-                raise RemoteProtocolError("iSCSI", "data digest error")
+            right = crc32c(pad, self._crc) == digest
         self._start = start + tail
         self._head = None
         self._where = NOWHERE
         self._need = bhs.BHS_LENGTH
+        if not right:
+            self._discard(head)
+            return True
         self._delivered += 1
         self._deliver(head, True)
         return True
+
+    def _discard(self, head: memoryview) -> None:
+        """The data digest of the PDU with this BHS is wrong."""
+        if self._discarded is None:
+            raise RemoteProtocolError("iSCSI", "data digest error")
+        self._delivered += 1
+        self._discarded(head)
 
     def divert(self) -> None:
         """Drop the rest of the data that is being placed: after this its buffer is not touched."""

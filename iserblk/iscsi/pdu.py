@@ -61,10 +61,20 @@ ASYNC_CONNECTION_DROP = 2
 ASYNC_SESSION_DROP = 3
 ASYNC_NEGOTIATE = 4
 
+# Types of a SNACK Request (11.16.1).
+SNACK_DATA = 0  # Data-In, or R2Ts
+SNACK_STATUS = 1
+SNACK_DATA_ACK = 2
+SNACK_R_DATA = 3  # Data-In, perhaps in other pieces, and a SCSI Response with the SNACK Tag
+SNACK_TYPE_MASK = 0x0F
+
 # Reject reasons (11.17.1).
+REJECT_DATA_DIGEST_ERROR = 0x02
+REJECT_SNACK = 0x03
 REJECT_PROTOCOL_ERROR = 0x04
 REJECT_COMMAND_NOT_SUPPORTED = 0x05
 REJECT_TASK_IN_PROGRESS = 0x07
+REJECT_INVALID_DATA_ACK = 0x08
 REJECT_INVALID_FIELD = 0x09
 
 
@@ -390,23 +400,36 @@ class LogoutResponse(Pdu):
 
 @dataclass(slots=True, kw_only=True)
 class SnackRequest(Pdu):
-    """SNACK Request (11.16). Never sent over iSER."""
+    """SNACK Request (11.16). Never sent over iSER. ``kind``: its Type, without the F bit, which the
+    same byte carries on the wire. ``ttt``: Target Transfer Tag of a DataACK, SNACK Tag of an
+    R-Data SNACK. ``run_length`` 0: all from ``beg_run`` on."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBxxI8sII4xI8xII")
     opcode: int = bhs.SNACK_REQUEST
-    flags: int
+    kind: int
     data_length: int = 0
-    lun: bytes
-    itt: int
-    ttt: int
+    lun: bytes = bytes(8)
+    itt: int = bhs.NO_TAG
+    ttt: int = bhs.NO_TAG
     exp_stat_sn: int
     beg_run: int
     run_length: int
 
+    def pack_into(self, buffer: memoryview | bytearray, offset: int = 0) -> None:
+        super(SnackRequest, self).pack_into(buffer, offset)
+        buffer[offset + 1] = self.kind | bhs.FLAG_FINAL
+
+    @classmethod
+    def unpack_from(cls, buffer: bytes | bytearray | memoryview, offset: int = 0) -> Self:
+        request = super(SnackRequest, cls).unpack_from(buffer, offset)
+        request.kind &= SNACK_TYPE_MASK
+        return request
+
 
 @dataclass(slots=True, kw_only=True)
 class Reject(Pdu):
-    """Reject (11.17). The data segment holds the header of the PDU that was rejected."""
+    """Reject (11.17). The data segment holds the header of the PDU that was rejected. ``data_sn``:
+    of the next Data-In or R2T, where a SNACK for one that was never sent is rejected."""
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct(">BBBxI8xI4xIIII8x")
     opcode: int = bhs.REJECT

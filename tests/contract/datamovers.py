@@ -13,6 +13,7 @@ from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
 from iserblk.datamover.iser_target import IserTarget, ZeroBasedTarget
 from iserblk.datamover.seam import (
     BIDIRECTIONAL,
+    NO_DATA,
     READ,
     InitiatorDatamover,
     PduSlot,
@@ -140,6 +141,12 @@ WAYS = {
     "tcp-stream-digests": Way(lambda: over_stream(True), TCP_WAYS["digests"]),
 }
 TCP = WAYS["tcp-plain"]
+# ErrorRecoveryLevel 1 or more: the target keeps what it sends until it is acknowledged.
+RECOVERING_WAYS = {
+    f"tcp-{name}-level-{level}": _tcp(replace(TCP_WAYS[name], error_recovery_level=level))
+    for name, level in (("digests", 1), ("unsolicited", 1), ("large-segments", 2))
+}
+EVERY_WAY = {**WAYS, **RECOVERING_WAYS}
 
 
 @dataclass
@@ -159,6 +166,7 @@ class Recorder:
         self.completed: list[tuple[PduSlot, int]] = []  # Data_Completion_Notify: with its SN
         self.acknowledged: list[tuple[PduSlot, int]] = []
         self.sent: list[PduSlot] = []
+        self.discarded: list[bytes] = []
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
         unit = bytes(message[at : at + BHS_LENGTH])
@@ -175,6 +183,9 @@ class Recorder:
 
     def sent_notify(self, slot: PduSlot) -> None:
         self.sent.append(slot)
+
+    def discarded_notify(self, head: memoryview) -> None:
+        self.discarded.append(bytes(head))
 
 
 def final_response(target: TargetDatamover) -> TargetSlot:
@@ -203,7 +214,8 @@ class Ends:
         self.up, self.down = Recorder(), Recorder()
         self.initiator, self.target = way.make()
         self.initiator.user, self.target.user = self.up, self.down
-        self.target.notice_numbers(Numbers())
+        self.numbers = Numbers()
+        self.target.notice_numbers(self.numbers)
         self.slots = [PduSlot(index) for index in range(8)]
         self.answers = [TargetSlot(index) for index in range(8)]
         self.initiator.allocate_connection_resources(self.slots, UNEXPECTED)
@@ -211,6 +223,7 @@ class Ends:
         self.initiator.notice_key_values(self.way)
         self.target.notice_key_values(self.way)
         self.next = 0
+        self.keeps = way in RECOVERING_WAYS.values()
         self._enable()
         self.down.on_pdu = self._map
 
@@ -309,12 +322,20 @@ class Ends:
             status=status,
             data_length=len(sense),
             itt=index,
-            stat_sn=100,
+            stat_sn=self.numbers.stat_sn,
             exp_cmd_sn=5,
             max_cmd_sn=50,
             **more,
         ).pack()
+        self.numbers.stat_sn += 1
         self.target.send_control(answer, True)
+
+    def acknowledge(self, index: int = 7) -> None:
+        """Send a PDU with the present ExpStatSN, in a slot that is not in use."""
+        slot = self.slots[index]
+        slot.direction, slot.data = NO_DATA, None
+        slot.bhs[:] = pdu.NopOut(itt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=self.numbers.stat_sn).pack()
+        self.initiator.send_control(slot)
 
     def close(self) -> None:
         self.initiator.connection_terminate()

@@ -10,13 +10,21 @@ import pytest
 from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorDatamover, TargetDatamover
 from iserblk.errors import ConnectionLost, TransportError
 from iserblk.iscsi import bhs, pdu
-from tests.contract.datamovers import WAYS, Ends, drive, unsolicited
+from tests.contract.datamovers import EVERY_WAY, WAYS, Ends, drive, unsolicited
 
 SIZES = [1, 3, 512, 4096, 8192, 16384, 16385, 65537, 1 << 20, (1 << 20) + 1]
 
 
-@pytest.fixture(params=list(WAYS))
+@pytest.fixture(params=list(EVERY_WAY))
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    both = Ends(EVERY_WAY[request.param])
+    yield both
+    both.close()
+
+
+@pytest.fixture(params=list(WAYS))
+def unforgiving(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    """ErrorRecoveryLevel 0."""
     both = Ends(WAYS[request.param])
     yield both
     both.close()
@@ -58,7 +66,7 @@ def test_read(ends: Ends, size: int) -> None:
     answer = ends.commanded(0, READ, memoryview(buffer))
     ends.target.put_data(answer, memoryview(source), 0)
     ends.respond(0)
-    assert answer.busy == 1
+    assert answer.busy == 1 + ends.keeps
     ends.until(lambda: bool(ends.up.pdus))
     assert bytes(buffer) == source
     head, _, invalidated = ends.up.pdus[0]
@@ -70,7 +78,11 @@ def test_read(ends: Ends, size: int) -> None:
     ends.initiator.deallocate_task_resources(slot, invalidated)
     assert slot.stag == 0 and slot.data is None
     ends.until(lambda: bool(ends.down.sent))
-    assert ends.down.sent == [answer] and answer.busy == 0
+    if ends.keeps:
+        assert answer.busy == 1
+        ends.acknowledge()
+        ends.until(lambda: len(ends.down.sent) == 2)
+    assert set(ends.down.sent) == {answer} and answer.busy == 0
     ends.target.deallocate_task_resources(answer)
     buffer.clear()  # BufferError while a view of it is left
 
@@ -128,13 +140,18 @@ def test_only_what_asked_for_a_notice_has_one(ends: Ends) -> None:
     ends.until(lambda: len(ends.up.pdus) == 4 and not any(slot.busy for slot in writes))
     for number in (1, 3, 2, 0):
         ends.respond(4 + number)
-    ends.until(lambda: len(ends.up.pdus) == 8 and len(ends.down.sent) == 8)
+    ends.until(lambda: len(ends.up.pdus) == 8 and len(ends.down.sent) >= 8)
+    if ends.keeps:
+        ends.initiator.deallocate_task_resources(ends.slots[3], 0)
+        ends.acknowledge(3)
+        ends.until(lambda: not any(slot.busy for slot in reads))
+    assert len(ends.down.sent) == 8 + 4 * ends.keeps  # once more for each read that was kept
     assert all(bytes(each) == b"r" * size for each in buffers)
     noticed = sorted(slot.index for slot, _ in ends.down.completed)
     assert noticed == [slot.index for slot in (reads[1], reads[3], writes[1], writes[3])]
-    assert sorted(slot.index for slot in ends.down.sent) == list(range(8))
+    assert sorted({slot.index for slot in ends.down.sent}) == list(range(8))
     assert [head[0] for head, _, _ in ends.up.pdus] == [bhs.SCSI_RESPONSE] * 8
-    assert len(ends.down.pdus) == commands
+    assert len(ends.down.pdus) == commands + ends.keeps
     assert [slot.busy for slot in (*reads, *writes)] == [0] * 8
 
 
@@ -182,9 +199,15 @@ def test_additional_header_segments_arrive_intact(ends: Ends) -> None:
 
     proves: ISER-3.2.1-1, ISER-7.2-2, ISER-7.3-2
     """
-    unit = struct.pack(">BBxxI8sI28x", bhs.NOP_IN, 0x80, 2 << 24 | 5, b"LUNfield", 7)
     ahs, data = b"\0\5\1\0abcd", b"12345"
+    units = []
     for slot, answer in zip(ends.slots[:2], ends.answers[:2], strict=True):
+        stat_sn = ends.numbers.stat_sn
+        unit = struct.pack(
+            ">BBxxI8sI4xI20x", bhs.NOP_IN, 0x80, 2 << 24 | 5, b"LUNfield", 7, stat_sn
+        )
+        units.append((unit, ahs + data, 0))
+        ends.numbers.stat_sn += 1
         for part in (slot, answer):
             part.bhs[:] = unit
             part.inline[:13] = ahs + data
@@ -193,28 +216,29 @@ def test_additional_header_segments_arrive_intact(ends: Ends) -> None:
         ends.initiator.send_control(slot)
         ends.target.send_control(answer)
     ends.until(lambda: len(ends.down.pdus) == len(ends.up.pdus) == 2)
-    for got, behind, invalidated in ends.down.pdus + ends.up.pdus:
-        assert (got, behind[:13], invalidated) == (unit, ahs + data, 0)
+    for came in (ends.down.pdus, ends.up.pdus):
+        assert [(got, behind[:13], invalidated) for got, behind, invalidated in came] == units
 
 
-def test_a_task_that_ends_without_a_response(ends: Ends) -> None:
+def test_a_task_that_ends_without_a_response(unforgiving: Ends) -> None:
     """The task's buffer is free, and late data for it ends the connection.
 
     proves: ISER-2.4.1-4, ISER-3.1.9-1, ISER-8.3.2-2, ISER-8.3.2-3, ISER-7145-1.5.1-2
     """
     buffers = [bytearray(8), bytearray(8)]
     late, other = (
-        ends.commanded(index, READ, memoryview(buffer)) for index, buffer in enumerate(buffers)
+        unforgiving.commanded(index, READ, memoryview(buffer))
+        for index, buffer in enumerate(buffers)
     )
-    ends.initiator.deallocate_task_resources(ends.slots[0], 0)
+    unforgiving.initiator.deallocate_task_resources(unforgiving.slots[0], 0)
     buffers[0].clear()  # BufferError while a view of it is left
-    ends.target.put_data(other, memoryview(b"in time!"), 0)
-    ends.respond(1)
-    ends.target.put_data(late, memoryview(b"too late"), 0)
-    ends.respond(0)
-    ends.target.flush()
+    unforgiving.target.put_data(other, memoryview(b"in time!"), 0)
+    unforgiving.respond(1)
+    unforgiving.target.put_data(late, memoryview(b"too late"), 0)
+    unforgiving.respond(0)
+    unforgiving.target.flush()
     with pytest.raises(TransportError):
-        drive(ends.initiator)
+        drive(unforgiving.initiator)
     assert buffers == [bytearray(), bytearray(b"in time!")]
 
 
@@ -270,7 +294,7 @@ def test_an_end_that_was_asked_for_is_not_notified(ends: Ends) -> None:
 
 def test_connections_do_not_mix(ends: Ends, request: pytest.FixtureRequest) -> None:
     """The datamover object is the Connection_Handle. proves: ISER-3-1, ISER-7.3-1"""
-    other = Ends(WAYS[request.node.callspec.params["ends"]])
+    other = Ends(EVERY_WAY[request.node.callspec.params["ends"]])
     try:
         for number, each in enumerate((ends, other)):
             each.command(number, READ, memoryview(bytearray(1)))

@@ -10,13 +10,21 @@ from iserblk.datamover.iser import RSV, WSV
 from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, READ, WRITE, TargetSlot
 from iserblk.errors import RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, pdu
-from tests.contract.datamovers import ISER_WAYS, WAYS, Ends, drive
+from tests.contract.datamovers import EVERY_WAY, ISER_WAYS, WAYS, Ends, drive
 
 SIZES = [(1, 1), (512, 4096), (4096, 512), (65536, 65537), (1 << 20, 300_000)]
 
 
-@pytest.fixture(params=list(WAYS))
+@pytest.fixture(params=list(EVERY_WAY))
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    both = Ends(EVERY_WAY[request.param])
+    yield both
+    both.close()
+
+
+@pytest.fixture(params=list(WAYS))
+def unforgiving(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    """ErrorRecoveryLevel 0."""
     both = Ends(WAYS[request.param])
     yield both
     both.close()
@@ -112,18 +120,18 @@ def _answered(ends: Ends) -> TargetSlot:
     return answer
 
 
-def test_an_aborted_command_frees_both_buffers(ends: Ends) -> None:
+def test_an_aborted_command_frees_both_buffers(unforgiving: Ends) -> None:
     """Without a response. proves: ISER-8.3.2-2, ISER-8.3.2-3, ISER-7145-1.5.1-2"""
     out, back = bytearray(65536), bytearray(65536)
-    answer = ends.commanded(0, BIDIRECTIONAL, memoryview(out), memoryview(back))
-    ends.initiator.deallocate_task_resources(ends.slots[0], 0)
+    answer = unforgiving.commanded(0, BIDIRECTIONAL, memoryview(out), memoryview(back))
+    unforgiving.initiator.deallocate_task_resources(unforgiving.slots[0], 0)
     for buffer in (out, back):
         buffer.clear()  # BufferError while a view of it is left
-    ends.target.put_data(answer, memoryview(b"too late"), 0)
-    ends.respond(0)
-    ends.target.flush()
+    unforgiving.target.put_data(answer, memoryview(b"too late"), 0)
+    unforgiving.respond(0)
+    unforgiving.target.flush()
     with pytest.raises(TransportError):
-        drive(ends.initiator)
+        drive(unforgiving.initiator)
 
 
 def test_the_end_frees_both_buffers(ends: Ends) -> None:

@@ -178,7 +178,7 @@ TABLE: list[tuple[pdu.Pdu, str]] = [
     ),
     (
         pdu.SnackRequest(
-            flags=0x81,
+            kind=pdu.SNACK_STATUS,
             lun=LUN,
             itt=ITT,
             ttt=TTT,

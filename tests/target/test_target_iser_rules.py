@@ -705,7 +705,7 @@ def test_no_more_than_the_initiator_takes(declared: str | None, most: int) -> No
 
     def provoke() -> None:
         snack = pdu.SnackRequest(
-            flags=0x80, lun=bytes(8), itt=1, ttt=2, exp_stat_sn=0, beg_run=0, run_length=0
+            kind=pdu.SNACK_DATA, itt=1, ttt=2, exp_stat_sn=0, beg_run=0, run_length=0
         )
         for _ in range(6):
             client.send(bytes((0x10,)) + bytes(27) + snack.pack())

@@ -23,17 +23,24 @@ class DataBudget:
     much data and do not receive it cannot use up the machine's memory. Not thread-safe.
 
     ``used``: bytes that the pools have handed out. ``waiting``: callbacks of the connections that
-    wait for room.
+    wait for room. ``keepers``: called when there is none: they let go of what is only kept for
+    retransmission.
     """
 
     def __init__(self, most: int = TOTAL) -> None:
         self._most = most
         self.used = 0
         self.waiting: dict[Callable[[], None], None] = {}  # oldest first
+        self.keepers: dict[Callable[[], None], None] = {}
         self._waking = False
 
     def fits(self, length: int) -> bool:
         return self.used + length <= self._most
+
+    def press(self) -> None:
+        """Memory is wanted."""
+        for let_go in list(self.keepers):
+            let_go()
 
     def wait(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called once, when there may be room."""

@@ -67,6 +67,7 @@ _AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 # a control-type PDU of full feature phase, whatever InitiatorRecvDataSegmentLength says.
 _OPEN_ISCSI: Final = bytes.fromhex("00023d")
 _OPEN_ISCSI_DATA: Final = 128
+PATIENCE: Final = 3  # ticks, after which unsolicited data counts as lost
 
 
 class TargetConnection:
@@ -108,6 +109,10 @@ class TargetConnection:
         self._portal, self.port = portal, port
         self.parameters: SessionParameters | None = None
         self.done = False
+        self._recovers = False
+        # At the last tick: the oldest status that was kept, and the first task that waited.
+        self._unacknowledged: int | None = None
+        self._waited: TargetTask | None = None
         self.silent = False  # the owner sets it, and clears it when the initiator is heard
         self._leaving = False  # a Logout was received
         self._budget = budget or DataBudget()
@@ -150,6 +155,35 @@ class TargetConnection:
         if self._budget.waiting:
             self._budget.wake()
 
+    def tick(self) -> None:
+        """Call it about once a second, from the end of login on, where ``recovers``: what was lost
+        is asked for again. If a status is not acknowledged for two ticks, a ping shows the
+        initiator that there is one. If a task waits so long for memory, what is kept for
+        retransmission gives way. Raises TransportError as ``flush``."""
+        if not self._recovers or self.done:
+            return
+        self._dm.tick()
+        for slot in list(self._tasks.values()):
+            if slot.state == UNSOLICITED and slot.connection is self:
+                slot.age += 1
+                if slot.age >= PATIENCE:
+                    self._begin(slot)  # the rest is fetched by R2Ts
+        oldest = self._dm.unacknowledged
+        if oldest is not None and oldest == self._unacknowledged:
+            self._answers.ping()
+        self._unacknowledged = oldest
+        waits = self._deferred[0] if self._deferred and not self.session.held else None
+        if waits is not None and waits is self._waited:
+            self._budget.press()
+        self._waited = waits
+        self.flush()
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the session has an ErrorRecoveryLevel above 0, over TCP: then ``tick`` is
+        called."""
+        return self._recovers
+
     def ping(self) -> None:
         """Send a ping to a silent initiator (RFC 7143 section 11.19). Nothing is sent in a
         discovery session, where the initiator expects only answers."""
@@ -190,6 +224,7 @@ class TargetConnection:
         """Release all resources. No thread may be running a task of this connection."""
         self.done = True
         self._dm.connection_terminate()
+        self._budget.keepers.pop(self._dm.forget_kept, None)
         self.session.leave(self)
 
     # -- notifications ----------------------------------------------------------------------------
@@ -221,6 +256,12 @@ class TargetConnection:
                 self._answers.logout(request)  # a refusal: the session goes on
             else:
                 self._log_out(request)
+        elif opcode == bhs.SNACK_REQUEST and self._recovers:
+            reason, data_sn = self._dm.retransmit(pdu.SnackRequest.unpack_from(message, at))
+            if reason:
+                self._answers.reject(
+                    message, at, reason, in_place_of_a_response=False, data_sn=data_sn
+                )
         elif opcode in (bhs.SNACK_REQUEST, bhs.LOGIN_REQUEST):
             # Neither is allowed in full feature phase: not in iSER (RFC 7145 sections 7.3.9,
             # 7.3.11), nor in Traditional iSCSI at ErrorRecoveryLevel 0.
@@ -230,6 +271,18 @@ class TargetConnection:
 
     def _reject(self, message: memoryview, at: int, reason: int, responds: bool) -> None:
         self._answers.reject(message, at, reason, in_place_of_a_response=responds)
+
+    def discarded_notify(self, head: memoryview) -> None:
+        """Tell the initiator (RFC 7143 section 7.8). A command uses up no CmdSN: it comes again.
+        Unsolicited data is fetched by an R2T when its command has sent the last of it."""
+        if self.done or self._leaving:
+            return
+        self._reject(head, 0, pdu.REJECT_DATA_DIGEST_ERROR, True)
+        if head[0] & bhs.OPCODE_MASK == bhs.DATA_OUT:
+            data_out = pdu.DataOut.unpack_from(head)
+            slot = self._tasks.get(data_out.itt)
+            if data_out.ttt == bhs.NO_TAG and slot is not None and slot.state == UNSOLICITED:
+                self._miss_data_out(slot, data_out)
 
     def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         assert isinstance(slot, TargetTask)
@@ -262,6 +315,7 @@ class TargetConnection:
         slot.overflow = 0
         slot.read_length = 0
         slot.data_sn = 0
+        slot.age = 0
         slot.turn = AT_ONCE
         slot.aborted = False
         if slot.control:
@@ -312,6 +366,9 @@ class TargetConnection:
         self._window.max_cmd_sn = login.max_cmd_sn
         self.parameters = login.parameters
         self._limit_data(login.parameters.initiator_recv_data_segment_length)
+        if login.parameters.error_recovery_level and not login.parameters.rdma_extensions:
+            self._recovers = True
+            self._budget.keepers[self._dm.forget_kept] = None
         if not login.discovery:
             self.session.attach(login.initiator_name, login.isid, self.port)
         if login.parameters.rdma_extensions:
@@ -432,13 +489,25 @@ class TargetConnection:
         """Take unsolicited data that comes after its command (RFC 7143 section 11.7)."""
         data_out = pdu.DataOut.unpack_from(message, at)
         slot = self._tasks.get(data_out.itt)
+        if slot is not None and self._recovers and data_out.ttt == bhs.NO_TAG:
+            if slot.state != UNSOLICITED:
+                return  # it was given up, and is fetched by R2Ts
+            if data_out.data_sn != slot.data_sn or data_out.buffer_offset != slot.arrived:
+                self._miss_data_out(slot, data_out)
+                return
         if data_out.ttt != bhs.NO_TAG or (slot is not None and slot.state != UNSOLICITED):
             raise RemoteProtocolError("iSCSI", "a Data-Out that the target did not ask for")
         if slot is None:
             return  # of an aborted task
         slot.check_data_out(data_out)
         slot.data_sn += 1
+        slot.age = 0
         self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
+        if data_out.flags & bhs.FLAG_FINAL:
+            self._begin(slot)
+
+    def _miss_data_out(self, slot: TargetTask, data_out: pdu.DataOut) -> None:
+        """Unsolicited data is missing, or lies behind what is missing: R2Ts fetch it."""
         if data_out.flags & bhs.FLAG_FINAL:
             self._begin(slot)
 

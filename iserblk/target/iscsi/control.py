@@ -228,17 +228,26 @@ class ControlAnswers:
         self._dm.send_control(slot)
 
     def reject(
-        self, message: memoryview, at: int, reason: int, *, in_place_of_a_response: bool
+        self,
+        message: memoryview,
+        at: int,
+        reason: int,
+        *,
+        in_place_of_a_response: bool,
+        data_sn: int = 0,
     ) -> None:
         """Reject the PDU at ``at``: its header goes back as data (11.17).
         ``in_place_of_a_response``: the initiator waits for an answer to it. If not, and the
-        initiator takes no more PDUs that answer nothing, it is not told."""
+        initiator takes no more PDUs that answer nothing, it is not told. ``data_sn``: see
+        ``pdu.Reject``."""
         if not in_place_of_a_response and not self._may_tell():
             log.info("a PDU %#x was rejected, but the initiator takes no Reject", message[at])
             return
         slot = self._take(message[at : at + bhs.BHS_LENGTH])
         stamp = self._stamp(bhs.IMMEDIATE)  # a rejected PDU used up no CmdSN
-        pdu.Reject(reason=reason, data_length=bhs.BHS_LENGTH, **stamp).pack_into(slot.bhs)
+        pdu.Reject(reason=reason, data_length=bhs.BHS_LENGTH, data_sn=data_sn, **stamp).pack_into(
+            slot.bhs
+        )
         if not in_place_of_a_response:
             self.unexpected.sent(stamp["stat_sn"])
         self._dm.send_control(slot)

@@ -128,8 +128,10 @@ class TargetSession:
         if used + length <= GUARANTEED:
             return True
         if not self._budget.fits(length):
-            self._budget.wait(self._wake)
-            return False
+            self._budget.press()
+            if not self._budget.fits(length):
+                self._budget.wait(self._wake)
+                return False
         return not used or used + length <= DATA_BUDGET
 
     def _wake(self) -> None:

@@ -65,6 +65,7 @@ class TargetTask(TargetSlot):
     __slots__ = (
         "aborted",
         "advertised_from",
+        "age",
         "arrived",
         "buffer",
         "connection",
@@ -99,6 +100,7 @@ class TargetTask(TargetSlot):
         self.filled = 0  # bytes of Data-Out that are in the buffer
         self.arrived = 0  # bytes of unsolicited Data-Out that have come
         self.data_sn = 0  # of the next unsolicited Data-Out
+        self.age = 0  # ticks since the last of them
         self.fetching = 0  # bytes that get_data is fetching; they follow the ``filled`` bytes
         self.advertised_from = 0  # the byte of Data-Out that the Write Base Offset names
         self.flags = 0

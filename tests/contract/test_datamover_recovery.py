@@ -1,0 +1,544 @@
+"""ErrorRecoveryLevel 1 over TCP: what is damaged or lost on the wire comes again (RFC 7143 7)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from iserblk.datamover import arrivals, kept
+from iserblk.datamover.seam import BIDIRECTIONAL, WRITE
+from iserblk.errors import RemoteProtocolError
+from iserblk.iscsi import bhs, pdu
+from iserblk.scsi import sense
+from tests.contract.lossy import DAMAGE, DROP, LEVEL_1, PASS, LossyEnds, Once, passing
+
+SIZE = 40000  # five Data-In, or as many Data-Outs
+DATA = bytes(i * 7 & 255 for i in range(SIZE))
+SEGMENT = LEVEL_1.initiator_recv_data_segment_length
+
+
+@pytest.fixture
+def ends() -> Iterator[LossyEnds]:
+    both = LossyEnds()
+    yield both
+    both.close()
+
+
+def _write(ends: LossyEnds, index: int, data: bytes, unsolicited: int = 16384) -> bytearray:
+    """A write up to the point where its target has all of its data: what came unsolicited, and what
+    it fetched by R2Ts of up to MaxBurstLength."""
+    whole = bytearray(len(data))
+    ends.command(index, WRITE, memoryview(bytearray(data)))
+    ends.settle()
+    at = min(unsolicited, len(data))
+    while at < len(data):
+        size = min(len(data) - at, LEVEL_1.max_burst_length)
+        ends.target.get_data(ends.answers[index], memoryview(whole)[at : at + size], at)
+        ends.settle()
+        at += size
+    return whole
+
+
+# -- an initiator: Data-In -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [DAMAGE, DROP])
+@pytest.mark.parametrize("nth", range(5))
+def test_a_lost_data_in(ends: LossyEnds, what: str, nth: int) -> None:
+    """Its data is asked for; the command ends when it has come, and not before (7.8, 7.9)."""
+    ends.down_wire.fate = Once(what, bhs.DATA_IN, nth)
+    buffer = ends.read(0, SIZE)
+    ends.answer(0, DATA)
+    if what == DROP and nth == 4:  # with the status: nothing shows that there was one
+        assert not ends.responses()
+        ends.ping(77)
+        ends.settle()
+    assert bytes(buffer) == DATA
+    assert ends.responses() == [0]
+    asked = [each for each in ends.snacks() if each.kind == pdu.SNACK_DATA]
+    assert [(each.itt, each.beg_run, each.run_length) for each in asked] in ([(0, nth, 1)], [])
+    assert asked or nth == 4
+
+
+def test_the_response_waits_for_the_data(ends: LossyEnds) -> None:
+    """Nor is a later one acknowledged (7.9)."""
+    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 1, times=2)  # also when it comes again
+    first, second = ends.read(0, SIZE), ends.read(1, 100)
+
+    def lose_the_first(header: bytes) -> str:
+        found = pdu.DataIn.unpack_from(header)
+        return DROP if header[0] == bhs.DATA_IN and found.itt == 0 and found.data_sn == 1 else PASS
+
+    ends.down_wire.fate = lose_the_first
+    ends.answer(0, DATA)
+    ends.answer(1, DATA[:100])
+    assert ends.responses() == [] and bytes(second) == DATA[:100]
+    ends.down_wire.fate = passing
+    ends.tick(arrivals.PATIENCE)
+    assert ends.responses() == [0, 1] and bytes(first) == DATA
+    assert not ends.reasons
+
+
+def test_a_status_with_data_that_is_missing(ends: LossyEnds) -> None:
+    """A SCSI Response tells by its ExpDataSN how many there were (11.4.8)."""
+    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 3, times=2)
+    buffer = ends.read(0, SIZE)
+    ends.target.put_data(ends.answers[0], memoryview(DATA), 0)
+    ends.respond(0, status=2, sense=b"\0\2ab")
+    ends.settle()
+    assert ends.responses() == [0] and bytes(buffer) == DATA
+    (snack,) = ends.snacks()
+    assert (snack.beg_run, snack.run_length) == (3, 2)
+
+
+def test_a_target_that_does_not_count_data(ends: LossyEnds) -> None:
+    """Without an ExpDataSN the missing bytes show it."""
+    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 2, times=3)
+    ends.down_wire.change = lambda header: (
+        header[:36] + bytes(4) + header[40:] if header[0] == bhs.SCSI_RESPONSE else header
+    )
+    buffer = bytearray(SIZE)
+    answer = ends.commanded(0, BIDIRECTIONAL, memoryview(b"-"), memoryview(buffer))
+    ends.target.put_data(answer, memoryview(DATA), 0)
+    ends.respond(0)
+    ends.settle()
+    assert ends.responses() == [0] and bytes(buffer) == DATA
+    assert [(each.beg_run, each.run_length) for each in ends.snacks()] == [(2, 0)]
+
+
+def test_data_that_the_target_does_not_have_any_more(ends: LossyEnds) -> None:
+    """The command ends with CHECK CONDITION, protocol service CRC error (7.8, a.2)."""
+    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 1)
+    ends.read(0, SIZE)
+    ends.target.put_data(ends.answers[0], memoryview(DATA), 0)
+    ends.respond(0)
+    ends.target.flush()
+    ends.target.forget_kept()
+    ends.settle()
+    assert ends.reasons == [(pdu.REJECT_SNACK, 0)]
+    head, behind, _ = next(each for each in ends.up.pdus if each[0][0] == bhs.SCSI_RESPONSE)
+    response = pdu.ScsiResponse.unpack_from(head)
+    assert (response.status, response.itt) == (2, 0)
+    found = sense.decode(behind[2:])
+    assert (found.key, found.code) == (sense.ABORTED_COMMAND, 0x4705)
+
+
+# -- an initiator: statuses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [DAMAGE, DROP])
+def test_a_lost_response(ends: LossyEnds, what: str) -> None:
+    """It is asked for when a later one shows it, and comes up in its order (7.8, 7.9)."""
+    ends.down_wire.fate = Once(what, bhs.SCSI_RESPONSE, 0)
+    for index in range(3):
+        ends.read(index, 100)
+    for index in range(3):
+        ends.respond(index, status=2, sense=b"\0\2ab")
+    ends.settle()
+    assert ends.responses() == [0, 1, 2]
+    (snack,) = ends.snacks()
+    assert (snack.kind, snack.beg_run, snack.run_length) == (pdu.SNACK_STATUS, 100, 1)
+    assert (snack.itt, snack.ttt) == (bhs.NO_TAG, bhs.NO_TAG)
+
+
+def test_a_ping_shows_what_is_missing(ends: LossyEnds) -> None:
+    """The target's, which takes no StatSN (7.1.4.2)."""
+    ends.down_wire.fate = Once(DROP, bhs.SCSI_RESPONSE, 0)
+    ends.read(0, 100)
+    ends.respond(0, status=2)
+    ends.settle()
+    assert not ends.responses()
+    slot = ends.spare()
+    slot.bhs[:] = pdu.NopIn(
+        itt=bhs.NO_TAG, stat_sn=ends.numbers.stat_sn, exp_cmd_sn=5, max_cmd_sn=50
+    ).pack()
+    ends.target.send_control(slot)
+    ends.settle()
+    assert ends.responses() == [0]
+
+
+def test_a_status_that_does_not_come(ends: LossyEnds) -> None:
+    """It is asked for a few times, then the connection is given up."""
+    ends.down_wire.fate = Once(DROP, bhs.SCSI_RESPONSE, 0, lambda each: each[19] == 0, 1000)
+    ends.read(0, 100)
+    ends.read(1, 100)
+    ends.respond(0, status=2)
+    ends.respond(1, status=2)
+    ends.settle()
+    with pytest.raises(RemoteProtocolError, match="status"):
+        ends.tick(arrivals.PATIENCE * (arrivals.MOST_ASKED + 1))
+    assert not ends.responses()
+    assert len(ends.snacks()) == 1 + arrivals.MOST_ASKED
+
+
+def test_a_status_that_the_target_cannot_send_again(ends: LossyEnds) -> None:
+    ends.down_wire.fate = Once(DROP, bhs.SCSI_RESPONSE, 0)
+    ends.read(0, 100)
+    ends.up_wire.fate = Once(DROP, bhs.SNACK_REQUEST, 0)
+    ends.respond(0, status=2)
+    ends.ping(77)
+    ends.settle()
+    assert len(ends.snacks()) == 1
+    snack = pdu.SnackRequest(kind=pdu.SNACK_STATUS, exp_stat_sn=100, beg_run=100, run_length=1)
+    ends.reject(snack.pack(), pdu.REJECT_SNACK)
+    with pytest.raises(RemoteProtocolError, match="lost for good"):
+        ends.settle()
+
+
+def test_a_task_that_ends_while_its_status_waits(ends: LossyEnds) -> None:
+    """Nothing of it comes up later, and the others go on."""
+    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 1, times=1000)
+    ends.read(0, SIZE)
+    ends.read(1, 100)
+    ends.answer(0, DATA)
+    ends.respond(1, status=2)
+    ends.settle()
+    assert not ends.responses()
+    ends.initiator.deallocate_task_resources(ends.slots[0], 0)
+    ends.down_wire.fate = passing
+    ends.tick(arrivals.PATIENCE)
+    assert ends.responses() == [1]
+    ends.acknowledge()
+    ends.settle()
+    assert ends.answers[0].busy == 0
+
+
+# -- acknowledgements ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_a_bit_is_answered(ends: LossyEnds, lost: bool) -> None:
+    """By a DataACK with its LUN and Target Transfer Tag, when nothing is missing (11.7.2).
+
+    proves: ISER-3.2.3-1
+    """
+    if lost:
+        ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 2)
+    ends.read(0, SIZE)
+    ends.answer(0, DATA, acknowledge=True)
+    assert [(slot.index, sn) for slot, sn in ends.down.acknowledged] == [(0, 5)]
+    data_ins = [
+        pdu.DataIn.unpack_from(each) for each in ends.down_wire.sent if each[0] == bhs.DATA_IN
+    ]
+    asking = [each for each in data_ins if each.flags & 0x40]
+    assert [each.data_sn for each in asking] == [4]
+    ack = ends.snacks()[-1]
+    assert ack.kind == pdu.SNACK_DATA_ACK and (ack.beg_run, ack.run_length) == (5, 0)
+    assert (ack.itt, ack.ttt, ack.lun) == (bhs.NO_TAG, asking[0].ttt, asking[0].lun)
+    assert not ends.reasons
+
+
+def test_a_status_acknowledges_its_data(ends: LossyEnds) -> None:
+    ends.up_wire.fate = Once(DROP, bhs.SNACK_REQUEST, 0)
+    ends.read(0, SIZE)
+    ends.answer(0, DATA, acknowledge=True)
+    assert not ends.down.acknowledged and ends.answers[0].busy
+    ends.acknowledge()
+    ends.settle()
+    assert [(slot.index, sn) for slot, sn in ends.down.acknowledged] == [(0, 5)]
+
+
+# -- a target: Data-Out ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [DAMAGE, DROP])
+@pytest.mark.parametrize("nth", range(3))
+def test_a_lost_data_out(ends: LossyEnds, what: str, nth: int) -> None:
+    """A recovery R2T asks for it, with the next R2TSN (7.8)."""
+    ends.up_wire.fate = Once(what, bhs.DATA_OUT, nth, lambda header: header[20:24] != b"\xff" * 4)
+    whole = _write(ends, 0, DATA)
+    if what == DROP and nth == 2:  # the last of them
+        assert not ends.down.filled
+        ends.tick(8)
+    assert whole[16384:] == DATA[16384:]
+    assert ends.down.filled == [ends.answers[0]]
+    r2ts = [
+        pdu.ReadyToTransfer.unpack_from(each) for each in ends.down_wire.sent if each[0] == bhs.R2T
+    ]
+    assert r2ts[-1].r2t_sn == 1 and r2ts[-1].buffer_offset == 16384 + nth * SEGMENT
+    assert len({each.ttt for each in r2ts}) == 2
+    assert len(ends.down.discarded) == (what == DAMAGE)
+    ends.respond(0)
+    ends.settle()
+    assert ends.responses() == [0]
+
+
+def test_a_lost_r2t(ends: LossyEnds) -> None:
+    """It comes again as it was; an initiator that had it takes it for what it is (7.9)."""
+    ends.down_wire.fate = Once(DROP, bhs.R2T, 0)
+    whole = _write(ends, 0, DATA)
+    assert not ends.down.filled
+    ends.tick(4)
+    assert whole[16384:] == DATA[16384:] and ends.down.filled == [ends.answers[0]]
+    r2ts = [each for each in ends.down_wire.sent if each[0] == bhs.R2T]
+    assert len(r2ts) == 2 and r2ts[0] == r2ts[1]
+
+
+def test_an_r2t_that_only_seems_lost(ends: LossyEnds) -> None:
+    """The initiator has it, and its data is late: the data is sent once."""
+    ends.up_wire.fate = Once(DROP, bhs.DATA_OUT, 0, times=1000)
+    _write(ends, 0, DATA)
+    sent = len(ends.up_wire.sent)
+    ends.tick(3)
+    assert len([each for each in ends.down_wire.sent if each[0] == bhs.R2T]) == 2
+    assert len(ends.up_wire.sent) == sent
+
+
+def test_r2ts_behind_a_lost_one(ends: LossyEnds) -> None:
+    """The initiator asks for those that its number shows to be missing."""
+    ends.down_wire.fate = Once(DROP, bhs.R2T, 0, times=2)
+    whole = _write(ends, 0, DATA)
+    ends.tick(6)
+    assert whole[16384:] == DATA[16384:]
+    kinds = [(each.kind, each.beg_run, each.run_length) for each in ends.snacks()]
+    assert kinds == [(pdu.SNACK_DATA, 0, 1)]
+
+
+def test_data_that_never_comes_through(ends: LossyEnds) -> None:
+    ends.up_wire.fate = Once(
+        DAMAGE, bhs.DATA_OUT, 0, lambda header: header[20:24] != b"\xff" * 4, 100000
+    )
+    with pytest.raises(RemoteProtocolError, match="does not come through"):
+        _write(ends, 0, DATA)
+
+
+# -- a target: what a SNACK may ask for ------------------------------------------------------------
+
+
+def _ask(ends: LossyEnds, exp_stat_sn: int = 100, **fields: Any) -> tuple[int, int]:
+    """Send a SNACK past the initiator; returns reason and DataSN of its Reject, or zeros."""
+    slot = ends.slots[6]
+    slot.direction = 0
+    slot.bhs[:] = pdu.SnackRequest(exp_stat_sn=exp_stat_sn, **fields).pack()
+    before = len(ends.reasons)
+    ends.initiator.send_control(slot)
+    ends.settle()
+    return ends.reasons[-1] if len(ends.reasons) > before else (0, 0)
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 100, "run_length": 0}, (0, 0)),
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 0, "run_length": 0}, (0, 0)),
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 100, "run_length": 1}, (0, 0)),
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 100, "run_length": 2}, (4, 0)),
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 101, "run_length": 1}, (4, 0)),
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 99, "run_length": 1}, (4, 0)),
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 100, "run_length": 0xFFFFFFFF}, (4, 0)),
+        ({"kind": pdu.SNACK_STATUS, "beg_run": 0x80000000, "run_length": 5}, (4, 0)),
+        ({"kind": pdu.SNACK_DATA, "itt": 0, "beg_run": 0, "run_length": 0}, (0, 0)),
+        ({"kind": pdu.SNACK_DATA, "itt": 0, "beg_run": 4, "run_length": 1}, (0, 0)),
+        ({"kind": pdu.SNACK_DATA, "itt": 0, "beg_run": 4, "run_length": 2}, (4, 5)),
+        ({"kind": pdu.SNACK_DATA, "itt": 0, "beg_run": 5, "run_length": 0}, (4, 5)),
+        ({"kind": pdu.SNACK_DATA, "itt": 0, "beg_run": 0xFFFFFFFF, "run_length": 1}, (4, 5)),
+        ({"kind": pdu.SNACK_DATA, "itt": 99, "beg_run": 0, "run_length": 0}, (4, 0)),
+        ({"kind": pdu.SNACK_DATA_ACK, "ttt": 7, "beg_run": 5, "run_length": 0}, (8, 0)),
+        ({"kind": pdu.SNACK_DATA_ACK, "beg_run": 5, "run_length": 0}, (8, 0)),
+        ({"kind": pdu.SNACK_R_DATA, "itt": 0, "ttt": 5, "beg_run": 0, "run_length": 0}, (0, 0)),
+        ({"kind": pdu.SNACK_R_DATA, "itt": 0, "ttt": 0, "beg_run": 0, "run_length": 0}, (9, 0)),
+        ({"kind": pdu.SNACK_R_DATA, "itt": 0, "ttt": 5, "beg_run": 1, "run_length": 0}, (9, 0)),
+        ({"kind": pdu.SNACK_R_DATA, "itt": 98, "ttt": 5, "beg_run": 0, "run_length": 0}, (4, 0)),
+        ({"kind": 9, "itt": 0, "beg_run": 0, "run_length": 0}, (9, 0)),
+    ],
+)
+def test_snacks(ends: LossyEnds, fields: dict[str, int], reason: tuple[int, int]) -> None:
+    """What was not sent, or was acknowledged, is a protocol error (11.16), with the number of the
+    next Data-In (11.17.2)."""
+    ends.read(0, SIZE)
+    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 0, times=1000)  # nothing is acknowledged
+    ends.answer(0, DATA)
+    assert _ask(ends, **fields) == reason
+
+
+def test_snacks_for_what_was_acknowledged(ends: LossyEnds) -> None:
+    ends.read(0, SIZE)
+    ends.answer(0, DATA)
+    ends.acknowledge()
+    ends.settle()
+    status = {"kind": pdu.SNACK_STATUS, "beg_run": 100, "run_length": 1}
+    assert _ask(ends, **status) == (pdu.REJECT_PROTOCOL_ERROR, 0)
+    data = {"kind": pdu.SNACK_DATA, "itt": 0, "beg_run": 0, "run_length": 0}
+    assert _ask(ends, **data) == (pdu.REJECT_PROTOCOL_ERROR, 0)
+
+
+def test_exact_replicas(ends: LossyEnds) -> None:
+    """Of Data-In, but for ExpCmdSN and MaxCmdSN (11.16)."""
+    ends.read(0, SIZE)
+    ends.answer(0, DATA)
+    before = [each for each in ends.down_wire.sent if each[0] == bhs.DATA_IN]
+    ends.numbers.max_cmd_sn += 3
+    del ends.down_wire.sent[:]
+    assert _ask(ends, kind=pdu.SNACK_DATA, itt=0, beg_run=1, run_length=4) == (0, 0)
+    again = [each for each in ends.down_wire.sent if each[0] == bhs.DATA_IN]
+    assert [each[:32] + each[36:] for each in again] == [
+        each[:32] + each[36:] for each in before[1:]
+    ]
+    assert all(int.from_bytes(each[32:36], "big") == 53 for each in again)
+    assert ends.responses() == [0]  # once
+
+
+def test_r_data(ends: LossyEnds) -> None:
+    """Data-In in pieces of the present length, from DataSN 0 on; then a SCSI Response with the
+    SNACK Tag and the StatSN that the status had (11.16.3)."""
+    ends.read(0, SIZE)
+    ends.down_wire.fate = Once(DROP, bhs.DATA_IN, 0, times=1000)
+    ends.answer(0, DATA)
+    ends.way.initiator_recv_data_segment_length = 20000
+    del ends.down_wire.sent[:]
+    assert _ask(ends, kind=pdu.SNACK_R_DATA, itt=0, ttt=0x77, beg_run=0, run_length=0) == (0, 0)
+    *data, last = ends.down_wire.sent[:3]
+    assert [
+        (each.data_sn, each.data_length, each.flags & 1)
+        for each in map(pdu.DataIn.unpack_from, data)
+    ] == [(0, 20000, 0), (1, 20000, 0)]
+    response = pdu.ScsiResponse.unpack_from(last)
+    assert (response.opcode, response.snack_tag) == (bhs.SCSI_RESPONSE, 0x77)
+    assert (response.stat_sn, response.exp_data_sn) == (100, 2)
+
+
+def test_r_data_before_the_response(ends: LossyEnds) -> None:
+    ends.read(0, SIZE)
+    assert _ask(ends, kind=pdu.SNACK_R_DATA, itt=0, ttt=0x78, beg_run=0, run_length=0) == (0, 0)
+    ends.answer(0, DATA)
+    response = pdu.ScsiResponse.unpack_from(ends.down_wire.sent[-1])
+    assert (response.opcode, response.snack_tag) == (bhs.SCSI_RESPONSE, 0x78)
+    assert (response.exp_data_sn, ends.responses()) == (5, [0])
+
+
+def test_a_flood_of_snacks(ends: LossyEnds) -> None:
+    """An initiator that asks, and does not take the answers, is cut off."""
+    ends.read(0, SIZE)
+    ends.answer(0, DATA)
+    snack = pdu.SnackRequest(kind=pdu.SNACK_DATA, itt=0, exp_stat_sn=100, beg_run=0, run_length=0)
+    with pytest.raises(RemoteProtocolError, match="flood"):
+        for _ in range(100):
+            ends.target.retransmit(snack)
+
+
+# -- the bound of what is kept ---------------------------------------------------------------------
+
+
+def test_the_oldest_reads_are_kept() -> None:
+    store = kept.Kept(0)
+    for sn in range(kept.MOST_READS + 5):
+        pdu_kept = kept.KeptPdu(bytes((bhs.SCSI_RESPONSE,)) + bytes(47), b"", sn, bytes(8))
+        if store.fits(4096):
+            pdu_kept.data = memoryview(bytes(4096))
+        store.add(sn, pdu_kept)
+    assert store.reads == kept.MOST_READS and store.presses
+    assert [each.itt for each in store.all() if each.data is not None] == list(
+        range(kept.MOST_READS)
+    )
+    gone = store.acknowledge(3)
+    assert [each.itt for each in gone] == [0, 1, 2]
+    for each in gone:
+        store.let_go(each)
+    assert store.reads == kept.MOST_READS - 3 and store.oldest == 3
+
+
+def test_the_oldest_statuses_are_kept() -> None:
+    store = kept.Kept(0)
+    for sn in range(kept.MOST_PDUS + 10):
+        store.add(sn, kept.KeptPdu(bytes(48), b"", sn, b""))
+        surplus = store.surplus()
+        assert (surplus is not None) == (sn >= kept.MOST_PDUS)
+    assert store.statuses(0, kept.MOST_PDUS - 1, sn + 1) != pdu.REJECT_SNACK
+    assert store.statuses(kept.MOST_PDUS, 2, sn + 1) == pdu.REJECT_SNACK
+
+
+@pytest.mark.plain("the bound is a constant of the compiled form")
+def test_more_reads_ask_for_acknowledgements(ends: LossyEnds, monkeypatch: Any) -> None:
+    """From half of the bound on, each by its A bit; so the memory comes back."""
+    monkeypatch.setattr(kept, "MOST_READS", 6)
+    for index in range(6):
+        ends.read(index, 100)
+        ends.answer(index, DATA[:100])
+    # The fourth asks; its SNACK acknowledges by its ExpStatSN those before it, too.
+    assert [each.kind for each in ends.snacks()] == [pdu.SNACK_DATA_ACK]
+    assert [answer.busy for answer in ends.answers[:6]] == [0, 0, 0, 0, 1, 1]
+
+
+# -- everything at once ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_lost(ends: LossyEnds, seed: int) -> None:
+    """Reads and writes under random losses both ways: right bytes, no connection lost."""
+    chance = random.Random(seed)
+    may_be_lost = (bhs.DATA_IN, bhs.SCSI_RESPONSE, bhs.R2T, bhs.DATA_OUT, bhs.SNACK_REQUEST)
+
+    def fate(header: bytes) -> str:
+        opcode = header[0] & bhs.OPCODE_MASK
+        if opcode not in may_be_lost or chance.random() > 0.1:
+            return PASS
+        if opcode == bhs.DATA_OUT and header[20:24] == b"\xff" * 4:
+            return PASS  # unsolicited: the layer above fetches it
+        return chance.choice((DROP, DAMAGE))
+
+    for turn in range(8):
+        reads, sinks = {}, {}
+        ends.up.pdus.clear()
+        ends.up_wire.fate = ends.down_wire.fate = passing
+        ends.next = 0
+        for index in range(6):
+            size = chance.randrange(1, 100_000)
+            data = chance.randbytes(size)
+            for slot in (ends.answers[index], ends.slots[index]):
+                assert not getattr(slot, "busy", 0)
+            if index % 2:
+                ends.command(index, WRITE, memoryview(data))
+                ends.settle()
+                if size > 16384:
+                    sinks[index] = (bytearray(size - 16384), data[16384:])
+            else:
+                reads[index] = (ends.read(index, size), data)
+        ends.up_wire.fate = ends.down_wire.fate = fate
+        at = dict.fromkeys(sinks, 0)
+        asked = set()
+        first = ends.numbers.stat_sn
+        for index, (_, data) in reads.items():
+            ends.target.put_data(ends.answers[index], memoryview(data), 0)
+            ends.respond(index, status=0)
+        for _ in range(2000):
+            for index, (sink, _) in sinks.items():
+                answer = ends.answers[index]
+                if index not in asked and at[index] < len(sink):
+                    size = min(len(sink) - at[index], LEVEL_1.max_burst_length)
+                    view = memoryview(sink)[at[index] : at[index] + size]
+                    ends.target.get_data(answer, view, 16384 + at[index])
+                    at[index] += size
+                    asked.add(index)
+            ends.settle()
+            for slot in ends.down.filled:
+                asked.discard(slot.index)
+            ends.down.filled.clear()
+            if not asked and all(at[index] == len(sink) for index, (sink, _) in sinks.items()):
+                break
+            ends.tick()
+        for index in range(1, 6, 2):
+            ends.respond(index)
+        for _ in range(2000):
+            ends.ping(1000 + turn)
+            ends.tick()
+            if len(ends.responses()) == 6:
+                break
+        assert ends.responses()[:3] == [0, 2, 4] and sorted(ends.responses()) == list(range(6))
+        for got, data in (*reads.values(), *sinks.values()):
+            assert bytes(got) == data
+        stat_sns = [
+            pdu.TargetHeader.unpack_from(head).stat_sn
+            for head, _, _ in ends.up.pdus
+            if pdu.TargetHeader.unpack_from(head).advances_stat_sn
+        ]
+        assert stat_sns == list(range(first, first + len(stat_sns)))
+        for slot in ends.slots[:6]:
+            ends.initiator.deallocate_task_resources(slot, 0)
+        ends.up_wire.fate = ends.down_wire.fate = passing
+        ends.acknowledge()
+        ends.settle()
+        for answer in ends.answers[:6]:
+            ends.target.deallocate_task_resources(answer)
