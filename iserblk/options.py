@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from iserblk.errors import BadArgument, NotSupported
+from iserblk.errors import BadArgument
 from iserblk.metrics.address import parse_address
 from iserblk.names import check_name, shown
 from iserblk.secret import Secret
@@ -180,16 +180,12 @@ def _connections(key: str, value: str) -> int:
     connections = _number(value)
     if not 1 <= connections <= MOST_CONNECTIONS:
         raise BadArgument(f"{key}={shown(value)}: give a number from 1 to {MOST_CONNECTIONS}")
-    if connections > 1:
-        raise NotSupported(f"{key}={connections}: only one connection so far; leave it out")
     return connections
 
 
 def _level(key: str, value: str) -> int:
     if value not in ("0", "1", "2"):
         raise BadArgument(f"{key}={shown(value)}: say 0, 1 or 2")
-    if value != "0":
-        raise NotSupported(f"{key}={value}: only level 0 so far; leave it out")
     return int(value)
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from iserblk.initiator.session import life
+from iserblk.initiator.session import life, recovery
 from iserblk.iscsi import stages
 from iserblk.nbd import handshake
 from iserblk.nbd.kernel import handover
@@ -36,6 +36,13 @@ SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
         "the session stays.",
         life.State.FREE,
         life.TABLE,
+    ),
+    (
+        "One lost connection of several",
+        "`TABLE` in iserblk/initiator/session/recovery.py. The session goes on meanwhile; only "
+        "when the recovery is given up, all of it is reconnected.",
+        recovery.Stage.LOST,
+        recovery.TABLE,
     ),
     (
         "A login, as the initiator sees it",

@@ -178,6 +178,28 @@ class IserInitiator:
         slot.request.header_length = length
         self.queued.append(slot.request)
 
+    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+        """See the seam. A write advertises its whole buffer, also where its data had gone with its
+        command: some of it may be missing at the target."""
+        data = slot.data
+        flags, read_stag, read_base = CONTROL, 0, 0
+        slot.stag = slot.stag_in = slot.base = 0
+        if slot.direction == BIDIRECTIONAL:
+            read_base = self._advertise_both(slot)
+            read_stag = slot.stag_in
+            flags |= (WSV if slot.stag else 0) | (RSV if read_stag else 0)
+            self._pack_header(control, flags, slot.stag, slot.base, read_stag, read_base)
+        elif slot.direction == READ and data is not None:
+            slot.stag, slot.base = self.qp.advertise(data, REMOTE_WRITE)
+            self._pack_header(control, CONTROL | RSV, 0, 0, slot.stag, slot.base)
+        elif slot.direction == WRITE and data is not None:
+            slot.stag, slot.base = self.qp.advertise(data, REMOTE_READ)
+            self._pack_header(control, CONTROL | WSV, slot.stag, slot.base, 0, 0)
+        else:
+            self._pack_header(control, CONTROL, 0, 0, 0, 0)
+        control.request.header_length = self._minimum
+        self.queued.append(control.request)
+
     def _pack_header(
         self,
         slot: PduSlot,

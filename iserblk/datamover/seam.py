@@ -223,6 +223,14 @@ class InitiatorDatamover(Protocol):
         queued."""
         ...
 
+    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+        """Queue the PDU of ``control``, a TASK REASSIGN of the task of ``slot``, which belonged to
+        another datamover; that one is terminated, and its STags with it. ``slot`` has memory of
+        this datamover, with the task's ITT in its BHS. Its buffers are advertised anew, in the
+        header of the TASK REASSIGN, and used until ``deallocate_task_resources`` (RFC 7145 section
+        7.3.3). Raises Busy as ``send_control``."""
+        ...
+
     def flush(self) -> bool:
         """Send what is queued. False: ``progress`` in another thread is sending, and sends this,
         too. Raises ConnectionLost."""

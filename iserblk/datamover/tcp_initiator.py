@@ -48,6 +48,7 @@ _EXP_DATA_SN_OFFSET: Final = 36
 _RESIDUAL_OFFSET: Final = 44
 _STAT_SN_OFFSET: Final = 24
 _WORD: Final = Struct(">I")
+ANY_SN: Final = -1  # the first R2TSN of a write that was reassigned
 _CHECK_CONDITION: Final = 0x02  # SAM-5; the session reads its sense data
 # SenseLength, and fixed format sense data: ABORTED COMMAND, protocol service CRC error (11.4.7.2).
 _CRC_ERROR: Final = bytes.fromhex("0012 70000b000000000a 00000000 4705 00000000")
@@ -173,6 +174,21 @@ class TcpInitiator:
             self._tasks[itt] = _Transfer(data or NOWHERE, slot.data_in or NOWHERE, itt)
             header += slot.inline[: slot.inline_length]
         self._tx.queued.append(self._tx.frame(header, None))
+
+    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+        """See the seam. The target sends all Data-In from DataSN 0, unless it was acknowledged; its
+        R2Ts ask for what it lacks, and go on with their numbers."""
+        (itt,) = bhs.ITT.unpack_from(slot.bhs, bhs.ITT_OFFSET)
+        data = slot.data
+        if slot.direction == BIDIRECTIONAL:
+            transfer = _Transfer(data or NOWHERE, slot.data_in or NOWHERE, itt)
+            self._tasks[itt] = transfer
+        elif slot.direction == READ and data:
+            self._tasks[itt] = _Transfer(None, data, itt)
+        elif slot.direction == WRITE and data:
+            self._tasks[itt] = transfer = _Transfer(data, None, itt)
+            transfer.sn = ANY_SN
+        self._tx.queued.append(self._tx.frame(bytes(control.bhs), None))
 
     def _write_unsolicited(self, transfer: _Transfer, data: memoryview, header: bytes) -> None:
         """Queue the command of a write with its unsolicited data."""
@@ -356,6 +372,8 @@ class TcpInitiator:
         source = None if transfer is None else transfer.source
         if transfer is None or source is None:
             raise RemoteProtocolError("iSCSI", f"R2T for task {r2t.itt:#x}: no such write")
+        if transfer.sn == ANY_SN:
+            transfer.sn = r2t.r2t_sn
         if r2t.r2t_sn != transfer.sn:
             raise RemoteProtocolError("iSCSI", f"R2TSN {r2t.r2t_sn}, expected {transfer.sn}")
         self._answer_r2t(r2t, transfer, source, transfer.asked, 0)

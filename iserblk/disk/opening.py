@@ -27,7 +27,7 @@ from iserblk.errors import (
     NotSupported,
     RemoteProtocolError,
 )
-from iserblk.initiator.connecting.reach import connect
+from iserblk.initiator.connecting.reach import complete, connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Driver, Reconnector
 from iserblk.initiator.session.session import Session
@@ -42,8 +42,12 @@ log = logging.getLogger(__name__)
 async def open_session(address: Address) -> TrioDriver:
     """Connect and log in. The caller starts the driver's ``run``."""
     if address.paths is not None:
-        return await open_path(address.paths, address.url.lun)
-    return TrioDriver(await connect(address.url, address.options, address.options.isid))
+        driver = await open_path(address.paths, address.url.lun)
+        await complete(driver.session, address.options)
+        return driver
+    session = await connect(address.url, address.options, address.options.isid)
+    await complete(session, address.options)
+    return TrioDriver(session)
 
 
 def reconnector(

@@ -1,9 +1,12 @@
-"""Gives a session a new connection: connects, logs in, has its LUNs checked, and hands over.
+"""Gives a session new connections: connects, logs in, has its LUNs checked, and hands over.
 
 A ``Reconnector`` runs in trio, beside the driver of its session or in another thread. One attempt
 is a login with the session's ISID and no TSIH. That is session reinstatement: the target ends
 whatever the lost connection left there (RFC 7143 section 6.3.5). So no old command can take effect
 after what is sent on the new connection.
+
+Where a session that may have several connections has too few of them, one attempt is the login of
+another, with the session's TSIH; the session goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import trio
 
 from iserblk.errors import ConnectionLost, IserblkError, LunChanged, ReservationLost
 from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.driving import SessionDriver
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
@@ -105,6 +109,8 @@ class Reconnector:
             while not self._stopped:
                 if self._wanted:
                     await self._regain()
+                elif self._session.missing and self._session.more is not None:
+                    await self._add(self._session.more)
                 else:
                     self._heard = trio.Event()
                     await self._heard.wait()
@@ -147,6 +153,24 @@ class Reconnector:
                 told = str(outcome)
                 log.warning("%s: not connected: %s; trying again", session.portal, told)
             pause = self._next_pause()
+
+    async def _add(self, more: Callable[[Session], Awaitable[Connection]]) -> None:
+        """Make attempts to add a connection, until there are enough or all are lost."""
+        session = self._session
+        pause, told = FIRST_PAUSE_S, ""
+        while session.missing and not self._stopped:
+            try:
+                with trio.CancelScope() as self._connecting:
+                    session.offer_connection(await more(session))
+                    pause = FIRST_PAUSE_S
+                    self._driver.kick()
+                    continue
+            except (IserblkError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("%s: one connection less: %s", session.portal, told)
+            await self._sleep(pause, pause)
+            pause = min(2 * pause, MOST_PAUSE_S)
 
     def _next_pause(self) -> float:
         pause = self._pause

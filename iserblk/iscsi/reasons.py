@@ -67,6 +67,13 @@ _LOGIN = {
 }
 
 
+_LOGOUT_RESPONSES = {
+    1: "the target does not know the connection",
+    2: "the target does not support connection recovery",
+    3: "the target could not clean up",
+}
+
+
 def _words(table: dict[int, str], value: int, kind: str) -> str:
     return table.get(value, f"{kind} {value:#04x}")
 
@@ -84,6 +91,11 @@ def task_management_response(value: int) -> str:
 def reject_reason(value: int) -> str:
     """The Reason field of a Reject (11.17.1)."""
     return _words(_REJECT, value, "reason")
+
+
+def logout_response(value: int) -> str:
+    """A response other than 0 of a Logout Response."""
+    return _words(_LOGOUT_RESPONSES, value, "logout response")
 
 
 def async_event(value: int) -> str:

@@ -24,6 +24,7 @@ class FakeDatamover:
         self.queued: deque[PduSlot] = deque()
         self.sent: list[tuple[PduSlot, bytes]] = []
         self.ended: list[tuple[PduSlot, int]] = []
+        self.reassigned: list[PduSlot] = []
         self.inbox: deque[bytes | IserblkError] = deque()
         self.greeted = True
         self.disconnected = False
@@ -50,6 +51,10 @@ class FakeDatamover:
 
     def send_control(self, slot: PduSlot) -> None:
         self.queued.append(slot)
+
+    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+        self.reassigned.append(slot)
+        self.queued.append(control)
 
     def flush(self) -> bool:
         if self.busy:

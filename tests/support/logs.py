@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 RECONNECTED = r"connection lost: |connected again after |: not connected|cannot reconnect"
+ONE_OF_SEVERAL = (
+    r": connection \d+ lost: |recovered from the loss of connection |: one connection less: "
+    r"|: \d+ connections so far: |the target takes \d+ connections of a session"
+    r"|the target agrees to error recovery level "
+)
 ANOTHER_PORTAL = (
     r" is used, not |going over to |another portal is tried| is used: cannot connect to "
 )

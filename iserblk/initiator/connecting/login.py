@@ -20,6 +20,7 @@ from iserblk.datamover.stream_initiator import StreamInitiator
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import ByteStream
 from iserblk.errors import ConnectionLost, ConnectTimeout, IserblkError, RemoteProtocolError
+from iserblk.initiator.session.connection import Connection as SessionConnection
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
 from iserblk.initiator.session.slots import TaskSlot
@@ -179,16 +180,12 @@ class Login:
     async def run(self) -> Session:
         count = self._options.queue_depth + CONTROL_SLOTS
         slots = [TaskSlot(index) for index in range(count)]
-        login = await self._negotiate(slots)
+        login = await self._negotiate(list(slots))
         agreed = login.parameters
         session = Session(self._dm, slots, agreed, self._portal, self._options.io_timeout)
-        if self._connection.sends_data_outs(agreed):
-            size = min(agreed.first_burst_length, agreed.target_recv_data_segment_length)
-            most_busy = FEW if self._options.unsolicited_data == "auto" else len(slots)
-            session.queue.connection.allow_data_outs(
-                self._dm.allocate_data_outs(DATA_OUT_SLOTS, size), most_busy
-            )
+        self._allow_data_outs(session.queue.connection)
         session.isid = self.isid
+        session.tsih = login.tsih
         session.busy_poll_us = self._options.busy_poll_us
         session.start(login.cmd_sn, login.exp_cmd_sn, login.max_cmd_sn, login.exp_stat_sn)
         await self._switch(login.parameters, session.queue.connection.datamover)
@@ -198,6 +195,37 @@ class Login:
             self._check(session, "behind the login")
         await self._greet(session)
         return session
+
+    async def join(self, session: Session, cid: int) -> SessionConnection:
+        """Log in a further connection of ``session``. It is to be offered to the session."""
+        self.isid = session.isid
+        queue = session.queue
+        memory = [PduSlot(index) for index in range(len(queue.slots))]
+        login = await self._negotiate(memory, session, cid)
+        agreed = login.parameters
+        connection = SessionConnection(self._dm, memory, agreed, self._portal, cid)
+        self._allow_data_outs(connection)
+        connection.exp_stat_sn = login.exp_stat_sn
+        self._dm.notice_key_values(agreed)
+        connection.datamover = self._dm.enable_datamover()
+        await self._switch(agreed, connection.datamover)
+        datamover = self._dm
+        datamover.flush()
+        while not datamover.greeted:
+            if datamover.wants_write():
+                await trio.lowlevel.wait_writable(datamover.fileno())
+            else:
+                await trio.lowlevel.wait_readable(datamover.fileno())
+            datamover.progress(monotonic())
+        connection.early = [bhs_ + data for bhs_, data in self._received]
+        return connection
+
+    def _allow_data_outs(self, connection: SessionConnection) -> None:
+        agreed = connection.parameters
+        if self._connection.sends_data_outs(agreed):
+            size = min(agreed.first_burst_length, agreed.target_recv_data_segment_length)
+            most_busy = FEW if self._options.unsolicited_data == "auto" else len(connection.memory)
+            connection.allow_data_outs(self._dm.allocate_data_outs(DATA_OUT_SLOTS, size), most_busy)
 
     async def _greet(self, session: Session) -> None:
         """Send the Hello, if there is one, and wait for its answer: what the target agrees to is
@@ -243,11 +271,14 @@ class Login:
         except RemoteProtocolError as error:
             raise at_portal(self._portal, error, ", behind a login that agreed to iSER") from None
 
-    async def _negotiate(self, slots: list[TaskSlot]) -> LoginInitiator:
-        """Run the login phase to its end; the last slot carries its PDUs."""
+    async def _negotiate(
+        self, slots: list[PduSlot], session: Session | None = None, cid: int = 0
+    ) -> LoginInitiator:
+        """Run the login phase to its end; the last slot carries its PDUs. ``session``: that the
+        connection is to join, with that CID; None: it is the first of a new one."""
         options, connection = self._options, self._connection
         digests = not connection.rdma or connection.traditional > 0
-        self._dm.allocate_connection_resources(list(slots), UNEXPECTED)
+        self._dm.allocate_connection_resources(slots, UNEXPECTED)
         if not self.isid:
             self.isid = random_isid()
         login = LoginInitiator(
@@ -271,6 +302,10 @@ class Login:
                 max_connections=options.connections,
                 error_recovery_level=options.error_recovery_level,
                 time2retain=TIME2RETAIN_S if options.error_recovery_level == 2 else 0,
+                leading=None if session is None else session.parameters,
+                tsih=0 if session is None else session.tsih,
+                cid=cid,
+                cmd_sn=1 if session is None else session.queue.cmd_sn,
                 credentials=self.credentials,
             )
         )
@@ -289,7 +324,7 @@ class Login:
             raise at_portal(self._portal, error) from None
         return login
 
-    async def _send(self, slot: TaskSlot, bhs: bytes, data: bytes) -> None:
+    async def _send(self, slot: PduSlot, bhs: bytes, data: bytes) -> None:
         """Send one login PDU. The slot is free: the PDU before it was answered."""
         if len(data) > len(slot.inline):
             raise IserblkError(f"login text of {len(data)} bytes does not fit into one PDU")

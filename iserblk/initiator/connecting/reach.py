@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
 from typing import Generic, NamedTuple, TypeVar
 
 import trio
@@ -44,6 +46,7 @@ from iserblk.initiator.connecting.login import (
 )
 from iserblk.initiator.connecting.redirects import follow
 from iserblk.initiator.connecting.styles import AUTO, CM, STREAM, STYLES
+from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.options import Options
 from iserblk.rcap.iwarp.streaming import StreamingQueuePair
@@ -100,7 +103,52 @@ async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
     reached = await reach(url, options, Login, log_in)
     session = reached.result
     session.provider_reason = reached.reason
+    if reached.url.scheme != url.scheme:
+        options = fallback_options(options)
+    # Further connections are of the same mode (RFC 7145 section 5.1).
+    session.more = partial(_join, reached.url, replace(options, fallback="none"))
     return session
+
+
+async def _join(url: Url, options: Options, session: Session) -> Connection:
+    """Log in one more connection of ``session``. Errors as ``connect``; the session is not
+    changed."""
+    cid = session.free_cid()
+
+    async def log_in(login: Login) -> Connection:
+        return await login.join(session, cid)
+
+    reached = await reach(url, options, Login, log_in)
+    connection = reached.result
+    connection.provider_reason = reached.reason
+    return connection
+
+
+async def complete(session: Session, options: Options) -> None:
+    """Give a session that no driver runs yet the connections that it should have. Those that cannot
+    be had now are left to the reconnector."""
+    agreed = session.parameters
+    if agreed.max_connections < options.connections:
+        log.warning(
+            "%s: the target takes %d connections of a session (MaxConnections), %d were asked for",
+            session.portal,
+            agreed.max_connections,
+            options.connections,
+        )
+    if agreed.error_recovery_level < options.error_recovery_level:
+        log.warning(
+            "%s: the target agrees to error recovery level %d, %d was asked for",
+            session.portal,
+            agreed.error_recovery_level,
+            options.error_recovery_level,
+        )
+    while session.missing and session.more is not None:
+        try:
+            session.offer_connection(await session.more(session))
+        except IserblkError as error:
+            log.warning("%s: %d connections so far: %s", session.portal, session.count, error)
+            return
+        session.progress(monotonic())
 
 
 async def reach(

@@ -51,7 +51,7 @@ class Discovery(Login):
     async def ask(self, value: str) -> list[tuple[str, str]]:
         """Log in, send SendTargets=``value``, and log out; returns the pairs of the answer."""
         slots = [TaskSlot(index) for index in range(_SLOTS)]
-        login = await self._negotiate(slots)
+        login = await self._negotiate(list(slots))
         self._dm.notice_key_values(login.parameters)
         self._dm = self._dm.enable_datamover()
         session = DiscoveryInitiator(login.cmd_sn, login.exp_stat_sn)

@@ -29,6 +29,8 @@ class Connection:
     ``immediate_limit``: what a write may carry in its command; 0 where immediate data was not
     negotiated. ``begun``, ``ended``: commands that were sent here, and those of them that are over;
     the difference is in flight. ``lost``: it is over, and its datamover terminated.
+    ``control_cmd_sns``: then, the CmdSNs of control PDUs that were not answered. ``early``: PDUs
+    that came before the session had it.
     """
 
     __slots__ = (
@@ -36,8 +38,10 @@ class Connection:
         "ahs_limit",
         "begun",
         "cid",
+        "control_cmd_sns",
         "data_outs",
         "datamover",
+        "early",
         "ended",
         "exp_stat_sn",
         "immediate_limit",
@@ -84,6 +88,8 @@ class Connection:
         self.ended = 0
         self.last_heard = monotonic()
         self.lost = False
+        self.control_cmd_sns: list[int] = []
+        self.early: list[bytes] = []
         self.unsent_pongs = 0  # answers to pings since the wire was last seen free
         self._flush_lock = threading.Lock()
 

@@ -20,6 +20,8 @@ from typing import Final
 
 from iserblk.datamover.seam import NO_DATA
 from iserblk.errors import CommandTimeout, ScsiError
+from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.sending import NO_ANSWER
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import ABORTING, QUEUED, SENT, TaskSlot
 from iserblk.iscsi import bhs, pdu, reasons
@@ -84,7 +86,7 @@ class Ladder:
         self._waiting: deque[tuple[TaskSlot, int]] = deque()
         self._now = 0.0  # of the last call that had it as an argument
         self._held_back = 0.0  # since when aborts wait for the target to take a PDU; 0: they do not
-        self._ping: _Ping | None = None
+        self._pings: dict[Connection, _Ping] = {}
         self.aborted = 0  # for statistics: commands that missed their deadline
         self.resets = 0
 
@@ -94,7 +96,8 @@ class Ladder:
             return
         for task in session.queue.tasks:
             if task.state == SENT and now >= task.deadline:
-                self.abort(task, now)
+                if not task.connection.lost:  # else its recovery comes first
+                    self.abort(task, now)
             elif task.state == QUEUED and now >= self._patience(task):
                 session.queue.end_aborted(task, self._timeout(task))
         for step in list(self._steps.values()):
@@ -103,10 +106,15 @@ class Ladder:
         session.queue.grow()
         session.queue.wake_takers()
         self._abort_waiting(now)
+        session.recover(now)
         if session.parting is not None:
             session.parting.tick(now)
         if session.suspended is None:
-            self._keep_alive(now)
+            for connection in session.queue.connections.copy():
+                self._keep_alive(connection, now)
+        for connection in list(self._pings):
+            if connection not in session.queue.connections:
+                del self._pings[connection]
 
     def _patience(self, task: TaskSlot) -> float:
         """When ``task``, which is queued, is given up. A command that is submitted when the target
@@ -122,7 +130,9 @@ class Ladder:
         """End ``task`` as soon as possible: no caller wants its outcome any more."""
         if task.state == QUEUED:
             self.session.queue.end_aborted(task, self._timeout(task))
-        if task.state == SENT:
+        if task.state == SENT and task.connection.lost:
+            task.deadline = 0.0  # it is aborted when it has a connection again
+        elif task.state == SENT:
             log.debug("%s: task %#x cancelled; ABORT TASK", self.session.portal, task.itt)
             task.state = ABORTING
             self._waiting.append((task, task.itt))
@@ -150,7 +160,7 @@ class Ladder:
         queue = self.session.queue
         while waiting and queue.free_controls > SPARE_CONTROLS and not queue.held_back:
             task, itt = waiting.popleft()
-            if task.state == ABORTING and task.itt == itt:
+            if task.state == ABORTING and task.itt == itt and not task.connection.lost:
                 self._request(task, pdu.TMF_ABORT_TASK, now)
         if not waiting or not queue.held_back:
             self._held_back = 0.0
@@ -165,7 +175,8 @@ class Ladder:
 
     def _request(self, task: TaskSlot, function: int, now: float) -> None:
         session = self.session
-        control = session.queue.take_control()
+        connection = None if task.connection.lost else task.connection
+        control = session.queue.take_control(connection)
         if control is None:
             # All control slots wait for an answer, or the target takes no more PDUs: it is gone.
             session.disconnect()
@@ -186,7 +197,7 @@ class Ladder:
     def _climb(self, step: _Step, now: float) -> None:
         """Take the next rung: the answer to ``step`` did not come, or was a refusal."""
         del self._steps[step.task]
-        if not step.wanted:
+        if not step.wanted or step.task.connection.lost:
             return
         if step.gone:
             # No response came before that answer, nor after it: the target never had the command,
@@ -207,6 +218,12 @@ class Ladder:
             del self._steps[step.task]  # the task has ended with the connection
             return
         response = step.control.response
+        if response == NO_ANSWER and step.control.connection.lost:
+            del self._steps[step.task]
+            # A task on the same connection is the matter of its recovery; a reset is repeated.
+            if step.wanted and not step.task.connection.lost:
+                self._request(step.task, step.function, self._now)
+            return
         gone = response == pdu.TMF_TASK_DOES_NOT_EXIST and step.function == pdu.TMF_ABORT_TASK
         if gone and step.wanted:
             # LIO says so also of a command whose response it is about to send.
@@ -262,23 +279,24 @@ class Ladder:
             f"{self.session.io_timeout:g} s and was aborted; is the target slow? raise io-timeout"
         )
 
-    def _keep_alive(self, now: float) -> None:
+    def _keep_alive(self, connection: Connection, now: float) -> None:
         session = self.session
-        if now - session.last_heard < IDLE_S or self._steps:
-            self._ping = None  # a sign of life came, or another answer is waited for
+        if now - connection.last_heard < IDLE_S or self._steps:
+            self._pings.pop(connection, None)  # a sign of life, or another answer is waited for
             return
-        if self._ping is not None and self._ping.pending:
-            if now >= self._ping.until:
-                log.error("%s: no answer to NOP-Out; disconnecting", session.portal)
-                session.disconnect()
+        ping = self._pings.get(connection)
+        if ping is not None and ping.pending:
+            if now >= ping.until:
+                log.error("%s: no answer to NOP-Out; disconnecting", connection.portal)
+                connection.datamover.disconnect()
             return
-        control = session.queue.take_control()
+        control = session.queue.take_control(connection)
         if control is None:
-            if session.queue.held_back and now - session.last_heard >= IDLE_S + STEP_S:
-                log.error("%s: silent, and takes no NOP-Out; disconnecting", session.portal)
-                session.disconnect()
+            if session.queue.held_back and now - connection.last_heard >= IDLE_S + STEP_S:
+                log.error("%s: silent, and takes no NOP-Out; disconnecting", connection.portal)
+                connection.datamover.disconnect()
             return
-        ping = pdu.NopOut(lun=bytes(8), itt=0, ttt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=0)
-        ping.pack_into(control.bhs)
-        self._ping = _Ping(now + STEP_S)
-        session.queue.send_immediate(control, self._ping)
+        question = pdu.NopOut(lun=bytes(8), itt=0, ttt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=0)
+        question.pack_into(control.bhs)
+        self._pings[connection] = ping = _Ping(now + STEP_S)
+        session.queue.send_immediate(control, ping)

@@ -13,6 +13,31 @@ ANSWER_S = 3.0  # how long the Logout Response is waited for
 MOST_WAIT_S = 20.0  # the most of Time2Wait that is obeyed: commands have deadlines
 
 
+class LogoutWaiter:
+    """Waits for the Logout Response. Implements Waiter. ``response``: before it has come, and where
+    it never comes, the one that it was made with. Times are seconds."""
+
+    def __init__(self, response: int) -> None:
+        self.pending = 1
+        self.response = response
+        self.time2wait = 0
+        self.time2retain = 0
+
+    def take(self, message: pdu.LogoutResponse) -> None:
+        """It has come; ``task_done`` follows."""
+        self.response = message.response
+        self.time2wait = message.time2wait
+        self.time2retain = message.time2retain
+
+    def task_done(self) -> None:
+        self.pending = 0
+
+
+def fill_connection_logout(slot: TaskSlot, reason: int, cid: int) -> None:
+    """A Logout Request for one connection, which may be another than the one that carries it."""
+    pdu.LogoutRequest(reason=reason, itt=0, cid=cid, cmd_sn=0, exp_stat_sn=0).pack_into(slot.bhs)
+
+
 def fill_logout(slot: TaskSlot) -> None:
     """A Logout Request that closes the session (RFC 7143 section 11.14)."""
     pdu.LogoutRequest(

@@ -17,6 +17,7 @@ from typing import Final
 from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
 from iserblk.errors import Busy, IserblkError, NotSupported, RemoteProtocolError
 from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Life, State
 from iserblk.initiator.session.slots import (
@@ -50,7 +51,9 @@ class SendQueue:
     everything that ends a task, belong to the thread that runs ``Session.progress``.
 
     ``lock``: the session's; held for a short time, and no thread waits while it holds it. It keeps
-    CmdSN order and wire order the same. ``connection``: the present one. ``corked``: a driver sets
+    CmdSN order and wire order the same. ``connection``: the present one, or the first.
+    ``connections``: all of them; changed by the runner, under the lock. ``descriptors``: of a
+    session that may have several; else None. ``corked``: a driver sets
     it while more submissions are about to come, and calls ``flush`` itself.
     """
 
@@ -64,6 +67,8 @@ class SendQueue:
         """``slots``: their memory is that of ``connection``; the last CONTROL_SLOTS are for control
         PDUs."""
         self.connection = connection
+        self.connections = [connection]
+        self.descriptors: Descriptors | None = None
         self.lock = threading.Lock()
         self.slots = slots
         self.tasks = slots[:-CONTROL_SLOTS]
@@ -230,11 +235,18 @@ class SendQueue:
             # If the session fails from here on, ``fail`` ends the slot: it is in flight.
             self.driver.flush_soon()
 
-    def _send(self, slot: TaskSlot) -> bool:
+    def _send(self, slot: TaskSlot, again: bool = False) -> bool:
         """Number the command and hand it to the datamover. False, and it uses no CmdSN: the
-        datamover has nothing to advertise its data from until another task ends. Under the lock."""
+        datamover has nothing to advertise its data from until another task ends. ``again``: it
+        keeps the numbers that it has. Under the lock."""
         connection = self.connection
-        slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
+        if self.descriptors is not None:
+            connection = self._least_busy()
+            slot.take_memory(connection.memory[slot.index])
+        if not again:
+            slot.itt = (slot.itt + _STEP) & ITT_MASK
+            slot.cmd_sn = self._cmd_sn
+        itt = slot.itt
         length = slot.length
         immediate = 0
         flags = slot.flags
@@ -268,31 +280,47 @@ class SendQueue:
             slot.lun,
             itt,
             length,
-            self._cmd_sn,
+            slot.cmd_sn,
             connection.exp_stat_sn,
             slot.cdb,
         )
-        slot.cmd_sn = self._cmd_sn
-        slot.connection = connection
         before, slot.state = slot.state, SENT
+        where = slot.connection if again else connection
+        slot.connection = connection
         try:
             connection.datamover.send_control(slot)
         except Busy:
             slot.state = before
+            slot.connection = where
             return False
         connection.begun += 1
         if pieces and data is not None:
             connection.data_outs.send(
                 pieces, connection.datamover, data, itt, connection.exp_stat_sn
             )
-        self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
-        self._open -= 1
+        if not again:
+            self._cmd_sn = (self._cmd_sn + 1) & 0xFFFFFFFF
+            self._open -= 1
         return True
+
+    def _least_busy(self) -> Connection:
+        """The connection that has the fewest commands in flight. Under the lock."""
+        best = self.connection
+        for connection in self.connections:
+            if connection.in_flight < best.in_flight:
+                best = connection
+        return best
 
     def flush(self) -> None:
         """Send what is queued. See Connection."""
-        if self.connection.flush():
-            self.driver.blocked()
+        descriptors = self.descriptors
+        if descriptors is None:
+            if self.connection.flush():
+                self.driver.blocked()
+            return
+        for connection in self.connections.copy():
+            if connection.flush():
+                descriptors.update(connection)
 
     def send_waiting(self) -> None:
         """Send commands that waited, as far as the window and the memory allow."""
@@ -315,18 +343,21 @@ class SendQueue:
         is closed."""
         return self._unexpected.full and self._open <= 0
 
-    def take_control(self) -> TaskSlot | None:
-        """A slot for a PDU of ours that is no command; None when all are in flight, when
-        ``held_back``, or when there is no connection."""
+    def take_control(self, connection: Connection | None = None) -> TaskSlot | None:
+        """A slot for a PDU of ours that is no command, to be sent on ``connection``; None: on any.
+        Returns None when all are in flight, when ``held_back``, or when there is no connection."""
         if self.held_back:
             return None
-        return self._take_control()
+        return self.take_control_now(connection)
 
-    def _take_control(self) -> TaskSlot | None:
+    def take_control_now(self, connection: Connection | None = None) -> TaskSlot | None:
+        """The same for a PDU that is sent even if ``held_back``."""
         if not self._life.connected or not self._free_controls:
             return None
         slot = self._free_controls.pop()
-        slot.connection = self.connection
+        slot.connection = self.connection if connection is None else connection
+        if self.descriptors is not None:
+            slot.take_memory(slot.connection.memory[slot.index])
         slot.state = TAKEN
         slot.direction = NO_DATA
         slot.inline_length = 0
@@ -351,13 +382,30 @@ class SendQueue:
             slot.response = NO_ANSWER
             self.end_control(slot)
 
+    def send_numbered_ping(self, slot: TaskSlot, cmd_sn: int, waiter: Waiter) -> None:
+        """Send a ping that has the CmdSN of a PDU that was lost with its connection. It is not
+        immediate, and already within the window. ``slot``, ``waiter``: as for ``send_immediate``.
+        The caller calls ``flush``."""
+        slot.waiter = waiter
+        with self.lock:
+            slot.itt = (slot.itt + _STEP) & ITT_MASK
+            pdu.NopOut(
+                opcode=bhs.NOP_OUT,
+                lun=bytes(8),
+                itt=slot.itt,
+                cmd_sn=cmd_sn,
+                exp_stat_sn=slot.connection.exp_stat_sn,
+            ).pack_into(slot.bhs)
+            slot.state = SENT
+            slot.connection.datamover.send_control(slot)
+
     def _send_control(self, slot: TaskSlot) -> None:
         """Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
         regulated = self._regulated(slot)
         slot.bhs[0] = slot.bhs[0] & bhs.OPCODE_MASK | (0 if regulated else bhs.IMMEDIATE)
-        connection = self.connection
+        connection = slot.connection
         bhs.CMD_SN_EXP_STAT_SN.pack_into(
             slot.bhs, bhs.CMD_SN_OFFSET, self._cmd_sn, connection.exp_stat_sn
         )
@@ -394,7 +442,8 @@ class SendQueue:
         full = connection.datamover.wants_write()
         connection.unsent_pongs = connection.unsent_pongs + 1 if full else 0
         # Not ``take_control``: the target expects an answer to its ping.
-        slot = self._take_control() if connection.unsent_pongs < self.free_controls else None
+        room = connection.unsent_pongs < self.free_controls
+        slot = self.take_control_now(connection) if room else None
         if slot is None:
             raise RemoteProtocolError("iSCSI", "flood of NOP-In pings")
         with self.lock:
@@ -467,7 +516,7 @@ class SendQueue:
                     return
                 self.waiting.remove(slot)
                 self._again.discard(slot)
-        elif slot.state in (SENT, ABORTING):
+        elif slot.state in (SENT, ABORTING) and not slot.connection.lost:
             self._deallocate(slot)
         else:
             return
@@ -487,7 +536,9 @@ class SendQueue:
     @property
     def unsent(self) -> int:
         """PDUs that wait for ``flush``."""
-        return len(self.connection.datamover.queued)
+        if self.descriptors is None:
+            return len(self.connection.datamover.queued)
+        return sum(len(connection.datamover.queued) for connection in self.connections.copy())
 
     @property
     def busy(self) -> int:
@@ -502,6 +553,117 @@ class SendQueue:
     @property
     def in_flight(self) -> int:
         return sum(slot.state >= QUEUED for slot in self.tasks)
+
+    # -- one of several connections: the runner of progress ---------------------------------------
+
+    @property
+    def cmd_sn(self) -> int:
+        """CmdSN of the next command."""
+        return self._cmd_sn
+
+    def join(self, connection: Connection) -> None:
+        """Under the lock: commands may be sent on ``connection``, too."""
+        self.connections.append(connection)
+
+    def lose(self, connection: Connection) -> None:
+        """Under the lock: ``connection``, which is not the only one, is over. Its commands stay in
+        flight, and belong to its Recovery. Its datamover is to be terminated, then ``strand`` is
+        to be called."""
+        connection.lost = True
+        self.connections.remove(connection)
+        self.connection = self.connections[0]
+        for slot in self.slots[len(self.tasks) :]:
+            lost = slot.state == SENT and slot.connection is connection
+            if lost and not slot.bhs[0] & bhs.IMMEDIATE:
+                (cmd_sn,) = bhs.ITT.unpack_from(slot.bhs, bhs.CMD_SN_OFFSET)
+                connection.control_cmd_sns.append(cmd_sn)
+
+    def strand(self, connection: Connection) -> None:
+        """After ``lose``, when the datamover is terminated: its commands have no STags any more,
+        and its control PDUs will not be answered."""
+        for slot in self.slots:
+            if slot.state >= SENT and slot.connection is connection:
+                slot.stag = slot.stag_in = 0
+                if slot.index >= len(self.tasks):
+                    slot.response = NO_ANSWER
+                    self.end_control(slot)
+                elif slot.direction == INLINE:
+                    slot.direction = WRITE
+
+    def stranded(self, connection: Connection) -> list[TaskSlot]:
+        """The commands that are in flight on a lost connection, by CmdSN."""
+        stranded = [
+            slot for slot in self.tasks if slot.state >= SENT and slot.connection is connection
+        ]
+        stranded.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)
+        return stranded
+
+    def acknowledged(self, cmd_sn: int) -> bool:
+        """Whether the target has all PDUs up to this CmdSN, in order."""
+        return serial_lt(cmd_sn, self._exp_cmd_sn)
+
+    def retry(self, slot: TaskSlot) -> bool:
+        """Send a stranded command that the target has not acknowledged once more, with its ITT and
+        CmdSN, on another connection. False: there is no memory for its data now. The caller calls
+        ``flush``."""
+        with self.lock:
+            return self._send(slot, True)
+
+    def requeue(self, slots: list[TaskSlot]) -> None:
+        """Send commands again, as new ones, before any that wait. They are at no target any
+        more."""
+        with self.lock:
+            self.waiting = deque([*slots, *self.waiting])
+            for slot in slots:
+                slot.state = QUEUED
+        self.send_waiting()
+
+    def end_stranded(self, slot: TaskSlot, error: Exception) -> None:
+        """End a stranded command; it is at no target any more."""
+        slot.data = slot.data_in = None
+        self.end(slot, error)
+
+    def reassign(self, slot: TaskSlot, control: TaskSlot, waiter: Waiter) -> bool:
+        """Send TASK REASSIGN for a stranded command, on the connection of ``control``, to which it
+        belongs from now on. ``waiter`` is told of the answer. False: nothing was sent, because
+        there is no memory to advertise its data from."""
+        connection = control.connection
+        control.waiter = waiter
+        with self.lock:
+            control.itt = (control.itt + _STEP) & ITT_MASK
+            pdu.TaskManagementRequest(
+                function=pdu.TMF_TASK_REASSIGN,
+                lun=bytes(8),
+                itt=control.itt,
+                referenced_task_tag=slot.itt,
+                cmd_sn=self._cmd_sn,
+                exp_stat_sn=connection.exp_stat_sn,
+            ).pack_into(control.bhs)
+            slot.take_memory(connection.memory[slot.index])
+            bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, slot.itt)
+            lost, slot.connection = slot.connection, connection
+            try:
+                connection.datamover.reassign(slot, control)
+            except Busy:
+                slot.connection = lost
+                control.state = FREE
+                self._free_controls.append(control)
+                return False
+            connection.begun += 1
+            control.state = SENT
+            self._unexpected.sent(self._cmd_sn)
+            if slot.state == ABORTING:  # once more, on this connection
+                slot.state = SENT
+                slot.deadline = 0.0
+        self.flush()
+        return True
+
+    def take_back(self, slot: TaskSlot) -> None:
+        """The target does not know the command, which is in flight: it is not any more, and keeps
+        its buffers."""
+        data, data_in = slot.data, slot.data_in
+        self._deallocate(slot)
+        slot.data, slot.data_in = data, data_in
 
     # -- from one connection to the next: the runner of progress ----------------------------------
 
@@ -546,6 +708,8 @@ class SendQueue:
             slot.connection = fresh.connection  # and refers no more to the one before
         self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
         self.connection = fresh.connection
+        self.connections = fresh.connections
+        self.descriptors = fresh.descriptors
         self.portal = fresh.portal
         self.max_cmd_sn = fresh.max_cmd_sn
         self._cmd_sn = fresh._cmd_sn

@@ -1,4 +1,4 @@
-"""The full feature phase of a session with one connection at a time (RFC 7143 sections 4.2, 11).
+"""The full feature phase of a session (RFC 7143 sections 4.2, 11).
 
 Threads and what they may do:
 
@@ -15,11 +15,17 @@ touched any more. What was in flight waits in the queue, in CmdSN order, and lat
 it. The reconnector logs in again and **offers** a fresh session; the next ``progress`` **adopts**
 its connection, and sends what waits. Where the driver cannot reconnect, the session ends instead.
 The table of ``life`` has all transitions.
+
+A session may have several connections, if its leading login agreed on that. One that is lost while
+others are left is the matter of a ``Recovery``, and the session goes on. A new one is logged in
+beside the session (``Login.join``), and **offered**, too.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
@@ -32,10 +38,18 @@ from iserblk.errors import (
     RemoteProtocolError,
 )
 from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Event, Life, State
 from iserblk.initiator.session.listeners import LunListeners
-from iserblk.initiator.session.logout import ANSWER_S, DRAIN_S, MOST_WAIT_S, fill_logout
+from iserblk.initiator.session.logout import (
+    ANSWER_S,
+    DRAIN_S,
+    MOST_WAIT_S,
+    LogoutWaiter,
+    fill_logout,
+)
+from iserblk.initiator.session.recovery import Recovery, Stage
 from iserblk.initiator.session.sending import SendQueue
 from iserblk.initiator.session.slots import INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
 from iserblk.iscsi import bhs, pdu, reasons
@@ -178,9 +192,12 @@ class Answers:
                     "iSCSI", f"PDU {opcode:#x} answers task {head.itt:#x}: no such task"
                 )
             slot.response = head.response
+            if isinstance(slot.waiter, LogoutWaiter) and opcode == bhs.LOGOUT_RESPONSE:
+                slot.waiter.take(pdu.LogoutResponse.unpack_from(message, at))
             queue.end_control(slot)
-            if opcode == bhs.LOGOUT_RESPONSE and session.parting is not None:
-                session.parted(pdu.LogoutResponse.unpack_from(message, at), session.parting)
+            parting = session.parting
+            if opcode == bhs.LOGOUT_RESPONSE and slot.waiter is parting and parting is not None:
+                session.parted(pdu.LogoutResponse.unpack_from(message, at), parting)
 
 
 class Session:
@@ -190,6 +207,11 @@ class Session:
     ``provider_reason`` (why this provider carries the connection): of the present connection.
     ``io_timeout``: seconds for one request. ``isid``: of the login; a reconnection uses it again.
     ``busy_poll_us``: how long a driver may look for an answer before it sleeps.
+
+    ``tsih``: of the session at the target. ``more(session)``: logs in a further connection, to be
+    offered to the session. ``wanted``: how many connections it should have. ``recovered``: how many
+    were lost while others went on, and were recovered from; ``reassigned``: tasks that went over to
+    another connection then.
 
     ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
     lost. ``reconnect_at``: the target wants no login before that. ``left_nothing``: the lost
@@ -207,18 +229,33 @@ class Session:
     ) -> None:
         """``slots``: see SendQueue."""
         self.life = Life()
-        connection = Connection(datamover, list(slots), parameters, portal)
+        memory: list[PduSlot] = list(slots)
+        if parameters.max_connections > 1:  # then slots change their memory with each command
+            memory = [PduSlot(slot.index) for slot in slots]
+            for own, slot in zip(memory, slots, strict=True):
+                own.take_memory(slot)
+        connection = Connection(datamover, memory, parameters, portal)
         self.queue = SendQueue(connection, slots, io_timeout, self.life)
+        if parameters.max_connections > 1:
+            self.queue.descriptors = Descriptors()
         self.listeners = LunListeners()
         self.parameters = parameters
         self.io_timeout = io_timeout
         self.provider_reason = ""
         self.isid = b""
+        self.tsih = 0
+        self.more: Callable[[Session], Awaitable[Connection]] | None = None
+        self.wanted = 1
+        self.recovered = 0
+        self.reassigned = 0
+        self._recoveries: list[Recovery] = []
+        self._joined: deque[Connection] = deque()  # offered
         self.busy_poll_us = 0
         self.parting: Parting | None = None
         self.suspended_at = 0.0
         self.reconnect_at = 0.0
         self.left_nothing = False
+        self._over = False  # the target has ended the session, with all connections
         self.reconnects = 0
         self.replayed = 0
         # A session whose connection is to be adopted, or why there will never be one.
@@ -235,6 +272,10 @@ class Session:
         datamover.user = Answers(self, connection)
         datamover.notice_key_values(self.parameters)
         connection.datamover = datamover.enable_datamover()
+        descriptors = self.queue.descriptors
+        if descriptors is not None:
+            self.wanted = self.parameters.max_connections
+            descriptors.add(connection)
         self.life.enter(Event.LOGIN)
 
     def drive(self, driver: SessionDriver) -> None:
@@ -244,7 +285,26 @@ class Session:
     @property
     def last_heard(self) -> float:
         """When anything was received last, for the keep-alive."""
-        return self.queue.connection.last_heard
+        return max(connection.last_heard for connection in self.queue.connections.copy())
+
+    @property
+    def count(self) -> int:
+        """How many connections there are."""
+        return len(self.queue.connections)
+
+    @property
+    def missing(self) -> int:
+        """How many connections there should be more, while there is one."""
+        if not self.life.connected:
+            return 0
+        return max(0, self.wanted - len(self.queue.connections) - len(self._joined))
+
+    def free_cid(self) -> int:
+        """A CID that no connection of the session has, nor one that is being recovered from."""
+        used = {connection.cid for connection in self.queue.connections.copy()}
+        used.update(recovery.lost.cid for recovery in self._recoveries.copy())
+        used.update(connection.cid for connection in self._joined.copy())
+        return next(cid for cid in range(len(used) + 1) if cid not in used)
 
     @property
     def portal(self) -> str:
@@ -270,20 +330,31 @@ class Session:
         return self.queue.driver.new_waiter()
 
     def fileno(self) -> int:
+        descriptors = self.queue.descriptors
+        if descriptors is not None:
+            return descriptors.fileno()
         return self.queue.connection.datamover.fileno()
 
     def wants_write(self) -> bool:
+        if self.queue.descriptors is not None:
+            return False  # they watch it themselves
         return self.queue.connection.datamover.wants_write()
 
     def describe(self) -> dict[str, object]:
-        return {
+        described = {
             **self.queue.connection.datamover.describe(),
             "provider_reason": self.provider_reason,
         }
+        if self.queue.descriptors is not None:
+            described["connections"] = len(self.queue.connections)
+        if self.parameters.error_recovery_level:
+            described["error_recovery_level"] = self.parameters.error_recovery_level
+        return described
 
     def disconnect(self) -> None:
-        """From any thread: cut the connection. The next ``progress`` finds it lost."""
-        self.queue.connection.datamover.disconnect()
+        """From any thread: cut all connections. The next ``progress`` finds them lost."""
+        for connection in self.queue.connections.copy():
+            connection.datamover.disconnect()
 
     # -- completing: the runner of progress and tick ----------------------------------------------
 
@@ -296,6 +367,8 @@ class Session:
         """
         if not self.life.connected and not self._revived(now):
             return 0
+        if self.queue.descriptors is not None:
+            return self._progress_several(now)
         connection = self.queue.connection
         try:
             count = connection.datamover.progress(now)
@@ -306,6 +379,31 @@ class Session:
             connection.last_heard = now
         elif self.queue.waiting:
             self.queue.send_waiting()  # no answer, but perhaps memory that is free again
+        if self.parting is not None:
+            self.parting.tick(now)
+        return count
+
+    def _progress_several(self, now: float) -> int:
+        """``progress``, where there may be several connections."""
+        queue = self.queue
+        self._take_joined(now)
+        count = 0
+        for connection in queue.connections.copy():
+            try:
+                came = connection.datamover.progress(now)
+            except IserblkError as error:
+                self._lose_one(connection, error, now)
+                if not self.life.connected:
+                    return count
+                continue
+            if came:
+                connection.last_heard = now
+                count += came
+            if queue.descriptors is not None:
+                queue.descriptors.update(connection)
+        if not count and queue.waiting:
+            queue.send_waiting()
+        self.recover(now)
         if self.parting is not None:
             self.parting.tick(now)
         return count
@@ -339,8 +437,14 @@ class Session:
         log.warning("%s: asynchronous message: %s", self.portal, words)
         if message.event in (pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE):
             self.leave("as the target had asked", min(message.parameter3, DRAIN_S))
+        elif message.event == pdu.ASYNC_CONNECTION_DROP and len(self.queue.connections) > 1:
+            # Parameter1: the CID, which may be that of another connection (section 11.9.1).
+            for each in self.queue.connections.copy():
+                if each.cid == message.parameter1:
+                    each.datamover.disconnect()
         elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
             self._stay_away(message.parameter2)
+            self._over = True
             raise ConnectionLost(f"{self.portal}: the target announced: {words}")
 
     def rejected(self, message: memoryview, at: int, connection: Connection) -> None:
@@ -363,11 +467,96 @@ class Session:
         connection."""
         self._stay_away(message.time2wait)
         self.left_nothing = not message.response and not self.queue.sent
+        self._over = True
         raise ConnectionLost(f"{self.portal}: logged out, {parting.why}")
 
     def _stay_away(self, time2wait: int) -> None:
         """The target wants no login for ``time2wait`` seconds."""
         self.reconnect_at = monotonic() + min(time2wait, MOST_WAIT_S)
+
+    # -- several connections: the runner of progress ----------------------------------------------
+
+    def offer_connection(self, connection: Connection) -> None:
+        """From any thread: add a connection that was logged in to this session. It comes into
+        effect with the next ``progress``; where it is not wanted any more, it is ended."""
+        with self.queue.lock:
+            if self.life.connected:
+                self._joined.append(connection)
+                return
+        connection.datamover.connection_terminate()
+
+    def _take_joined(self, now: float) -> None:
+        while self._joined:
+            connection = self._joined[0]
+            with self.queue.lock:
+                if connection not in self.queue.connections:
+                    self.queue.join(connection)
+                self._joined.popleft()
+            answers = Answers(self, connection)
+            connection.datamover.user = answers
+            connection.last_heard = now
+            if self.queue.descriptors is not None:
+                self.queue.descriptors.add(connection)
+            log.info("%s: connection %d, of %d", connection.portal, connection.cid, self.wanted)
+            try:
+                for message in connection.early:
+                    answers.control_notify(memoryview(message), 0, 0)
+            except IserblkError as error:
+                self._lose_one(connection, error, now)
+
+    def _lose_one(self, connection: Connection, error: IserblkError, now: float) -> None:
+        """One connection is over: recover from that on the others, if there are any."""
+        queue = self.queue
+        if self._over or len(queue.connections) == 1:
+            self._lose(error)
+            return
+        text = str(error).removeprefix(f"{connection.portal}: ").removeprefix("connection lost: ")
+        log.warning(
+            "%s: connection %d lost: %s; %d are left",
+            connection.portal,
+            connection.cid,
+            text,
+            len(queue.connections) - 1,
+        )
+        with queue.lock:
+            if self.error is not None:
+                return
+            queue.lose(connection)
+            level = self.parameters.error_recovery_level
+            recovery = Recovery(queue, connection, level, self._unwanted, now)
+            self._recoveries.append(recovery)
+        if queue.descriptors is not None:
+            queue.descriptors.remove(connection)
+        connection.datamover.connection_terminate()
+        queue.strand(connection)
+        if queue.driver.reconnect is not None:
+            queue.driver.reconnect()
+
+    def recover(self, now: float) -> None:
+        """Take the steps that are due for connections that were lost. Called about once a second,
+        too."""
+        for recovery in self._recoveries.copy():
+            if recovery not in self._recoveries:
+                return  # all connections are lost
+            recovery.tick(now)
+            if recovery.stage is Stage.GIVEN_UP:
+                problem = recovery.problem
+                assert problem is not None  # it gave up
+                self._lose(problem)
+                return
+            if recovery.stage is Stage.RECOVERED:
+                self._recoveries.remove(recovery)
+                self.recovered += 1
+                self.reassigned += recovery.reassigned
+                self.replayed += recovery.again
+                log.warning(
+                    "%s: recovered from the loss of connection %d: %d tasks reassigned, %d "
+                    "commands sent again",
+                    self.portal,
+                    recovery.lost.cid,
+                    recovery.reassigned,
+                    recovery.again,
+                )
 
     # -- losing a connection, and going on with another: the runner of progress -------------------
 
@@ -393,6 +582,8 @@ class Session:
         self._terminate()
         with self.queue.lock:
             self.queue.put_back()
+            self._recoveries.clear()
+            self._over = False
             self.parting = None
         self.queue.end_sent(self._unwanted)
         with self.queue.lock:
@@ -474,6 +665,9 @@ class Session:
             queue.take_connection(fresh.queue)
             self.parameters = fresh.parameters
             self.provider_reason = fresh.provider_reason
+            self.tsih = fresh.tsih
+            self.more = fresh.more
+            self.wanted = fresh.wanted
             connection = queue.connection
             connection.last_heard = now
         connection.datamover.user = Answers(self, connection)
@@ -499,7 +693,14 @@ class Session:
         fd = self.fileno()
         if fd >= 0:
             self.queue.driver.closing(fd)
-        self.queue.connection.datamover.connection_terminate()
+        with self.queue.lock:
+            joined = list(self._joined)
+            self._joined.clear()
+        lost = [recovery.lost for recovery in self._recoveries]
+        for connection in [*self.queue.connections, *lost, *joined]:
+            connection.datamover.connection_terminate()
+        if self.queue.descriptors is not None:
+            self.queue.descriptors.close()
 
     def fail(self, error: IserblkError) -> None:
         """End the session, and every task with ``error``. No buffer is touched any more."""

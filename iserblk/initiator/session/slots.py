@@ -119,4 +119,9 @@ class TaskSlot(PduSlot):
         out before."""
         if self.direction == BIDIRECTIONAL:
             return False
-        return self.data is not None or self.direction == NO_DATA
+        return self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether the slot still has its whole request, bidirectional or not."""
+        return self.data is not None or self.direction == NO_DATA or self.data_in is not None

@@ -1,0 +1,56 @@
+"""The descriptors of several connections as one, for a driver that polls only one."""
+
+from __future__ import annotations
+
+import select
+import threading
+from contextlib import suppress
+
+from iserblk.initiator.session.connection import Connection
+
+
+class Descriptors:
+    """An epoll instance, which is readable while a connection has something to do.
+
+    Threads: any thread may call ``update``; the runner of ``Session.progress`` calls the others.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._lock = threading.Lock()
+        self._writing: dict[int, bool] = {}  # by descriptor
+
+    def fileno(self) -> int:
+        return -1 if self._epoll.closed else self._epoll.fileno()
+
+    def add(self, connection: Connection) -> None:
+        fd = connection.datamover.fileno()
+        with self._lock:
+            if fd >= 0 and fd not in self._writing and not self._epoll.closed:
+                self._epoll.register(fd, select.EPOLLIN)
+                self._writing[fd] = False
+        self.update(connection)
+
+    def update(self, connection: Connection) -> None:
+        """Wait for room in the socket while the connection has bytes that it did not take."""
+        fd = connection.datamover.fileno()
+        with self._lock:
+            if fd not in self._writing:
+                return
+            wants = connection.datamover.wants_write()
+            if wants is not self._writing[fd]:
+                self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wants else 0))
+                self._writing[fd] = wants
+
+    def remove(self, connection: Connection) -> None:
+        """The connection is about to be terminated."""
+        fd = connection.datamover.fileno()
+        with self._lock:
+            if self._writing.pop(fd, None) is not None:
+                with suppress(OSError):  # it may be closed
+                    self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        with self._lock:
+            self._writing.clear()
+            self._epoll.close()

@@ -1,0 +1,294 @@
+"""What is done about one lost connection of a session whose other connections go on.
+
+The target may still carry out what was sent on it. So a command that was in flight there waits
+until the target has logged that connection out, on another one (RFC 7143 sections 7.14, 11.14):
+
+- With ErrorRecoveryLevel 0 and 1 the logout ends its commands at the target ("close the
+  connection"). They are sent again as new ones.
+- With level 2 ("remove the connection for recovery") the target keeps them, and each is assigned to
+  another connection (TASK REASSIGN). A command that the target does not know any more may have been
+  carried out; it is sent again, as after session reinstatement.
+
+Either way the target discards the commands that it has not acknowledged. They are sent again with
+their CmdSN, so that the sequence has no holes; a ping takes the number of a PDU that is not.
+
+Where a step fails, or is not answered, the recovery is given up: then session reinstatement ends
+everything at the target.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+from iserblk.errors import ConnectionLost, IserblkError, LocalProtocolError
+from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.logout import ANSWER_S, LogoutWaiter, fill_connection_logout
+from iserblk.initiator.session.sending import NO_ANSWER, SendQueue
+from iserblk.initiator.session.slots import SENT, TaskSlot
+from iserblk.iscsi import pdu, reasons
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 5.0  # the longest Time2Wait: commands have deadlines
+STEP_S: Final = 5.0  # how long the target may take over one reassignment
+SPARE_CONTROLS: Final = 4  # control slots that reassignments leave free
+
+
+class Stage(StrEnum):
+    LOST = "lost"  # the datamover is terminated; no buffer is touched any more
+    LOGGING_OUT = "logging out"  # on another connection
+    WAITING = "waiting"  # Time2Wait of the Logout Response
+    REASSIGNING = "reassigning"
+    RECOVERED = "recovered"
+    GIVEN_UP = "given up"  # session reinstatement follows
+
+
+class Event(StrEnum):
+    LOGOUT = "logout"  # the request has left
+    UNHEARD = "the other connection was lost, too"
+    CLOSED = "closed"  # its tasks have ended at the target
+    REMOVED = "removed for recovery"  # its tasks wait for another connection
+    DUE = "Time2Wait is over"
+    DONE = "all tasks are reassigned"
+    FAIL = "fail"
+
+
+TABLE: dict[tuple[Stage, Event], Stage] = {
+    (Stage.LOST, Event.LOGOUT): Stage.LOGGING_OUT,
+    (Stage.LOGGING_OUT, Event.UNHEARD): Stage.LOST,
+    (Stage.LOGGING_OUT, Event.CLOSED): Stage.RECOVERED,
+    (Stage.LOGGING_OUT, Event.REMOVED): Stage.WAITING,
+    (Stage.WAITING, Event.DUE): Stage.REASSIGNING,
+    (Stage.REASSIGNING, Event.DONE): Stage.RECOVERED,
+    (Stage.LOST, Event.FAIL): Stage.GIVEN_UP,
+    (Stage.LOGGING_OUT, Event.FAIL): Stage.GIVEN_UP,
+    (Stage.WAITING, Event.FAIL): Stage.GIVEN_UP,
+    (Stage.REASSIGNING, Event.FAIL): Stage.GIVEN_UP,
+}
+
+
+class _Ping:
+    """Takes the CmdSN of a PDU that was lost, and is not sent again. Implements Waiter."""
+
+    pending = 1
+
+    def task_done(self) -> None:
+        """The target has it: there is nothing more to do."""
+
+
+class _Reassignment:
+    """Waits for the answer to one TASK REASSIGN. The slot ``control`` of the request is in use
+    again after ``task_done``, so its response is kept."""
+
+    def __init__(self, task: TaskSlot, control: TaskSlot, until: float) -> None:
+        self.task = task
+        self.itt = task.itt
+        self.connection = control.connection
+        self.until = until
+        self.response = NO_ANSWER
+        self.pending = 1
+        self._control = control
+
+    def task_done(self) -> None:
+        self.pending = 0
+        self.response = self._control.response
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the task is in flight on the connection that it was assigned to."""
+        task = self.task
+        return task.state >= SENT and task.itt == self.itt and task.connection is self.connection
+
+
+class Recovery:
+    """The recovery of the connection ``lost``. All methods belong to the runner of
+    ``Session.progress``. ``reassigned``, ``again``: how many tasks were reassigned, and how many
+    commands were sent once more."""
+
+    def __init__(
+        self,
+        queue: SendQueue,
+        lost: Connection,
+        level: int,
+        unwanted: Callable[[TaskSlot], IserblkError],
+        now: float,
+    ) -> None:
+        """``lost``: ``queue.lose`` was called, and its datamover is terminated. ``level``: the
+        ErrorRecoveryLevel of the session. ``unwanted(slot)``: the error of a command that is not
+        sent again."""
+        self.stage = Stage.LOST
+        self.lost = lost
+        self.problem: IserblkError | None = None
+        self.reassigned = 0
+        self.again = 0
+        self._queue = queue
+        self._level = level
+        self._unwanted = unwanted
+        wait = lost.parameters.default_time2wait
+        self._at = now + wait  # of the next step
+        self._until = self._at + ANSWER_S
+        self._logout = LogoutWaiter(NO_ANSWER)
+        self._todo: deque[TaskSlot] = deque()  # to be reassigned
+        self._asked: list[_Reassignment] = []
+        if wait > PATIENCE_S:
+            self._give_up(f"DefaultTime2Wait is {wait} s")
+
+    def _enter(self, event: Event) -> None:
+        after = TABLE.get((self.stage, event))
+        if after is None:
+            raise LocalProtocolError(f"a connection that is {self.stage} cannot take: {event}")
+        self.stage = after
+
+    def _give_up(self, why: str) -> None:
+        self.problem = ConnectionLost(f"{self.lost.portal}: connection {self.lost.cid}: {why}")
+        self._enter(Event.FAIL)
+
+    @property
+    def over(self) -> bool:
+        return self.stage is Stage.RECOVERED or self.stage is Stage.GIVEN_UP
+
+    def tick(self, now: float) -> None:
+        """Take the steps that are due. Afterwards ``stage`` may be RECOVERED, or GIVEN_UP because
+        of ``problem``."""
+        if self.stage is Stage.LOGGING_OUT:
+            self._take_answer(now)
+        if self.stage is Stage.LOST and now >= self._at:
+            self._log_out(now)
+        if self.stage is Stage.WAITING and now >= self._at:
+            self._enter(Event.DUE)
+        if self.stage is Stage.REASSIGNING:
+            self._reassign(now)
+
+    def _log_out(self, now: float) -> None:
+        control = self._queue.take_control()
+        if control is None:
+            if now >= self._until:
+                self._give_up("no PDU can be sent that logs it out")
+            return
+        reason = pdu.LOGOUT_FOR_RECOVERY if self._level == 2 else pdu.LOGOUT_CLOSE_CONNECTION
+        fill_connection_logout(control, reason, self.lost.cid)
+        self._logout = LogoutWaiter(NO_ANSWER)
+        self._enter(Event.LOGOUT)
+        self._queue.send_immediate(control, self._logout)
+
+    def _take_answer(self, now: float) -> None:
+        logout = self._logout
+        if logout.pending:
+            if now >= self._until:
+                self._give_up("its logout is not answered")
+            return
+        if logout.response == NO_ANSWER and now < self._until:
+            self._enter(Event.UNHEARD)
+        elif logout.response == pdu.LOGOUT_NO_RECOVERY and self._level == 2:
+            self._level = 1  # its tasks have to end, then
+            self._enter(Event.UNHEARD)
+        elif logout.response == pdu.LOGOUT_CID_NOT_FOUND or (
+            logout.response == pdu.LOGOUT_SUCCESS and (self._level < 2 or not logout.time2retain)
+        ):
+            acknowledged = self._settle()
+            if acknowledged is not None:
+                self._send_again(acknowledged, lambda slot: slot.complete)
+                self._enter(Event.CLOSED)
+        elif logout.response == pdu.LOGOUT_SUCCESS and logout.time2wait <= PATIENCE_S:
+            self._at = now + logout.time2wait
+            self._until = self._at + logout.time2retain
+            acknowledged = self._settle()
+            if acknowledged is None:
+                return
+            if not all(slot.whole for slot in acknowledged):
+                self._give_up("a command was interrupted while its answer was taken in")
+                return
+            self._todo.extend(acknowledged)
+            self._enter(Event.REMOVED)
+        elif logout.response == pdu.LOGOUT_SUCCESS:
+            self._give_up(f"Time2Wait is {logout.time2wait} s")
+        else:
+            self._give_up(f"logout: {reasons.logout_response(logout.response)}")
+
+    def _settle(self) -> list[TaskSlot] | None:
+        """The target has discarded the commands that it had not acknowledged: send them again, with
+        their CmdSN. Returns the others, by CmdSN. None: not possible, the recovery is given up."""
+        queue = self._queue
+        stranded = queue.stranded(self.lost)
+        numbers = [slot.cmd_sn for slot in stranded] + self.lost.control_cmd_sns
+        missing = {cmd_sn for cmd_sn in numbers if not queue.acknowledged(cmd_sn)}
+        acknowledged = [slot for slot in stranded if slot.cmd_sn not in missing]
+        later = []
+        for slot in stranded:
+            if slot.cmd_sn not in missing:
+                continue
+            # A bidirectional command can be sent again, too: it was not carried out.
+            if slot.state == SENT and slot.whole and queue.retry(slot):
+                self.again += 1
+                missing.remove(slot.cmd_sn)
+            else:
+                later.append(slot)
+        for cmd_sn in missing:
+            control = queue.take_control_now()
+            if control is None:
+                self._give_up(f"no PDU can be sent that has CmdSN {cmd_sn}")
+                return None
+            queue.send_numbered_ping(control, cmd_sn, _Ping())
+        queue.flush()
+        self._send_again(later, lambda slot: slot.whole)
+        return acknowledged
+
+    def _send_again(self, slots: list[TaskSlot], may: Callable[[TaskSlot], bool]) -> None:
+        """Send those again as new commands that ``may`` be, and end the others."""
+        again = [slot for slot in slots if slot.state == SENT and may(slot)]
+        for slot in slots:
+            if slot not in again:
+                self._queue.end_stranded(slot, self._unwanted(slot))
+        self.again += len(again)
+        self._queue.requeue(again)
+
+    def _reassign(self, now: float) -> None:
+        queue = self._queue
+        while self._todo and queue.free_controls > SPARE_CONTROLS and not queue.held_back:
+            task = self._todo.popleft()
+            control = queue.take_control()
+            if control is None:
+                self._todo.appendleft(task)
+                break
+            waiter = _Reassignment(task, control, now + STEP_S)
+            if not queue.reassign(task, control, waiter):
+                self._give_up("there is no memory for a reassignment")
+                return
+            self._asked.append(waiter)
+        if self._todo and now >= self._until:
+            self._give_up("Time2Retain is over")
+            return
+        for waiter in list(self._asked):
+            if waiter.pending and now < waiter.until:
+                continue
+            self._asked.remove(waiter)
+            if not waiter.wanted or waiter.connection.lost:
+                continue  # it has ended, or the recovery of that connection sees to it
+            if waiter.pending:
+                self._give_up("TASK REASSIGN is not answered")
+                return
+            self._outcome(waiter)
+            if self.over:
+                return
+        if not self._todo and not self._asked:
+            self._enter(Event.DONE)
+
+    def _outcome(self, waiter: _Reassignment) -> None:
+        task = waiter.task
+        if waiter.response == pdu.TMF_COMPLETE:
+            self.reassigned += 1
+        elif waiter.response == pdu.TMF_TASK_DOES_NOT_EXIST:
+            # It may have ended, and its status was lost.
+            if task.state == SENT and task.complete:
+                self.again += 1
+                self._queue.take_back(task)
+                self._queue.requeue([task])
+            else:
+                self._queue.end_aborted(task, self._unwanted(task))
+        else:
+            words = reasons.task_management_response(waiter.response)
+            self._give_up(f"TASK REASSIGN: {words}")
