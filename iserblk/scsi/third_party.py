@@ -12,6 +12,9 @@ segment descriptor 02h (block device to block device), 28 bytes
     0 02h   1 bit 1 DC, bit 0 CAT   2 H length of what follows (24)   4 H source   6 H destination,
     both an index of CSCD descriptors   10 H BLOCK DEVICE NUMBER OF BLOCKS, of the destination's
     size with DC, else of the source's   12 Q source LBA   20 Q destination LBA
+COPY STATUS
+    0 I AVAILABLE DATA (8)   4 bit 7 HDD, bits 6-0 COPY MANAGER STATUS   5 H SEGMENTS PROCESSED
+    7 TRANSFER COUNT UNITS (n: 1024 to the power of n bytes)   8 I TRANSFER COUNT
 OPERATING PARAMETERS
     0 I AVAILABLE DATA (what follows)   4 bit 0 SNLID   8 H, 10 H most CSCD and segment descriptors
     12 I longest descriptor list   16 I longest segment   20 I longest inline data   24 I HELD DATA
@@ -33,7 +36,14 @@ from iserblk.scsi import inquiry, opcodes
 
 # Service actions.
 EXTENDED_COPY_LID1 = 0x00
+COPY_STATUS = 0x00  # of RECEIVE COPY RESULTS, as the next
 OPERATING_PARAMETERS = 0x03
+
+# LIST ID USAGE, and COPY MANAGER STATUS.
+NO_LIST_ID = 3
+IN_PROGRESS = 0
+COMPLETED = 1
+FAILED = 2
 
 # Descriptor type codes.
 BLOCK_TO_BLOCK = 0x02
@@ -55,6 +65,7 @@ _HEADER = struct.Struct(">BBH4xII")
 _CSCD = struct.Struct(">BB2xBBxB20sxBH")
 _SEGMENT = struct.Struct(">BBHHH2xHQQ")
 _OPERATING = struct.Struct(">IB3xHHIIIII2xHBBBB3xB")
+_STATUS = struct.Struct(">IBHBI")
 _COMMANDS = 0x0001
 _PARAMETER_DATA = 0x0004
 _DESCRIPTORS = 0x0008
@@ -87,12 +98,23 @@ class Segment(NamedTuple):
 
 
 class CopyList(NamedTuple):
-    """The parameter list of EXTENDED COPY(LID1). ``inline``: bytes of inline data."""
+    """The parameter list of EXTENDED COPY(LID1). ``inline``: bytes of inline data. ``usage``: LIST
+    ID USAGE."""
 
     list_id: int
     cscds: list[Cscd]
     segments: list[Segment]
     inline: int = 0
+    usage: int = 0
+
+
+class CopyStatus(NamedTuple):
+    """What COPY STATUS tells of a copy. ``state``: COPY MANAGER STATUS. ``segments``: that were
+    processed. ``transferred``: bytes; decoded, they may be rounded down."""
+
+    state: int
+    segments: int = 0
+    transferred: int = 0
 
 
 class Limits(NamedTuple):
@@ -137,7 +159,9 @@ def encode_copy_list(copy: CopyList) -> bytes:
         _SEGMENT.pack(each.kind, each.flags, SEGMENT_LENGTH - 4, *each[2:])
         for each in copy.segments
     )
-    return _HEADER.pack(copy.list_id, 0, len(cscds), len(segments), 0) + cscds + segments
+    return (
+        _HEADER.pack(copy.list_id, copy.usage << 3, len(cscds), len(segments), 0) + cscds + segments
+    )
 
 
 def decode_copy_list(data: bytes | memoryview) -> CopyList:
@@ -146,14 +170,15 @@ def decode_copy_list(data: bytes | memoryview) -> CopyList:
     raw = bytes(data)
     if len(raw) < HEADER_LENGTH:
         raise RemoteProtocolError("SCSI", f"EXTENDED COPY with {len(raw)} bytes")
-    list_id, _, cscd_length, segment_length, inline = _HEADER.unpack_from(raw)
+    list_id, flags, cscd_length, segment_length, inline = _HEADER.unpack_from(raw)
     end = HEADER_LENGTH + cscd_length + segment_length
     if cscd_length % CSCD_LENGTH or end + inline > len(raw):
         raise RemoteProtocolError("SCSI", f"EXTENDED COPY lists {end + inline} of {len(raw)} bytes")
     cscds = [
         _cscd(raw, at) for at in range(HEADER_LENGTH, HEADER_LENGTH + cscd_length, CSCD_LENGTH)
     ]
-    return CopyList(list_id, cscds, _segments(raw[HEADER_LENGTH + cscd_length : end]), inline)
+    segments = _segments(raw[HEADER_LENGTH + cscd_length : end])
+    return CopyList(list_id, cscds, segments, inline, flags >> 3 & 3)
 
 
 def _cscd(raw: bytes, at: int) -> Cscd:
@@ -192,6 +217,22 @@ def _segments(raw: bytes) -> list[Segment]:
     return found
 
 
+def encode_copy_status(status: CopyStatus) -> bytes:
+    """The data of RECEIVE COPY RESULTS for COPY STATUS. Large counts are rounded down."""
+    units, count = 0, status.transferred
+    while count >> 32:
+        units, count = units + 1, count >> 10
+    return _STATUS.pack(_STATUS.size - 4, status.state, status.segments, units, count)
+
+
+def decode_copy_status(data: bytes | memoryview) -> CopyStatus:
+    """Raises RemoteProtocolError when it is cut short."""
+    if len(data) < _STATUS.size:
+        raise RemoteProtocolError("SCSI", f"COPY STATUS of {len(data)} bytes")
+    _, state, segments, units, count = _STATUS.unpack_from(data)
+    return CopyStatus(state & 0x7F, segments, count << 10 * min(units, 8))
+
+
 def encode_operating_parameters(limits: Limits) -> bytes:
     """The data of RECEIVE COPY RESULTS for OPERATING PARAMETERS: a copy manager of the descriptors
     02h and E4h, without inline and held data."""
@@ -223,7 +264,7 @@ def encode_vpd(limits: Limits) -> bytes:
     commands = bytes(
         (
             *(opcodes.EXTENDED_COPY, 1, EXTENDED_COPY_LID1),
-            *(opcodes.RECEIVE_COPY_RESULTS, 1, OPERATING_PARAMETERS),
+            *(opcodes.RECEIVE_COPY_RESULTS, 2, COPY_STATUS, OPERATING_PARAMETERS),
         )
     )
     codes = bytes((BLOCK_TO_BLOCK, IDENTIFICATION))

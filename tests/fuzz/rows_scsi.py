@@ -160,6 +160,11 @@ ROWS = (
     decoder("set port groups", alua.decode_set, alua.encode_set({1: 0, 2: alua.STANDBY})),
     decoder("port identity", alua.decode_port_identity, _PORT_PAGE, _DESIGNATORS),
     decoder("PR OUT", reservations.decode_parameters, reservations.encode_parameters(_OUT)),
+    decoder(
+        "copy status",
+        third_party.decode_copy_status,
+        third_party.encode_copy_status(third_party.CopyStatus(1, 2, 1 << 20)),
+    ),
     decoder("copy list", third_party.decode_copy_list, _COPY),
     decoder("PR SPEC_I_PT", reservations.decode_parameters, _SPECIFIED),
     decoder("PR move", reservations.decode_move_parameters, _MOVED),

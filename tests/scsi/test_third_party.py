@@ -76,11 +76,25 @@ def test_operating_parameters() -> None:
     )
 
 
+def test_copy_status() -> None:
+    """Bytes of SPC-4; a count that has no room is in larger units."""
+    status = third_party.CopyStatus(third_party.COMPLETED, 3, 0x12345678)
+    data = third_party.encode_copy_status(status)
+    assert data == bytes.fromhex("00000008 01 0003 00 12345678")
+    assert third_party.decode_copy_status(data) == status
+    large = third_party.CopyStatus(third_party.FAILED, 256, 64 << 30)
+    data = third_party.encode_copy_status(large)
+    assert data == bytes.fromhex("00000008 02 0100 01 04000000")
+    assert third_party.decode_copy_status(data) == large
+    with pytest.raises(RemoteProtocolError):
+        third_party.decode_copy_status(data[:11])
+
+
 def test_vpd_page() -> None:
     """Third-party Copy VPD page: Supported Commands, Parameter Data, Supported Descriptors, General
     Copy Operations, each padded to a multiple of 4 bytes."""
     body = bytes.fromhex(
-        "0001 0008 06 830100 840103 00"
+        "0001 0008 07 830100 84020003"
         "0004 001c 00000000 0010 0100 00001e00 00000000 000000000000000000000000"
         "0008 0004 02 02e4 00"
         "8001 0020 00000010 00000010 10000000 09 00 000000000000000000000000000000000000"

@@ -108,6 +108,11 @@ _LIST: Final = (
         "83 00 00 00 00 00 00 00 00 00 ff ff ff ff 00 00", copying.begin_extended_copy, CHANGES
     ),
     _command(
+        "84 00 ff 00 00 00 00 00 00 00 ff ff ff ff 00 00",
+        copying.begin_receive_copy_results,
+        CHANGES,
+    ),
+    _command(
         "84 03 00 00 00 00 00 00 00 00 ff ff ff ff 00 00",
         copying.begin_receive_copy_results,
         CHANGES,

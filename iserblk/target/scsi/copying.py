@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import sense, third_party
-from iserblk.scsi.third_party import Cscd, Segment
+from iserblk.scsi.third_party import CopyStatus, Cscd, Segment
 from iserblk.target.scsi.block import check_writable
-from iserblk.target.scsi.ended import CheckCondition, ReservationConflict
+from iserblk.target.scsi.ended import CheckCondition, ReservationConflict, invalid_field
 from iserblk.target.scsi.reservations import READS
 from iserblk.target.scsi.task import DeviceTask, check_wanted
 from iserblk.target.scsi.unit import COPY_LIMITS, LogicalUnit
@@ -36,9 +36,15 @@ class _Piece(NamedTuple):
 
 
 def begin_receive_copy_results(task: DeviceTask, unit: LogicalUnit) -> None:
-    """OPERATING PARAMETERS, the only service action: nothing is kept of copies that have ended."""
-    _, _, _, allocation = third_party.RESULTS_CDB.unpack_from(task.cdb)
-    task.respond(third_party.encode_operating_parameters(COPY_LIMITS), allocation)
+    """OPERATING PARAMETERS, and COPY STATUS of a copy of this nexus, once if it has ended."""
+    _, action, list_id, allocation = third_party.RESULTS_CDB.unpack_from(task.cdb)
+    if action & 0x1F == third_party.OPERATING_PARAMETERS:
+        task.respond(third_party.encode_operating_parameters(COPY_LIMITS), allocation)
+        return
+    status = unit.copies.tell(task.nexus.name, list_id)
+    if status is None:
+        raise invalid_field(2)
+    task.respond(third_party.encode_copy_status(status), allocation)
 
 
 def begin_extended_copy(task: DeviceTask, unit: LogicalUnit) -> None:
@@ -83,19 +89,40 @@ def _extended_copy(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
         raise _refused(sense.UNSUPPORTED_TARGET_DESCRIPTOR)
     if any(each.kind != third_party.BLOCK_TO_BLOCK for each in copy.segments):
         raise _refused(sense.UNSUPPORTED_SEGMENT_DESCRIPTOR)
+    name = task.nexus.name
+    list_id = None if copy.usage == third_party.NO_LIST_ID else copy.list_id
+    copies = task.unit.copies
+    if list_id is not None and copies.is_in_progress(name, list_id):
+        raise _refused(sense.OPERATION_IN_PROGRESS)
     units = [_find(task, each) for each in copy.cscds]
     pieces = [_check(task, segment, units) for segment in copy.segments]
+    if list_id is not None:
+        copies.tell(name, list_id)  # which forgets the last copy of that number
+    if not pieces:
+        if list_id is not None:
+            copies.note(name, list_id, CopyStatus(third_party.COMPLETED))
+        return True
 
     def run(task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
         if nowait:
             return False
-        for piece in pieces:
-            _copy(task, piece)
-        task.unit.settle(task.nexus)
+        state, done, transferred = third_party.FAILED, 0, 0
+        if list_id is not None:
+            copies.note(name, list_id, CopyStatus(third_party.IN_PROGRESS))
+        try:
+            for piece in pieces:
+                _copy(task, piece)
+                done, transferred = done + 1, transferred + piece.length
+                if list_id is not None:
+                    so_far = CopyStatus(third_party.IN_PROGRESS, done, transferred)
+                    copies.note(name, list_id, so_far)
+            task.unit.settle(task.nexus)
+            state = third_party.COMPLETED
+        finally:
+            if list_id is not None:
+                copies.note(name, list_id, CopyStatus(state, done, transferred))
         return True
 
-    if not pieces:
-        return True
     task.execute = run
     return run(task, buffer, nowait)
 

@@ -186,6 +186,7 @@ class DeviceServer:
         for unit in self._units.values():
             if unit.reservations.reserved_by is nexus:
                 unit.reservations.lose(nexus)
+            unit.copies.forget(nexus.name)
         self._views.pop(nexus, None)
         with self._attending:
             self._nexuses.discard(nexus)

@@ -246,3 +246,85 @@ def test_what_hosts_ask_first(place: Place) -> None:
     wrong = bytearray(third_party.receive_copy_results(3))
     wrong[9] = 1
     assert place.client.code(bytes(wrong)) == INVALID_FIELD
+
+
+# -- COPY STATUS -----------------------------------------------------------------------------------
+
+STATUS = third_party.receive_copy_results(third_party.COPY_STATUS, 7)
+FOUND = Segment(2, 0, 0, 1, 16, 8, 100)
+
+
+def listed(place: Place, *segments: Segment, list_id: int = 7, usage: int = 0) -> Answer:
+    return place.send(CopyList(list_id, place.cscds, list(segments), usage=usage))
+
+
+def test_the_status_of_a_copy_is_told_once(place: Place) -> None:
+    assert place.client.code(STATUS) == INVALID_FIELD
+    assert listed(place, FOUND, Segment(2, 0, 0, 1, 1, 0, 0)).code == GOOD
+    other = third_party.receive_copy_results(third_party.COPY_STATUS, 8)
+    assert place.client.code(other) == INVALID_FIELD
+    status = third_party.decode_copy_status(place.client.data(STATUS))
+    assert status == (third_party.COMPLETED, 2, 17 * BLOCK)
+    assert place.client.code(STATUS) == INVALID_FIELD
+
+
+def test_a_copy_without_an_identifier_has_no_status(place: Place) -> None:
+    assert listed(place, FOUND, list_id=0, usage=third_party.NO_LIST_ID).code == GOOD
+    none = third_party.receive_copy_results(third_party.COPY_STATUS, 0)
+    assert place.client.code(none) == INVALID_FIELD
+
+
+@pytest.mark.logs("EXTENDED COPY: ")
+def test_a_copy_that_fails_says_how_far_it_came(place: Place) -> None:
+    reads = place.stores[0].read_into
+
+    def read_into(buffer: memoryview, offset: int, nowait: bool) -> bool:
+        if offset == 0:
+            raise OSError(5, "Input/output error")
+        return reads(buffer, offset, nowait)
+
+    place.stores[0].read_into = read_into  # type: ignore[method-assign]
+    assert listed(place, FOUND, Segment(2, 0, 0, 1, 1, 0, 0)).code[0] == sense.COPY_ABORTED
+    status = third_party.decode_copy_status(place.client.data(STATUS))
+    assert status == (third_party.FAILED, 1, 16 * BLOCK)
+
+
+def test_a_copy_that_was_refused_has_none_and_one_without_segments_has(place: Place) -> None:
+    assert listed(place).code == GOOD
+    assert third_party.decode_copy_status(place.client.data(STATUS)) == (
+        third_party.COMPLETED,
+        0,
+        0,
+    )
+    assert listed(place, Segment(2, 0, 0, 1, 16, 1 << 40, 0)).code == OUT_OF_RANGE
+    assert place.client.code(STATUS) == INVALID_FIELD
+
+
+def test_while_it_runs_another_copy_of_its_number_is_refused(place: Place) -> None:
+    """Another nexus may use the number; and the status says that it runs."""
+    seen: list[object] = []
+    reads = place.stores[0].read_into
+    other = Client(place.server, lun=1, name="iqn.2026-11.example:other")
+
+    def read_into(buffer: memoryview, offset: int, nowait: bool) -> bool:
+        if not seen:
+            data = place.client.data(STATUS)
+            seen.append(third_party.decode_copy_status(data))
+            seen.append(listed(place, FOUND).code)
+            seen.append(other.code(STATUS))
+        return reads(buffer, offset, nowait)
+
+    place.stores[0].read_into = read_into  # type: ignore[method-assign]
+    assert listed(place, FOUND).code == GOOD
+    assert seen == [
+        (third_party.IN_PROGRESS, 0, 0),
+        (sense.ILLEGAL_REQUEST, sense.OPERATION_IN_PROGRESS),
+        INVALID_FIELD,
+    ]
+
+
+def test_a_nexus_that_is_lost_has_no_copies(place: Place) -> None:
+    assert listed(place, FOUND).code == GOOD
+    place.server.detach(place.client.nexus)
+    place.client = Client(place.server, lun=1)
+    assert place.client.code(STATUS) == INVALID_FIELD

@@ -1,0 +1,39 @@
+"""What is remembered of copies."""
+
+from __future__ import annotations
+
+from iserblk.scsi.reservations import TransportId
+from iserblk.scsi.third_party import COMPLETED, IN_PROGRESS, CopyStatus
+from iserblk.target.scsi.copies import MAXIMUM, Copies
+from iserblk.target.seam import NexusName
+
+ONE = NexusName(TransportId("iqn.2026-11.example:one", bytes(6)), 1)
+TWO = NexusName(TransportId("iqn.2026-11.example:two", bytes(6)), 1)
+DONE = CopyStatus(COMPLETED, 1, 512)
+
+
+def test_copies_of_a_nexus_are_its_own() -> None:
+    copies = Copies()
+    copies.note(ONE, 1, DONE)
+    copies.note(TWO, 1, CopyStatus(IN_PROGRESS))
+    assert copies.is_in_progress(TWO, 1) and not copies.is_in_progress(ONE, 1)
+    copies.forget(TWO)
+    assert copies.tell(TWO, 1) is None
+    assert copies.tell(ONE, 1) == DONE and copies.tell(ONE, 1) is None
+
+
+def test_what_is_in_progress_is_told_again() -> None:
+    copies = Copies()
+    copies.note(ONE, 1, CopyStatus(IN_PROGRESS, 1, 512))
+    assert copies.tell(ONE, 1) == copies.tell(ONE, 1) == (IN_PROGRESS, 1, 512)
+
+
+def test_no_more_than_some_are_remembered() -> None:
+    """The oldest that has ended is forgotten first; what runs is not."""
+    copies = Copies()
+    copies.note(TWO, 0, CopyStatus(IN_PROGRESS))
+    for number in range(MAXIMUM + 10):
+        copies.note(ONE, number, DONE)
+    assert copies.is_in_progress(TWO, 0)
+    known = [number for number in range(MAXIMUM + 10) if copies.tell(ONE, number)]
+    assert known == list(range(11, MAXIMUM + 10))
