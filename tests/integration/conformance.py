@@ -24,7 +24,6 @@ _OPTIONAL = "an optional command that the target does not have"
 
 # A regular expression for GROUP.CASE → why the case may skip something.
 SKIPS = {
-    r"ReceiveCopyResults\.CopyStatus": f"COPY STATUS: {_OPTIONAL}; no copy outlives its command",
     r"OrWrite\.": f"ORWRITE: {_OPTIONAL}",
     r"ReadDefectData1[02]\.": f"READ DEFECT DATA: {_OPTIONAL}; a file has no defects",
     r"WriteAtomic16\.": f"WRITE ATOMIC(16): {_OPTIONAL}",
@@ -72,6 +71,13 @@ FAILS = {
         (512,),
         "asks for the block after the unmapped ones and expects the answer to begin eight further "
         "on, where a physical block has eight; passes on the LUN with 4096-byte blocks",
+    ),
+    "WriteSame16.Unmap": Defect(
+        frozenset({175, 190, 193}),
+        (512, 4096),
+        "its last part writes 65,536 blocks by one WRITE(16), whatever the MAXIMUM TRANSFER LENGTH "
+        "of the Block Limits page is, and a longer transfer is to be refused (SBC-3); the parts "
+        "before it, of 1 to 256 blocks, pass",
     ),
     "WriteSame10.UnmapUntilEnd": Defect(
         frozenset({71}),
