@@ -19,7 +19,7 @@ from iserblk.target.announcing.isns import Registration
 from iserblk.target.lunlist import LunList
 from iserblk.target.lunspec import OpenRemote, default_serial, open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
-from iserblk.target.server import Announce, serve
+from iserblk.target.server import SESSION_CONNECTIONS, Announce, serve
 from iserblk.url import ISNS_PORT, parse_portal
 
 LOGOUT_S = 3  # time for initiators to log out when the target ends
@@ -86,6 +86,22 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     " with a Hello.",
 )
 @click.option(
+    "--max-connections",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=SESSION_CONNECTIONS,
+    show_default=True,
+    help="Connections that one session may have.",
+)
+@click.option(
+    "--error-recovery-level",
+    metavar="N",
+    type=click.IntRange(0, 2),
+    default=2,
+    show_default=True,
+    help="The highest ErrorRecoveryLevel to agree to.",
+)
+@click.option(
     "--isns",
     metavar="HOST[:PORT]",
     help="Register the target and its portals with this iSNS server (port 3205).",
@@ -110,6 +126,8 @@ def command(
     busy_poll_us: int,
     rcap: str,
     header: str,
+    max_connections: int,
+    error_recovery_level: int,
     isns: str | None,
     chap_accounts: str | None,
     chap_user: str | None,
@@ -170,6 +188,8 @@ def command(
                     LOGOUT_S,
                     lun_list,
                     announce,
+                    max_connections,
+                    error_recovery_level,
                 )
             finally:
                 # Further signals have no effect here; after trio.run they would interrupt the

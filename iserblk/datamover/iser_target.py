@@ -35,6 +35,7 @@ from iserblk.datamover.seam import (
     ACKNOWLEDGE,
     NOTIFY,
     PduSlot,
+    Resumption,
     SessionNumbers,
     TargetDatamover,
     TargetSlot,
@@ -129,6 +130,10 @@ class IserTarget:
 
     # -- down -------------------------------------------------------------------------------------
 
+    @property
+    def acknowledges(self) -> bool:
+        return self._recovery_level == 1 or (self._recovery_level != 0 and self.qp.ord > 0)
+
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
@@ -207,6 +212,18 @@ class IserTarget:
         slot.read_base = self._read_base
         slot.sn = 0
         slot.notices = 0
+
+    def reassign_task(self, slot: TargetSlot, fresh: TargetSlot, how: Resumption) -> int:
+        """See the seam. What the request advertises replaces what the command, or an earlier
+        request, has advertised (RFC 7145 section 7.3.3). Always 0: an initiator does not know what
+        has been placed, so ExpDataSN says nothing."""
+        slot.write_stag = fresh.write_stag
+        slot.write_base = fresh.write_base
+        slot.read_stag = fresh.read_stag
+        slot.read_base = fresh.read_base
+        slot.sn = 0
+        slot.notices = 0
+        return 0
 
     def put_data(
         self,

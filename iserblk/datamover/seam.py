@@ -18,7 +18,7 @@ front of the BHS. A slot is patched and reused, never rebuilt.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from iserblk.iscsi import pdu
 from iserblk.iscsi.keys import SessionParameters
@@ -119,6 +119,22 @@ class TargetSlot(PduSlot):
         self.write_stag = 0
         self.write_base = 0
         self.busy = 0
+
+
+class Resumption(NamedTuple):
+    """How a task goes on that is made allegiant to another connection (RFC 7143 section 7.2.2).
+
+    ``lun``: the LUN field of its command. ``exp_data_sn``: ExpDataSN of the request. ``solicited``:
+    bytes of its Data-Out that R2Ts ask for, in all. ``sent``: bytes of its Data-In that the
+    other connection has sent, in PDUs of ``segment`` bytes, and that are not acknowledged."""
+
+    lun: bytes
+    itt: int
+    bidirectional: bool
+    exp_data_sn: int
+    solicited: int
+    sent: int
+    segment: int
 
 
 class SessionNumbers(Protocol):
@@ -279,6 +295,11 @@ class TargetDatamover(Protocol):
     user: TargetUser
     greeted: bool
 
+    @property
+    def acknowledges(self) -> bool:
+        """Whether ``put_data`` may ask for an acknowledgement."""
+        ...
+
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
     ) -> None:
@@ -317,7 +338,15 @@ class TargetDatamover(Protocol):
 
     def map_task(self, slot: TargetSlot) -> None:
         """The command that is being notified starts the task of ``slot``. To be called inside
-        ``control_notify`` only."""
+        ``control_notify`` only. Also for a TASK REASSIGN: then ``slot`` is one that is not in use,
+        and ``reassign_task`` follows, unless the request fails."""
+        ...
+
+    def reassign_task(self, slot: TargetSlot, fresh: TargetSlot, how: Resumption) -> int:
+        """Take over the task of ``slot`` from another connection, which is closed. ``fresh``: a
+        slot of this one, for which ``map_task`` was called; the caller has ``slot`` take over its
+        memory. Returns how many bytes of its Data-In the initiator has, which need not be sent
+        again."""
         ...
 
     def put_data(

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from iserblk.datamover.iser_target import IserTarget
-from iserblk.datamover.seam import SessionNumbers, TargetDatamover, TargetSlot, TargetUser
+from iserblk.datamover.seam import (
+    Resumption,
+    SessionNumbers,
+    TargetDatamover,
+    TargetSlot,
+    TargetUser,
+)
 from iserblk.datamover.tcp_stream import ByteStream
 from iserblk.datamover.tcp_target import TcpTarget
 from iserblk.iscsi import pdu
@@ -48,6 +54,10 @@ class StreamTarget:
         self._iser.user = user
 
     # -- down -------------------------------------------------------------------------------------
+
+    @property
+    def acknowledges(self) -> bool:
+        return False
 
     def _traditional(self) -> bool:
         return self._parameters is not None and not self._parameters.rdma_extensions
@@ -92,6 +102,10 @@ class StreamTarget:
 
     def map_task(self, slot: TargetSlot) -> None:
         """Does nothing: there are no tasks during login. The same holds for their other calls."""
+
+    def reassign_task(self, slot: TargetSlot, fresh: TargetSlot, how: Resumption) -> int:
+        """Does nothing."""
+        return 0
 
     def put_data(
         self,

@@ -22,6 +22,7 @@ from iserblk.datamover.kept import Kept, KeptPdu, pieces
 from iserblk.datamover.seam import (
     ACKNOWLEDGE,
     NOTIFY,
+    Resumption,
     SessionNumbers,
     TargetDatamover,
     TargetSlot,
@@ -120,6 +121,19 @@ class _Answer:
         self.slot = slot
 
 
+def _data_in_offsets(size: int, segment: int, burst: int) -> list[int]:
+    """Where each Data-In begins of ``size`` bytes: a PDU has ``segment`` bytes, or ends a burst."""
+    offsets = []
+    at = 0
+    left = burst
+    while at < size:
+        offsets.append(at)
+        count = min(segment, left, size - at)
+        at += count
+        left = left - count or burst
+    return offsets
+
+
 class TcpTarget:
     """Implements TargetDatamover for one connection."""
 
@@ -144,6 +158,10 @@ class TcpTarget:
         self._answering = 0  # SNACKs whose answers have not left
 
     # -- down -------------------------------------------------------------------------------------
+
+    @property
+    def acknowledges(self) -> bool:
+        return False
 
     def allocate_connection_resources(
         self, slots: Sequence[TargetSlot], inline_size: int, receives: int
@@ -190,6 +208,28 @@ class TcpTarget:
     def map_task(self, slot: TargetSlot) -> None:
         self._tasks[slot] = self._command
         slot.notices = 0
+
+    def reassign_task(self, slot: TargetSlot, fresh: TargetSlot, how: Resumption) -> int:
+        """See the seam. Data-In and R2Ts are numbered on from ExpDataSN, where that is a number
+        that the initiator can mean; other values are ignored (RFC 7143 section 11.5.6)."""
+        self._tasks.pop(fresh, None)
+        task = self._tasks[slot] = _Task(how.lun, how.itt, how.bidirectional)
+        slot.notices = 0
+        burst = self._parameters.max_burst_length
+        r2ts = -(-how.solicited // burst)
+        if not how.sent:
+            if how.exp_data_sn <= r2ts:
+                task.sn = how.exp_data_sn
+            return 0
+        # The Data-In of a bidirectional command is numbered on from its R2Ts.
+        first = r2ts if how.bidirectional else 0
+        begins = _data_in_offsets(how.sent, how.segment, burst)
+        number = how.exp_data_sn - first
+        if 0 < number <= len(begins):
+            task.sn = how.exp_data_sn
+            return begins[number] if number < len(begins) else how.sent
+        task.sn = first
+        return 0
 
     def put_data(
         self,

@@ -7,8 +7,9 @@ CHAP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from iserblk.errors import AuthenticationError, RemoteProtocolError
 from iserblk.iscsi import bhs, chap, keys, pdu
@@ -29,6 +30,7 @@ NOT_FOUND = 0x0203
 UNSUPPORTED_VERSION = 0x0205
 TOO_MANY_CONNECTIONS = 0x0206
 MISSING_PARAMETER = 0x0207
+CANNOT_INCLUDE = 0x0208  # in this session
 SESSION_TYPE_NOT_SUPPORTED = 0x0209
 SESSION_DOES_NOT_EXIST = 0x020A
 OUT_OF_RESOURCES = 0x0302
@@ -39,6 +41,51 @@ FIRST_BURST = 65536  # bytes of unsolicited data of a command that we take
 UNSOLICITED_PDUS = 1024
 _DIGESTS = "CRC32C,None"  # digests that we accept over Traditional iSCSI
 _IDENTITY = ("InitiatorName", "TargetName", "SessionType")
+
+
+class Joinable(Protocol):
+    """A session that a further connection may join, as the login of that connection sees it.
+
+    ``portal_group``: the tag; a session stays in one portal group. ``user``: as which its leading
+    connection logged in. ``parameters``: what the leading login agreed on. ``exp_cmd_sn``,
+    ``max_cmd_sn``: its command window now. ``depth``: how many commands that had at first."""
+
+    @property
+    def initiator_name(self) -> str: ...
+
+    @property
+    def isid(self) -> bytes: ...
+
+    @property
+    def user(self) -> str: ...
+
+    @property
+    def portal_group(self) -> int: ...
+
+    @property
+    def parameters(self) -> SessionParameters: ...
+
+    @property
+    def exp_cmd_sn(self) -> int: ...
+
+    @property
+    def max_cmd_sn(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def done(self) -> bool:
+        """The session has ended."""
+        ...
+
+    def takes(self, cid: int) -> bool:
+        """Whether there is room for a connection with this CID, new or reinstated."""
+        ...
+
+
+def _no_session(_tsih: int) -> Joinable | None:
+    return None
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,7 +100,12 @@ class LoginTargetConfig:
     ``unsolicited_pdus``: unsolicited Data-Outs of all these commands that we have room for over
     iSER; the more of them a command may have, the fewer commands may be outstanding.
 
-    ``sessions``: the TSIHs that are in use. ``accounts`` None: no initiator has to authenticate.
+    ``find_session(TSIH)``: the session that a login may join, None: there is none.
+    ``max_connections``, ``error_recovery_level``: the most that we agree to. ``time2retain``:
+    seconds for which we keep the tasks of a lost connection at ErrorRecoveryLevel 2; below it they
+    end at once.
+
+    ``accounts`` None: no initiator has to authenticate.
     ``may_log_in(initiator name, user)``: whether this initiator is allowed here as the user that it
     has proved to be ("" without CHAP).
     ``portal_group``: the target portal group tag.
@@ -77,7 +129,10 @@ class LoginTargetConfig:
     max_ulpdu: int = 0
     queue_depth: int = 128
     unsolicited_pdus: int = UNSOLICITED_PDUS
-    sessions: Container[int] = ()
+    find_session: Callable[[int], Joinable | None] = _no_session
+    max_connections: int = 1
+    error_recovery_level: int = 0
+    time2retain: int = 20
     rdma: bool = True
     max_recv_data_segment_length: int = 0
     takes_iser: bool = True
@@ -101,7 +156,9 @@ class LoginTarget:
 
     Call ``receive`` for each Login Request until ``done`` or ``failed``. When it is done, full
     feature phase begins with ``parameters``, ``initiator_name``, ``isid``, ``discovery``,
-    ``stat_sn``, ``exp_cmd_sn`` and ``max_cmd_sn``. ``depth``: commands in that window.
+    ``stat_sn``, ``exp_cmd_sn`` and ``max_cmd_sn``. ``cid``, ``tsih``: of the connection and of its
+    session. ``joined``: the session that the connection becomes a part of; None: a new one.
+    ``depth``: commands in the window of a new session.
     ``unsolicited_of_each``: unsolicited Data-Outs that each may have, over iSER. ``user``: the user
     name that the initiator has proved, "" without CHAP. When it has failed, ``problem`` may have
     the reason, for the log.
@@ -126,6 +183,10 @@ class LoginTarget:
         self.initiator_name = ""
         self.target_name = config.target_name
         self.isid = b""
+        self.cid = 0
+        self.tsih = config.tsih
+        self._joins = False  # the initiator names a session
+        self.joined: Joinable | None = None
         self.stat_sn = 0
         self.exp_cmd_sn = 0
         self.max_cmd_sn = 0
@@ -133,6 +194,8 @@ class LoginTarget:
         self.unsolicited_of_each = 0
         self.parameters = SessionParameters(
             rdma_extensions=config.rdma,
+            max_connections=config.max_connections,
+            error_recovery_level=config.error_recovery_level,
             header_digest="None" if self._rdma else _DIGESTS,
             data_digest="None" if self._rdma else _DIGESTS,
             initial_r2t=False,
@@ -180,6 +243,9 @@ class LoginTarget:
         if self._first is None:
             self._first = request
             self.isid = request.isid
+            self.cid = request.cid
+            self._joins = request.tsih != 0
+            self.tsih = request.tsih or self._config.tsih
             # StatSN starts where the initiator expects it. The initiator chooses CmdSN.
             self.stat_sn = request.exp_stat_sn
             self.exp_cmd_sn = request.cmd_sn
@@ -220,13 +286,9 @@ class LoginTarget:
         transit = bool(request.flags & pdu.TRANSIT)
         if request.version_min > 0:
             raise _Refusal(UNSUPPORTED_VERSION)
-        if request.tsih and self._must_authenticate():
-            raise AuthenticationError("the initiator names a session, but is not authenticated")
-        if request.tsih:
-            # A second connection of a session. This target has one connection per session.
-            known = request.tsih in self._config.sessions
-            raise _Refusal(TOO_MANY_CONNECTIONS if known else SESSION_DOES_NOT_EXIST)
-        if (request.isid, request.itt, request.cid) != (first.isid, first.itt, first.cid):
+        if (request.isid, request.tsih, request.itt, request.cid) != (
+            *(first.isid, first.tsih, first.itt, first.cid),
+        ):
             raise _Refusal(INITIATOR_ERROR)
         if self._stages.state is not State.START and stage != self._stages.code:
             raise _Refusal(INITIATOR_ERROR)
@@ -269,7 +331,10 @@ class LoginTarget:
             self.problem = f"{self.initiator_name} may not log in as {self.user or 'no user'!r}"
             raise _Refusal(AUTHORIZATION_FAILURE)
         outcome = self.parameters
-        keys.conclude(outcome, self._received)
+        if self.joined:
+            keys.conclude(outcome, self._received.keys() | keys.LEADING_ONLY)
+        else:
+            keys.conclude(outcome, self._received)
         if not self._rdma:
             # The layers above use the names of iSER for the data lengths of both datamovers.
             outcome.initiator_recv_data_segment_length = outcome.max_recv_data_segment_length
@@ -286,6 +351,16 @@ class LoginTarget:
             segment = outcome.target_recv_data_segment_length
             self.unsolicited_of_each = -(-outcome.first_burst_length // segment)
             depth = min(depth, self._config.unsolicited_pdus // self.unsolicited_of_each)
+        joined = self.joined
+        if joined is not None:
+            if joined.done:
+                raise _Refusal(SESSION_DOES_NOT_EXIST)
+            if not joined.takes(self.cid):
+                raise _Refusal(TOO_MANY_CONNECTIONS)
+            if depth < joined.depth:  # the window is open already: its Data-Outs may all come here
+                raise _Refusal(OUT_OF_RESOURCES)
+            self.depth = joined.depth
+            return
         self.depth = depth
         self.max_cmd_sn = (self.exp_cmd_sn + depth - 1) & MASK32
 
@@ -321,8 +396,12 @@ class LoginTarget:
             # else: libiscsi repeats its names in the operational stage
         if not self.initiator_name:
             answers += self._identify()
+        if self._joins and not self.joined and not self._must_authenticate():
+            self._join()
         if self._stream and stage == pdu.OPERATIONAL_STAGE and not self.discovery:
             self._choose_mode()
+        if not self.discovery:
+            self._choose_time2retain([name for name, _ in fresh])
         secure = [pair for pair in fresh if self._chap is not None and chap.is_key(pair[0])]
         for name, value in fresh:
             if (name, value) not in secure:
@@ -334,7 +413,9 @@ class LoginTarget:
             most = str(self._traditional_length())
             answers.append(("MaxRecvDataSegmentLength", most))
         if stage == pdu.OPERATIONAL_STAGE and not self.discovery and self._rdma:
-            if "RDMAExtensions" not in self._received and not self._offered:
+            if self.joined:
+                pass  # RDMAExtensions is exchanged on the leading connection (RFC 7145 section 5.1)
+            elif "RDMAExtensions" not in self._received and not self._offered:
                 # RFC 7145 section 6.3: as early as possible in the operational stage.
                 self._offered.add("RDMAExtensions")
                 answers.insert(0, ("RDMAExtensions", "Yes"))
@@ -342,6 +423,52 @@ class LoginTarget:
                 self._offered.clear()  # offered, but not answered: the default, No, holds
                 self.parameters.rdma_extensions = False
         return answers
+
+    def _join(self) -> None:
+        """Make the connection a part of the session whose TSIH the initiator names. What the
+        leading login agreed on holds, its mode included. Before an initiator is authenticated it
+        is not told whether there is such a session."""
+        session = self._config.find_session(self.tsih)
+        if (
+            session is None
+            or session.done
+            or session.isid != self.isid
+            or session.initiator_name.lower() != self.initiator_name.lower()
+            or session.user != self.user
+        ):
+            raise _Refusal(SESSION_DOES_NOT_EXIST)
+        rdma = session.parameters.rdma_extensions
+        if (
+            self.discovery
+            or session.portal_group != self._config.portal_group
+            or not (self._stream or rdma == self._rdma)
+        ):
+            raise _Refusal(CANNOT_INCLUDE)
+        if not session.takes(self.cid):
+            raise _Refusal(TOO_MANY_CONNECTIONS)
+        self.joined = session
+        self._stream = False
+        self._rdma = rdma
+        own = self.parameters
+        self.parameters = replace(
+            session.parameters,
+            header_digest="None" if rdma else own.header_digest,
+            data_digest="None" if rdma else own.data_digest,
+            target_recv_data_segment_length=own.target_recv_data_segment_length,
+            initiator_recv_data_segment_length=own.initiator_recv_data_segment_length,
+            max_recv_data_segment_length=own.max_recv_data_segment_length,
+            max_ulpdu=own.max_ulpdu,
+            initiator_alias=own.initiator_alias,
+        )
+
+    def _choose_time2retain(self, fresh: list[str]) -> None:
+        """Only a session of ErrorRecoveryLevel 2 has tasks to keep for a later connection."""
+        offered = keys.parse(
+            keys.TABLE["ErrorRecoveryLevel"], self._received.get("ErrorRecoveryLevel", "0")
+        )
+        settled = "DefaultTime2Retain" in self._received and "DefaultTime2Retain" not in fresh
+        if not self.joined and offered == 2 == self._config.error_recovery_level and not settled:
+            self.parameters.default_time2retain = self._config.time2retain
 
     def _choose_mode(self) -> None:
         """On a byte stream the first text of the operational stage decides between iSER and
@@ -387,6 +514,9 @@ class LoginTarget:
         if kind not in ("Normal", "Discovery"):
             raise _Refusal(SESSION_TYPE_NOT_SUPPORTED)
         self.discovery = kind == "Discovery"
+        if self.discovery:
+            self.parameters.error_recovery_level = 0
+            self.parameters.max_connections = 1
         self.initiator_name = name
         target = received.get("TargetName", "")
         if not self.discovery:
@@ -406,6 +536,10 @@ class LoginTarget:
             if method not in value.split(","):
                 raise AuthenticationError(f"the initiator does not offer AuthMethod={method}")
             return [(name, method)]
+        if self.joined and name in keys.LEADING_ONLY:
+            if name == "RDMAExtensions" and (value == "Yes") != self._rdma:
+                raise _Refusal(CANNOT_INCLUDE)
+            return [(name, keys.IRRELEVANT)]
         if name in self._offered:
             self._offered.remove(name)
             keys.accept(self.parameters, name, value)
@@ -425,15 +559,17 @@ class LoginTarget:
     def _response(
         self, request: pdu.LoginRequest, flags: int, data: bytes, status: int = 0
     ) -> tuple[bytes, bytes]:
+        numbers = self.joined or self
         response = pdu.LoginResponse(
             flags=flags,
             data_length=len(data),
             isid=request.isid,
-            tsih=self._config.tsih if self.done else 0,
+            # That of a new session is told in the final response only (RFC 7143 section 11.13.3).
+            tsih=request.tsih or (self.tsih if self.done else 0),
             itt=request.itt,
             stat_sn=self.stat_sn,
-            exp_cmd_sn=self.exp_cmd_sn,
-            max_cmd_sn=self.max_cmd_sn,
+            exp_cmd_sn=numbers.exp_cmd_sn,
+            max_cmd_sn=numbers.max_cmd_sn,
             status=status,
         )
         self.stat_sn = (self.stat_sn + 1) & MASK32

@@ -105,6 +105,7 @@ ASCQ_WORDS = {
     0x4700: "parity error",
     0x4703: "wrong CRC on the wire",
     0x4705: "protocol service CRC error",
+    0x477F: "some commands cleared by an iSCSI event",
     0x4900: "invalid message",
     0x4B00: "data phase error",
     0x4E00: "overlapped commands attempted",

@@ -6,7 +6,7 @@ The connection (``iserblk.target.iscsi.connection``) moves data; the device serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from iserblk.scsi.reservations import TransportId
@@ -155,6 +155,11 @@ class DeviceServer(Protocol):
 
     def hides_luns(self, nexus: Nexus) -> bool:
         """Whether there are LUNs for others that there are not for ``nexus``."""
+        ...
+
+    def tasks_cleared(self, nexus: Nexus, luns: Collection[int]) -> None:
+        """Tasks of these LUNs have ended with the connection that they came on: unit attention
+        47/7F (RFC 7143 section 11.14.5)."""
         ...
 
     def reset_lun(self, lun: int) -> bool:

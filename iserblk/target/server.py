@@ -49,7 +49,8 @@ from iserblk.target.iscsi.listening import (
     listen_tcp,
     name_of,
 )
-from iserblk.target.iscsi.slot import TargetTask
+from iserblk.target.iscsi.session import RECOVERY, TargetSession
+from iserblk.target.iscsi.slot import Allegiance, TargetTask
 from iserblk.target.lunlist import LunList
 from iserblk.target.ports import (
     ISER,
@@ -78,6 +79,8 @@ LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # for each LUN
 PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
 RDMA_TICK_S = 1.0
+SESSION_CONNECTIONS = 8  # that a session may have
+TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
 
 Reread = Callable[[], Awaitable[None]]
 Announce = Callable[[Sequence[Portal]], Awaitable[None]]
@@ -103,25 +106,31 @@ class TargetServer:
         accounts: Accounts | None = None,
         ports: TargetPorts | None = None,
         header: int = HEADER_LENGTH,
+        max_connections: int = SESSION_CONNECTIONS,
+        error_recovery_level: int = RECOVERY,
     ) -> None:
-        """``header``: bytes of the iSER header of all iSER connections, 28 or 12."""
+        """``header``: bytes of the iSER header of all iSER connections, 28 or 12.
+        ``max_connections``: of one session. ``error_recovery_level``: the highest to agree to."""
         self.iqn = iqn
+        self._max_connections = max_connections
+        self._error_recovery_level = error_recovery_level
         self._iser = IserTarget if header == HEADER_LENGTH else ZeroBasedTarget
         self._accounts = accounts
         self._access: Access | None = None
         self._busy_poll_us = busy_poll_us
         self.device = DeviceServer(luns, iqn, ports)
         self._connections: dict[TargetConnection, WriteWatch] = {}
-        self._sessions: dict[_SessionName, TargetConnection] = {}
-        # By session name: connections that have ended, except for tasks that threads still run.
-        self._elders: dict[_SessionName, set[TargetConnection]] = {}
+        self._sessions: dict[_SessionName, TargetSession] = {}
+        # By session name: sessions that have ended, except for tasks that threads still run.
+        self._elders: dict[_SessionName, set[TargetSession]] = {}
         # Connections that have not logged in yet, oldest first.
         self._logins: dict[object, trio.CancelScope] = {}
         self._next_tsih = 1
-        self._tsihs: set[int] = set()  # in use by a connection
+        # The TSIHs in use, and the session of each, behind its login.
+        self._tsihs: dict[int, TargetSession | None] = {}
         self._budget = DataBudget()
         self._forgotten = trio.Event()  # set, and made anew, when a connection has ended
-        self._touched: dict[TargetConnection, WriteWatch] = {}  # since the last ``_batch_ended``
+        self._touched: dict[Allegiance, None] = {}  # since the last ``_batch_ended``
         self.ending = False  # no session will begin any more
         self._loop_tasks_ended = trio.Event()  # set, and made anew, when some have
         self.device.on_batch = self._batch_ended
@@ -208,7 +217,10 @@ class TargetServer:
                 max_ulpdu=max_ulpdu,
                 unexpected_pdus=UNEXPECTED,
                 queue_depth=QUEUE_DEPTH,
-                sessions=self._tsihs,
+                find_session=self._tsihs.get,
+                max_connections=self._max_connections,
+                error_recovery_level=self._error_recovery_level,
+                time2retain=TIME2RETAIN_S,
                 max_recv_data_segment_length=traditional,
                 takes_iser=IWARP in port.transports,
                 takes_traditional=TCP in port.transports,
@@ -233,91 +245,90 @@ class TargetServer:
             )
         except BaseException:
             # No memory for a login, or a peer that has already left.
-            self._tsihs.discard(tsih)
+            del self._tsihs[tsih]
             raise
+        connection.session.on_over = partial(self._session_over, connection.session, tsih)
         writes = WriteWatch(connection, lambda: _progress_quietly(connection))
         connection.on_output = writes.wake
         self._connections[connection] = writes
         in_loop: set[TargetTask] = set()  # tasks that neither a thread nor the initiator has
         error: IserblkError | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                self._login_begins(connection, nursery.cancel_scope)
-                connection.offload = lambda slot: self._offload(
-                    connection, slot, writes, nursery, in_loop
-                )
-                nursery.start_soon(writes.run)
-                nursery.start_soon(_watch, connection, peer)
-                try:
-                    await _Pump(connection, writes, self._busy_poll_us).run()
-                    if login.problem:
-                        log.warning("%s: login refused: %s", peer, login.problem)
-                    log.info("%s: session ended", peer)
-                except IserblkError as problem:
-                    error = problem
-                connection.abandon()
-                nursery.cancel_scope.cancel()
-        finally:
-            if in_loop:
-                connection.abandon()
-                if self.ending:
-                    self.device.hurry()
-                with trio.CancelScope(shield=True):
-                    while in_loop:
-                        await self._loop_tasks_ended.wait()
-            # Not earlier: now no task waits for the descriptor, and no thread uses a buffer.
-            self._forget(connection)
-            self._logins.pop(connection, None)
-            self._tsihs.discard(tsih)
-            connection.close()
-            self._release_successor(connection)
-        if error is not None:
-            raise error
+        async with trio.open_nursery() as threads:
+            connection.offload = lambda slot: self._offload(slot, threads, in_loop)
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._login_begins(connection, nursery.cancel_scope)
+                    nursery.start_soon(writes.run)
+                    nursery.start_soon(_watch, connection, peer)
+                    try:
+                        await _Pump(connection, writes, self._busy_poll_us).run()
+                        if login.problem:
+                            log.warning("%s: login refused: %s", peer, login.problem)
+                        log.info("%s: session ended", peer)
+                    except IserblkError as problem:
+                        error = problem
+                    connection.abandon()
+                    nursery.cancel_scope.cancel()
+            finally:
+                # Not earlier: now no task waits for the descriptor. Threads use buffers of the
+                # session.
+                self._forget(connection)
+                self._logins.pop(connection, None)
+                connection.close()
+            if error is not None:
+                log.info("%s: %s", peer, error)
+            try:
+                await self._keep(connection)
+            finally:
+                if in_loop:
+                    if self.ending:
+                        self.device.hurry()
+                    with trio.CancelScope(shield=True):
+                        while in_loop:
+                            await self._loop_tasks_ended.wait()
 
-    def _offload(
-        self,
-        connection: TargetConnection,
-        slot: TargetTask,
-        writes: WriteWatch,
-        nursery: trio.Nursery,
-        in_loop: set[TargetTask],
-    ) -> None:
-        """Execute a task that may wait, in the loop or else in a thread. ``in_loop``: of the
-        connection."""
+    def _offload(self, slot: TargetTask, threads: trio.Nursery, in_loop: set[TargetTask]) -> None:
+        """Execute a task that may wait, in the loop or else in a thread. ``in_loop``: those that
+        began on the same connection."""
 
         def ended() -> None:
-            self._touched[connection] = writes
             in_loop.discard(slot)
-            try:
-                connection.finish(slot)
-            except TransportError as error:
-                log.info("connection ended while a command ran: %s", error)
-                connection.abandon()
+            self._touched[slot.connection] = None
+            _finish(slot)
 
         if slot.task.in_loop and self.device.start(slot.task, slot.buffer, ended):
             in_loop.add(slot)
         else:
-            nursery.start_soon(self._run_blocking, connection, slot, writes)
+            threads.start_soon(self._run_blocking, slot)
 
     def _batch_ended(self) -> None:
         """Send the answers of tasks that have ended in the loop."""
         touched, self._touched = self._touched, {}
-        for connection, writes in touched.items():
-            if connection.done:
-                continue
-            try:
-                connection.flush()
-            except TransportError as error:
-                log.info("connection ended while a command ran: %s", error)
-                connection.abandon()
-            if connection.wants_write():
-                writes.wake()
+        for connection in touched:
+            connection.wake()
         self._loop_tasks_ended.set()
         self._loop_tasks_ended = trio.Event()
 
-    async def _run_blocking(
-        self, connection: TargetConnection, slot: TargetTask, writes: WriteWatch
-    ) -> None:
+    async def _keep(self, connection: TargetConnection) -> None:
+        """Wait as long as the session keeps tasks of a lost connection, or itself for its sake.
+        Meanwhile it counts as a connection, so that peers that never come back cannot use up the
+        memory."""
+        session = connection.session
+        if not connection.kept:
+            return
+        try:
+            with trio.move_on_after(session.retention_s) as scope:
+
+                def begin_anew() -> None:
+                    scope.deadline = trio.current_time() + session.retention_s
+
+                connection.on_recovery = begin_anew
+                connection.on_released = scope.cancel
+                await trio.sleep_forever()
+        finally:
+            session.expire(connection)
+
+    async def _run_blocking(self, slot: TargetTask) -> None:
         with trio.CancelScope(shield=True):  # the buffer is used until the write has ended
             await trio.to_thread.run_sync(
                 self.device.run, slot.task, slot.buffer, limiter=self._limiters[slot.lun]
@@ -326,16 +337,9 @@ class TargetServer:
                 settled = trio.Event()
                 self.device.settle(slot.task, settled.set)
                 await settled.wait()
-        try:
-            connection.finish(slot)
-            if connection.done:
-                return
-            connection.flush()
-        except TransportError as error:
-            log.info("connection ended while a command ran: %s", error)
-            connection.abandon()
-        if connection.wants_write():
-            writes.wake()
+        connection = slot.connection
+        _finish(slot)
+        connection.wake()
 
     def _login_begins(self, who: object, scope: trio.CancelScope) -> None:
         """Note a login that has begun. If there are too many, cancel the oldest: peers that connect
@@ -398,7 +402,7 @@ class TargetServer:
             self._next_tsih = self._next_tsih % 0xFFFF + 1
         tsih = self._next_tsih
         self._next_tsih = tsih % 0xFFFF + 1
-        self._tsihs.add(tsih)
+        self._tsihs[tsih] = None
         return tsih
 
     def _logged_in(self, connection: TargetConnection) -> None:
@@ -406,45 +410,45 @@ class TargetServer:
         reinstates it: the old session ends first, with all its tasks (RFC 7143 section 6.3.5). The
         portal group is part of the name."""
         login = connection.login
+        session = connection.session
         self._logins.pop(connection, None)
-        if login.discovery:
+        if login.discovery or login.joined is not None:
             return
-        name = _name_of(connection)
+        name = _name_of(session)
         old = self._sessions.get(name)
         if old is not None:
             log.info("%s: session reinstated", login.initiator_name)
-            self._forget(old)
-            old.abandon()
-            if old.session.running:
+            if old.running:
                 self._elders.setdefault(name, set()).add(old)
+            old.abandon()
         if name in self._elders:
             # Not only ``old``: a session before it may still have tasks in threads.
-            connection.session.hold()
-        self._sessions[name] = connection
+            session.hold()
+        self._sessions[name] = session
+        self._tsihs[login.tsih] = session
 
     def _forget(self, connection: TargetConnection) -> None:
         self._connections.pop(connection, None)
         self._forgotten.set()
         self._forgotten = trio.Event()
-        for name, held in list(self._sessions.items()):
-            if held is connection:
-                del self._sessions[name]
 
-    def _release_successor(self, old: TargetConnection) -> None:
-        """Let the session begin that has reinstated ``old``, whose last task has now ended; not
-        yet if another older session of that name still has tasks."""
-        name = _name_of(old)
+    def _session_over(self, session: TargetSession, tsih: int) -> None:
+        """Nothing is left of the session, nor of the login that was to begin it. Let the session
+        begin that has reinstated it; not yet if another older one of that name still has tasks."""
+        del self._tsihs[tsih]
+        name = _name_of(session)
+        if self._sessions.get(name) is session:
+            del self._sessions[name]
         elders = self._elders.get(name, set())
-        if old not in elders:
+        if session not in elders:
             return
-        elders.remove(old)
+        elders.remove(session)
         if elders:
             return
         del self._elders[name]
-        connection = self._sessions.get(name)
-        if connection is None or connection.done:
-            return
-        connection.session.unhold()
+        successor = self._sessions.get(name)
+        if successor is not None:
+            successor.unhold()
 
     async def ask_for_logouts(self, patience_s: int) -> None:
         """Ask the initiator of each session to log out, and wait until all have, but no longer than
@@ -472,17 +476,28 @@ class TargetServer:
         log.info("%s: reset the target (cold)", by.login.initiator_name)
         for scope in list(self._logins.values()):
             scope.cancel()
+        for session in set(self._sessions.values()) - {by.session}:
+            session.abandon()
         for connection in list(self._connections):
-            if connection is not by:
+            if connection.session is not by.session:
                 connection.abandon()
                 connection.on_done()
 
 
-def _name_of(connection: TargetConnection) -> _SessionName:
-    """The name of the connection's session. The initiator name is in lower case, as in NexusName:
-    case does not count (RFC 7143 section 4.2.7.1)."""
-    login = connection.login
-    return _SessionName(login.initiator_name.lower(), login.isid, connection.port.tag)
+def _finish(slot: TargetTask) -> None:
+    """Answer a task that has been carried out, on the connection to which it is allegiant now."""
+    connection = slot.connection
+    try:
+        connection.finish(slot)
+    except TransportError as error:
+        log.info("connection ended while a command ran: %s", error)
+        connection.abandon()
+
+
+def _name_of(session: TargetSession) -> _SessionName:
+    """The initiator name is in lower case, as in NexusName: case does not count (RFC 7143 section
+    4.2.7.1)."""
+    return _SessionName(session.initiator_name.lower(), session.isid, session.portal_group)
 
 
 class _Pump:
@@ -607,6 +622,8 @@ async def serve(
     logout_s: int = 0,
     lun_list: LunList | None = None,
     announce: Sequence[Announce] = (),
+    max_connections: int = SESSION_CONNECTIONS,
+    error_recovery_level: int = RECOVERY,
 ) -> None:
     """Run one target until cancelled.
 
@@ -621,13 +638,16 @@ async def serve(
     cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
     ``lun_list``: owns some of ``luns``, and is read again after each SIGHUP. ``announce``: each
     runs as long as the target accepts connections, with all portals, also those whose host means
-    all addresses of the machine; what it raises ends the target. Raises BadArgument,
+    all addresses of the machine; what it raises ends the target. ``max_connections``: of one
+    session. ``error_recovery_level``: the highest to agree to. Raises BadArgument,
     NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read a file;
     nothing stays open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     transports = transports_of(places, ON_TCP | {VERBS} if rdma else ON_TCP)
     ports = TargetPorts([each.group for each in places], transports)
-    server = TargetServer(iqn, luns, busy_poll_us, accounts, ports, header)
+    server = TargetServer(
+        iqn, luns, busy_poll_us, accounts, ports, header, max_connections, error_recovery_level
+    )
 
     async def reread_states(path: Path) -> None:
         server.device.set_access_states(read_states(path))

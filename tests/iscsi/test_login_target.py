@@ -205,7 +205,6 @@ NAME = [("InitiatorName", logins.INITIATOR)]
         (request([*WHO, ("SessionType", "Odd")]), 0x0209),
         (request(WHO, version_min=1, version_max=1), 0x0205),
         (request(WHO, tsih=1), 0x020A),
-        (request(WHO, tsih=77), 0x0206),
         (request([*WHO, ("AuthMethod", "CHAP")], SECURITY, OPERATIONAL), 0x0201),
         (request([*WHO, ("AuthMethod", "CHAP,KRB5")], SECURITY, OPERATIONAL), 0x0201),
         (request([*WHO, ("AuthMethod", "None")]), 0x0200),  # not in that stage
@@ -228,7 +227,7 @@ def test_refused(message: tuple[bytes, bytes], expected: int) -> None:
 
     proves: ISER-10.1.4.6-7
     """
-    other = target(sessions={77})
+    other = target()
     answer = ask(other, message)
     assert (status(answer), answer[1]) == (expected, b"")
     assert stages(answer[0]) == (0, None)

@@ -8,31 +8,43 @@ data moves by ``put_data`` and ``get_data``. Its response carries StatSN, ExpCmd
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from iserblk.datamover.seam import PduSlot, TargetDatamover
+from iserblk.datamover.seam import PduSlot, Resumption, TargetDatamover
 from iserblk.errors import Busy, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
-from iserblk.iscsi.login_target import LoginTarget
+from iserblk.iscsi.login_target import Joinable, LoginTarget
+from iserblk.iscsi.serial import serial_lt
 from iserblk.scsi import luns, sense
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.buffers import DataBudget
-from iserblk.target.iscsi.control import LOGOUT_FOR_RECOVERY, ControlAnswers
+from iserblk.target.iscsi.control import (
+    CID_NOT_FOUND,
+    CLEANUP_FAILED,
+    CLOSED,
+    RECOVERY_NOT_SUPPORTED,
+    ControlAnswers,
+)
 from iserblk.target.iscsi.numbers import Numbers
-from iserblk.target.iscsi.session import TargetSession
+from iserblk.target.iscsi.session import RECOVERY, TargetSession
 from iserblk.target.iscsi.slot import (
     AT_ONCE,
+    COMPLETED,
     DORMANT,
     ENDED,
     FETCHING,
     HAS_COME,
     IDLE,
     RUNNING,
+    SUSPENDED,
     UNSOLICITED,
+    WAITING,
     WAITS,
+    Allegiance,
     TargetTask,
     pack_response,
 )
@@ -54,6 +66,7 @@ QUEUE_DEPTH: Final = 128  # commands that an initiator may have outstanding
 UNEXPECTED: Final = 32  # immediate PDUs in addition to these (MaxOutstandingUnexpectedPDUs)
 PINGS: Final = 1  # answers to pings of ours, in addition to these
 LOGIN_SLOTS: Final = 4
+ACKNOWLEDGED: Final = 65536  # bytes of Data-In for which an acknowledgement is asked for (A-bit)
 CONTROL_SLOTS: Final = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
 CONTROL_INLINE: Final = 8192
 SENSE_INLINE: Final = 256
@@ -61,6 +74,13 @@ SENSE_INLINE: Final = 256
 _OF_ALL_SESSIONS: Final = (pdu.TMF_CLEAR_TASK_SET, pdu.TMF_LOGICAL_UNIT_RESET)
 _OF_THE_TARGET: Final = (pdu.TMF_TARGET_WARM_RESET, pdu.TMF_TARGET_COLD_RESET)
 _OF_A_LUN: Final = (pdu.TMF_ABORT_TASK_SET, *_OF_ALL_SESSIONS)
+# PDUs with a CmdSN, SCSI Commands excepted.
+_NUMBERED: Final = (
+    bhs.NOP_OUT,
+    bhs.TASK_MANAGEMENT_REQUEST,
+    bhs.TEXT_REQUEST,
+    bhs.LOGOUT_REQUEST,
+)
 _NOT_SIMPLE: Final = 0x06  # a bit of ATTR that neither UNTAGGED nor SIMPLE has
 _AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 # The OUI in the ISIDs of open-iscsi. Over iSER, its kernel takes no more than 128 bytes of data in
@@ -73,7 +93,8 @@ PATIENCE: Final = 3  # ticks, after which unsolicited data counts as lost
 class TargetConnection:
     """One connection of ``session``, with its login. Implements TargetUser and Allegiance.
 
-    ``done``: the connection has ended, by a logout or otherwise; the owner then calls ``close``.
+    ``done``: the connection has ended, by a logout or otherwise; the owner then calls ``close``,
+    and where ``kept``, some time later ``TargetSession.expire``.
     ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread, then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
     ``on_reset(lun, self, ended)``: called for a LOGICAL UNIT RESET or CLEAR TASK SET; ends the
@@ -103,6 +124,12 @@ class TargetConnection:
         self.offload: Callable[[TargetTask], None]  # set by the owner before ``progress``
         self.on_output: Callable[[], None] = lambda: None  # by the owner: output may be waiting
         self.on_done: Callable[[], None] = lambda: None
+        self.on_recovery: Callable[[], None] = lambda: None
+        self.on_released: Callable[[], None] = lambda: None
+        self.on_closed: list[Callable[[], None]] = []
+        self.cid = 0
+        self.recovered = False
+        self._closed = False
         self._on_login = on_login
         self._on_reset = on_reset
         self._on_cold_reset = on_cold_reset
@@ -118,12 +145,19 @@ class TargetConnection:
         self._budget = budget or DataBudget()
         self.session = session = TargetSession(device, self._budget)
         session.connections.append(self)
-        # Of the session, which has them for all of its connections.
+        # Of the session, which has them for all of its connections. ``_join`` replaces them.
         self._window = session.window
         self._tasks = session.tasks
         self._deferred = session.deferred
         self._pool = session.pool
         self._free: list[TargetTask] = []
+        self._slots: list[TargetTask] = []  # free or not
+        # What the initiator has acknowledged, where that matters.
+        self._notes = False
+        self._keeps = False  # responses until they are acknowledged
+        self._acknowledged = 0  # its ExpStatSN
+        self._kept: deque[TargetTask] = deque()  # in the order of their StatSN
+        self._awaited: list[tuple[int, Callable[[], None]]] = []  # StatSN, and what waits for it
         self._numbers = Numbers(session.window)
         slots = [TargetTask(index, True) for index in range(LOGIN_SLOTS)]
         self._answers = ControlAnswers(datamover, self._numbers, slots, self._declare)
@@ -148,7 +182,7 @@ class TargetConnection:
             while len(self._deferred) != before:
                 before = len(self._deferred)
                 if before:
-                    self.session.resume()
+                    self.session.resume(self)
                 self._dm.flush()
             if not self._task_sets.ready or not self._task_sets.enable_ready():
                 break
@@ -212,20 +246,49 @@ class TargetConnection:
         return told
 
     def abandon(self) -> None:
-        """End the session now, as ``TargetSession.abandon``."""
-        self.session.abandon()
+        """The connection has failed, or is given up. Its tasks are kept, or end; with the last
+        connection the session ends, unless it is kept. The owner calls ``close`` later, when no
+        task waits for the descriptor."""
+        if self.done:
+            self._dm.disconnect()
+        else:
+            self.done = True
+            self.session.lose(self)
 
     def disconnect(self) -> None:
-        """Take no more PDUs, and disconnect the peer. The owner calls ``close`` later."""
+        """Implements Allegiance."""
         self.done = True
         self._dm.disconnect()
 
     def close(self) -> None:
-        """Release all resources. No thread may be running a task of this connection."""
-        self.done = True
+        """Let go of the descriptor and of all memory that the connection uses. A thread may be
+        running a task of it."""
+        if not self.done:
+            self.abandon()
         self._dm.connection_terminate()
         self._budget.keepers.pop(self._dm.forget_kept, None)
+        self._closed = True
         self.session.leave(self)
+
+    @property
+    def kept(self) -> bool:
+        """The connection is closed, but its session keeps tasks of it, or itself."""
+        return self in self.session.lost
+
+    def release(self) -> None:
+        """Implements Allegiance."""
+        if not self._closed:
+            return
+        session = self.session
+        for slot in self._slots:
+            if slot.connection is not self:
+                continue
+            if self._tasks.get(slot.itt) is slot:
+                if slot.aborted and slot.state != RUNNING:
+                    self.drop(slot)  # it waited for data
+            elif session.answered.get(slot.itt) is not slot and slot.buffer is not None:
+                self._pool.give(slot.buffer)
+                slot.buffer = None
 
     # -- notifications ----------------------------------------------------------------------------
 
@@ -235,6 +298,8 @@ class TargetConnection:
             # an old write must not land now.
             return
         opcode = message[at] & bhs.OPCODE_MASK
+        if self._notes:
+            self._note_acknowledgement(message, at)
         if self._answers.unexpected.outstanding:
             self._answers.heard(message, at)
         if self.parameters is None:
@@ -243,6 +308,8 @@ class TargetConnection:
             self._scsi_command(message, at)
         elif opcode == bhs.DATA_OUT and not self.parameters.initial_r2t:
             self._data_out(message, at)
+        elif opcode in _NUMBERED and self._must_wait(message, at):
+            pass
         elif opcode == bhs.NOP_OUT:
             self._answers.nop_in(message, at, self._data_limit)
         elif opcode == bhs.TASK_MANAGEMENT_REQUEST and self.session.attached:
@@ -251,11 +318,7 @@ class TargetConnection:
             addresses = self.port.ports.target_addresses(self._portal, self.port)
             self._answers.text(message, at, {self.login.target_name: addresses}, self._data_limit)
         elif opcode == bhs.LOGOUT_REQUEST:
-            request = pdu.LogoutRequest.unpack_from(message, at)
-            if request.reason == LOGOUT_FOR_RECOVERY:
-                self._answers.logout(request)  # a refusal: the session goes on
-            else:
-                self._log_out(request)
+            self._log_out(pdu.LogoutRequest.unpack_from(message, at))
         elif opcode == bhs.SNACK_REQUEST and self._recovers:
             reason, data_sn = self._dm.retransmit(pdu.SnackRequest.unpack_from(message, at))
             if reason:
@@ -268,6 +331,25 @@ class TargetConnection:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, False)
         else:
             self._reject(message, at, pdu.REJECT_COMMAND_NOT_SUPPORTED, False)
+        if self._window.waiting:
+            self.session.drain()
+
+    def _must_wait(self, message: memoryview, at: int) -> bool:
+        """Whether a PDU that is no SCSI command has come before others with a smaller CmdSN. Then a
+        copy of it waits for its turn, with no more data than an answer could have."""
+        (cmd_sn, _) = bhs.CMD_SN_EXP_STAT_SN.unpack_from(message, at + bhs.CMD_SN_OFFSET)
+        if (
+            message[at] & bhs.IMMEDIATE
+            or cmd_sn == self._window.exp_cmd_sn
+            or not self._window.may_wait(cmd_sn)
+        ):
+            return False
+        data = bhs.data_segment_untrusted(message, at)[:CONTROL_INLINE]
+        copy = bytearray(message[at : at + bhs.BHS_LENGTH])
+        bhs.LENGTHS.pack_into(copy, bhs.LENGTHS_OFFSET, len(data))
+        whole = memoryview(copy + data)
+        self.session.wait(cmd_sn, self, None, partial(self.control_notify, whole, 0, 0))
+        return True
 
     def _reject(self, message: memoryview, at: int, reason: int, responds: bool) -> None:
         self._answers.reject(message, at, reason, in_place_of_a_response=responds)
@@ -286,6 +368,8 @@ class TargetConnection:
 
     def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
         assert isinstance(slot, TargetTask)
+        if self.done:
+            return
         if slot.aborted:
             self.drop(slot)
         elif slot.task.status:
@@ -296,15 +380,23 @@ class TargetConnection:
 
     def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
         """As ``sent_notify``: the acknowledgement may come behind the response."""
+        assert isinstance(slot, TargetTask)
+        slot.acknowledged = True
         self.sent_notify(slot)
 
     def sent_notify(self, slot: PduSlot) -> None:
         assert isinstance(slot, TargetTask)
         if slot.state == ENDED and not slot.busy:
-            self._recycle(slot)
+            if not slot.kept:
+                self.recycle(slot)
+            elif slot.acknowledged and slot.buffer is not None:
+                self._pool.give(slot.buffer)  # only its status may be needed again
+                slot.buffer = None
 
-    def _recycle(self, slot: TargetTask) -> None:
-        """Free the slot and its buffer for reuse: all that the task sends has left."""
+    def recycle(self, slot: TargetTask) -> None:
+        """Implements Allegiance."""
+        if self.done and not self._closed:
+            return  # its buffer may be in use still; ``release`` gives it back
         if slot.buffer is not None:
             self._pool.give(slot.buffer)
             slot.buffer = None
@@ -316,6 +408,9 @@ class TargetConnection:
         slot.read_length = 0
         slot.data_sn = 0
         slot.age = 0
+        slot.reassigned = False
+        slot.acknowledged = False
+        slot.resume_at = 0
         slot.turn = AT_ONCE
         slot.aborted = False
         if slot.control:
@@ -351,6 +446,7 @@ class TargetConnection:
         if not login.discovery:
             # Twice the depth: a slot is free only when the datamover reports its response as sent.
             self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
+            self._slots = list(self._free)
             for slot in self._free:
                 slot.connection = self
             self._dm.add_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
@@ -362,19 +458,100 @@ class TargetConnection:
         """Apply the result of the login, whose final response is given."""
         login = self.login
         self._numbers.stat_sn = login.stat_sn
-        self._window.exp_cmd_sn = login.exp_cmd_sn
-        self._window.max_cmd_sn = login.max_cmd_sn
+        self._acknowledged = login.stat_sn
+        self.cid = login.cid
         self.parameters = login.parameters
         self._limit_data(login.parameters.initiator_recv_data_segment_length)
-        if login.parameters.error_recovery_level and not login.parameters.rdma_extensions:
-            self._recovers = True
-            self._budget.keepers[self._dm.forget_kept] = None
-        if not login.discovery:
-            self.session.attach(login.initiator_name, login.isid, self.port)
+        if login.joined is not None:
+            self._join(login.joined)
+        else:
+            self._window.exp_cmd_sn = login.exp_cmd_sn
+            self._window.max_cmd_sn = login.max_cmd_sn
+            if not login.discovery:
+                self.session.attach(
+                    login.initiator_name,
+                    login.isid,
+                    self.port,
+                    login.user,
+                    login.depth,
+                    login.parameters,
+                )
+        if self.session.recovers:
+            self._keeps = True
+            self._notes = True
         if login.parameters.rdma_extensions:
             self._answers.unexpected.limit = login.parameters.max_outstanding_unexpected_pdus
         self._dm = self._answers.enable_datamover(header, data)
+        if login.parameters.error_recovery_level and not login.parameters.rdma_extensions:
+            self._recovers = True
+            self._budget.keepers[self._dm.forget_kept] = None
         self._on_login(self)
+
+    def _join(self, joined: Joinable) -> None:
+        """Become a connection of a session that there is."""
+        assert isinstance(joined, TargetSession)
+        self.session.leave(self)
+        self.session = joined
+        self._window = joined.window
+        self._tasks = joined.tasks
+        self._deferred = joined.deferred
+        self._pool = joined.pool
+        self._numbers.window = joined.window
+        joined.join(self)
+
+    # -- acknowledgements -------------------------------------------------------------------------
+
+    def note_acknowledgements(self) -> None:
+        """Implements Allegiance."""
+        self._notes = True
+
+    def _note_acknowledgement(self, message: memoryview, at: int) -> None:
+        """Take the ExpStatSN of a PDU: responses before it need not be kept."""
+        (_, exp_stat_sn) = bhs.CMD_SN_EXP_STAT_SN.unpack_from(message, at + bhs.CMD_SN_OFFSET)
+        if not serial_lt(self._acknowledged, exp_stat_sn) or serial_lt(
+            self._numbers.stat_sn, exp_stat_sn
+        ):
+            return
+        self._acknowledged = exp_stat_sn
+        kept = self._kept
+        while kept and serial_lt(kept[0].stat_sn, exp_stat_sn):
+            slot = kept.popleft()
+            slot.kept = False
+            self.session.acknowledged(slot)
+            if slot.state == ENDED and not slot.busy:
+                self.recycle(slot)
+        if self._awaited:
+            self._tell_acknowledged()
+
+    def _tell_acknowledged(self) -> None:
+        done = [each for each in self._awaited if not serial_lt(self._acknowledged, each[0])]
+        self._awaited = [each for each in self._awaited if each not in done]
+        for _, tell in done:
+            tell()
+        if self._awaited:
+            self.ask_for_acknowledgement()
+
+    def ask_for_acknowledgement(self) -> None:
+        """Implements Allegiance."""
+        if not self.done and self._acknowledged != self._numbers.stat_sn:
+            self.ping()
+
+    def await_acknowledgement(self, tell: Callable[[], None]) -> None:
+        """Implements Allegiance."""
+        if self.done or not serial_lt(self._acknowledged, self._numbers.stat_sn):
+            tell()
+            return
+        self._awaited.append((self._numbers.stat_sn, tell))
+        self.on_closed.append(self._end_awaiting)
+        self.ask_for_acknowledgement()
+
+    def _end_awaiting(self) -> None:
+        """Nothing is acknowledged any more, and nothing comes, either."""
+        awaited, self._awaited = self._awaited, []
+        for _, tell in awaited:
+            tell()
+
+    # -- parameters -------------------------------------------------------------------------------
 
     def _limit_data(self, most: int) -> None:
         """Limit answers to ``most`` bytes of data in one PDU: the initiator takes no more."""
@@ -409,10 +586,12 @@ class TargetConnection:
         if not self.session.attached:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, True)
             return
-        if itt in self._tasks and self._window.is_next(first, cmd_sn):
+        window = self._window
+        if itt in self._tasks and (window.is_next(first, cmd_sn) or window.may_wait(cmd_sn)):
             self._reject(message, at, pdu.REJECT_TASK_IN_PROGRESS, True)
             return
-        if not self._window.accept(first, cmd_sn):
+        in_order = window.accept(first, cmd_sn)
+        if not in_order and not window.may_wait(cmd_sn):
             log.warning("%s: command with CmdSN %d ignored", self._portal, cmd_sn)
             return
         if not self._free:
@@ -422,17 +601,39 @@ class TargetConnection:
         slot.edtl = edtl
         slot.flags = flags
         slot.immediate = first & bhs.IMMEDIATE
-        slot.lun = lun = luns.decode(lun_field)
+        slot.lun = luns.decode(lun_field)
         self._dm.map_task(slot)
         if lengths >> 24:
             cdb += bhs.extended_cdb_untrusted(message, at)
             if flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL:
                 slot.read_length = bhs.bidirectional_read_length_untrusted(message, at)
-        task = slot.task = self._device.begin(self.session.nexus, lun, cdb)
         self._tasks[itt] = slot
         immediate = lengths & 0xFFFFFF
         if immediate and not self.parameters.immediate_data:  # type: ignore[union-attr]
             raise RemoteProtocolError("iSCSI", f"{immediate} bytes of immediate data")
+        slot.immediate_data = immediate
+        more = flags & (bhs.FLAG_WRITE | bhs.FLAG_FINAL) == bhs.FLAG_WRITE
+        if in_order:
+            self._deliver(slot, cdb)
+        else:
+            slot.task = ScsiTask(cdb)  # a stand-in, until its turn comes
+            slot.state = WAITING
+            slot.more = more
+            self.session.wait(cmd_sn, self, slot, partial(self._turn_comes, slot, first, cmd_sn))
+        if immediate:
+            # A copy: the receive buffer is valid only until the next ``progress``.
+            self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
+        if not in_order:
+            return
+        if more and not self.parameters.initial_r2t:  # type: ignore[union-attr]
+            slot.state = UNSOLICITED  # more data is on its way
+        else:
+            self._begin(slot)
+
+    def _deliver(self, slot: TargetTask, cdb: bytes) -> None:
+        """Make the task known to SCSI: all commands before it are."""
+        flags, edtl = slot.flags, slot.edtl
+        task = slot.task = self._device.begin(self.session.nexus, slot.lun, cdb)
         if task.direction != DATA_IN:
             sends = edtl if flags & bhs.FLAG_WRITE else 0
             if sends != task.length:
@@ -443,12 +644,23 @@ class TargetConnection:
                 _refuse(task, sense.INVALID_FIELD_IN_COMMAND_IU)
         if (flags & _NOT_SIMPLE or self._task_sets.active) and not task.status:
             self._enter_task_set(slot)
-        if immediate:
-            # A copy: the receive buffer is valid only until the next ``progress``.
-            self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
-        more = flags & (bhs.FLAG_WRITE | bhs.FLAG_FINAL) == bhs.FLAG_WRITE
-        if more and not self.parameters.initial_r2t:  # type: ignore[union-attr]
-            slot.state = UNSOLICITED  # more data is on its way
+
+    def _turn_comes(self, slot: TargetTask, first: int, cmd_sn: int) -> None:
+        """Deliver a command that came before its turn, with the unsolicited data that has come."""
+        self._window.accept(first, cmd_sn)
+        slot.state = IDLE
+        self._deliver(slot, slot.task.cdb)
+        task, buffer = slot.task, slot.buffer
+        if buffer is not None:
+            if not task.direction & DATA_OUT or task.status or not task.length:
+                self._pool.give(buffer)
+                slot.buffer = None
+                slot.filled = 0
+            elif len(buffer) > task.length:
+                slot.buffer = buffer[: task.length]
+                slot.filled = min(slot.filled, task.length)
+        if slot.more and not self.parameters.initial_r2t:  # type: ignore[union-attr]
+            slot.state = UNSOLICITED
         else:
             self._begin(slot)
 
@@ -460,16 +672,18 @@ class TargetConnection:
             # There is no ACA condition, as no command may ask for one (NACA).
             _refuse(task, sense.INVALID_MESSAGE_ERROR)
         elif task.cdb[0] not in NEVER_DORMANT and not self._task_sets.enter(
-            slot.lun, slot, attribute, partial(self._enabled, slot)
+            slot.lun, slot, attribute, partial(self.session.enabled, slot)
         ):
             slot.turn = WAITS
 
-    def _enabled(self, slot: TargetTask) -> None:
-        """The turn of a dormant task has come: other tasks, perhaps of other sessions, have ended.
-        Raises nothing: an error of this connection ends this one only."""
+    def enabled(self, slot: TargetTask) -> None:
+        """Implements Allegiance."""
         slot.turn = HAS_COME
         if slot.state != DORMANT:
             return  # its unsolicited data is on its way
+        if self.done:
+            slot.state = SUSPENDED  # until it is reassigned
+            return
         try:
             self._begin(slot)
         except TransportError as error:
@@ -490,26 +704,34 @@ class TargetConnection:
         data_out = pdu.DataOut.unpack_from(message, at)
         slot = self._tasks.get(data_out.itt)
         if slot is not None and self._recovers and data_out.ttt == bhs.NO_TAG:
-            if slot.state != UNSOLICITED:
+            if slot.state != UNSOLICITED and not (slot.state == WAITING and slot.more):
                 return  # it was given up, and is fetched by R2Ts
             if data_out.data_sn != slot.data_sn or data_out.buffer_offset != slot.arrived:
                 self._miss_data_out(slot, data_out)
                 return
-        if data_out.ttt != bhs.NO_TAG or (slot is not None and slot.state != UNSOLICITED):
+        if data_out.ttt != bhs.NO_TAG or (
+            slot is not None
+            and slot.state != UNSOLICITED
+            and not (slot.state == WAITING and slot.more)
+        ):
             raise RemoteProtocolError("iSCSI", "a Data-Out that the target did not ask for")
-        if slot is None:
+        if slot is None or slot.connection is not self:
             return  # of an aborted task
         slot.check_data_out(data_out)
         slot.data_sn += 1
         slot.age = 0
         self._take_unsolicited(slot, bhs.data_segment_untrusted(message, at))
         if data_out.flags & bhs.FLAG_FINAL:
-            self._begin(slot)
+            slot.more = False
+            if slot.state != WAITING:
+                self._begin(slot)
 
     def _miss_data_out(self, slot: TargetTask, data_out: pdu.DataOut) -> None:
         """Unsolicited data is missing, or lies behind what is missing: R2Ts fetch it."""
         if data_out.flags & bhs.FLAG_FINAL:
-            self._begin(slot)
+            slot.more = False
+            if slot.state != WAITING:
+                self._begin(slot)
 
     def _take_unsolicited(self, slot: TargetTask, data: memoryview) -> None:
         assert self.parameters is not None
@@ -521,11 +743,14 @@ class TargetConnection:
                 "iSCSI", f"{slot.arrived} bytes of unsolicited data, of {most} at most"
             )
         task = slot.task
-        if not task.direction & DATA_OUT or task.status:
+        length = task.length
+        if slot.state == WAITING:
+            length = most  # what the command takes is not known yet
+        elif not task.direction & DATA_OUT or task.status:
             return  # the data is not needed: the command takes none, or has failed
         if slot.buffer is None:
             # Only for the unsolicited data: the task has to wait for a buffer of its whole length.
-            slot.buffer = self._pool.take(max(min(task.length, most), 1))
+            slot.buffer = self._pool.take(max(min(length, most), 1))
         data = data[: max(0, len(slot.buffer) - at)]  # EDTL may promise more than the CDB takes
         if data:
             slot.buffer[at : at + len(data)] = data
@@ -539,6 +764,7 @@ class TargetConnection:
                 slot.state = DORMANT
                 return
             self._begin_anew(slot)
+            slot.turn = AT_ONCE
             task = slot.task
         if task.status:
             self.respond(slot)
@@ -583,7 +809,10 @@ class TargetConnection:
                 not self.parameters.rdma_extensions
                 or self.parameters.tagged_buffer_for_solicited_data_only is False
             )
-            slot.advertised_from = 0 if whole else at
+            # For a task that is reassigned, also what was to come unsolicited is solicited, and
+            # advertised: all but the immediate data (RFC 7145 section 10.2.2).
+            first = slot.immediate_data if slot.reassigned else at
+            slot.advertised_from = 0 if whole else first
         # One R2T at a time asks for one burst at most (RFC 7143 section 13.13).
         slot.fetching = min(slot.task.length - at, self.parameters.max_burst_length)
         self._dm.get_data(slot, slot.buffer[at : at + slot.fetching], at - slot.advertised_from)
@@ -602,18 +831,7 @@ class TargetConnection:
 
     def finish(self, slot: TargetTask) -> None:
         """Answer an offloaded task: its ``run`` has ended."""
-        self.session.running -= 1
-        waiting, slot.on_ended = slot.on_ended, []
-        for tell in waiting:
-            tell()
-        if self.done:
-            self._tasks.pop(slot.itt, None)
-            self._task_sets.leave(slot.lun, slot)
-            self._task_sets.enable_ready()
-        elif slot.aborted:
-            self.drop(slot)
-        else:
-            self.respond(slot)
+        self.session.finished(slot)
 
     def respond(self, slot: TargetTask) -> None:
         """Implements Allegiance."""
@@ -625,23 +843,41 @@ class TargetConnection:
             self._end(slot, moved)
             return
         moved = task.transferred if task.direction == DATA_IN or task.status else task.length
-        if task.direction == DATA_IN and moved and slot.flags & bhs.FLAG_READ and edtl:
+        if slot.acknowledged:
+            pass  # its data is there, and not here any more
+        elif task.direction == DATA_IN and moved and slot.flags & bhs.FLAG_READ and edtl:
             assert slot.buffer is not None
             data = slot.buffer if moved == len(slot.buffer) else slot.buffer[:moved]
-            self._dm.put_data(slot, data if moved <= edtl else data[:edtl], 0)
+            self._put(slot, data if moved <= edtl else data[:edtl])
         self._end(slot, moved)
+
+    def _put(self, slot: TargetTask, data: memoryview) -> None:
+        """Send the Data-In of a task, or what of it has not been acknowledged."""
+        if not self._keeps:
+            self._dm.put_data(slot, data, 0)
+            return
+        offset = slot.resume_at
+        if offset >= len(data):
+            return
+        if self._dm.acknowledges and len(data) >= ACKNOWLEDGED:
+            # Its memory need not be kept until the status is acknowledged.
+            self._dm.put_data(slot, data[offset:], offset, False, True)
+        else:
+            self._dm.put_data(slot, data[offset:], offset)
 
     def _put_bidirectional(self, slot: TargetTask) -> None:
         """Send the Data-In of a command with both R and W: EDTL is about its Data-Out only."""
         task = slot.task
         given = min(task.transferred, slot.read_length)
-        if given and task.direction & DATA_IN:
+        if given and task.direction & DATA_IN and not slot.acknowledged:
             assert slot.buffer is not None
-            self._dm.put_data(slot, slot.buffer[:given], 0)
+            self._put(slot, slot.buffer[:given])
 
     def _end(self, slot: TargetTask, moved: int) -> None:
         """Send the SCSI Response. ``moved``: see ``pack_response``."""
         self._window.ended(slot.immediate)
+        if self._keeps:
+            self._keep(slot)
         pack_response(slot, moved, self._numbers)
         del self._tasks[slot.itt]
         slot.state = ENDED
@@ -649,43 +885,72 @@ class TargetConnection:
         if self._task_sets.active:
             self._task_sets.leave(slot.lun, slot)
 
+    def _keep(self, slot: TargetTask) -> None:
+        """Keep a task that is being answered until the initiator acknowledges its status: it may be
+        reassigned. Data that was written is not needed again."""
+        slot.kept = True
+        slot.stat_sn = self._numbers.stat_sn
+        slot.segment = self.parameters.initiator_recv_data_segment_length  # type: ignore[union-attr]
+        self._kept.append(slot)
+        self.session.answered[slot.itt] = slot
+        if slot.buffer is not None and not slot.task.direction & DATA_IN:
+            self._pool.give(slot.buffer)
+            slot.buffer = None
+
     # -- task management --------------------------------------------------------------------------
 
     def _task_management(self, request: pdu.TaskManagementRequest) -> None:
-        if not self._window.accept(request.opcode, request.cmd_sn):
+        window = self._window
+        if not window.accept(request.opcode, request.cmd_sn):
             return
+        if request.function == pdu.TMF_TASK_REASSIGN:
+            self._task_reassign(request)
+        elif (
+            request.function in _OF_A_LUN
+            and (len(self.session.connections) > 1 or self.session.parameters.error_recovery_level)
+            and serial_lt(window.exp_cmd_sn, request.cmd_sn)
+        ):
+            # It is about all commands before it: some of them are still to come (4.2.3.3).
+            if not self.session.fence(request.cmd_sn, self, partial(self._manage, request)):
+                self._answers.task_management(request, pdu.TMF_REJECTED)
+        else:
+            self._manage(request)
+
+    def _manage(self, request: pdu.TaskManagementRequest) -> None:
+        """Carry out a task management function. All tasks of the session are meant, whatever
+        connection they are allegiant to."""
+        session = self.session
         lun = luns.decode(request.lun)
         if request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
-            if slot is None and not self._window.give_up(request.ref_cmd_sn, request.cmd_sn):
+            if slot is not None and slot.state == WAITING:
+                session.discard(slot)
+                self._answers.task_management(request, pdu.TMF_COMPLETE)
+            elif slot is None and not self._window.give_up(request.ref_cmd_sn, request.cmd_sn):
                 self._answers.task_management(request, pdu.TMF_TASK_DOES_NOT_EXIST)
             else:
                 self._abort([slot] if slot else [], request)
         elif (
             request.function == pdu.TMF_TARGET_COLD_RESET
-            and self.session.attached
-            and self._device.hides_luns(self.session.nexus)
+            and session.attached
+            and self._device.hides_luns(session.nexus)
         ):
             # It would end sessions that use what this initiator has no access to.
             self._answers.task_management(request, pdu.TMF_NOT_AUTHORIZED)
-        elif request.function in _OF_THE_TARGET and self.session.attached:
-            everything = self._device.luns(self.session.nexus)
+        elif request.function in _OF_THE_TARGET and session.attached:
+            everything = self._device.luns(session.nexus)
             for each in everything:
                 self._device.reset_lun(each)
-            self._abort(
-                [slot for slot in self._tasks.values() if slot.lun in everything],
-                request,
-                everything,
-            )
-        elif request.function not in _OF_A_LUN or not self.session.attached:
+            self._abort(session.tasks_on(*everything), request, everything)
+        elif request.function not in _OF_A_LUN or not session.attached:
             self._answers.task_management(request, pdu.TMF_NOT_SUPPORTED)
-        elif not self._device.has_lun(self.session.nexus, lun):
+        elif not self._device.has_lun(session.nexus, lun):
             self._answers.task_management(request, pdu.TMF_LUN_DOES_NOT_EXIST)
         else:
             if request.function == pdu.TMF_LOGICAL_UNIT_RESET:
                 self._device.reset_lun(lun)
             others = (lun,) if request.function in _OF_ALL_SESSIONS else ()
-            self._abort([slot for slot in self._tasks.values() if slot.lun == lun], request, others)
+            self._abort(session.tasks_on(lun), request, others)
 
     def _abort(
         self,
@@ -698,16 +963,27 @@ class TargetConnection:
         A function other than ABORT TASK also waits for data that R2Ts have asked for, over TCP,
         too: the initiator goes on answering R2Ts (RFC 7143 section 4.2.3.3)."""
         left = 1 + len(slots)
+        flush_after = False
+
+        def answer() -> None:
+            if self.done:
+                return
+            self._answers.task_management(request, pdu.TMF_COMPLETE)
+            if request.function == pdu.TMF_TARGET_COLD_RESET:
+                self._end_all_sessions()
+            elif flush_after:
+                self.flush_quietly()
 
         def one_ended(flush: bool = False) -> None:
-            nonlocal left
+            nonlocal left, flush_after
             left -= 1
+            flush_after |= flush
             if not left and not self.done:
-                self._answers.task_management(request, pdu.TMF_COMPLETE)
-                if request.function == pdu.TMF_TARGET_COLD_RESET:
-                    self._end_all_sessions()
-                elif flush:
-                    self.flush_quietly()
+                if request.function == pdu.TMF_ABORT_TASK or len(self.session.connections) == 1:
+                    answer()
+                else:
+                    flush_after = True
+                    self._fence_response(answer)
 
         for lun in luns_of_others:
             left += self._on_reset(lun, self, partial(one_ended, True))
@@ -715,32 +991,209 @@ class TargetConnection:
         self.session.end_each(slots, one_ended, cancel=request.function == pdu.TMF_ABORT_TASK)
         one_ended()
 
+    def _fence_response(self, answer: Callable[[], None]) -> None:
+        """Call ``answer`` when the initiator has acknowledged all responses on the other
+        connections of the session: those of the tasks that it is about come before it (RFC 7143
+        section 4.2.2.3.2)."""
+        others = [each for each in self.session.connections if each is not self]
+        left = 1 + len(others)
+
+        def one_acknowledged() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                answer()
+
+        for each in others:
+            each.await_acknowledgement(one_acknowledged)
+        one_acknowledged()
+
     def _end_all_sessions(self) -> None:
         """Finish a TARGET COLD RESET, which is a power-on event (RFC 7143 section 11.5.1): its
         response still leaves, then this session has ended as well."""
         self._on_cold_reset(self)
+        self._end_session()
+
+    def _end_session(self) -> None:
+        """The session has ended. What is queued on this connection still leaves."""
         self.done = True
+        self.session.abandon(self)
         self.flush_quietly()
-        self.on_done()
+        for each in self.session.connections:
+            each.on_done()
+
+    # -- the end of connections -------------------------------------------------------------------
 
     def _log_out(self, request: pdu.LogoutRequest) -> None:
-        """End all pending commands, then answer the logout (RFC 7143 section 11.14). When it has
-        the answer, the initiator may let another session write."""
+        """End, or set aside, all that the logout is about, then answer it (RFC 7143 section 11.14).
+        When it has the answer, the initiator may let another connection or session write."""
+        session = self.session
+        self._window.accept(request.opcode, request.cmd_sn)
+        recovery = request.reason == pdu.LOGOUT_FOR_RECOVERY
+        if recovery and session.parameters.error_recovery_level != RECOVERY:
+            self._answers.logout(request, RECOVERY_NOT_SUPPORTED)  # the session goes on
+        elif request.reason == pdu.LOGOUT_CLOSE_SESSION:
+            for each in [*session.lost, *session.connections]:
+                if each is not self:
+                    session.log_out(each, False)
+            self._leave(request, True)
+        elif request.reason > pdu.LOGOUT_FOR_RECOVERY:
+            self._answers.logout(request, CLEANUP_FAILED)
+        elif request.cid != self.cid:
+            other = session.find(request.cid)
+            if other is None:
+                self._answers.logout(request, CID_NOT_FOUND)
+            else:
+                session.log_out(other, recovery)
+                self._answer_when_closed(request, other)
+        elif recovery:
+            self._set_aside(request)
+        else:
+            self._leave(request, False)
+
+    def _leave(self, request: pdu.LogoutRequest, whole_session: bool) -> None:
+        """Log this connection out, or the session, whose other connections are being closed."""
+        session = self.session
         self._leaving = True
-        slots = list(self._tasks.values())
-        left = 1 + len(slots)
+        running = [slot for slot in self._tasks.values() if slot.connection is not self]
+        session.discard_waiting(self)
+        mine = session.tasks_allegiant_to(self)
+        left = 1 + len(mine)
 
         def one_ended() -> None:
             nonlocal left
             left -= 1
-            if not left and not self.done:
-                self._answers.logout(request)
+            if left or self.done:
+                return
+            self._answers.logout(request, CLOSED)
+            if whole_session or not session.has_others(self):
+                self._end_session()
+            else:
                 self.done = True
                 self.flush_quietly()
                 self.on_done()
 
-        self.session.end_each(slots, one_ended, cancel=True)
+        if whole_session:
+            for slot in running:
+                left += 1
+                slot.on_ended.append(one_ended)
+            for each in session.connections:
+                if each is not self:
+                    left += 1
+                    each.on_closed.append(one_ended)
+        luns_of_mine = {slot.lun for slot in mine}
+        session.end_each(mine, one_ended, cancel=True)
+        if session.attached and mine:
+            self._device.tasks_cleared(session.nexus, luns_of_mine)
         one_ended()
+
+    def _set_aside(self, request: pdu.LogoutRequest) -> None:
+        """Log this connection out for recovery: its tasks wait for a new allegiance."""
+        session = self.session
+        self._leaving = True
+        parameters = session.parameters
+        self._answers.logout(
+            request, CLOSED, parameters.default_time2wait, parameters.default_time2retain
+        )
+        self.done = True
+        session.set_aside(self)
+        self.flush_quietly()
+        self.on_done()
+
+    def _answer_when_closed(self, request: pdu.LogoutRequest, other: Allegiance) -> None:
+        """Answer the logout of another connection, when nothing of that touches the initiator's
+        buffers any more, and no thread carries out a task that has ended with it."""
+        session = self.session
+        parameters = session.parameters
+        ending = [slot for slot in session.tasks_allegiant_to(other) if slot.aborted]
+        left = 1 + len(ending)
+
+        def one_ended() -> None:
+            nonlocal left
+            left -= 1
+            if left or self.done:
+                return
+            self._answers.logout(
+                request, CLOSED, parameters.default_time2wait, parameters.default_time2retain
+            )
+            self.flush_quietly()
+
+        for slot in ending:
+            slot.on_ended.append(one_ended)
+        if other in session.connections:
+            left += 1
+            other.on_closed.append(one_ended)
+        one_ended()
+
+    # -- a new allegiance -------------------------------------------------------------------------
+
+    def _task_reassign(self, request: pdu.TaskManagementRequest) -> None:
+        """Take the buffers that the request advertises, then carry it out."""
+        if not self._free:
+            raise RemoteProtocolError("iSCSI", "more tasks than the target has room for")
+        fresh = self._free.pop()
+        self._dm.map_task(fresh)
+        self._reassign(request, fresh)
+
+    def _reassign(self, request: pdu.TaskManagementRequest, fresh: TargetTask) -> None:
+        """Make a task allegiant to this connection, and go on with it (RFC 7143 section 7.2.2).
+        ``fresh``: a slot with the buffers that the initiator advertises."""
+        if self.done:
+            return
+        session = self.session
+        slot = session.reassignable(request.referenced_task_tag)
+        response = pdu.TMF_COMPLETE
+        if not self._keeps:
+            response = pdu.TMF_REASSIGN_NOT_SUPPORTED
+        elif slot is None:
+            response = pdu.TMF_TASK_DOES_NOT_EXIST
+        elif not slot.connection.recovered:
+            response = pdu.TMF_STILL_ALLEGIANT
+        elif slot.connection in session.connections:
+            # It is logged out, but its buffers may be in use until it is closed.
+            slot.connection.on_closed.append(partial(self._reassign_later, request, fresh))
+            return
+        self._answers.task_management(request, response)
+        if slot is None or response:
+            self.recycle(fresh)
+            return
+        old = slot.connection
+        answered = session.answer_again(slot)
+        both = slot.flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL
+        sent = 0
+        if answered and slot.task.direction & DATA_IN and not slot.acknowledged:
+            sent = min(slot.task.transferred, slot.read_length if both else slot.edtl)
+        slot.resume_at = self._dm.reassign_task(
+            slot,
+            fresh,
+            Resumption(
+                luns.encode(slot.lun) if slot.lun >= 0 else bytes(8),
+                slot.itt,
+                both,
+                request.exp_data_sn,
+                max(slot.task.length - slot.arrived, 0) if slot.task.direction & DATA_OUT else 0,
+                sent,
+                slot.segment,
+            ),
+        )
+        slot.adopt(fresh, self)
+        self._slots[self._slots.index(fresh)] = slot
+        session.let_go(old)
+        if slot.state == SUSPENDED:
+            self._begin(slot)
+        elif answered or slot.state == COMPLETED:
+            if answered:
+                slot.immediate = bhs.IMMEDIATE  # its CmdSN has moved the window already
+            self.respond(slot)
+
+    def _reassign_later(self, request: pdu.TaskManagementRequest, fresh: TargetTask) -> None:
+        """The old connection of a task is closed."""
+        try:
+            self._reassign(request, fresh)
+        except TransportError as error:
+            log.info("a connection ended: %s", error)
+            self.abandon()
+        self.flush_quietly()
 
     def cancel_data(self, slot: TargetTask) -> bool:
         """Implements Allegiance."""
@@ -752,7 +1205,7 @@ class TargetConnection:
         self._task_sets.leave(slot.lun, slot)
         self._window.ended(slot.immediate)
         callbacks, slot.on_aborted = slot.on_aborted, []
-        self._recycle(slot)
+        self.recycle(slot)
         for callback in callbacks:
             callback()
 

@@ -17,9 +17,11 @@ log = logging.getLogger(__name__)
 
 _BATCH = 16  # slots that are made at a time
 _TAGS = 0x7FFFFFFF  # Target Transfer Tags of our pings: 1 up to this
-LOGOUT_FOR_RECOVERY = 2  # reason of a Logout
-_CLOSED = 0  # responses to it
-_RECOVERY_NOT_SUPPORTED = 2
+# Responses to a Logout (11.15.1).
+CLOSED = 0
+CID_NOT_FOUND = 1
+RECOVERY_NOT_SUPPORTED = 2
+CLEANUP_FAILED = 3
 
 
 class _Stamp(TypedDict):
@@ -208,14 +210,16 @@ class ControlAnswers:
         ).pack_into(slot.bhs)
         self._dm.send_control(slot)
 
-    def logout(self, request: pdu.LogoutRequest) -> None:
-        """Answer a Logout. To remove the connection for recovery is refused: only
-        ErrorRecoveryLevel 2 has that (RFC 7143 sections 11.14.1, 11.15.1)."""
-        recovery = request.reason == LOGOUT_FOR_RECOVERY
+    def logout(
+        self, request: pdu.LogoutRequest, response: int, time2wait: int = 0, time2retain: int = 0
+    ) -> None:
+        """Answer a Logout. The times are seconds, for tasks that may be reassigned (11.15.3)."""
         slot = self._take()
         pdu.LogoutResponse(
-            response=_RECOVERY_NOT_SUPPORTED if recovery else _CLOSED,
+            response=response,
             itt=request.itt,
+            time2wait=time2wait,
+            time2retain=time2retain,
             **self._stamp(request.opcode),
         ).pack_into(slot.bhs)
         self._dm.send_control(slot)

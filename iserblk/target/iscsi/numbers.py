@@ -13,12 +13,17 @@ _MASK: Final = 0xFFFFFFFF
 class CommandWindow:
     """ExpCmdSN and MaxCmdSN of a session.
 
-    The window is as wide as the queue is deep: it moves on by one with each command that ends.
+    The window is as wide as the queue is deep: it moves on by one with each command that ends. A
+    session with several connections gets its commands in any order, and one with
+    ErrorRecoveryLevel 1 or 2 may lose some: a command that is early waits for those before it.
+    ``waiting``: how much waits, in the session.
     """
 
-    __slots__ = ("_given_up", "exp_cmd_sn", "max_cmd_sn")
+    __slots__ = ("_early", "_given_up", "exp_cmd_sn", "max_cmd_sn", "waiting")
 
     def __init__(self) -> None:
+        self._early: set[int] = set()  # CmdSNs that have come, and wait
+        self.waiting = 0
         self._given_up: set[int] = set()  # CmdSNs that never came, and count as received
         self.exp_cmd_sn = 0
         self.max_cmd_sn = 0
@@ -31,8 +36,8 @@ class CommandWindow:
         )
 
     def accept(self, first: int, cmd_sn: int) -> bool:
-        """Count the PDU whose byte 0 is ``first``; False: ignore it. On one connection commands
-        come in order, so any other number is a duplicate or outside of the window (4.2.2.1)."""
+        """Count the PDU whose byte 0 is ``first``; False: it is a duplicate, or outside of the
+        window, and to be ignored (4.2.2.1), unless ``may_wait``."""
         if first & bhs.IMMEDIATE:
             return True
         if cmd_sn != self.exp_cmd_sn or serial_lt(self.max_cmd_sn, cmd_sn):
@@ -42,6 +47,30 @@ class CommandWindow:
             self._skip()
         return True
 
+    def may_wait(self, cmd_sn: int) -> bool:
+        """Whether a PDU that ``accept`` did not take is to wait for those before it."""
+        return (
+            serial_lt(self.exp_cmd_sn, cmd_sn)
+            and not serial_lt(self.max_cmd_sn, cmd_sn)
+            and cmd_sn not in self._early
+            and cmd_sn not in self._given_up
+        )
+
+    def note(self, cmd_sn: int) -> None:
+        """The PDU with this number waits."""
+        self._early.add(cmd_sn)
+        self.waiting += 1
+
+    def forget(self, cmd_sn: int) -> None:
+        """The PDU with this number waits no more: ``accept`` is to take it, or another one."""
+        self._early.remove(cmd_sn)
+        self.waiting -= 1
+
+    def skip(self, cmd_sn: int) -> None:
+        """Count a command as received, though it will never be accepted."""
+        self._given_up.add(cmd_sn)
+        self._skip()
+
     def give_up(self, ref_cmd_sn: int, cmd_sn: int) -> bool:
         """Handle an ABORT TASK (with ``cmd_sn``) of an unknown command, ``ref_cmd_sn``. True: the
         command never came, and now counts as received; otherwise the target would accept no
@@ -50,10 +79,10 @@ class CommandWindow:
             serial_lt(ref_cmd_sn, self.exp_cmd_sn)
             or serial_lt(self.max_cmd_sn, ref_cmd_sn)
             or not serial_lt(ref_cmd_sn, cmd_sn)
+            or ref_cmd_sn in self._early
         ):
             return False
-        self._given_up.add(ref_cmd_sn)
-        self._skip()
+        self.skip(ref_cmd_sn)
         return True
 
     def _skip(self) -> None:

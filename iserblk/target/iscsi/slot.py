@@ -19,6 +19,9 @@ RUNNING: Final = 3  # in a thread
 ENDED: Final = 4  # response queued
 UNSOLICITED: Final = 5  # unsolicited data is on its way
 DORMANT: Final = 6  # waits for other tasks of its LUN
+WAITING: Final = 7  # came before commands with a smaller CmdSN
+SUSPENDED: Final = 8  # its connection is lost; it goes on when it is reassigned
+COMPLETED: Final = 9  # its connection is lost; its response is sent when it is reassigned
 
 # The ``turn`` of a task.
 AT_ONCE: Final = 0  # it never waited
@@ -27,7 +30,49 @@ HAS_COME: Final = 2  # it was dormant
 
 
 class Allegiance(Protocol):
-    """The connection to which a task is allegiant, as its session uses it."""
+    """A connection to which tasks are allegiant, as its session uses it.
+
+    ``done``: it takes no more PDUs, and moves no more data. ``recovered``: it was logged out for
+    recovery. ``on_closed``: called when nothing touches its buffers any more. The owner sets
+    ``on_done``: called when it has ended otherwise than by an error; ``on_recovery``: called when a
+    lost connection is logged out for recovery; ``on_released``: called when nothing is kept for a
+    lost connection any more."""
+
+    cid: int
+    done: bool
+    recovered: bool
+    on_closed: list[Callable[[], None]]
+    on_done: Callable[[], None]
+    on_recovery: Callable[[], None]
+    on_released: Callable[[], None]
+
+    def abandon(self) -> None:
+        """The connection has failed, or is given up."""
+        ...
+
+    def note_acknowledgements(self) -> None:
+        """Note from now on which responses the initiator has acknowledged."""
+        ...
+
+    def ask_for_acknowledgement(self) -> None:
+        """Ask the initiator for its ExpStatSN, if that can acknowledge anything."""
+        ...
+
+    def release(self) -> None:
+        """The connection is closed: give back the buffers that nothing needs any more."""
+        ...
+
+    def recycle(self, slot: TargetTask) -> None:
+        """Free the slot and its buffer for reuse: all that the task sends has left."""
+        ...
+
+    def await_acknowledgement(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` when the initiator has acknowledged all responses so far."""
+        ...
+
+    def enabled(self, slot: TargetTask) -> None:
+        """See ``TargetSession.enabled``."""
+        ...
 
     def start(self, slot: TargetTask) -> None:
         """Get the buffer and the data that the task needs, then run it."""
@@ -35,6 +80,11 @@ class Allegiance(Protocol):
 
     def respond(self, slot: TargetTask) -> None:
         """Send Data-In, if any, and the SCSI Response, in one post."""
+        ...
+
+    def finish(self, slot: TargetTask) -> None:
+        """Answer an offloaded task: its ``run`` has ended. Raises
+        TransportError when the connection has ended."""
         ...
 
     def drop(self, slot: TargetTask) -> None:
@@ -64,6 +114,7 @@ class TargetTask(TargetSlot):
 
     __slots__ = (
         "aborted",
+        "acknowledged",
         "advertised_from",
         "age",
         "arrived",
@@ -76,12 +127,19 @@ class TargetTask(TargetSlot):
         "filled",
         "flags",
         "immediate",
+        "immediate_data",
         "itt",
+        "kept",
         "lun",
+        "more",
         "on_aborted",
         "on_ended",
         "overflow",
         "read_length",
+        "reassigned",
+        "resume_at",
+        "segment",
+        "stat_sn",
         "state",
         "task",
         "turn",
@@ -97,6 +155,14 @@ class TargetTask(TargetSlot):
         self.overflow = 0  # bytes of Data-Out that the command asks for beyond EDTL
         self.read_length = 0  # of a bidirectional command: bytes of Data-In that it expects
         self.immediate = 0  # the I bit of the command; if set, it used up no CmdSN
+        self.immediate_data = 0  # bytes of Data-Out that came with the command
+        self.more = False  # unsolicited Data-Outs are on their way, while it is WAITING
+        self.stat_sn = 0  # of its response, while that is ``kept``
+        self.kept = False  # its response has not been acknowledged
+        self.acknowledged = False  # its Data-In has come to the initiator's buffer
+        self.segment = 0  # bytes of data in each Data-In PDU that was sent
+        self.reassigned = False
+        self.resume_at = 0  # bytes of Data-In that need not be sent again
         self.filled = 0  # bytes of Data-Out that are in the buffer
         self.arrived = 0  # bytes of unsolicited Data-Out that have come
         self.data_sn = 0  # of the next unsolicited Data-Out
@@ -112,6 +178,18 @@ class TargetTask(TargetSlot):
         self.aborted = False
         self.on_aborted: list[Callable[[], None]] = []
         self.on_ended: list[Callable[[], None]] = []  # called when its thread has finished
+
+    def adopt(self, fresh: TargetTask, connection: Allegiance) -> None:
+        """Become a task of another connection, with the memory of its slot ``fresh``, which is not
+        used any more. The old connection is closed: nothing of it comes any more."""
+        self.take_memory(fresh)
+        self.transfer = fresh.transfer
+        self.transfer.token = self
+        self.index = fresh.index
+        self.connection = connection
+        self.busy = 0
+        self.kept = False
+        self.reassigned = True
 
     def check_data_out(self, data_out: pdu.DataOut) -> None:
         """Raises RemoteProtocolError unless ``data_out`` is the next of the unsolicited data."""

@@ -8,7 +8,7 @@ conditions; SPC-4). All other commands are in ``iserblk.target.scsi.commands``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from time import monotonic
@@ -205,6 +205,10 @@ class DeviceServer:
 
     def hides_luns(self, nexus: Nexus) -> bool:
         return len(self.luns(nexus)) < len(self._units)
+
+    def tasks_cleared(self, nexus: Nexus, luns: Collection[int]) -> None:
+        for lun in luns:
+            self._attend(nexus, lun, sense.COMMANDS_CLEARED_BY_PROTOCOL)
 
     def reset_lun(self, lun: int) -> bool:
         unit = self._units.get(lun)

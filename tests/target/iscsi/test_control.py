@@ -11,7 +11,7 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.text import encode
 from iserblk.iscsi.text_target import understand_nothing
-from iserblk.target.iscsi.control import ControlAnswers
+from iserblk.target.iscsi.control import CID_NOT_FOUND, CLOSED, ControlAnswers
 from iserblk.target.iscsi.numbers import CommandWindow, Numbers
 from iserblk.target.iscsi.slot import ENDED, TargetTask
 
@@ -194,7 +194,7 @@ def test_we_do_not_ping_while_all_answers_wait() -> None:
     """Their acknowledgement is a sign of life, too; and no memory is made for a ping."""
     bench = Bench(1)
     bench.answers.enlarge(INLINE, 8)
-    bench.answers.logout(logout(0))
+    bench.answers.logout(logout(0), CLOSED)
     bench.answers.ping()
     assert len(bench.datamover.sent) == 1 and not bench.datamover.made
 
@@ -252,11 +252,12 @@ def logout(reason: int) -> pdu.LogoutRequest:
     )
 
 
-@pytest.mark.parametrize(("reason", "response"), [(0, 0), (1, 0), (2, 2)])
-def test_a_logout_for_recovery_is_refused(bench: Bench, reason: int, response: int) -> None:
-    bench.answers.logout(logout(reason))
+@pytest.mark.parametrize(("reason", "response"), [(0, CLOSED), (1, CID_NOT_FOUND), (2, 2)])
+def test_the_answer_to_a_logout(bench: Bench, reason: int, response: int) -> None:
+    bench.answers.logout(logout(reason), response, 3, 4)
     found = pdu.LogoutResponse.unpack_from(bench.answer()[0])
     assert (found.response, found.itt, found.stat_sn) == (response, 5, 100)
+    assert (found.time2wait, found.time2retain) == (3, 4)
 
 
 def test_task_management(bench: Bench) -> None:
@@ -292,7 +293,7 @@ def test_a_login_response_goes_out_as_it_is(bench: Bench) -> None:
 def test_a_slot_is_used_again_when_it_has_left() -> None:
     bench = Bench(1)
     for _ in range(3):
-        bench.answers.logout(logout(0))
+        bench.answers.logout(logout(0), CLOSED)
         bench.answers.give_back(bench.datamover.sent.pop())
     assert not bench.datamover.made
 
@@ -301,9 +302,9 @@ def test_memory_is_made_when_it_is_needed_and_a_flood_is_cut_off() -> None:
     bench = Bench(1)
     bench.answers.enlarge(INLINE, 40)
     for _ in range(41):
-        bench.answers.logout(logout(0))
+        bench.answers.logout(logout(0), CLOSED)
     assert sum(bench.datamover.made) == 40 and len(bench.datamover.made) == 3
     with pytest.raises(RemoteProtocolError, match="control PDUs"):
-        bench.answers.logout(logout(0))
+        bench.answers.logout(logout(0), CLOSED)
     bench.answers.give_back(bench.datamover.sent.pop())
-    bench.answers.logout(logout(0))
+    bench.answers.logout(logout(0), CLOSED)
