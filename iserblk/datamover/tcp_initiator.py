@@ -564,6 +564,8 @@ class TcpInitiator:
         source = transfer.source
         if source is None:
             raise RemoteProtocolError("iSCSI", f"R2T for task {r2t.itt:#x}: no such write")
+        if transfer.sn == ANY_SN:
+            transfer.sn = r2t.r2t_sn
         if self._is_new(transfer, r2t.r2t_sn):
             # A recovery R2T asks again for what was sent before.
             self._answer_r2t(r2t, transfer, source, 0, _MOST_RECOVERIES)

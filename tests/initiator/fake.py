@@ -28,6 +28,8 @@ class FakeDatamover:
         self.inbox: deque[bytes | IserblkError] = deque()
         self.greeted = True
         self.disconnected = False
+        self.ticks = 0
+        self.tick_error: Exception | None = None
         self.terminated = False
         self.full = False
         self.busy = False  # another thread is sending: ``flush`` leaves the queue to it
@@ -83,6 +85,11 @@ class FakeDatamover:
 
     def connection_terminate(self) -> None:
         self.terminated = True
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.tick_error is not None:
+            raise self.tick_error
 
     def describe(self) -> dict[str, object]:
         return {}

@@ -34,6 +34,8 @@ STEP_S = 5.0  # how long the target may take over one task management function
 OVERTAKEN_S: Final = 2.0  # how much later a response may come than the answer "no such task"
 LATE_S: Final = 1.0  # for a new command when the connection is gone for longer than io-timeout
 IDLE_S: Final = 10.0  # silence after which the target is asked for a sign of life
+# The same with commands in flight, at ErrorRecoveryLevel 1 or more: the answer shows what was lost.
+SOON_S: Final = 2.0
 SPARE_CONTROLS: Final = 4  # control slots that aborts leave free, for pings, resets and logout
 
 
@@ -106,6 +108,8 @@ class Ladder:
         session.queue.grow()
         session.queue.wake_takers()
         self._abort_waiting(now)
+        if session.suspended is None:
+            session.ask_again(now)
         session.recover(now)
         if session.parting is not None:
             session.parting.tick(now)
@@ -281,15 +285,19 @@ class Ladder:
 
     def _keep_alive(self, connection: Connection, now: float) -> None:
         session = self.session
-        if now - connection.last_heard < IDLE_S or self._steps:
+        recovers = bool(session.parameters.error_recovery_level and connection.in_flight)
+        silence = now - connection.last_heard
+        if silence < (SOON_S if recovers else IDLE_S) or self._steps:
             self._pings.pop(connection, None)  # a sign of life, or another answer is waited for
             return
         ping = self._pings.get(connection)
         if ping is not None and ping.pending:
-            if now >= ping.until:
+            if now < ping.until:
+                return
+            if not recovers or silence >= IDLE_S + STEP_S:
                 log.error("%s: no answer to NOP-Out; disconnecting", connection.portal)
                 connection.datamover.disconnect()
-            return
+                return
         control = session.queue.take_control(connection)
         if control is None:
             if session.queue.held_back and now - connection.last_heard >= IDLE_S + STEP_S:
@@ -298,5 +306,5 @@ class Ladder:
             return
         question = pdu.NopOut(lun=bytes(8), itt=0, ttt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=0)
         question.pack_into(control.bhs)
-        self._pings[connection] = ping = _Ping(now + STEP_S)
+        self._pings[connection] = ping = _Ping(now + (SOON_S if recovers else STEP_S))
         session.queue.send_immediate(control, ping)

@@ -478,6 +478,35 @@ class SendQueue:
                 return
         self.send_waiting()
 
+    def send_again(self, slot: TaskSlot) -> None:
+        """Send a command once more, as it was: the target has discarded it (RFC 7143 section
+        7.2.1). At ErrorRecoveryLevel 1 or more, which is over TCP."""
+        connection = slot.connection
+        log.info("%s: command with CmdSN %d is sent again", connection.portal, slot.cmd_sn)
+        with self.lock:
+            bhs.CMD_SN_EXP_STAT_SN.pack_into(
+                slot.bhs, bhs.CMD_SN_OFFSET, slot.cmd_sn, connection.exp_stat_sn
+            )
+            connection.datamover.send_control(slot)
+        self.flush()
+
+    def plug_gap(self, ping: TaskSlot) -> None:
+        """The target has answered ``ping``. A command that was sent before it on its connection,
+        and that the target still expects, is lost: send it again. Another ping behind it shows
+        whether that was all."""
+        (sent,) = bhs.ITT.unpack_from(ping.bhs, bhs.CMD_SN_OFFSET)
+        missing = self._exp_cmd_sn
+        if not serial_lt(missing, sent):
+            return
+        for slot in self.tasks:
+            if slot.state >= SENT and slot.cmd_sn == missing and slot.connection is ping.connection:
+                self.send_again(slot)
+                control = self.take_control(ping.connection)
+                if control is not None:
+                    control.bhs[:] = ping.bhs
+                    self.send_immediate(control, NOBODY)
+                return
+
     def find(self, itt: int, connection: Connection) -> TaskSlot | None:
         """The slot in flight on ``connection`` that has this tag."""
         index = itt & INDEX_MASK

@@ -194,6 +194,8 @@ class Answers:
             slot.response = head.response
             if isinstance(slot.waiter, LogoutWaiter) and opcode == bhs.LOGOUT_RESPONSE:
                 slot.waiter.take(pdu.LogoutResponse.unpack_from(message, at))
+            if opcode == bhs.NOP_IN and session.parameters.error_recovery_level:
+                queue.plug_gap(slot)
             queue.end_control(slot)
             parting = session.parting
             if opcode == bhs.LOGOUT_RESPONSE and slot.waiter is parting and parting is not None:
@@ -453,11 +455,17 @@ class Session:
         reject = pdu.Reject.unpack_from(message, at)
         words = reasons.reject_reason(reject.reason)
         header = bhs.data_segment_untrusted(message, at)
-        log.warning("%s: target rejected a PDU: %s", self.portal, words)
+        recovers = self.parameters.error_recovery_level and reject.reason in pdu.REJECTS_OF_RECOVERY
+        level = logging.INFO if recovers else logging.WARNING
+        log.log(level, "%s: target rejected a PDU: %s", self.portal, words)
         slot = None
         if len(header) >= bhs.BHS_LENGTH:
             slot = self.queue.find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0], connection)
-        if slot is not None:
+        if slot is not None and (header[0] ^ slot.bhs[0]) & bhs.OPCODE_MASK:
+            return  # some other PDU of the task, which goes on (7.3)
+        if slot is not None and recovers and slot in self.queue.tasks:
+            self.queue.send_again(slot)
+        elif slot is not None:
             self.queue.end_rejected(
                 slot, CommandRejected(f"{self.portal}: target rejected a command: {words}")
             )
@@ -473,6 +481,23 @@ class Session:
     def _stay_away(self, time2wait: int) -> None:
         """The target wants no login for ``time2wait`` seconds."""
         self.reconnect_at = monotonic() + min(time2wait, MOST_WAIT_S)
+
+    def ask_again(self, now: float) -> None:
+        """About once a second, while there is a connection: have the datamovers ask again for what
+        was lost, at ErrorRecoveryLevel 1 or more."""
+        if not self.parameters.error_recovery_level:
+            return
+        for connection in self.queue.connections.copy():
+            try:
+                connection.datamover.tick()
+            except IserblkError as error:
+                if self.queue.descriptors is not None:
+                    self._lose_one(connection, error, now)
+                else:
+                    self._lose(error)
+                if not self.life.connected:
+                    return
+        self.queue.flush()
 
     # -- several connections: the runner of progress ----------------------------------------------
 
