@@ -344,10 +344,12 @@ class TargetSession:
 
     def _end_if_over(self) -> None:
         """Release all resources when nothing uses them any more."""
-        if self.connections or self.running or self.lost or self._over:
+        if self.connections or self.lost or self._over:
+            return
+        self.done = True
+        if self.running:
             return
         self._over = True
-        self.done = True
         self._budget.forget(self._wake)
         self.pool.close()
         for slot in self.tasks.values():

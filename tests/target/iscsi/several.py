@@ -167,6 +167,24 @@ class Peer:
 
     # -- bytes ------------------------------------------------------------------------------------
 
+    def say_data_out(
+        self, data: bytes, offset: int, ttt: int, sn: int = 0, final: bool = True, itt: int = 1
+    ) -> None:
+        self.say(
+            pdu.DataOut(
+                flags=bhs.FLAG_FINAL if final else 0,
+                data_length=len(data),
+                lun=bytes(8),
+                itt=itt,
+                ttt=ttt,
+                exp_stat_sn=self.exp_stat_sn,
+                data_sn=sn,
+                buffer_offset=offset,
+            ),
+            data,
+        )
+        self.host.run()
+
     def put(self, message: bytes) -> None:
         raise NotImplementedError
 
@@ -203,6 +221,7 @@ class Peer:
     def close(self) -> None:
         """What the owner does when the connection is done."""
         assert self.connection.done
+        self.hang_up()
         self.connection.close()
         self.host.peers.remove(self)
         self.host.run()
@@ -390,24 +409,6 @@ class TcpPeer(Peer):
 
     def hang_up(self) -> None:
         self.socket.close()
-
-    def data_out(
-        self, data: bytes, offset: int, ttt: int, sn: int = 0, final: bool = True, itt: int = 1
-    ) -> None:
-        self.say(
-            pdu.DataOut(
-                flags=bhs.FLAG_FINAL if final else 0,
-                data_length=len(data),
-                lun=bytes(8),
-                itt=itt,
-                ttt=ttt,
-                exp_stat_sn=self.exp_stat_sn,
-                data_sn=sn,
-                buffer_offset=offset,
-            ),
-            data,
-        )
-        self.host.run()
 
 
 class IserPeer(Peer):

@@ -239,12 +239,12 @@ def test_unsolicited_data_of_a_command_that_waits() -> None:
     start = host.cmd_sn
     flags = WRITES & ~bhs.FLAG_FINAL
     first.command(cdb10(WRITE_10, 3), flags, 1536, b"a" * 512, itt=1, cmd_sn=start + 1)
-    first.data_out(b"b" * 512, 512, bhs.NO_TAG, 0, final=False)
+    first.say_data_out(b"b" * 512, 512, bhs.NO_TAG, 0, final=False)
     first.command(cdb10(READ_10, 3), READS, 1536, itt=2, cmd_sn=start + 2)
     second.command(cdb10(SYNCHRONIZE_CACHE, 0), itt=3, cmd_sn=start)
     assert second.opcodes() == [bhs.SCSI_RESPONSE]
     assert first.opcodes() == [bhs.DATA_IN]  # the write still waits for its data
-    first.data_out(b"c" * 512, 1024, bhs.NO_TAG, 1)
+    first.say_data_out(b"c" * 512, 1024, bhs.NO_TAG, 1)
     assert first.opcodes() == [bhs.DATA_IN, bhs.SCSI_RESPONSE]
     assert host.store.content[:1536] == b"a" * 512 + b"b" * 512 + b"c" * 512
 

@@ -1,0 +1,619 @@
+"""ErrorRecoveryLevel 2 at the target: what happens to tasks whose connection is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.iscsi import bhs, pdu
+from iserblk.rcap import seam
+from tests.support import logs
+from tests.target.iscsi.several import (
+    PLAIN,
+    READ_10,
+    READS,
+    SYNCHRONIZE_CACHE,
+    WRITE_10,
+    WRITES,
+    Host,
+    IserPeer,
+    Peer,
+    TcpPeer,
+    cdb10,
+)
+
+pytestmark = pytest.mark.logs(logs.IGNORED)
+
+KINDS = pytest.mark.parametrize("kind", [TcpPeer, IserPeer])
+Kind = type[TcpPeer] | type[IserPeer]
+FOR_RECOVERY = pdu.LOGOUT_FOR_RECOVERY
+
+
+def begun(kind: Kind, host: Host, *keys: tuple[str, str]) -> Peer:
+    peer = kind(host, 0)
+    assert peer.log_in(*keys) == 0
+    peer.ready()
+    return peer
+
+
+def joined(kind: Kind, host: Host, cid: int = 1) -> Peer:
+    peer = kind(host, cid)
+    assert peer.log_in() == 0
+    return peer
+
+
+def flush(peer: Peer, itt: int = 1) -> None:
+    """A command that a thread carries out."""
+    peer.command(cdb10(SYNCHRONIZE_CACHE, 0), PLAIN, itt=itt)
+
+
+def reassign(peer: Peer, itt: int = 1, exp_data_sn: int = 0, **more: object) -> None:
+    peer.manage(pdu.TMF_TASK_REASSIGN, itt, exp_data_sn=exp_data_sn, **more)  # type: ignore[arg-type]
+
+
+def response_of(peer: Peer) -> pdu.ScsiResponse:
+    """The task management response, complete, and behind it a SCSI Response; nothing else."""
+    assert peer.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE, bhs.SCSI_RESPONSE]
+    managed = pdu.TaskManagementResponse.unpack_from(peer.heard[0][0])
+    found = pdu.ScsiResponse.unpack_from(peer.heard[1][0])
+    assert managed.response == pdu.TMF_COMPLETE and found.stat_sn == managed.stat_sn + 1
+    peer.heard.clear()
+    return found
+
+
+# -- which requests are refused -----------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("level", [0, 1])
+def test_below_level_2_no_task_is_reassigned(kind: Kind, level: int) -> None:
+    """Nor is a connection logged out for recovery: the session goes on."""
+    host = Host(level=level, threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    reassign(second)
+    assert second.managed() == pdu.TMF_REASSIGN_NOT_SUPPORTED
+    second.log_out(FOR_RECOVERY, 0)
+    assert second.logged_out().response == 2 and not first.connection.done
+    host.finish()
+    assert first.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+@KINDS
+def test_a_task_is_allegiant_until_its_connection_is_logged_out(kind: Kind) -> None:
+    """A connection that works, and one that has failed without a logout. Unknown tasks do not
+    exist, and unknown connections are not found.
+
+    proves: ISER-10.2.2-5
+    """
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    reassign(second)
+    assert second.managed() == pdu.TMF_STILL_ALLEGIANT
+    reassign(first)
+    assert first.managed() == pdu.TMF_STILL_ALLEGIANT
+    reassign(second, 99)
+    assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    first.lose()
+    reassign(second)
+    assert second.managed() == pdu.TMF_STILL_ALLEGIANT
+    second.log_out(FOR_RECOVERY, 7)
+    assert second.logged_out().response == 1
+    second.log_out(FOR_RECOVERY, 0)
+    answer = second.logged_out()
+    assert (answer.response, answer.time2wait, answer.time2retain) == (0, 0, 20)
+    reassign(second)
+    assert second.managed() == pdu.TMF_COMPLETE
+    host.finish()
+    assert second.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+# -- how a connection is logged out -------------------------------------------------------------
+
+
+@KINDS
+def test_a_connection_logs_itself_out_for_recovery(kind: Kind) -> None:
+    """The response leaves, its tasks wait."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    first.log_out(FOR_RECOVERY)
+    assert first.logged_out().response == 0 and first.ended
+    reassign(second)
+    assert not second.heard, "not before the old connection is closed"
+    first.close()
+    assert second.managed() == pdu.TMF_COMPLETE
+    host.finish()
+    assert second.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+@KINDS
+def test_another_connection_logs_it_out_while_it_works(kind: Kind) -> None:
+    """The answer comes when nothing of the old connection touches the initiator's buffers."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    second.log_out(FOR_RECOVERY, 0)
+    assert first.ended and first.connection.done and not second.heard
+    first.close()
+    assert second.logged_out().response == 0
+    host.finish()  # it ends while it is allegiant to no connection
+    reassign(second)
+    assert response_of(second).status == 0
+    assert not host.session.lost
+
+
+@KINDS
+def test_a_login_with_its_cid_logs_it_out(kind: Kind) -> None:
+    """Connection reinstatement (RFC 7143 section 6.3.4), of a connection that works still, and of
+    the only one of the session, which has failed."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    flush(first)
+    second = joined(kind, host, 0)
+    assert first.ended and not second.heard
+    first.close()
+    reassign(second)
+    assert second.managed() == pdu.TMF_COMPLETE
+    second.lose()
+    assert host.session.lost and not host.over
+    third = joined(kind, host, 0)
+    host.finish()
+    reassign(third)
+    assert response_of(third).status == 0
+
+
+@KINDS
+def test_a_new_nexus_is_not_made(kind: Kind) -> None:
+    """The session outlives its last connection: no unit attention, no lost reservation."""
+    host = Host()
+    first = begun(kind, host)
+    nexus = host.session.nexus
+    first.lose()
+    second = joined(kind, host)
+    assert host.session.nexus is nexus
+    second.command(bytes(16))
+    assert second.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+
+
+# -- tasks go on ---------------------------------------------------------------------------------
+
+
+@KINDS
+def test_a_status_that_was_sent_is_sent_again(kind: Kind) -> None:
+    """Until the initiator has acknowledged it. With another StatSN, that of the new connection;
+    the window does not move twice."""
+    host = Host()
+    first = begun(kind, host)
+    first.acknowledges = False
+    first.command(cdb10(WRITE_10, 1), WRITES, 512, b"w" * 512)
+    assert first.opcodes() == [bhs.SCSI_RESPONSE]
+    window = host.session.max_cmd_sn
+    first.lose()
+    second = joined(kind, host)
+    second.log_out(FOR_RECOVERY, 0)
+    second.heard.clear()
+    reassign(second)
+    assert response_of(second).status == 0
+    assert host.session.max_cmd_sn == window and len(host.store.calls) == 1
+    second.acknowledge()
+    second.lose()
+    third = joined(kind, host)
+    reassign(third)
+    assert third.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+
+
+@KINDS
+def test_the_tag_of_an_answered_task_is_used_again(kind: Kind) -> None:
+    """That acknowledges it: the tag means the new task."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    first.acknowledges = False
+    first.command(bytes(16), itt=5)
+    flush(second, itt=5)
+    second.lose()
+    first.log_out(FOR_RECOVERY, 1)
+    first.heard.clear()
+    reassign(first, 5)
+    assert first.managed() == pdu.TMF_COMPLETE
+    host.finish()
+    assert first.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+def test_data_in_goes_on_from_exp_data_sn() -> None:
+    """Over TCP: DataSN and Buffer Offset go on where the initiator has acknowledged them, with the
+    PDU length of the new connection. A number that was never sent is ignored."""
+    host = Host()
+    host.store.content[:8192] = bytes(index // 512 for index in range(8192))
+    keys = (("MaxRecvDataSegmentLength", "1024"), ("MaxBurstLength", "2560"))
+    for exp_data_sn, offset in ((0, 0), (1, 1024), (3, 2560), (7, 6144), (11, 0)):
+        host = Host(store=host.store)
+        first = begun(TcpPeer, host, *keys)
+        first.acknowledges = False
+        first.command(cdb10(READ_10, 16), READS, 8192)
+        units = [pdu.DataIn.unpack_from(head) for head, _ in first.heard]
+        assert [unit.buffer_offset for unit in units][:4] == [0, 1024, 2048, 2560]
+        assert len(units) == 10
+        first.lose()
+        second = joined(TcpPeer, host)
+        second.log_out(FOR_RECOVERY, 0)
+        second.heard.clear()
+        reassign(second, exp_data_sn=exp_data_sn)
+        assert second.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+        again = [pdu.DataIn.unpack_from(head) for head, _ in second.heard]
+        assert again[0].buffer_offset == offset
+        start = exp_data_sn if offset else 0
+        assert [unit.data_sn for unit in again] == list(range(start, start + len(again)))
+        assert b"".join(data for _, data in second.heard) == host.store.content[offset:8192]
+        assert again[-1].flags & 1 and not again[-1].status
+
+
+def test_all_data_in_was_acknowledged() -> None:
+    """Only the status is sent."""
+    host = Host()
+    first = begun(TcpPeer, host)
+    first.acknowledges = False
+    first.command(cdb10(READ_10, 4), READS, 2048)
+    first.lose()
+    second = joined(TcpPeer, host, 0)
+    reassign(second, exp_data_sn=1)
+    assert response_of(second).exp_data_sn == 1
+
+
+def test_missing_data_out_is_asked_for() -> None:
+    """Over TCP: what came in whole bursts is kept; recovery R2Ts ask for the rest."""
+    host = Host()
+    first = begun(TcpPeer, host, ("MaxBurstLength", "1024"), ("ImmediateData", "Yes"))
+    data = bytes(index // 512 for index in range(4096))
+    first.command(cdb10(WRITE_10, 8), WRITES, 4096, data[:512])
+    r2t = pdu.ReadyToTransfer.unpack_from(first.answer(bhs.R2T)[0])
+    assert (r2t.buffer_offset, r2t.desired_length) == (512, 1024)
+    first.say_data_out(data[512:1536], 512, r2t.ttt)
+    r2t = pdu.ReadyToTransfer.unpack_from(first.answer(bhs.R2T)[0])
+    first.say_data_out(data[1536:2048], 1536, r2t.ttt, final=False)  # half a burst
+    first.lose()
+    second = joined(TcpPeer, host, 0)
+    reassign(second, exp_data_sn=2)
+    assert second.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    for at, sn in ((1536, 2), (2560, 3), (3584, 4)):
+        r2t = pdu.ReadyToTransfer.unpack_from(second.answer(bhs.R2T)[0])
+        length = min(1024, 4096 - at)
+        assert (r2t.buffer_offset, r2t.desired_length, r2t.r2t_sn) == (at, length, sn)
+        second.say_data_out(data[at : at + length], at, r2t.ttt)
+    assert second.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+    assert host.store.content[:4096] == data
+
+
+def test_unsolicited_data_that_was_lost_is_asked_for() -> None:
+    host = Host()
+    first = begun(TcpPeer, host, ("InitialR2T", "No"), ("ImmediateData", "Yes"))
+    flags = WRITES & ~bhs.FLAG_FINAL
+    first.command(cdb10(WRITE_10, 3), flags, 1536, b"a" * 512)
+    first.say_data_out(b"b" * 512, 512, bhs.NO_TAG, final=False)
+    first.lose()
+    second = joined(TcpPeer, host, 0)
+    reassign(second)
+    assert second.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    r2t = pdu.ReadyToTransfer.unpack_from(second.answer(bhs.R2T)[0])
+    assert (r2t.buffer_offset, r2t.desired_length) == (1024, 512)
+    second.say_data_out(b"c" * 512, 1024, r2t.ttt)
+    assert second.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+    assert host.store.content[:1536] == b"a" * 512 + b"b" * 512 + b"c" * 512
+
+
+# -- over iSER -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_new_stags_replace_the_old_ones(answered: bool) -> None:
+    """A read whose status is not acknowledged, or whose data has not been read from the disk: all
+    of its Data-In goes to the buffer of the request, none to the old one.
+
+    proves: ISER-7.3.3-10, ISER-7.3.3-11, ISER-7.3.3-12, ISER-7.3.3-13, ISER-10.2.2-3
+    proves: ISER-10.2.2-7
+    """
+    host = Host(threads=True)
+    host.store.content[:4096] = b"r" * 4096
+    host.store.cached = answered
+    first = begun(IserPeer, host)
+    assert isinstance(first, IserPeer)
+    first.acknowledges = False
+    old = bytearray(4096)
+    first.command(cdb10(READ_10, 8), READS, 4096, header=first.reads_into(old))
+    assert first.opcodes() == [bhs.SCSI_RESPONSE] * answered
+    first.lose()
+    old[:] = bytes(4096)
+    second = joined(IserPeer, host, 0)
+    assert isinstance(second, IserPeer)
+    new = bytearray(4096)
+    header = second.reads_into(new)
+    reassign(second, header=header)
+    if not answered:
+        assert second.managed() == pdu.TMF_COMPLETE and not any(new)
+        host.store.cached = True
+        host.finish()
+        assert second.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+    else:
+        assert response_of(second).status == 0
+    assert new == b"r" * 4096 and not any(old)
+    (placed,) = second.placed
+    assert (placed.kind, placed.stag) == (seam.RDMA_WRITE, header.read_stag)
+
+
+@pytest.mark.parametrize("solicited_only", ["Yes", "No"])
+def test_data_out_is_read_from_the_new_buffer(solicited_only: str) -> None:
+    """A write that lost its connection while its data was being read: Get_Data with the Write STag
+    of the request, whose buffer begins behind the immediate data, or where it has all.
+
+    proves: ISER-10.2.2-4, ISER-7.3.3-13
+    """
+    host = Host()
+    data = bytes(index // 512 for index in range(4096))
+    key = ("TaggedBufferForSolicitedDataOnly", solicited_only)
+    first = begun(IserPeer, host, key, ("ImmediateData", "Yes"))
+    assert isinstance(first, IserPeer)
+    first.ours.hold = True  # the RDMA Read is not answered
+    whole = 0 if solicited_only == "No" else 512
+    old = first.writes_from(data[whole:])
+    first.command(cdb10(WRITE_10, 8), WRITES, 4096, data[:512], header=old)
+    assert [message.kind for message in first.placed] == [seam.RDMA_READ] and not first.heard
+    first.lose()
+    second = joined(IserPeer, host, 0)
+    assert isinstance(second, IserPeer)
+    header = second.writes_from(data[whole:])
+    reassign(second, header=header)
+    assert response_of(second).status == 0
+    assert host.store.content[:4096] == data
+    assert [(each.kind, each.stag) for each in second.placed] == [
+        (seam.RDMA_READ, header.write_stag)
+    ]
+
+
+def test_data_that_was_acknowledged_is_not_sent_again() -> None:
+    """From 64 KiB on the target asks for an acknowledgement, an RDMA Read of nothing behind the
+    data. What it acknowledges is not kept, and only the status is sent again.
+
+    proves: ISER-3.2.3-1, ISER-7.3.5-12, ISER-7.3.5-13, ISER-7.3.5-14
+    """
+    host = Host()
+    host.store.content[:] = b"d" * len(host.store.content)
+    first = begun(IserPeer, host)
+    assert isinstance(first, IserPeer)
+    first.acknowledges = False
+    buffer = bytearray(65536)
+    first.command(cdb10(READ_10, 128), READS, 65536, header=first.reads_into(buffer))
+    assert buffer == b"d" * 65536 and first.opcodes() == [bhs.SCSI_RESPONSE]
+    assert [(each.kind, each.size) for each in first.placed] == [
+        (seam.RDMA_WRITE, 65536),
+        (seam.RDMA_READ, 0),
+    ]
+    assert not host.session.pool.used
+    first.lose()
+    second = joined(IserPeer, host, 0)
+    assert isinstance(second, IserPeer)
+    again = bytearray(65536)
+    reassign(second, header=second.reads_into(again))
+    assert response_of(second).status == 0
+    assert not second.placed
+
+
+def test_a_read_is_kept_where_nothing_acknowledges_it() -> None:
+    """An initiator that takes no RDMA Reads; its data is sent again."""
+    host = Host()
+    host.store.content[:] = b"d" * len(host.store.content)
+    first = begun(lambda host, cid: IserPeer(host, cid, ord=0), host)  # type: ignore[arg-type]
+    assert isinstance(first, IserPeer)
+    first.acknowledges = False
+    buffer = bytearray(65536)
+    first.command(cdb10(READ_10, 128), READS, 65536, header=first.reads_into(buffer))
+    assert [each.kind for each in first.placed] == [seam.RDMA_WRITE]
+    first.lose()
+    second = joined(IserPeer, host, 0)
+    assert isinstance(second, IserPeer)
+    again = bytearray(65536)
+    reassign(second, header=second.reads_into(again))
+    assert response_of(second).status == 0 and again == b"d" * 65536
+
+
+def test_a_request_without_the_buffers_that_the_task_needs() -> None:
+    """It ends its connection, and nothing else."""
+    host = Host()
+    first = begun(IserPeer, host)
+    assert isinstance(first, IserPeer)
+    first.acknowledges = False
+    buffer = bytearray(512)
+    first.command(cdb10(READ_10, 1), READS, 512, header=first.reads_into(buffer))
+    first.lose()
+    second = joined(IserPeer, host)
+    third = joined(IserPeer, host, 0)
+    reassign(second)
+    assert second.connection.done and not third.connection.done
+
+
+# -- the end ------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_tasks_end_when_nobody_comes_back(kind: Kind) -> None:
+    """At the end of Time2Retain, with unit attention 47/7F where the session goes on."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    first.command(cdb10(WRITE_10, 1), WRITES, 512, b"w" * 512, itt=2)
+    first.lose()
+    assert first.connection.kept and host.session.retention_s == 20
+    host.session.expire(first.connection)
+    assert not first.connection.kept
+    second.command(cdb10(WRITE_10, 1), WRITES, 512, b"x" * 512, itt=3)
+    head, sense = second.answer(bhs.SCSI_RESPONSE)
+    assert head[3] == 2 and sense[2 + 12 : 2 + 14] == b"\x47\x7f"
+    host.finish()  # the task that had not ended
+    assert not second.heard and not host.session.held
+    reassign(second)
+    assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+
+
+@KINDS
+def test_no_command_begins_while_a_thread_still_writes_for_one_that_has_ended(kind: Kind) -> None:
+    """An old write must not land behind a new one: connections that fail below level 2."""
+    host = Host(level=0, threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    first.lose()
+    second.command(bytes(16), itt=3)  # the unit attention
+    second.heard.clear()
+    second.command(cdb10(WRITE_10, 1), WRITES, 512, b"x" * 512, itt=4)
+    assert not second.heard and not host.store.calls
+    host.finish()
+    assert second.opcodes() == [bhs.SCSI_RESPONSE]
+    assert [call[0] for call in host.store.calls][-1] == "write"
+
+
+@KINDS
+def test_a_session_without_connections_ends(kind: Kind) -> None:
+    host = Host(threads=True)
+    first = begun(kind, host)
+    flush(first)
+    first.lose()
+    assert not host.over
+    host.session.expire(first.connection)
+    assert not host.over, "a thread uses its memory"
+    host.finish()
+    assert host.over == [host.tsih]
+    late = kind(host, 0)
+    assert late.log_in() == 0x020A
+
+
+@KINDS
+def test_connections_that_are_made_and_lost_again_and_again(kind: Kind) -> None:
+    """A session keeps a few of them; the oldest give way."""
+    host = Host(max_connections=2, threads=True)
+    first = begun(kind, host)
+    for cid in range(1, 8):
+        other = joined(kind, host, cid)
+        flush(other, itt=cid)
+        other.lose()
+    assert len(host.session.lost) == 3
+    assert not first.connection.done
+    while host.running:
+        host.finish()
+    reassign(first, 1)
+    assert first.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+
+
+@KINDS
+def test_nonsense_is_reassigned(kind: Kind) -> None:
+    """Nothing comes of it, and all slots are free again."""
+    host = Host()
+    first = begun(kind, host)
+    for itt in range(600):
+        reassign(first, itt)
+        assert first.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    first.command(bytes(16))
+    assert first.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+# -- aborts and logouts -------------------------------------------------------------------------
+
+
+@KINDS
+def test_a_task_without_allegiance_is_aborted(kind: Kind) -> None:
+    host = Host()
+    first = begun(kind, host)
+    second = joined(kind, host)
+    first.command(cdb10(WRITE_10, 8), WRITES, 4096, itt=1, header=_no_data(first))
+    first.lose()
+    assert 1 in host.session.tasks
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert second.managed() == pdu.TMF_COMPLETE
+    assert not host.session.tasks and not host.session.pool.used
+
+
+def _no_data(peer: Peer) -> object:
+    if not isinstance(peer, IserPeer):
+        return None
+    peer.ours.hold = True
+    return peer.writes_from(bytes(4096))
+
+
+@KINDS
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_logout_of_one_connection(kind: Kind, level: int) -> None:
+    """Its tasks end, those of the others do not; the answer waits for threads."""
+    host = Host(level=level, threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first, 1)
+    flush(second, 2)
+    first.log_out(pdu.LOGOUT_CLOSE_CONNECTION)
+    assert not first.heard
+    host.finish()
+    assert first.logged_out().response == 0 and first.ended
+    first.close()
+    assert not host.over and not second.connection.done
+    host.finish()
+    assert second.opcodes() == [bhs.SCSI_RESPONSE]
+    second.heard.clear()
+    second.log_out(pdu.LOGOUT_CLOSE_CONNECTION)
+    assert second.logged_out().response == 0
+    second.close()
+    assert host.over == [host.tsih]
+
+
+@KINDS
+def test_a_logout_of_another_connection(kind: Kind) -> None:
+    host = Host(level=0, threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first, 1)
+    second.log_out(pdu.LOGOUT_CLOSE_CONNECTION, 0)
+    assert first.ended and not second.heard
+    first.close()
+    assert not second.heard
+    host.finish()
+    assert second.logged_out().response == 0
+
+
+@KINDS
+def test_a_logout_of_the_session(kind: Kind) -> None:
+    """All connections end, and all tasks; the answer comes last."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    third = joined(kind, host, 2)
+    flush(second)
+    flush(third, 3)
+    third.lose()
+    first.log_out(pdu.LOGOUT_CLOSE_SESSION)
+    assert second.ended and not first.heard
+    second.close()
+    host.finish()
+    assert not first.heard
+    host.finish()
+    assert first.logged_out().response == 0 and first.ended
+    first.close()
+    assert host.over == [host.tsih]
+
+
+@KINDS
+def test_a_session_is_abandoned_with_all_that_is_kept(kind: Kind) -> None:
+    """Session reinstatement, or a target that ends."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    first.lose()
+    released: list[bool] = []
+    first.connection.on_released = lambda: released.append(True)
+    host.session.abandon()
+    assert released and second.connection.done
+    second.close()
+    host.finish()
+    assert host.over == [host.tsih]
