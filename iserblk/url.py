@@ -24,6 +24,8 @@ from iserblk.secret import Secret
 
 DEFAULT_PORT = 3260
 ISNS_PORT = 3205
+SLP_PORT = 427
+_DIRECTORIES = {"isns": ISNS_PORT, "slp": SLP_PORT}  # schemes of what tells where targets are
 MAXIMUM_LUN = 16383
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
 _HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script, because of IDNA
@@ -102,18 +104,18 @@ def check_scheme(url: Url, options: Options) -> None:
 
 def parse_place(text: str) -> Url:
     """Take a URL apart that needs no target: ``iqn`` is "" without one. Accepts
-    ``isns://HOST[:PORT]``, too. Raises BadArgument."""
+    ``isns://HOST[:PORT]`` and ``slp://[HOST[:PORT]]``, too. Raises BadArgument."""
     return split_url(text, needs_target=False)
 
 
 def split_url(text: str, needs_target: bool = True) -> Url:
-    """Take a URL apart. With ``needs_target`` False a URL without a target, and isns://, are
+    """Take a URL apart. With ``needs_target`` False a URL without a target, isns:// and slp:// are
     accepted. Raises BadArgument."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         raise BadArgument(f"not a URL: it has no scheme; write {_EXAMPLE}")
     scheme = scheme.lower()
-    if scheme not in (("iser", "iscsi") if needs_target else ("iser", "iscsi", "isns")):
+    if scheme not in ("iser", "iscsi") and (needs_target or scheme not in _DIRECTORIES):
         name = shown(scheme) if scheme.isalnum() else "in front of ://"
         raise BadArgument(f"unknown scheme {name}; write {_EXAMPLE}")
     authority, slash, path = rest.partition("/")
@@ -124,7 +126,9 @@ def split_url(text: str, needs_target: bool = True) -> Url:
     # An @ behind the first slash probably ends user info that has a slash in it: quote nothing.
     quote: Callable[[str], str] = shown if "@" not in path else _hidden
     user, password, portal = _user_info(authority)
-    host, port = _host_port(portal, ISNS_PORT if scheme == "isns" else DEFAULT_PORT)
+    host, port = "", SLP_PORT
+    if portal or scheme != "slp":  # slp:// alone means all agents of the network
+        host, port = _host_port(portal, _DIRECTORIES.get(scheme, DEFAULT_PORT))
     if not path and needs_target:
         raise BadArgument(f"the URL names no target; write {_EXAMPLE}")
     iqn, slash, lun = path.partition("/")

@@ -30,6 +30,9 @@ only. Built by hand, it agrees with `iserblk nbd`: handshake, throughput (also w
 refused writes of a read-only export), integrity-test.tr. integrityhuge-test.tr has requests of more
 than 32 MiB, which `iserblk nbd` refuses and nbdkit takes.
 
+OpenSLP is in no package of Debian any more. Tests with it run where a build of it is
+($ISERBLK_OPENSLP); the messages that it sent and took are in tests/vectors/slp.py.
+
 """
 CONFORMANCE = """
 ## Conformance of the target

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from iserblk.errors import BadArgument, NotSupported
 from iserblk.options import Options
 from iserblk.secret import Secret
-from iserblk.url import Url, check_scheme, parse_url, split_url
+from iserblk.url import Url, check_scheme, parse_place, parse_url, split_url
 
 IQN = "iqn.2026-11.example:disk"
 SECRET = "s3cr3t"
@@ -198,6 +198,28 @@ def test_any_user_info_is_never_shown(info: str) -> None:
         assert SECRET not in str(error)
     else:
         raise AssertionError(f"LUN x was taken: {url}")
+
+
+# -- where targets are told of -------------------------------------------------------------------
+
+
+def test_servers_and_agents() -> None:
+    for text, host, port, iqn in (
+        ("isns://host", "host", 3205, ""),
+        ("slp://host", "host", 427, ""),
+        (f"slp://[::1]:5/{IQN}", "::1", 5, IQN),
+        ("slp://", "", 427, ""),
+        (f"slp:///{IQN}?scope=a,b", "", 427, IQN),
+        ("SLP://?scope=a", "", 427, ""),
+    ):
+        url = parse_place(text)
+        assert (url.host, url.port, url.iqn) == (host, port, iqn)
+    assert parse_place("slp://?scope=a,b").options == {"scope": "a,b"}
+    for wrong in ("isns://", "slp://:427", "slp://host:0"):
+        with pytest.raises(BadArgument):
+            parse_place(wrong)
+    with pytest.raises(BadArgument, match="unknown scheme"):
+        parse_url(f"slp://host/{IQN}/0")
 
 
 # -- options of the other scheme ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``iserblk discover``: shows the targets of a portal or iSNS server, and their portals."""
+"""``iserblk discover``: shows the targets that portals, servers or agents tell of."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def command(where: str, probe: bool, as_json: bool, **options: str | None) -> No
     """Show the targets that a portal knows, and their portals, the best portal first.
 
     PORTAL is HOST[:PORT]. It is asked over iSER, or over TCP if it does not take iSER. URL is
-    iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual, or isns://HOST[:PORT]
-    for an iSNS server. A URL that names a target asks for that target only.
+    iser://HOST[:PORT] or iscsi://HOST[:PORT], with USER@ and options as usual, isns://HOST[:PORT]
+    for an iSNS server, or slp://[HOST[:PORT]][?scope=LIST] for an SLP agent (without HOST: for all
+    in the network). A URL that names a target asks for that target only.
     """
     url, settled = _place(where, connection(options))
     found = run(lambda: find_targets(url, settled, probe))
@@ -47,7 +48,8 @@ def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
     url = parse_place(where)
     if url.lun is not None:
         raise BadArgument("discover looks for targets: leave out the LUN")
-    settled = Options.from_pairs({**given, **url.options}.items())
+    own = {key: url.options[key] for key in url.options if (url.scheme, key) != ("slp", "scope")}
+    settled = Options.from_pairs({**given, **own}.items())
     check_scheme(url, settled)
     find_credentials(url, settled)  # raises now if they are wrong
     return url, settled

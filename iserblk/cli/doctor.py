@@ -72,8 +72,8 @@ def _url(text: str) -> Url:
     """The URL ``text``, or a URL without a target for the portal ``text``."""
     if "://" in text:
         url = parse_place(text)
-        if url.scheme == "isns":
-            raise BadArgument("doctor looks at portals; iserblk discover asks an iSNS server")
+        if url.scheme not in ("iser", "iscsi"):
+            raise BadArgument("doctor looks at portals; iserblk discover asks servers and agents")
         return url
     host, port = parse_portal(text)
     return Url("iser", host, port, iqn="", lun=None)

@@ -16,11 +16,12 @@ from iserblk.gateway.opening import open_gateways
 from iserblk.names import check_name
 from iserblk.options import BUSY_POLL_US
 from iserblk.target.announcing.isns import Registration
+from iserblk.target.announcing.slp import SlpAnnouncer
 from iserblk.target.lunlist import LunList
 from iserblk.target.lunspec import OpenRemote, default_serial, open_lun, parse_lun_spec
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.target.server import SESSION_CONNECTIONS, Announce, serve
-from iserblk.url import ISNS_PORT, parse_portal
+from iserblk.url import ISNS_PORT, SLP_PORT, parse_portal
 
 LOGOUT_S = 3  # time for initiators to log out when the target ends
 _LUN_HELP = """\
@@ -106,6 +107,28 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     metavar="HOST[:PORT]",
     help="Register the target and its portals with this iSNS server (port 3205).",
 )
+@click.option("--slp", is_flag=True, help="Answer SLP requests about the target.")
+@click.option(
+    "--slp-port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=SLP_PORT,
+    show_default=True,
+    help="UDP and TCP port of --slp; ports below 1024 are for root.",
+)
+@click.option(
+    "--slp-da",
+    metavar="HOST[:PORT]",
+    multiple=True,
+    help="Register the target with this directory agent; may be repeated.",
+)
+@click.option(
+    "--slp-scopes",
+    metavar="LIST",
+    default="DEFAULT",
+    show_default=True,
+    help="Scopes in which SLP tells of the target, with commas between them.",
+)
 @click.option(
     "--chap-accounts",
     metavar="FILE",
@@ -129,6 +152,10 @@ def command(
     max_connections: int,
     error_recovery_level: int,
     isns: str | None,
+    slp: bool,
+    slp_port: int,
+    slp_da: tuple[str, ...],
+    slp_scopes: str,
     chap_accounts: str | None,
     chap_user: str | None,
     chap_secret_file: str | None,
@@ -156,8 +183,15 @@ def command(
         raise BadArgument("a target needs --lun FILE, or --luns FILE")
     announce: list[Announce] = []
     if isns:
-        server = parse_portal(isns, ISNS_PORT)
-        announce.append(lambda portals: Registration(server, iqn, portals).run())
+        server = _place("--isns", isns, ISNS_PORT)
+        announce.append(lambda announced: Registration(server, announced).run())
+    scopes = [each.strip() for each in slp_scopes.split(",") if each.strip()]
+    if not scopes:
+        raise BadArgument("--slp-scopes: name at least one scope, e.g. DEFAULT")
+    directories = [_place("--slp-da", each, SLP_PORT) for each in slp_da]
+    slp_announcer = SlpAnnouncer(scopes, directories, slp, slp_port)
+    if slp or directories:
+        announce.append(slp_announcer.run)
     units = _Units()
     lun_list = LunList(Path(luns), iqn, range(len(specs))) if luns else None
 
@@ -171,6 +205,7 @@ def command(
     async def serving() -> None:
         async with open_gateways(iqn) as gateways:
             try:
+                slp_announcer.open()
                 # In a thread, as that may wait for the loop, where other targets are logged in to.
                 await trio.to_thread.run_sync(open_all, gateways.open_from_thread)
                 opened = dict(enumerate(units.opened)) | (lun_list.units if lun_list else {})
@@ -194,10 +229,18 @@ def command(
             finally:
                 # Further signals have no effect here; after trio.run they would interrupt the
                 # flush.
+                slp_announcer.close()
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(_close, units, lun_list)
 
     run(serving)
+
+
+def _place(option: str, text: str, default: int) -> tuple[str, int]:
+    try:
+        return parse_portal(text, default)
+    except BadArgument:
+        raise BadArgument(f"{option} {text[:60]!r}: give HOST[:PORT]") from None
 
 
 def _close(units: _Units, lun_list: LunList | None) -> None:

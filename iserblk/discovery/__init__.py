@@ -1,1 +1,1 @@
-"""Discovery: find targets and their portals (SendTargets, iSNS), and rank the portals."""
+"""Discovery: find targets and their portals (SendTargets, iSNS, SLP), and rank the portals."""

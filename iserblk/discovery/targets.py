@@ -8,6 +8,7 @@ import trio
 
 from iserblk.discovery.isns_client import ask_isns
 from iserblk.discovery.ranking import Candidate, as_iser, judge, local_networks, rank
+from iserblk.discovery.slp_client import ask_slp
 from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.initiator.connecting.reach import choose
@@ -30,7 +31,7 @@ class FoundTarget:
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """The result of a discovery. ``source``: URL of the portal or iSNS server that answered.
+    """The result of a discovery. ``source``: URL of the portal, server or agent that answered.
     ``scheme``: iser or iscsi; the scheme for portals of which it is not known whether they take
     iSER."""
 
@@ -48,8 +49,12 @@ class Found:
 
 
 async def find_targets(url: Url, options: Options, probe: bool) -> Found:
-    """Ask the portal, or the iSNS server, of ``url`` for targets. ``probe``: try whether each
-    portal found takes iSER. Raises the errors of connecting and login, and of ``ask_isns``."""
+    """Ask the portal, the iSNS server or the SLP agents of ``url`` for targets. ``probe``: try
+    whether each portal found takes iSER. Raises the errors of connecting and login, and of
+    ``ask_isns`` and ``ask_slp``."""
+    if url.scheme == "slp":  # it does not tell of iSER either
+        source = f"slp://{name_portal(url.host, url.port) if url.host else ''}"
+        return await _found(source, "iscsi", await ask_slp(url), {}, options, probe)
     if url.scheme == "isns":
         # iSNS does not tell which portals take iSER; `--probe` finds out.
         source = f"isns://{name_portal(url.host, url.port)}"

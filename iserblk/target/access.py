@@ -47,6 +47,11 @@ class Access:
         grant = self._grant(initiator)
         return grant is not None and any(first <= lun <= last for first, last in grant.luns)
 
+    def initiators(self) -> list[str] | None:
+        """The names that have access to any LUN; None: all have."""
+        able = [name for name, grant in self._grants.items() if grant.luns]
+        return None if _ANY in able else able
+
     def may_log_in(self, initiator: str, user: str) -> bool:
         """Whether ``initiator`` may log in as ``user``, which it has proved to be; "" without
         CHAP."""

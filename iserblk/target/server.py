@@ -33,6 +33,7 @@ from iserblk.iscsi.send_targets import Portal
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.access import Access, read_access
+from iserblk.target.announcing.announced import Announced
 from iserblk.target.iscsi.accepting import (
     IWARP_RECEIVE_DATA,
     TCP_RECEIVE_DATA,
@@ -83,7 +84,7 @@ SESSION_CONNECTIONS = 8  # that a session may have
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
 
 Reread = Callable[[], Awaitable[None]]
-Announce = Callable[[Sequence[Portal]], Awaitable[None]]
+Announce = Callable[[Announced], Awaitable[None]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -392,6 +393,10 @@ class TargetServer:
         self._access = access
         self.device.set_access(access.allows)
 
+    def initiators(self) -> list[str] | None:
+        """The names of the initiators that have access to any LUN; None: every initiator has."""
+        return None if self._access is None else self._access.initiators()
+
     def _may_log_in(self, initiator: str, user: str) -> bool:
         return self._access is None or self._access.may_log_in(initiator, user)
 
@@ -637,11 +642,10 @@ async def serve(
     access to what (``access.parse_access``), read as ``states``. ``logout_s``: when it is
     cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
     ``lun_list``: owns some of ``luns``, and is read again after each SIGHUP. ``announce``: each
-    runs as long as the target accepts connections, with all portals, also those whose host means
-    all addresses of the machine; what it raises ends the target. ``max_connections``: of one
-    session. ``error_recovery_level``: the highest to agree to. Raises BadArgument,
-    NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read a file;
-    nothing stays open then."""
+    runs as long as the target accepts connections; what it raises ends the target.
+    ``max_connections``: of one session. ``error_recovery_level``: the highest to agree to. Raises
+    BadArgument, NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read
+    a file; nothing stays open then."""
     places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
     transports = transports_of(places, ON_TCP | {VERBS} if rdma else ON_TCP)
     ports = TargetPorts([each.group for each in places], transports)
@@ -776,7 +780,7 @@ async def serve(
             if files:
                 await nursery.start(_watch_files, files)
             for each_announce in announce:
-                nursery.start_soon(each_announce, portals)
+                nursery.start_soon(each_announce, Announced(iqn, portals, server.initiators))
             scheme = "iser" if transports[places[0].group] & ISER else "iscsi"
             ready(f"{scheme}://{name_of(portals[0])}/{iqn}")
     finally:

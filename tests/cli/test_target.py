@@ -184,6 +184,11 @@ def test_refusals(tmp_path: Path) -> None:
     assert "HOST:PORT" in bad(7, *target(lun, listen=f"127.0.0.1:{'9' * 5000}"))
     assert "need --chap-accounts" in bad(7, *target(lun), "--chap-user", "u")
     assert "No such file" in bad(7, *target(lun), "--chap-accounts", "no/such")
+    assert "the transports are iwarp" in bad(7, *target(lun, listen="h:1,transport=x"))
+    for option in ("--isns", "--slp-da"):
+        for wrong in ("host:x", "isns://host", "ho st"):
+            assert f"{option} {wrong!r}: give HOST[:PORT]" in bad(7, *target(lun), option, wrong)
+    assert "at least one scope" in bad(7, *target(lun), "--slp-scopes", " ,")
     assert "say iwarp or verbs" in bad(7, *target(lun), "--rcap", "tcp")
     if not os.path.exists("/dev/infiniband"):
         assert "--rcap verbs: no RDMA" in bad(27, *target(lun), "--rcap", "verbs")

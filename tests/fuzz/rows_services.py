@@ -1,14 +1,18 @@
-"""What an iSNS server says, and what comes to and from the port for metrics."""
+"""What an iSNS server and SLP agents say, and what comes to and from the port for metrics."""
 
 from __future__ import annotations
 
-from iserblk.discovery import isns
+from iserblk.discovery import isns, slp
 from iserblk.discovery.isns import Attribute
+from iserblk.iscsi.send_targets import Portal
 from iserblk.metrics.exposition import parse_untrusted
 from iserblk.metrics.serving import judge_untrusted
+from iserblk.target.announcing.announced import Announced
+from iserblk.target.announcing.slp_agent import ServiceAgent
 from tests.discovery.test_isns import group, pdu
 from tests.fuzz.engine import Case, Row, decoder
 from tests.iscsi.logins import INITIATOR, TARGET
+from tests.vectors import slp as recorded
 
 _ANSWERS = [
     isns.registration(INITIATOR),
@@ -53,6 +57,63 @@ def _stream(case: Case) -> None:
             case.chance.choice(_READERS)(attributes)
 
 
+_SLP = (
+    recorded.TOOL_MULTICAST,
+    recorded.TOOL_REQUEST,
+    recorded.TOOL_ATTRIBUTES,
+    recorded.TOOL_TYPES,
+    recorded.REGISTRATION,
+    recorded.DA_ADVERT,
+    recorded.SERVICE_REPLY,
+    recorded.ATTRIBUTE_REPLY,
+    recorded.ACKNOWLEDGE,
+)
+_AGENT = ServiceAgent(
+    Announced(TARGET, [Portal("192.0.2.1", 3260, 1), Portal("0.0.0.0", 860, 2)], lambda: None),
+    ["DEFAULT"],
+)
+
+
+def _slp_request(case: Case) -> None:
+    """The target answers by UDP and by TCP; what it answers is decoded again."""
+    chance = case.chance
+    answer = _AGENT.answer(
+        case.data,
+        chance.choice(("192.0.2.9", "127.0.0.1", recorded.HERE)),
+        datagram=chance.random() < 0.5,
+        multicast=chance.random() < 0.2,
+    )
+    if answer is not None:
+        slp.message_untrusted(answer)
+
+
+def _slp_answer(case: Case) -> None:
+    message = slp.message_untrusted(case.data)
+    kind = case.chance.choice(
+        ("services", "attributes", "types", "request", "acknowledge", "directory")
+    )
+    if kind == "services":
+        for entry in slp.service_reply_untrusted(message)[1]:
+            slp.target_untrusted(entry.url, 3260)
+    elif kind == "attributes":
+        slp.group_untrusted(slp.attribute_reply_untrusted(message)[1])
+    elif kind == "types":
+        slp.type_request_untrusted(message)
+    elif kind == "request":
+        slp.request_untrusted(message)
+    elif kind == "acknowledge":
+        slp.acknowledge_untrusted(message)
+    else:
+        slp.agent_host_untrusted(slp.advertisement_untrusted(message).url)
+
+
+_ATTRIBUTES = {"iscsi-name": ["iqn.x:y"], "c": ["4", "x"], "a": ["b"], "alias": [",z"], "k": []}
+
+
+def _text(case: Case) -> str:
+    return case.data.decode("utf-8", "replace")
+
+
 _PAGE = b"""# HELP iserblk_process_info x
 # TYPE iserblk_process_info gauge
 iserblk_process_info{pid="12",version="1"} 1.0
@@ -63,6 +124,23 @@ iserblk_seconds_bucket{target="iqn.x:y",lun="0",le="+Inf",operation="read"} 3
 ROWS = (
     Row("iSNS answer", _answer, _PAYLOADS),
     Row("iSNS stream", _stream, _STREAMS, each=2),
+    Row("SLP request", _slp_request, _SLP),
+    Row("SLP answer", _slp_answer, _SLP),
+    Row(
+        "SLP attributes",
+        lambda case: (slp.attributes_untrusted(_text(case)), None)[1],
+        (rb"(iscsi-name=iqn.x:y),(portal-group=1,2),keyword,(alias=\2C\28)",),
+    ),
+    Row(
+        "SLP predicate",
+        lambda case: (slp.matches_untrusted(_text(case), _ATTRIBUTES), None)[1],
+        (rb"(&(|(a=b*)(!(c>=5)))(iscsi-name=*x:y)(alias=\2C*))",),
+    ),
+    Row(
+        "SLP URL",
+        lambda case: (slp.target_untrusted(_text(case), 3260), None)[1],
+        (b"service:iscsi:target://[::1]:3260/iqn.x:%41/identity", recorded.URL.encode()),
+    ),
     Row(
         "metrics",
         lambda case: (parse_untrusted(case.data.decode("utf-8", "replace")), None)[1],

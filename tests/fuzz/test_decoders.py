@@ -37,6 +37,8 @@ ELSEWHERE = {
     "initiator/connecting/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
     "target/iscsi/accepting.py:is_iwarp": "tests/target/iscsi/test_accepting.py",
     "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
+    "discovery/slp_connection.py:ask_by_stream": "tests/target/announcing/test_slp.py",
+    "discovery/slp_connection.py:named": "tests/target/announcing/test_slp.py",
     "discovery/isns_client.py:ask_isns": "tests/integration/test_isns_server.py",
     "nbd/kernel/succession.py:Taker._offered": "tests/nbd/kernel/test_succession.py",
     "nbd/kernel/succession.py:_sockets": "tests/nbd/kernel/test_succession.py",

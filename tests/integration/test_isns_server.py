@@ -17,6 +17,7 @@ import pytest
 from iserblk.discovery import isns
 from iserblk.discovery.isns import Attribute
 from iserblk.iscsi.send_targets import Portal
+from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.isns import Registration
 from tests.cli.commands import bad, good, good_json, serving
 from tests.support.interop import Record
@@ -278,7 +279,10 @@ def test_a_target_that_was_killed_comes_back(server: Isnsd, tmp_path: Path) -> N
 
 async def test_a_server_that_lost_its_database(server: Isnsd) -> None:
     """The next registration, an update, makes the target known again."""
-    registration = Registration(("127.0.0.1", server.port), IQN, [Portal("127.0.0.1", 3260, 1)])
+    registration = Registration(
+        ("127.0.0.1", server.port),
+        Announced(IQN, [Portal("127.0.0.1", 3260, 1)], lambda: None),
+    )
     await registration._register(isns.REPLACE)
     assert IQN in server.isnsadm("--list", "nodes")
     server.restart()

@@ -9,9 +9,7 @@ for.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 
 import trio
@@ -19,7 +17,7 @@ import trio
 from iserblk.discovery import isns
 from iserblk.discovery.isns_connection import IsnsConnection
 from iserblk.errors import ConnectFailed, ConnectTimeout, IserblkError
-from iserblk.iscsi.send_targets import Portal
+from iserblk.target.announcing.announced import Announced
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +30,13 @@ LAST_RETRY_S = 120.0
 
 
 class Registration:
-    """Of one target with one server. ``portals``: where it listens; a host that means all addresses
-    of the machine (0.0.0.0, ::) is registered as the address from which the server is reached."""
+    """Of one target with one server."""
 
-    def __init__(self, server: tuple[str, int], target: str, portals: Sequence[Portal]) -> None:
+    def __init__(self, server: tuple[str, int], announced: Announced) -> None:
         self._server = server
         self._name = isns_name(*server)
-        self._target = target
-        self._portals = portals
+        self._target = announced.target
+        self._announced = announced
 
     async def run(self) -> None:
         """Register, and stay registered, until cancelled; then deregister. Errors are logged, and
@@ -52,6 +49,9 @@ class Registration:
             while True:
                 try:
                     period = await self._register(isns.REPLACE if not registered else 0)
+                except trio.Cancelled:
+                    ever = True  # perhaps it was carried out
+                    raise
                 except IserblkError as error:
                     if registered:  # perhaps it has forgotten us
                         registered = False
@@ -89,8 +89,9 @@ class Registration:
                 async with stream:
                     attributes = isns.deregistration(self._target, self._target)
                     if function == isns.DEV_ATTR_REG:
+                        here = str(stream.socket.getsockname()[0])
                         attributes = isns.target_registration(
-                            self._target, self._target, self._reachable(stream), PERIOD_S
+                            self._target, self._target, self._announced.portals_at(here), PERIOD_S
                         )
                     connection = IsnsConnection(stream, self._name)
                     status, answer = await connection.ask(function, attributes, flags)
@@ -102,18 +103,6 @@ class Registration:
         if status:
             raise connection.refused(status)
         return answer
-
-    def _reachable(self, stream: trio.SocketStream) -> list[Portal]:
-        """The portals, each with an address of its own, and each once."""
-        here = str(stream.socket.getsockname()[0]).partition("%")[0]
-        family = ipaddress.ip_address(here).version
-        found: dict[Portal, None] = {}
-        for each in self._portals:
-            if each.host == "::" or (each.host == "0.0.0.0" and family == 4):
-                found[each._replace(host=here)] = None
-            elif each.host != "0.0.0.0":
-                found[each] = None
-        return list(found)
 
 
 async def _connect(host: str, port: int) -> trio.SocketStream:

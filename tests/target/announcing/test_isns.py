@@ -13,10 +13,12 @@ from iserblk.discovery import isns
 from iserblk.discovery.isns import Attribute
 from iserblk.iscsi.send_targets import Portal
 from iserblk.target.announcing import isns as announcing
+from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.isns import FIRST_RETRY_S, PERIOD_S, Registration
 
 TARGET = "iqn.2026-11.example:disk"
 PORTALS = (Portal("127.0.0.1", 3260, 1), Portal("::1", 3260, 2))
+ANNOUNCED = Announced(TARGET, PORTALS, lambda: None)
 NOT_AUTHORIZED = 8
 INVALID_UPDATE = 14
 
@@ -98,7 +100,9 @@ async def registered(server: Server, seconds: float, *portals: Portal) -> None:
     """Be registered for so long, then end."""
     async with trio.open_nursery() as server.nursery:
         with trio.move_on_after(seconds):
-            await Registration(("server", 3205), TARGET, portals or PORTALS).run()
+            await Registration(
+                ("server", 3205), Announced(TARGET, portals or PORTALS, lambda: None)
+            ).run()
 
 
 REGISTER, AGAIN, LEAVE = (
@@ -160,11 +164,11 @@ async def test_a_server_that_is_down_is_asked_again(
     server.down = True
     async with trio.open_nursery() as server.nursery:
         with trio.move_on_after(3.5 * FIRST_RETRY_S):
-            await Registration(("server", 3205), TARGET, PORTALS).run()
+            await Registration(("server", 3205), ANNOUNCED).run()
         assert not server.heard  # and nothing is said at the end
         with trio.move_on_after(10 * FIRST_RETRY_S):
             server.nursery.start_soon(_up_after, server, 2 * FIRST_RETRY_S)
-            await Registration(("server", 3205), TARGET, PORTALS).run()
+            await Registration(("server", 3205), ANNOUNCED).run()
     assert server.said == [REGISTER, LEAVE]
 
 
@@ -207,7 +211,7 @@ async def test_a_server_that_says_nothing(
         began = trio.current_time()
         with trio.move_on_after(1):
             server.nursery.start_soon(_fall_silent, server)
-            await Registration(("server", 3205), TARGET, PORTALS).run()
+            await Registration(("server", 3205), ANNOUNCED).run()
         assert trio.current_time() - began == pytest.approx(1 + announcing.FAREWELL_S)
     assert server.said == [REGISTER]
 

@@ -110,7 +110,7 @@ async def test_portal_groups_by_transport(fabric: Fabric) -> None:
     tells of all, what is written through each is read through the others, and each refuses what it
     is not for.
 
-    proves: ISER-GEN-3.2-1, ISER-IB00-6.3-1
+    proves: ISER-GEN-3.2-1, ISER-IB00-6.3-1, SYSTEM-24
     """
     async with serving(GROUPS) as url:
         assert url.startswith("iscsi://")

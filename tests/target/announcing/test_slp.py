@@ -1,0 +1,304 @@
+"""The target in SLP, on sockets of the loopback interface: our own client, and directory agents
+that are written here."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+from iserblk.discovery import multicast, slp, slp_client
+from iserblk.discovery.slp_client import ask_slp
+from iserblk.discovery.slp_connection import ask_by_stream
+from iserblk.errors import Busy, ConnectFailed, IserblkError
+from iserblk.initiator.connecting.iwarp import Address
+from iserblk.iscsi.send_targets import Portal, TargetRecord
+from iserblk.target.announcing import slp as announcing
+from iserblk.target.announcing.announced import Announced
+from iserblk.target.announcing.slp import SlpAnnouncer
+from iserblk.url import parse_place
+from tests.support.until import until
+from tests.vectors import slp as golden
+
+LOOPBACK = [socket.if_nametoindex("lo")]
+ANNOUNCED = Announced(
+    golden.TARGET, [Portal("192.0.2.77", 3260, 4), Portal("0.0.0.0", 861, 7)], lambda: None
+)
+
+
+def record(here: str = "127.0.0.1") -> TargetRecord:
+    portals = (Portal("192.0.2.77", 3260, 4), Portal(here, 861, 7))
+    return TargetRecord(golden.TARGET, portals)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is waited for, but not for seconds."""
+    monkeypatch.setattr(slp_client, "RETRY_S", 0.25)
+    monkeypatch.setattr(announcing, "LOOK_FOR_AGENTS_S", (0.0,))
+
+
+@asynccontextmanager
+async def announced(
+    *directories: tuple[str, int], listens: bool = True, what: Announced = ANNOUNCED
+) -> AsyncIterator[SlpAnnouncer]:
+    announcer = SlpAnnouncer(["DEFAULT", "lab"], directories, listens, 0, LOOPBACK)
+    announcer.open()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(announcer.run, what)
+        yield announcer
+        nursery.cancel_scope.cancel()
+
+
+async def asked(where: str) -> list[TargetRecord]:
+    with trio.fail_after(20):
+        return await ask_slp(parse_place(where), LOOPBACK)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+async def test_found_by_unicast_and_by_multicast(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its portals and groups. proves: ISER-GEN-3.3-1, ISER-B.2-2, SYSTEM-9"""
+    async with announced() as announcer:
+        monkeypatch.setattr("iserblk.url.SLP_PORT", announcer.port)  # slp:// alone has no port
+        place = f"slp://{host}:{announcer.port}" if host else "slp://"
+        (found,) = await asked(place)
+        # By multicast the system chooses the address of ours that is told.
+        assert found == record(host or found.portals[1].host)
+        assert await asked(f"{place}/{golden.TARGET}?scope=LAB") == [found]
+        assert await asked(f"{place}/iqn.2026-11.example:other") == []
+
+
+async def test_a_scope_that_the_agent_does_not_have() -> None:
+    async with announced() as announcer:
+        with pytest.raises(IserblkError, match="the SLP agent refuses: scope not supported"):
+            await asked(f"slp://127.0.0.1:{announcer.port}?scope=other")
+
+
+async def test_no_agent() -> None:
+    async with announced() as announcer:
+        port = announcer.port
+    with pytest.raises(ConnectFailed, match="is there an SLP agent"):
+        await asked(f"slp://127.0.0.1:{port}")
+
+
+async def test_a_long_answer_comes_by_tcp() -> None:
+    many = [Portal("127.0.0.1", port, 1) for port in range(1, 60)]
+    async with announced(what=Announced(golden.TARGET, many, lambda: None)) as announcer:
+        (record,) = await asked(f"slp://127.0.0.1:{announcer.port}")
+        assert sorted(record.portals) == many
+
+
+async def test_several_requests_on_one_connection() -> None:
+    async with announced() as announcer:
+        stream = await trio.open_tcp_stream("127.0.0.1", announcer.port)
+        async with stream:
+            body = slp.service_request((), slp.TARGET, ["DEFAULT"])
+            for xid in (1, 2):
+                request = slp.encode(slp.SERVICE_REQUEST, xid, body)
+                reply = await ask_by_stream(stream, "agent", request, slp.SERVICE_REPLY)
+                assert len(slp.service_reply_untrusted(reply)[1]) == 2
+            await stream.send_all(b"\x01 no SLP")
+            with trio.fail_after(20):
+                assert await stream.receive_some() == b""  # that ends the connection
+        assert await asked(f"slp://127.0.0.1:{announcer.port}") == [record()]
+
+
+async def test_datagrams_that_are_no_requests() -> None:
+    """The agent goes on."""
+    async with announced() as announcer:
+        with trio.socket.socket(type=socket.SOCK_DGRAM) as sock:
+            for data in (b"", b"\x02", golden.SERVICE_REPLY, bytes(2000), golden.DA_ADVERT[:-9]):
+                await sock.sendto(data, ("127.0.0.1", announcer.port))
+        assert await asked(f"slp://127.0.0.1:{announcer.port}") == [record()]
+
+
+async def test_the_port_is_in_use() -> None:
+    async with announced() as announcer:
+        with pytest.raises(Busy, match="register there with --slp-da"):
+            SlpAnnouncer(["DEFAULT"], [], True, announcer.port, LOOPBACK).open()
+
+
+# -- directory agents ------------------------------------------------------------------------------
+
+
+class Directory:
+    """A directory agent. ``error``: what it answers. ``heard``: function and flags of each message.
+    ``known``: URLs, with attributes."""
+
+    def __init__(self, listener: trio.SocketListener) -> None:
+        self.listener = listener
+        self.port: int = listener.socket.getsockname()[1]
+        self.error = 0
+        self.heard: list[tuple[int, int]] = []
+        self.known: dict[str, str] = {}
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        data = b""
+        async with stream:
+            while more := await stream.receive_some():
+                data += more
+                while (length := slp.length_untrusted(data)) and length <= len(data):
+                    self._take(slp.message_untrusted(data))
+                    xid = slp.message_untrusted(data).xid
+                    data = data[length:]
+                    acknowledge = self.error.to_bytes(2, "big")
+                    await stream.send_all(slp.encode(slp.SERVICE_ACKNOWLEDGE, xid, acknowledge))
+
+    def _take(self, message: slp.Message) -> None:
+        self.heard.append((message.function, message.flags))
+        fields = slp._Fields(message.body)
+        if message.function == slp.SERVICE_REGISTRATION:
+            url = fields.url_entry().url
+            assert (fields.string(), fields.string()) == (slp.TARGET, "DEFAULT,lab")
+            if not self.error:
+                self.known[url] = fields.string()
+        elif message.function == slp.SERVICE_DEREGISTRATION:
+            fields.string()
+            del self.known[fields.url_entry().url]
+
+
+@asynccontextmanager
+async def directory() -> AsyncIterator[Directory]:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    made = Directory(listener)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(trio.serve_listeners, made.serve, [listener]))
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def test_registered_with_a_directory_agent_that_is_named() -> None:
+    async with directory() as agent:
+        async with announced(("127.0.0.1", agent.port), listens=False):
+            await until(lambda: len(agent.known) == 2)
+            for url, attributes in agent.known.items():
+                assert slp.target_untrusted(url, 1)[0] == golden.TARGET
+                found = slp.attributes_untrusted(attributes)
+                assert found["iscsi-name"] == [golden.TARGET] and found["transports"] == ["tcp"]
+        assert agent.known == {}
+        assert agent.heard == [(3, slp.FRESH)] * 2 + [(4, 0)] * 2
+
+
+async def test_registrations_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcing, "LIFETIME_S", 0.02)
+    async with directory() as agent, announced(("127.0.0.1", agent.port), listens=False):
+        await until(lambda: len(agent.heard) > 6)
+        assert len(agent.known) == 2
+
+
+async def test_a_directory_agent_that_refuses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked again, and the same error is logged once."""
+    monkeypatch.setattr(announcing, "RETRY_S", 0.01)
+    async with directory() as agent:
+        agent.error = 11
+        async with announced(("127.0.0.1", agent.port), listens=False):
+            await until(lambda: len(agent.heard) > 3)
+            agent.error = 0
+            await until(lambda: len(agent.known) == 2)
+    assert caplog.text.count("the SLP agent refuses: busy") == 1
+
+
+async def advertise(port: int, boot: int, host: str = "127.0.0.1", scopes: str = "lab,x") -> None:
+    """A DAAdvert by multicast."""
+    url = f"service:directory-agent://{host}".encode()
+    body = bytes(2) + boot.to_bytes(4, "big")
+    for each in (url, scopes.encode(), b"", b""):
+        body += len(each).to_bytes(2, "big") + each
+    with trio.socket.socket(type=socket.SOCK_DGRAM) as sock:
+        await sock.bind(("127.0.0.1", 0))
+        multicast.choose_interface(sock, LOOPBACK[0])
+        message = slp.encode(slp.DA_ADVERTISEMENT, 0, body + b"\0", slp.MULTICAST)
+        await sock.sendto(message, (slp.GROUP, port))
+
+
+async def test_a_directory_agent_that_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is registered with at once, and again when it has started anew; not if it has none of our
+    scopes, or names another host than its own."""
+    async with directory() as agent, announced() as announcer:
+
+        async def connect(host: str, port: int) -> trio.SocketStream:
+            assert (host, port) == ("127.0.0.1", announcer.port)
+            return await trio.open_tcp_stream(host, agent.port)
+
+        monkeypatch.setattr(announcing, "connect", connect)
+        await advertise(announcer.port, 1, scopes="other")
+        await advertise(announcer.port, 1, host="127.0.0.2")
+        await advertise(announcer.port, 0)
+        await advertise(announcer.port, 7)
+        await until(lambda: len(agent.known) == 2)
+        assert len(agent.heard) == 2
+        agent.known.clear()
+        await advertise(announcer.port, 8)
+        await until(lambda: len(agent.known) == 2)
+        await advertise(announcer.port, 8)
+        assert len(agent.heard) == 4
+
+
+async def test_a_directory_agent_knows_what_others_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that asks by multicast asks the directory agents that it hears of, too."""
+    async with announced() as announcer, trio.open_nursery() as nursery:
+        with trio.socket.socket(type=socket.SOCK_DGRAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+            asked_for: list[str] = []
+
+            async def serve() -> None:
+                while True:
+                    data, peer = await sock.recvfrom(4096)
+                    message = slp.message_untrusted(data)
+                    request = slp.request_untrusted(message)
+                    asked_for.append(request.about)
+                    if message.function == slp.ATTRIBUTE_REQUEST:
+                        body = slp.attribute_reply(0, "(portal-group=5)")
+                        reply = slp.encode(slp.ATTRIBUTE_REPLY, message.xid, body)
+                    else:
+                        entry = slp.UrlEntry("service:iscsi:target://192.0.2.9/iqn.x:far", 9)
+                        reply = slp.encode(
+                            slp.SERVICE_REPLY, message.xid, slp.service_reply(0, [entry])
+                        )
+                    await sock.sendto(reply, peer)
+
+            nursery.start_soon(serve)
+            heard = slp_client._Multicast.run
+
+            async def run(self: slp_client._Multicast, body: slp_client._Body) -> object:
+                found = await heard(self, body)
+                if self._expected == slp.DA_ADVERTISEMENT:
+                    agent = slp_client._Agent(
+                        [Address(socket.AF_INET, ("127.0.0.1", port))], "agent"
+                    )
+                    found.append((agent, slp.message_untrusted(golden.DA_ADVERT)))
+                return found
+
+            monkeypatch.setattr(slp_client._Multicast, "run", run)
+            monkeypatch.setattr("iserblk.url.SLP_PORT", announcer.port)
+            found = await asked("slp://")
+            assert found[0] == record(found[0].portals[1].host)
+            assert found[1] == TargetRecord("iqn.x:far", (Portal("192.0.2.9", 3260, 5),))
+            assert asked_for == [slp.TARGET, "service:iscsi:target://192.0.2.9/iqn.x:far"]
+            nursery.cancel_scope.cancel()
+
+
+async def test_no_interface_takes_multicast(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConnectFailed, match="name an agent's host"):
+        try:
+            await ask_slp(parse_place("slp://"), [])
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+    announcer = SlpAnnouncer(["DEFAULT"], [], True, 0, [])
+    announcer.open()
+    announcer.close()
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+    assert "only unicast requests are answered" in caplog.text
