@@ -36,10 +36,11 @@ from iserblk.nbd.limited_log import ClientLogs
 from iserblk.nbd.tls import PlainStream, TlsStream
 from iserblk.nbd.transmission import Request, Transmission
 from iserblk.sockets.wire import WOULD_BLOCK, wire
-from iserblk.waiting.busy_polling import Pace, Watch
+from iserblk.waiting.busy_polling import Pace
 from iserblk.waiting.descriptors import Nap
 from iserblk.waiting.interrupts import uninterrupted
 from iserblk.waiting.strands import Strands, park
+from iserblk.waiting.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -333,16 +334,23 @@ class Client:
                 await self._nap.sleep()
 
     def _rest(self) -> None:
-        if self._transmission.open <= 1 and self._pace.rest(self._answers):
-            self._watch.stay_awake(self._fd, self._pace.until, self._ready)
+        if self._transmission.open > 1:
+            return
+        pace = self._pace
+        pace.rest(self._answers)
+        if pace.near:
+            self._watch.attend(self._fd, pace.until, self._ready)
 
-    def _ready(self) -> None:
-        """Called in place of the task's turn, while the loop is kept awake."""
-        if self._wants_input():
-            self._pace.work()
-            self._turn()
-            if not self._over:
-                self._rest()
+    def _ready(self) -> bool:
+        """See Watch: in place of the task's turn."""
+        if not self._wants_input():
+            return False
+        self._pace.work()
+        self._turn()
+        if self._over:
+            return False
+        self._rest()
+        return True
 
     async def _on_answers(self) -> None:
         """Body of the strand."""

@@ -68,8 +68,9 @@ from iserblk.target.ports import (
     transports_of,
 )
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.waiting.busy_polling import Pace, Watch
+from iserblk.waiting.busy_polling import Pace
 from iserblk.waiting.descriptors import WriteWatch
+from iserblk.waiting.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -548,24 +549,27 @@ class _Pump:
                 await trio.sleep(0.01)
 
     def _rest(self) -> None:
-        if self._pace.rest(self._connection.answered):
-            self._watch.stay_awake(self._fd, self._pace.until, self._ready)
+        pace = self._pace
+        pace.rest(self._connection.answered)
+        if pace.near:
+            self._watch.attend(self._fd, pace.until, self._ready)
 
-    def _ready(self) -> None:
-        """Called in place of the task's turn, while the loop is kept awake."""
+    def _ready(self) -> bool:
+        """See Watch: in place of the task's turn."""
         connection = self._connection
         if connection.done:
-            return
+            return False
         connection.silent = False
         try:
             connection.progress(self._pace.work())
         except BaseException as error:
             self._problem = error
             self._scope.cancel()
-            return
+            return False
         if connection.wants_write():
             self._writes.wake()
         self._rest()
+        return True
 
 
 async def _watch(connection: TargetConnection, peer: str) -> None:

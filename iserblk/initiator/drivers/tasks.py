@@ -24,10 +24,11 @@ from iserblk.initiator.session.logout import PARTING_S, fill_logout
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, Operation, Waiter
 from iserblk.waiting import strands
-from iserblk.waiting.busy_polling import FEW, Pace, Watch
+from iserblk.waiting.busy_polling import FEW, Pace
 from iserblk.waiting.descriptors import Nap, WriteWatch
 from iserblk.waiting.interrupts import uninterrupted
 from iserblk.waiting.strands import Strand, elsewhere, park
+from iserblk.waiting.watching import Watch
 
 T = TypeVar("T")
 AT_ONCE: Final = 8  # batches of answers for strands, before trio runs anything else
@@ -181,13 +182,17 @@ class TrioDriver:
         return self.session.error is not None or self.session.suspended is not None
 
     def _rest(self, fd: int) -> None:
-        if self.session.queue.busy <= FEW and self._pace.rest(self._answered):
-            self._watch.stay_awake(fd, self._pace.until, self._ready)
-
-    def _ready(self) -> None:
-        """Called in place of the pump's turn, while the loop is kept awake."""
-        if self._without_connection():
+        if self.session.queue.busy > FEW:
             return
+        pace = self._pace
+        pace.rest(self._answered)
+        if pace.near:
+            self._watch.attend(fd, pace.until, self._ready)
+
+    def _ready(self) -> bool:
+        """See Watch: in place of the pump's turn."""
+        if self._without_connection():
+            return False
         session = self.session
         self._pace.work()
         try:
@@ -196,10 +201,12 @@ class TrioDriver:
         except BaseException as error:
             self._broken = error
             self._break(error)
-        else:
-            fd = session.fileno()
-            if fd >= 0:
-                self._rest(fd)
+            return False
+        fd = session.fileno()
+        if fd < 0:
+            return False
+        self._rest(fd)
+        return True
 
     async def _watch_writes(self) -> None:
         while True:
