@@ -81,6 +81,7 @@ LAST_WORDS_S = 5.0
 DISK_THREADS = 16  # for each LUN
 PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
 RDMA_TICK_S = 1.0
+TICK_S = 1.0  # at ErrorRecoveryLevel 1 and 2 over TCP
 SESSION_CONNECTIONS = 8  # that a session may have
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
 
@@ -233,12 +234,13 @@ class TargetServer:
                 solicited_only=not traditional and self._iser is IserTarget,
             )
         )
+        recovers = trio.Event()  # what was lost is asked for again
         try:
             connection = TargetConnection(
                 datamover,
                 self.device,
                 login,
-                on_login=self._logged_in,
+                on_login=lambda connection: self._logged_in(connection, recovers),
                 on_reset=self._reset,
                 on_cold_reset=self._end_others,
                 portal=portal,
@@ -262,6 +264,7 @@ class TargetServer:
                     self._login_begins(connection, nursery.cancel_scope)
                     nursery.start_soon(writes.run)
                     nursery.start_soon(_watch, connection, peer)
+                    nursery.start_soon(_tick, connection, recovers)
                     try:
                         await _Pump(connection, writes, self._busy_poll_us).run()
                         if login.problem:
@@ -411,13 +414,15 @@ class TargetServer:
         self._tsihs[tsih] = None
         return tsih
 
-    def _logged_in(self, connection: TargetConnection) -> None:
+    def _logged_in(self, connection: TargetConnection, recovers: trio.Event) -> None:
         """Register the session of a login. If a session with the same name exists, the login
         reinstates it: the old session ends first, with all its tasks (RFC 7143 section 6.3.5). The
         portal group is part of the name."""
         login = connection.login
         session = connection.session
         self._logins.pop(connection, None)
+        if connection.recovers:
+            recovers.set()
         if login.discovery or login.joined is not None:
             return
         name = _name_of(session)
@@ -590,6 +595,18 @@ async def _watch(connection: TargetConnection, peer: str) -> None:
         else:
             connection.ping()
             asked = True
+
+
+async def _tick(connection: TargetConnection, recovers: trio.Event) -> None:
+    """Have the connection ask for what was lost, where it is one that can lose PDUs."""
+    await recovers.wait()
+    while not connection.done:
+        await trio.sleep(TICK_S)
+        try:
+            connection.tick()
+        except TransportError as error:
+            log.info("a connection ended: %s", error)
+            connection.abandon()
 
 
 def _progress_quietly(connection: TargetConnection) -> None:

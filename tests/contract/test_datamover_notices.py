@@ -162,7 +162,10 @@ def test_put_data_without_notify_enable(ends: Ends) -> None:
 # shows: SYSTEM-40
 @pytest.mark.parametrize("name", list(ACKNOWLEDGED))
 def test_an_acknowledged_put_data(connect: Callable[[Way], Ends], name: str) -> None:
-    """The notice has the DataSN of the task's next Data-In, and the data is there by then."""
+    """The notice has the DataSN of the task's next Data-In, and the data is there by then.
+
+    proves: ISER-3.2.3-1, ISER-7.3.5-12
+    """
     ends = connect(ACKNOWLEDGED[name])
     buffer = bytearray(300_000)
     answer = ends.commanded(0, READ, memoryview(buffer))
@@ -185,7 +188,10 @@ def test_a_read_of_nothing_acknowledges(
     connect: Callable[[Way], Ends], level: int | None, reads: int
 ) -> None:
     """A zero-length RDMA Read behind the Write, unless the level is known to be 1. Its answer is
-    what acknowledges: none, no notice."""
+    what acknowledges: none, no notice.
+
+    proves: ISER-7.3.5-13, ISER-7.3.5-14, ISER-7.3.5-15, ISER-7.3.5-16, ISER-10.2-2
+    """
     pair = memory_pair(receive_size=RECEIVE_SIZE)
     known = replace(ISER, error_recovery_level=level or 0)
     ends = connect(Way(lambda: over_rdma(pair), known))

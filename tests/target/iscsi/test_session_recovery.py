@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from iserblk.datamover.iser import ControlHeader
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from tests.support import logs
@@ -83,8 +84,6 @@ def test_below_level_2_no_task_is_reassigned(kind: Kind, level: int) -> None:
 def test_a_task_is_allegiant_until_its_connection_is_logged_out(kind: Kind) -> None:
     """A connection that works, and one that has failed without a logout. Unknown tasks do not
     exist, and unknown connections are not found.
-
-    proves: ISER-10.2.2-5
     """
     host = Host(threads=True)
     first = begun(kind, host)
@@ -350,7 +349,7 @@ def test_data_out_is_read_from_the_new_buffer(solicited_only: str) -> None:
     """A write that lost its connection while its data was being read: Get_Data with the Write STag
     of the request, whose buffer begins behind the immediate data, or where it has all.
 
-    proves: ISER-10.2.2-4, ISER-7.3.3-13
+    proves: ISER-10.2.2-4, ISER-10.2.2-5, ISER-7.3.3-13
     """
     host = Host()
     data = bytes(index // 512 for index in range(4096))
@@ -536,7 +535,7 @@ def test_a_task_without_allegiance_is_aborted(kind: Kind) -> None:
     assert not host.session.tasks and not host.session.pool.used
 
 
-def _no_data(peer: Peer) -> object:
+def _no_data(peer: Peer) -> ControlHeader | None:
     if not isinstance(peer, IserPeer):
         return None
     peer.ours.hold = True
