@@ -43,6 +43,7 @@ _HEADER10 = struct.Struct(">HBBBxH")
 _LONGLBA = 0x01
 _SHORT_DESCRIPTOR = struct.Struct(">II")
 _LONG_DESCRIPTOR = struct.Struct(">Q4xI")
+_PS = 0x80
 _SPF = 0x40
 _WCE = 0x04
 _TAS = 0x40
@@ -154,6 +155,11 @@ def changeable(page: bytes) -> bytes:
     if page[0] == CACHING:
         return page[:head] + bytes((_WCE,)) + bytes(len(page) - head - 1)
     return page[:head] + bytes(len(page) - head)
+
+
+def savable(page: bytes) -> bytes:
+    """``page`` with PS: its parameters can be saved."""
+    return bytes((page[0] | _PS,)) + page[1:]
 
 
 class Selected(NamedTuple):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from iserblk.errors import BadArgument
 from iserblk.target.scsi.unit import MAXIMUM_SERIAL, LogicalUnit
 from iserblk.target.store.lunfile import open_file
-from iserblk.target.store.statefile import StateFile
+from iserblk.target.store.statefile import MODES_SUFFIX, SUFFIX, StateFile
 from iserblk.target.store.store import Store
 from iserblk.target.store.volatile import VolatileStore
 from iserblk.url import parse_url
@@ -40,15 +40,15 @@ _KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 @dataclass(slots=True, frozen=True)
 class LunSpec:
     """The values of one ``--lun``. Sizes in bytes. ``size`` None: the file's own size; ``serial``,
-    ``volatile_cache`` and ``soft_threshold`` None: not given. ``urls``: of a LUN of another target;
-    they may have secrets, ``path`` has none."""
+    ``write_cache``, ``volatile_cache`` and ``soft_threshold`` None: not given. ``urls``: of a LUN
+    of another target; they may have secrets, ``path`` has none."""
 
     path: str
     read_only: bool = False
     block: int = 512
     size: int | None = None
     serial: str | None = None
-    write_cache: bool = True
+    write_cache: bool | None = None
     volatile_cache: int | None = None
     soft_threshold: int | None = None
     urls: tuple[str, ...] = field(default=(), repr=False)
@@ -76,7 +76,7 @@ def parse_lun_spec(text: str) -> LunSpec:
         volatile_cache=_size(options, "volatile-cache", text),
         soft_threshold=_size(options, "soft-threshold", text),
     )
-    if spec.volatile_cache is not None and not spec.write_cache:
+    if spec.volatile_cache is not None and spec.write_cache is False:
         raise BadArgument(
             f"{text}: `wce=0` and `volatile-cache=` contradict each other; leave one out"
         )
@@ -154,8 +154,10 @@ def _serial(value: str | None, text: str) -> str | None:
     return value
 
 
-def _flag(value: str | None, text: str) -> bool:
-    if value in (None, "1"):
+def _flag(value: str | None, text: str) -> bool | None:
+    if value is None:
+        return None
+    if value == "1":
         return True
     if value == "0":
         return False
@@ -168,12 +170,12 @@ def default_serial(iqn: str, path: str) -> str:
     return hashlib.sha256(os.fsencode(f"{iqn}\n{os.path.realpath(path)}")).hexdigest()[:16]
 
 
-def _state(spec: LunSpec) -> StateFile | None:
-    """Where reservations are kept. Beside a block device nothing lasts (/dev), and a file that is
-    served read-only may have several targets."""
+def _state(spec: LunSpec, suffix: str) -> StateFile | None:
+    """Where reservations, or mode parameters, are kept. Beside a block device nothing lasts (/dev),
+    and a file that is served read-only may have several targets."""
     if spec.read_only or not os.path.isfile(spec.path):
         return None
-    return StateFile.beside(spec.path)
+    return StateFile.beside(spec.path, suffix)
 
 
 def open_lun(
@@ -199,7 +201,8 @@ def open_lun(
             read_only=spec.read_only,
             write_cache=spec.write_cache,
             soft_threshold=spec.soft_threshold or 0,
-            state=_state(spec),
+            state=_state(spec, SUFFIX),
+            modes=_state(spec, MODES_SUFFIX),
         )
     except BadArgument:
         store.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import alua, mode, opcodes, sense
@@ -104,9 +105,13 @@ def begin_start_stop(task: DeviceTask, unit: LogicalUnit) -> None:
 
 def _pages(unit: LogicalUnit, cdb: bytes) -> bytes:
     control, page, subpage = cdb[2] >> 6, cdb[2] & 0x3F, cdb[3]
-    if control == mode.PC_SAVED:
+    if control == mode.PC_SAVED and not unit.can_save_modes:
         raise CheckCondition(sense.ILLEGAL_REQUEST, sense.SAVING_NOT_SUPPORTED)
-    cached = unit.default_write_cache if control == mode.PC_DEFAULT else unit.write_cache
+    cached = unit.write_cache
+    if control == mode.PC_DEFAULT:
+        cached = unit.default_write_cache
+    elif control == mode.PC_SAVED:
+        cached = unit.saved_write_cache
     pages = [
         each
         for each in _all_pages(unit, cached)
@@ -117,6 +122,8 @@ def _pages(unit: LogicalUnit, cdb: bytes) -> bytes:
         raise invalid_field(3) if _has_page(unit, page) else invalid_field(2, 5)
     if control == mode.PC_CHANGEABLE:
         pages = [mode.changeable(each) for each in pages]
+    if unit.can_save_modes:
+        pages = [mode.savable(each) for each in pages]
     return b"".join(pages)
 
 
@@ -170,8 +177,8 @@ def begin_mode_select10(task: DeviceTask, unit: LogicalUnit) -> None:
 
 
 def _begin_mode_select(task: DeviceTask, unit: LogicalUnit, length: int) -> None:
-    if task.cdb[1] & SP:
-        raise invalid_field(1, 0)  # nothing is saved
+    if task.cdb[1] & SP and not unit.can_save_modes:
+        raise invalid_field(1, 0)
     if not length:
         return
     if not task.cdb[1] & PF:
@@ -185,7 +192,8 @@ def _begin_mode_select(task: DeviceTask, unit: LogicalUnit, length: int) -> None
 def _mode_select(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
     """Execute MODE SELECT: check all of the list, then change WCE, which is all that can be
     changed. Only the thread that begins commands gets here, so a command begins either before or
-    after the change. To turn the cache off goes on in a thread, as it needs a flush."""
+    after the change. To turn the cache off, which needs a flush, and to save it goes on in a
+    thread."""
     unit = task.unit
     long_header = task.cdb[0] == opcodes.MODE_SELECT_10
     try:
@@ -213,25 +221,36 @@ def _mode_select(task: DeviceTask, buffer: memoryview, nowait: bool) -> bool:
                 raise wrong_parameter(at + index)
         if page[0] == mode.CACHING:
             write_cache = mode.has_write_cache(page)
-    if write_cache == present:
+    off = present and not write_cache
+    save = bool(task.cdb[1] & SP)
+
+    def finish(_task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
+        if nowait:
+            return False
+        if off:
+            unit.drain_cache(task.nexus)
+        if save:
+            _save(partial(unit.save_write_cache, write_cache))
         return True
+
+    if write_cache != present:
+        _change_cache(task, unit, write_cache)
+    if not off and not save:
+        return True
+    task.execute = finish
+    return finish(task, buffer, nowait)
+
+
+def _change_cache(task: DeviceTask, unit: LogicalUnit, write_cache: bool) -> None:
+    """Turn the write cache on, or begin to turn it off."""
     log.info("%s: write cache %s", task.nexus.name.initiator.name, "on" if write_cache else "off")
     if write_cache:
         told = unit.write_cache
         unit.write_cache = True
         if not told:
             unit.tell_others(task.nexus, sense.MODE_PARAMETERS_CHANGED)
-        return True
-    unit.write_through = True
-
-    def drain(_task: DeviceTask, _buffer: memoryview, nowait: bool) -> bool:
-        if nowait:
-            return False
-        unit.drain_cache(task.nexus)
-        return True
-
-    task.execute = drain
-    return drain(task, buffer, nowait)
+    else:
+        unit.write_through = True
 
 
 def begin_send_diagnostic(task: DeviceTask, unit: LogicalUnit) -> None:
@@ -280,7 +299,7 @@ def _save(save: Callable[[], None]) -> None:
         save()
     except OSError as error:
         # What has changed holds, until the target ends.
-        log.error("reservations cannot be saved: %s", error)
+        log.error("the state of a LUN cannot be saved: %s", error)
         raise CheckCondition(sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE) from None
 
 

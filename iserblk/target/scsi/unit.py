@@ -48,6 +48,7 @@ Siblings = Callable[[Nexus], "list[LogicalUnit]"]
 SetPortStates = Callable[[Nexus, Mapping[int, int]], None]
 EndTasksOf = Callable[[Sequence[NexusName], Callable[[], None]], int]
 
+_MODES = {True: b"wce=1\n", False: b"wce=0\n"}  # a state file with mode parameters
 _PAGE = 4096  # bytes; files are allocated and cached in pages
 
 
@@ -100,14 +101,15 @@ class LogicalUnit:
     """One disk. The unit owns ``store``, and closes it.
 
     ``block``: bytes of a logical block. ``write_cache`` (WCE) False: every write is durable before
-    its GOOD; MODE SELECT may change it. ``write_through``: write durably, also where
-    ``write_cache`` does not say so yet. ``serial``: 1 to 64 characters of printable ASCII. All
-    identifiers are made from it, so it must be the same after a restart, and different for every
-    LUN that an initiator may see. ``soft_threshold``: bytes that the store may occupy before hosts
-    are told; 0: they are not. ``loop``: ``store``, where that needs no threads. ``traits``: None
-    for a unit of a file. ``lacks``: see ``Traits.lacks``. ``state``: keeps persistent reservations
-    (APTPL); None: they end with the process. Raises BadArgument for a bad ``serial``, or a state
-    file that cannot be understood; ``store`` stays open then.
+    its GOOD; None: as it was saved, or True; MODE SELECT may change it. ``write_through``: write
+    durably, also where ``write_cache`` does not say so yet. ``serial``: 1 to 64 characters of
+    printable ASCII. All identifiers are made from it, so it must be the same after a restart, and
+    different for every LUN that an initiator may see. ``soft_threshold``: bytes that the store may
+    occupy before hosts are told; 0: they are not. ``loop``: ``store``, where that needs no threads.
+    ``traits``: None for a unit of a file. ``lacks``: see ``Traits.lacks``. ``state``: keeps persistent reservations
+    (APTPL); None: they end with the process. ``modes``: keeps mode parameters that are saved; None:
+    they cannot be. Raises BadArgument for a bad ``serial``, or a state file that cannot be
+    understood; ``store`` stays open then.
     """
 
     def __init__(
@@ -117,9 +119,10 @@ class LogicalUnit:
         serial: str,
         block: int = 512,
         read_only: bool = False,
-        write_cache: bool = True,
+        write_cache: bool | None = None,
         soft_threshold: int = 0,
         state: StateFile | None = None,
+        modes: StateFile | None = None,
         loop: LoopStore | None = None,
         traits: Traits | None = None,
     ) -> None:
@@ -139,7 +142,13 @@ class LogicalUnit:
         self.block = block
         self.blocks = store.size // block
         self.read_only = read_only
-        self.default_write_cache = write_cache
+        self._modes = modes
+        self._saved_write_cache: bool | None = None
+        if modes is not None:
+            self._restore_modes(modes)
+        self.default_write_cache = write_cache is not False
+        if write_cache is None:
+            write_cache = self._saved_write_cache is not False
         self._mode_lock = threading.Lock()
         self._write_cache = write_cache
         self.write_through = not write_cache
@@ -202,6 +211,33 @@ class LogicalUnit:
                 f"{state.path}: these are no reservations ({error}); remove the file to give up"
                 " the reservations of its LUN"
             ) from None
+
+    def _restore_modes(self, modes: StateFile) -> None:
+        content = modes.load()
+        if content not in (None, *_MODES.values()):
+            raise BadArgument(
+                f"{modes.path}: these are no mode parameters; remove the file to give up those of"
+                " its LUN"
+            )
+        self._saved_write_cache = next((on for on, text in _MODES.items() if text == content), None)
+
+    @property
+    def can_save_modes(self) -> bool:
+        return self._modes is not None
+
+    @property
+    def saved_write_cache(self) -> bool:
+        """WCE as it was saved; where nothing was, the default."""
+        saved = self._saved_write_cache
+        return self.default_write_cache if saved is None else saved
+
+    def save_write_cache(self, on: bool) -> None:
+        """Save WCE for later starts of the target. Raises OSError. Any thread may call it."""
+        assert self._modes is not None
+        save = self._modes.to_save(_MODES[on])
+        if save is not None:
+            save()
+        self._saved_write_cache = on
 
     def reservations_to_save(self) -> Callable[[], None] | None:
         """Call this after a change of the persistent reservations. The result is for a thread: it

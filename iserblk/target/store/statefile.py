@@ -16,6 +16,7 @@ from threading import Lock
 from iserblk.errors import BadArgument
 
 SUFFIX = ".reservations"
+MODES_SUFFIX = ".modes"  # saved mode parameters
 MAXIMUM_SIZE = 1 << 20  # bytes; the registrations of a LUN take less
 
 
@@ -32,9 +33,9 @@ class StateFile:
         self._content: bytes | None = None
 
     @classmethod
-    def beside(cls, path: str) -> StateFile:
-        """The state file of the LUN whose file is ``path``."""
-        return cls(Path(os.path.realpath(path) + SUFFIX))
+    def beside(cls, path: str, suffix: str = SUFFIX) -> StateFile:
+        """A state file of the LUN whose file is ``path``."""
+        return cls(Path(os.path.realpath(path) + suffix))
 
     def load(self) -> bytes | None:
         """The content. Raises BadArgument for a file that cannot be read."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from iserblk.errors import BadArgument
 from iserblk.scsi import capacity, cdb, inquiry, luns, mode, sense
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.store.statefile import MODES_SUFFIX, StateFile
 from iserblk.target.store.store import FileStore
 from tests.scsi.modes import as_sense6
 from tests.target.fake_store import FakeStore
@@ -282,6 +284,79 @@ def test_a_reset_leaves_the_write_cache_as_it_is(pair: tuple[Client, Client]) ->
     one.server.reset_lun(0)
     assert one.code(TEST_UNIT_READY) == LUN_RESET
     assert not caches(one)
+
+
+def kept(store: FakeStore, state: StateFile, write_cache: bool | None = None) -> Client:
+    """A client of a unit that can save its mode parameters, after a start of the target."""
+    again = StateFile(state.path)
+    unit = LogicalUnit(store, serial="S", write_cache=write_cache, modes=again)
+    return Client(DeviceServer({0: unit}, IQN))
+
+
+def wce(client: Client, control: int) -> bool:
+    data = client.data(bytes((0x1A, 0x08, control << 6 | mode.CACHING, 0, 255, 0)))
+    assert data[4] == 0x80 | mode.CACHING, "PS: the page can be saved"
+    return bool(data[6] & 4)
+
+
+def saving(command: bytes) -> bytes:
+    return bytes((command[0], command[1] | 1)) + command[2:]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateFile:
+    return StateFile.beside(str(tmp_path / "lun"), MODES_SUFFIX)
+
+
+def test_mode_parameters_are_saved(store: FakeStore, state: StateFile) -> None:
+    """With SP they outlive the target, and without it they do not. What the start of the target
+    asks for comes before what was saved."""
+    one = kept(store, state)
+    assert wce(one, mode.PC_CURRENT) and wce(one, mode.PC_SAVED) and wce(one, mode.PC_DEFAULT)
+    assert one.code(select6(WCE_OFF), WCE_OFF) == GOOD
+    assert not wce(one, mode.PC_CURRENT) and wce(one, mode.PC_SAVED)
+    assert not state.path.exists()
+    assert caches(kept(store, state))
+    assert one.code(saving(select6(WCE_OFF)), WCE_OFF) == GOOD, "no change, and saved"
+    assert state.path.read_bytes() == b"wce=0\n"
+    assert not wce(one, mode.PC_SAVED) and wce(one, mode.PC_DEFAULT)
+    two = kept(store, state)
+    assert not caches(two) and not wce(two, mode.PC_SAVED) and wce(two, mode.PC_DEFAULT)
+    three = kept(store, state, write_cache=True)
+    assert caches(three) and not wce(three, mode.PC_SAVED)
+    assert two.code(saving(select10(bytes(4) + WCE_ON)), bytes(4) + WCE_ON) == GOOD
+    assert caches(two) and caches(kept(store, state))
+    assert not caches(kept(store, state, write_cache=False))
+
+
+@pytest.mark.logs("the state of a LUN cannot be saved", "bad block")
+def test_what_cannot_be_saved_is_an_error(store: FakeStore, state: StateFile) -> None:
+    """A cache that could not be flushed stays on, and that it is off is not saved."""
+    one = kept(store, state)
+    assert one.code(b"\x2a" + bytes(7) + b"\x01\0", bytes(512)) == GOOD
+    store.failure = OSError(errno.EIO, "bad block")
+    assert one.code(saving(select6(WCE_OFF)), WCE_OFF)[0] == sense.MEDIUM_ERROR
+    assert not state.path.exists()
+    store.failure = None
+    state.path.with_name(state.path.name + ".new").mkdir()
+    refused = one.code(saving(select6(WCE_OFF)), WCE_OFF)
+    assert refused == (sense.HARDWARE_ERROR, sense.INTERNAL_TARGET_FAILURE)
+    assert not wce(one, mode.PC_CURRENT) and wce(one, mode.PC_SAVED)
+
+
+@pytest.mark.parametrize("content", [b"", b"wce=2\n", b"wce=1"])
+def test_a_file_without_mode_parameters_is_refused(
+    store: FakeStore, state: StateFile, content: bytes
+) -> None:
+    state.path.write_bytes(content)
+    with pytest.raises(BadArgument, match="these are no mode parameters; remove the file"):
+        kept(store, state)
+
+
+def test_a_unit_that_cannot_save(pair: tuple[Client, Client]) -> None:
+    one, _ = pair
+    assert one.run(saving(select6(WCE_OFF)), b"").sense.field == 1
+    assert one.data(cdb.mode_sense6(mode.CACHING, 255))[4] == mode.CACHING
 
 
 @pytest.mark.parametrize(

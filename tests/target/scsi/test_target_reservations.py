@@ -828,7 +828,7 @@ def test_each_change_is_kept(tmp_path: Path) -> None:
     assert kept() == ({}, None)
 
 
-@pytest.mark.logs("reservations cannot be saved")
+@pytest.mark.logs("the state of a LUN cannot be saved")
 def test_what_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
     place = tmp_path / "directory"
     place.mkdir()
