@@ -106,10 +106,10 @@ class LogicalUnit:
     printable ASCII. All identifiers are made from it, so it must be the same after a restart, and
     different for every LUN that an initiator may see. ``soft_threshold``: bytes that the store may
     occupy before hosts are told; 0: they are not. ``loop``: ``store``, where that needs no threads.
-    ``traits``: None for a unit of a file. ``lacks``: see ``Traits.lacks``. ``state``: keeps persistent reservations
-    (APTPL); None: they end with the process. ``modes``: keeps mode parameters that are saved; None:
-    they cannot be. Raises BadArgument for a bad ``serial``, or a state file that cannot be
-    understood; ``store`` stays open then.
+    ``traits``: None for a unit of a file. ``lacks``: see ``Traits.lacks``. ``state``: keeps
+    persistent reservations (APTPL); None: they end with the process. ``modes``: keeps mode
+    parameters that are saved; None: they cannot be. Raises BadArgument for a bad ``serial``, or a
+    state file that cannot be understood; ``store`` stays open then.
     """
 
     def __init__(
