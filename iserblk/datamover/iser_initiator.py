@@ -178,7 +178,7 @@ class IserInitiator:
         slot.request.header_length = length
         self.queued.append(slot.request)
 
-    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+    def reassign(self, slot: PduSlot, control: PduSlot, before: InitiatorDatamover) -> None:
         """See the seam. A write advertises its whole buffer, also where its data had gone with its
         command: some of it may be missing at the target."""
         data = slot.data

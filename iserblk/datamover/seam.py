@@ -239,12 +239,12 @@ class InitiatorDatamover(Protocol):
         queued."""
         ...
 
-    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+    def reassign(self, slot: PduSlot, control: PduSlot, before: InitiatorDatamover) -> None:
         """Queue the PDU of ``control``, a TASK REASSIGN of the task of ``slot``, which belonged to
-        another datamover; that one is terminated, and its STags with it. ``slot`` has memory of
-        this datamover, with the task's ITT in its BHS. Its buffers are advertised anew, in the
+        the datamover ``before``; that one is terminated, and its STags with it. ``slot`` has memory
+        of this datamover, with the task's ITT in its BHS. Its buffers are advertised anew, in the
         header of the TASK REASSIGN, and used until ``deallocate_task_resources`` (RFC 7145 section
-        7.3.3). Raises Busy as ``send_control``."""
+        7.3.3). Raises Busy as ``send_control``, and where the task cannot be continued."""
         ...
 
     def flush(self) -> bool:

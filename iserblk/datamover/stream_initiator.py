@@ -82,9 +82,9 @@ class StreamInitiator:
     def send_control(self, slot: PduSlot) -> None:
         self._tcp.send_control(slot)
 
-    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+    def reassign(self, slot: PduSlot, control: PduSlot, before: InitiatorDatamover) -> None:
         """See the seam: there are no tasks during login."""
-        self._tcp.reassign(slot, control)
+        self._tcp.reassign(slot, control, before)
 
     def flush(self) -> bool:
         return self._tcp.flush()

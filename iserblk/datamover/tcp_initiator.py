@@ -31,7 +31,7 @@ from iserblk.datamover.seam import (
     PduSlot,
 )
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
-from iserblk.errors import RemoteProtocolError
+from iserblk.errors import Busy, RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
@@ -45,6 +45,7 @@ _DATA_IN: Final = Struct(">4xI8xI16xII")
 _DATA_OUT: Final = Struct(">BBxxI8sII4xI4xII4x")
 _NO_LUN: Final = bytes(8)  # the field is reserved where there is no Target Transfer Tag (11.7.4)
 _EXP_DATA_SN_OFFSET: Final = 36
+_EXP_DATA_SN_REQUEST: Final = 36  # in a Task Management Function Request
 _RESIDUAL_OFFSET: Final = 44
 _STAT_SN_OFFSET: Final = 24
 _WORD: Final = Struct(">I")
@@ -59,9 +60,20 @@ class _Transfer:
     task has none. ``sn``: DataSN or R2TSN of the next Data-In or R2T. ``asked``: offset behind all
     Data-Out that was asked for; ``placed``: behind all Data-In that has come, ``moved`` bytes of
     it. ``unsent``: R2Ts whose Data-Outs have not all left. ``gaps``: what is missing, since
-    something was, at ErrorRecoveryLevel 1 or more."""
+    something was, and ``size``, of the last Data-In, at ErrorRecoveryLevel 1 or more."""
 
-    __slots__ = ("asked", "gaps", "itt", "moved", "placed", "sink", "sn", "source", "unsent")
+    __slots__ = (
+        "asked",
+        "gaps",
+        "itt",
+        "moved",
+        "placed",
+        "sink",
+        "size",
+        "sn",
+        "source",
+        "unsent",
+    )
 
     def __init__(self, source: memoryview | None, sink: memoryview | None, itt: int) -> None:
         self.source = source
@@ -71,6 +83,7 @@ class _Transfer:
         self.asked = 0
         self.placed = 0
         self.moved = 0
+        self.size = 0
         self.unsent = 0
         self.gaps: Gaps | None = None
 
@@ -98,6 +111,8 @@ class TcpInitiator:
         self._tx = PduSender(stream)
         self._tasks: dict[int, _Transfer] = {}  # by ITT
         self._placing: _Transfer | None = None
+        # What the tasks had moved when the connection was terminated, for their reassignment.
+        self.left: dict[int, _Transfer] = {}
         self._exp_stat_sn = 0
         self._allocation = Allocation()
         self._parameters = SessionParameters()
@@ -175,19 +190,30 @@ class TcpInitiator:
             header += slot.inline[: slot.inline_length]
         self._tx.queued.append(self._tx.frame(header, None))
 
-    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
-        """See the seam. The target sends all Data-In from DataSN 0, unless it was acknowledged; its
-        R2Ts ask for what it lacks, and go on with their numbers."""
+    def reassign(self, slot: PduSlot, control: PduSlot, before: InitiatorDatamover) -> None:
+        """See the seam. ExpDataSN is the number of the first Data-In that has not come; where one
+        before others is missing, Busy is raised. R2Ts ask for what the target lacks, and go on with
+        their numbers."""
         (itt,) = bhs.ITT.unpack_from(slot.bhs, bhs.ITT_OFFSET)
         data = slot.data
+        transfer: _Transfer | None = None
         if slot.direction == BIDIRECTIONAL:
             transfer = _Transfer(data or NOWHERE, slot.data_in or NOWHERE, itt)
-            self._tasks[itt] = transfer
         elif slot.direction == READ and data:
-            self._tasks[itt] = _Transfer(None, data, itt)
+            transfer = _Transfer(None, data, itt)
         elif slot.direction == WRITE and data:
-            self._tasks[itt] = transfer = _Transfer(data, None, itt)
+            transfer = _Transfer(data, None, itt)
             transfer.sn = ANY_SN
+        if transfer is not None and transfer.sink is not None:
+            assert isinstance(before, TcpInitiator)  # all connections of a session are alike
+            left = before.left.get(itt)
+            if left is not None:
+                if left.gaps is not None:
+                    raise Busy("Data-In is missing")
+                transfer.sn, transfer.placed, transfer.moved = left.sn, left.placed, left.moved
+            _WORD.pack_into(control.bhs, _EXP_DATA_SN_REQUEST, transfer.sn)
+        if transfer is not None:
+            self._tasks[itt] = transfer
         self._tx.queued.append(self._tx.frame(bytes(control.bhs), None))
 
     def _write_unsolicited(self, transfer: _Transfer, data: memoryview, header: bytes) -> None:
@@ -263,9 +289,17 @@ class TcpInitiator:
     def connection_terminate(self) -> None:
         self._tx.close()
         self._rx.divert()
+        placing = self._placing
+        if placing is not None and placing.itt in self._tasks:  # its last Data-In is cut off
+            placing.sn -= 1
+            placing.moved -= placing.size
+            placing.placed -= placing.size
+        self._placing = None
         for transfer in self._tasks.values():
             transfer.forget()
-        self._tasks.clear()
+        if self._tasks:
+            self.left = self._tasks
+        self._tasks = {}
 
     # -- up ---------------------------------------------------------------------------------------
 
@@ -442,6 +476,7 @@ class TcpInitiator:
             return NOWHERE
         transfer.placed = offset + size
         transfer.moved += size
+        transfer.size = size
         self._placing = transfer
         return sink[offset : offset + size]
 

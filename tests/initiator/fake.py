@@ -54,7 +54,7 @@ class FakeDatamover:
     def send_control(self, slot: PduSlot) -> None:
         self.queued.append(slot)
 
-    def reassign(self, slot: PduSlot, control: PduSlot) -> None:
+    def reassign(self, slot: PduSlot, control: PduSlot, before: object) -> None:
         self.reassigned.append(slot)
         self.queued.append(control)
 

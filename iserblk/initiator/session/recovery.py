@@ -256,7 +256,7 @@ class Recovery:
                 break
             waiter = _Reassignment(task, control, now + STEP_S)
             if not queue.reassign(task, control, waiter):
-                self._give_up("there is no memory for a reassignment")
+                self._give_up("a task cannot be continued")
                 return
             self._asked.append(waiter)
         if self._todo and now >= self._until:

@@ -655,7 +655,7 @@ class SendQueue:
     def reassign(self, slot: TaskSlot, control: TaskSlot, waiter: Waiter) -> bool:
         """Send TASK REASSIGN for a stranded command, on the connection of ``control``, to which it
         belongs from now on. ``waiter`` is told of the answer. False: nothing was sent, because
-        there is no memory to advertise its data from."""
+        there is no memory to advertise its data from, or its data has a gap."""
         connection = control.connection
         control.waiter = waiter
         with self.lock:
@@ -672,7 +672,7 @@ class SendQueue:
             bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, slot.itt)
             lost, slot.connection = slot.connection, connection
             try:
-                connection.datamover.reassign(slot, control)
+                connection.datamover.reassign(slot, control, lost.datamover)
             except Busy:
                 slot.connection = lost
                 control.state = FREE
