@@ -296,6 +296,7 @@ class BlockingDriver:
             waiter = self.new_waiter()
             waiter.pending = 1
             fill_logout(control)
+            session.logging_out = True
             cut = threading.Timer(LOGOUT_S, session.disconnect)
             cut.start()
             session.queue.send_immediate(control, waiter)

@@ -266,6 +266,9 @@ class Recovery:
             if waiter.pending and now < waiter.until:
                 continue
             self._asked.remove(waiter)
+            if waiter.response == pdu.TMF_COMPLETE:
+                self.reassigned += 1
+                continue
             if not waiter.wanted or waiter.connection.lost:
                 continue  # it has ended, or the recovery of that connection sees to it
             if waiter.pending:
@@ -279,9 +282,7 @@ class Recovery:
 
     def _outcome(self, waiter: _Reassignment) -> None:
         task = waiter.task
-        if waiter.response == pdu.TMF_COMPLETE:
-            self.reassigned += 1
-        elif waiter.response == pdu.TMF_TASK_DOES_NOT_EXIST:
+        if waiter.response == pdu.TMF_TASK_DOES_NOT_EXIST:
             # It may have ended, and its status was lost.
             if task.state == SENT and task.complete:
                 self.again += 1

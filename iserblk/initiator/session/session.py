@@ -88,6 +88,7 @@ class Parting:
                 session.disconnect()
             return
         fill_logout(control)
+        session.logging_out = True
         self.pending = 1
         self._by = now + ANSWER_S
         session.queue.send_immediate(control, self)
@@ -215,6 +216,8 @@ class Session:
     were lost while others went on, and were recovered from; ``reassigned``: tasks that went over to
     another connection then.
 
+    ``logging_out``: a logout of the whole session was sent; connections that end are no loss.
+
     ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
     lost. ``reconnect_at``: the target wants no login before that. ``left_nothing``: the lost
     connection ended in order, with no task at the target. ``reconnects``, and ``replayed``
@@ -257,6 +260,7 @@ class Session:
         self.suspended_at = 0.0
         self.reconnect_at = 0.0
         self.left_nothing = False
+        self.logging_out = False
         self._over = False  # the target has ended the session, with all connections
         self.reconnects = 0
         self.replayed = 0
@@ -297,7 +301,7 @@ class Session:
     @property
     def missing(self) -> int:
         """How many connections there should be more, while there is one."""
-        if not self.life.connected:
+        if not self.life.connected or self.logging_out:
             return 0
         return max(0, self.wanted - len(self.queue.connections) - len(self._joined))
 
@@ -535,6 +539,11 @@ class Session:
         if self._over or len(queue.connections) == 1:
             self._lose(error)
             return
+        if self.logging_out:
+            with queue.lock:
+                queue.lose(connection)
+            self._end_one(connection)
+            return
         text = str(error).removeprefix(f"{connection.portal}: ").removeprefix("connection lost: ")
         log.warning(
             "%s: connection %d lost: %s; %d are left",
@@ -550,12 +559,15 @@ class Session:
             level = self.parameters.error_recovery_level
             recovery = Recovery(queue, connection, level, self._unwanted, now)
             self._recoveries.append(recovery)
-        if queue.descriptors is not None:
-            queue.descriptors.remove(connection)
-        connection.datamover.connection_terminate()
-        queue.strand(connection)
+        self._end_one(connection)
         if queue.driver.reconnect is not None:
             queue.driver.reconnect()
+
+    def _end_one(self, connection: Connection) -> None:
+        if self.queue.descriptors is not None:
+            self.queue.descriptors.remove(connection)
+        connection.datamover.connection_terminate()
+        self.queue.strand(connection)
 
     def recover(self, now: float) -> None:
         """Take the steps that are due for connections that were lost. Called about once a second,
@@ -608,7 +620,7 @@ class Session:
         with self.queue.lock:
             self.queue.put_back()
             self._recoveries.clear()
-            self._over = False
+            self._over = self.logging_out = False
             self.parting = None
         self.queue.end_sent(self._unwanted)
         with self.queue.lock:

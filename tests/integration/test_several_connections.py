@@ -1,0 +1,131 @@
+"""Sessions of several connections with our own target: one is cut, again and again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+from iserblk.disk import aio
+from iserblk.disk.seam import AsyncDisk
+from iserblk.initiator.session.session import Session
+from tests.integration.conftest import StartTarget
+from tests.support import logs
+from tests.support.faces import read, write
+from tests.support.until import until
+
+pytestmark = pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED)
+
+SPEC = "lun:size=16M:wce=0"
+SIZE = 16 << 10
+BLOCKS = 64
+transport = pytest.mark.parametrize("transport", ["iser", "iscsi"])
+level = pytest.mark.parametrize("level", [0, 1, 2])
+
+
+@asynccontextmanager
+async def opened(
+    start_target: StartTarget, transport: str, level: int, count: int
+) -> AsyncIterator[tuple[AsyncDisk, Session]]:
+    target = start_target(SPEC)
+    url = target.url.replace("iser://", f"{transport}://") + "/0"
+    options = {"connections": str(count), "error-recovery-level": str(level)}
+    async with aio.open_disks([url], options) as disks:
+        disk = disks.disks[disks.default]
+        yield disk, disk.core.session  # type: ignore[attr-defined]
+
+
+def recovered(session: Session, cuts: int) -> bool:
+    return session.recovered == cuts
+
+
+@transport
+@level
+def test_all_connections_are_there_and_in_use(
+    start_target: StartTarget, transport: str, level: int
+) -> None:
+    async def main() -> None:
+        async with opened(start_target, transport, level, 4) as (disk, session):
+            assert session.count == 4 and not session.missing
+            described = session.describe()
+            assert described["connections"] == 4
+            assert described.get("error_recovery_level", 0) == level
+
+            async def one(at: int) -> None:
+                data = bytearray([at]) * SIZE
+                await write(disk, bytes(data), at * SIZE)
+                back = await read(disk, at * SIZE, SIZE)
+                assert back == data
+
+            async with trio.open_nursery() as nursery:
+                for at in range(BLOCKS):
+                    nursery.start_soon(one, at)
+            assert all(connection.ended for connection in session.queue.connections)
+
+    trio.run(main)
+
+
+@transport
+@level
+def test_one_connection_after_the_other_is_cut(
+    start_target: StartTarget, transport: str, level: int
+) -> None:
+    """Every write is acknowledged once it is there, and what was acknowledged stays; the session
+    is not reconnected.
+
+    proves: ISER-7.3.3-2, ISER-7.3.3-5, ISER-7.3.3-6, ISER-7.3.3-8, ISER-10.2.2-1, ISER-10.2.2-2
+    """
+    chance = random.Random(level)
+
+    async def main() -> None:
+        async with opened(start_target, transport, level, 3) as (disk, session):
+            done = False
+
+            async def cut() -> None:
+                nonlocal done
+                for cuts in range(8):
+                    await until(lambda: session.count == 3 and session.queue.sent > 4)
+                    chance.choice(session.queue.connections).datamover.disconnect()
+                    await until(partial(recovered, session, cuts + 1))
+                done = True
+
+            async def one(at: int) -> None:
+                turn = 0
+                while not done:
+                    turn += 1
+                    data = bytearray([turn % 251, at]) * (SIZE // 2)
+                    await write(disk, bytes(data), at * SIZE)
+                    back = await read(disk, at * SIZE, SIZE)
+                    assert back == data
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cut)
+                for at in range(16):
+                    nursery.start_soon(one, at)
+            assert (session.recovered, session.reconnects) == (8, 0)
+            if level < 2:
+                assert session.replayed and not session.reassigned
+            else:
+                assert session.reassigned
+
+    trio.run(main)
+
+
+@transport
+def test_all_connections_cut_at_once(start_target: StartTarget, transport: str) -> None:
+    """Session reinstatement, then the other connections come back."""
+
+    async def main() -> None:
+        async with opened(start_target, transport, 2, 3) as (disk, session):
+            data = bytearray(b"x") * SIZE
+            await write(disk, bytes(data), 0)
+            session.disconnect()
+            back = await read(disk, 0, SIZE)
+            assert back == data and session.reconnects == 1
+            await until(lambda: session.count == 3)
+
+    trio.run(main)
