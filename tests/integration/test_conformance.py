@@ -41,6 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetProcess]:
     specs = [f"{place}/{block}:size={size}:block={block}" for block, size in SIZES.items()]
     specs.append(f"{place}/read-only:size=1M:ro")
     (place / "read-only").write_bytes(bytes(1 << 20))
+    specs += [f"{place}/fresh-{block}:size=64M:block={block}" for block in SIZES]
     with running_target(specs, place / "target.log") as running:
         yield running
 
@@ -64,8 +65,14 @@ def with_chap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 def urls(target: TargetProcess, group: str, block: int) -> list[str]:
-    """The URLs that a group needs: two paths for MultipathIO, a read-only LUN for ReadOnly."""
-    lun = READ_ONLY if group == "ReadOnly" else list(SIZES).index(block)
+    """The URLs that a group needs: two paths for MultipathIO, a read-only LUN for ReadOnly.
+    MultipathIO has a fresh LUN, because its CompareAndWrite fills 256 blocks with zeroes, and
+    expects them in 257."""
+    lun = list(SIZES).index(block)
+    if group == "ReadOnly":
+        lun = READ_ONLY
+    elif group == "MultipathIO":
+        lun += READ_ONLY + 1
     url = target.url.replace("iser://", "iscsi://") + f"/{lun}"
     return [url, url] if group == "MultipathIO" else [url]
 
