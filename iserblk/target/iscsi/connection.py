@@ -211,6 +211,7 @@ class TargetConnection:
             self._budget.press()
         self._waited = waits
         self.flush()
+        self.on_output()
 
     @property
     def recovers(self) -> bool:
@@ -363,7 +364,12 @@ class TargetConnection:
         if head[0] & bhs.OPCODE_MASK == bhs.DATA_OUT:
             data_out = pdu.DataOut.unpack_from(head)
             slot = self._tasks.get(data_out.itt)
-            if data_out.ttt == bhs.NO_TAG and slot is not None and slot.state == UNSOLICITED:
+            if (
+                data_out.ttt == bhs.NO_TAG
+                and slot is not None
+                and slot.connection is self
+                and (slot.state == UNSOLICITED or (slot.state == WAITING and slot.more))
+            ):
                 self._miss_data_out(slot, data_out)
 
     def data_completion_notify(self, slot: PduSlot, sn: int) -> None:
