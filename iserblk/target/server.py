@@ -588,10 +588,10 @@ async def _watch(connection: TargetConnection, peer: str) -> None:
             asked = False
         elif not connection.greeted:
             log.warning("%s: session ended: the initiator sent no Hello", peer)
-            connection.abandon()
+            connection.give_up()
         elif asked:
             log.warning("%s: session ended: the initiator did not answer a ping", peer)
-            connection.abandon()
+            connection.give_up()
         else:
             connection.ping()
             asked = True

@@ -1,4 +1,4 @@
-"""Data buffers of the target's connections: memory is reused, and all connections share a limit."""
+"""Data buffers of the target's sessions: memory is reused, and all sessions share a limit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _HUGE_PAGE: Final = 1 << 21
 _KEPT_BYTES: Final = 16 << 20  # of free buffers
 
 
-GUARANTEED = 2 << 20  # bytes that each connection may have whatever the others have
-TOTAL: Final = 1 << 30  # bytes of all connections together
+GUARANTEED = 2 << 20  # bytes that each session may have whatever the others have
+TOTAL: Final = 1 << 30  # bytes of all sessions together
 
 
 class DataBudget:
-    """The limit on the data buffers of all connections of a target together. So peers that ask for
+    """The limit on the data buffers of all sessions of a target together. So peers that ask for
     much data and do not receive it cannot use up the machine's memory. Not thread-safe.
 
     ``used``: bytes that the pools have handed out. ``waiting``: callbacks of the connections that

@@ -232,6 +232,7 @@ class TargetConnection:
         *,
         lun: bytes = bytes(8),
         sense: bytes = b"",
+        parameter1: int = 0,
         parameter2: int = 0,
         parameter3: int = 0,
     ) -> bool:
@@ -241,10 +242,35 @@ class TargetConnection:
         if not self.session.attached or self.done or self._leaving or not self._dm.greeted:
             return False
         told = self._answers.async_message(
-            event, lun=lun, sense=sense, parameter2=parameter2, parameter3=parameter3
+            event,
+            lun=lun,
+            sense=sense,
+            parameter1=parameter1,
+            parameter2=parameter2,
+            parameter3=parameter3,
         )
         self.flush_quietly()
         return told
+
+    def give_up(self) -> None:
+        """The target drops the connection: tell the initiator on another one (RFC 7143 section
+        11.9.1), then ``abandon``."""
+        parameters = self.session.parameters
+        for each in self.session.connections:
+            if each is not self and each.tell_of_drop(
+                self.cid, parameters.default_time2wait, parameters.default_time2retain
+            ):
+                break
+        self.abandon()
+
+    def tell_of_drop(self, cid: int, time2wait: int, time2retain: int) -> bool:
+        """Implements Allegiance."""
+        return self.tell(
+            pdu.ASYNC_CONNECTION_DROP,
+            parameter1=cid,
+            parameter2=time2wait,
+            parameter3=time2retain,
+        )
 
     def abandon(self) -> None:
         """The connection has failed, or is given up. Its tasks are kept, or end; with the last

@@ -165,11 +165,12 @@ class ControlAnswers:
         *,
         lun: bytes = bytes(8),
         sense: bytes = b"",
+        parameter1: int = 0,
         parameter2: int = 0,
         parameter3: int = 0,
     ) -> bool:
         """Queue an Asynchronous Message (11.9). ``event``: AsyncEvent. ``lun``: the LUN field.
-        ``sense``: of a SCSI event. ``parameter2``, ``parameter3``: as the event defines them.
+        ``sense``: of a SCSI event. ``parameter1`` to ``parameter3``: as the event defines them.
         False: the initiator takes no more PDUs that answer nothing, and nothing was queued."""
         if not self._may_tell():
             return False
@@ -180,6 +181,7 @@ class ControlAnswers:
             event=event,
             lun=lun,
             data_length=len(data),
+            parameter1=parameter1,
             parameter2=parameter2,
             parameter3=parameter3,
             **stamp,

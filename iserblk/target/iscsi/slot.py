@@ -50,6 +50,11 @@ class Allegiance(Protocol):
         """The connection has failed, or is given up."""
         ...
 
+    def tell_of_drop(self, cid: int, time2wait: int, time2retain: int) -> bool:
+        """Tell the initiator on this connection that the target drops that with the CID ``cid``.
+        False: it could not be told."""
+        ...
+
     def note_acknowledgements(self) -> None:
         """Note from now on which responses the initiator has acknowledged."""
         ...

@@ -438,6 +438,24 @@ def test_a_request_without_the_buffers_that_the_task_needs() -> None:
 
 
 @KINDS
+@pytest.mark.parametrize(("level", "retain"), [(0, 0), (2, 20)])
+def test_a_connection_that_the_target_drops(kind: Kind, level: int, retain: int) -> None:
+    """The initiator is told on another one, with the times that it has (RFC 7143 section 11.9.1).
+    The only connection of a session has no other one."""
+    host = Host(level=level)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    first.connection.give_up()
+    host.run()
+    told = pdu.AsyncMessage.unpack_from(second.answer(bhs.ASYNC_MESSAGE)[0])
+    assert (told.event, told.parameter1) == (pdu.ASYNC_CONNECTION_DROP, 0)
+    assert (told.parameter2, told.parameter3) == (0, retain)
+    first.close()
+    second.connection.give_up()
+    assert second.connection.done and not second.heard
+
+
+@KINDS
 def test_tasks_end_when_nobody_comes_back(kind: Kind) -> None:
     """At the end of Time2Retain, with unit attention 47/7F where the session goes on."""
     host = Host(threads=True)
