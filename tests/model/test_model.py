@@ -131,6 +131,21 @@ def test_disasters_by_seed(recovers: None, face: str, transport: str, cached: bo
         assert not tally.errors
 
 
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize(("face", "transport"), [("async", "iser"), ("blocking", "iscsi")])
+def test_disasters_with_several_connections(
+    recovers: None, face: str, transport: str, level: int, count: int
+) -> None:
+    """One connection is cut, or all are, or the target crashes: nothing is lost, and nothing older
+    lands over newer."""
+    options = f"?connections={count}&error-recovery-level={level}"
+    for seed in seeds(1):
+        steps = random_script(seed, 120, 0.2)
+        tally = replayable(seed, steps, face, transport, options, cached=bool(seed & 1))
+        assert not tally.errors
+
+
 def test_without_the_journal_a_loss_is_noticed(recovers: None) -> None:
     """Without a journal a power failure loses data: the model sees it, or the flush fails."""
     lost: list[Step] = [
