@@ -15,6 +15,7 @@ from iserblk.metrics.address import parse_address
 from iserblk.names import check_name, shown
 from iserblk.secret import Secret
 
+PORTAL = "portal"  # of ``Options.discover``: the target itself is asked, by SendTargets
 SMALLEST_JOURNAL = 64 << 10
 MOST_CONNECTIONS = 8  # of one session
 BUSY_POLL_US = 300  # longer than a round trip on a local network
@@ -53,7 +54,7 @@ class Options:
     reserve: bool = False  # exclusively
     reserve_key: int = 0  # 0: this machine's own key
     fallback: str = "none"  # or "iscsi"
-    discover: bool = False  # also use the target's other portals
+    discover: str = ""  # PORTAL, or the URL of a server or agent: it tells of other portals
     alua: str = "ask"  # or "follow": whether a port's state may be set
     metrics: str = ""  # address as iserblk.metrics.address takes it; "": metrics are not served
 
@@ -136,10 +137,14 @@ def _fallback(key: str, value: str) -> str:
     return value.lower()
 
 
-def _portals(key: str, value: str) -> bool:
-    if value.lower() not in ("given", "discover"):
-        raise BadArgument(f"{key}={shown(value)}: say given or discover")
-    return value.lower() == "discover"
+def _portals(key: str, value: str) -> str:
+    if value.lower() == "given":
+        return ""
+    if value.lower() == "discover":
+        return PORTAL
+    if not value.lower().startswith(("isns://", "slp://")):
+        raise BadArgument(f"{key}={shown(value)}: say given, discover, isns://HOST or slp://[HOST]")
+    return value
 
 
 def _alua(key: str, value: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iserblk.errors import BadArgument, NotSupported
-from iserblk.options import OPTION_NAMES, Options, parse_size
+from iserblk.options import OPTION_NAMES, PORTAL, Options, parse_size
 
 IQN = "iqn.2026-11.example:disk"
 SECRET = "s3cr3t"
@@ -62,7 +62,7 @@ def test_defaults() -> None:
         ("journal", "off", "journal", 0),
         ("journal", "64k", "journal", 65536),
         ("shared", "yes", "shared", True),
-        ("portals", "discover", "discover", True),
+        ("portals", "discover", "discover", PORTAL),
         ("alua", "Follow", "alua", "follow"),
         ("fallback", "iSCSI", "fallback", "iscsi"),
         ("auth", "SHA3256", "auth", "sha3-256"),
@@ -104,7 +104,7 @@ def test_what_happens_anyway(key: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("portals", "all", "portals='all': say given or discover"),
+        ("portals", "all", "portals='all': say given, discover, isns://HOST"),
         ("alua", "no", "alua='no': say ask or follow"),
         ("colour", "red", "unknown option 'colour'; the options are: .*io-timeout.*queue-depth"),
         ("", "x", "unknown option"),

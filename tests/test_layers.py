@@ -75,7 +75,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "disk.resume": {"errors", "initiator.session", "disk.seam", "disk.lun"},
     "disk.multipath": {
-        *("errors", "options", "url", "credentials", "scsi", "iscsi", "initiator", "discovery"),
+        *("errors", "names", "options", "url", "credentials", "scsi", "iscsi", "initiator"),
+        "discovery",
         *("disk.lun", "disk.resume"),
     },
     "disk.opening": {

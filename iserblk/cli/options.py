@@ -85,7 +85,11 @@ CONNECTION = (
     ("chap-secret-fd", "FD", "The same, read from an open file descriptor."),
     ("chap-secret-credential", "NAME", "The same, read from a credential of systemd."),
     ("fallback", "none|iscsi", "iscsi: use Traditional iSCSI if iSER is not possible."),
-    ("portals", "given|discover", "discover: also use the target's other portals."),
+    (
+        "portals",
+        "given|discover|URL",
+        "discover: also use the target's other portals; isns:// or slp:// URL: those it tells of.",
+    ),
     ("alua", "ask|follow", "ask: where no portal carries out commands, have one activated."),
     (
         "metrics",

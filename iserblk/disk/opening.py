@@ -95,7 +95,7 @@ async def find_disks(driver: TrioDriver, address: Address) -> list[DiskCore]:
     running."""
     cores = await _find(driver, address)
     for core in cores:
-        if address.paths is not None:
+        if address.paths is not None and len(address.paths.ways.all) > 1:
             core.info = replace(core.info, paths=tuple(address.paths.ways.describe()))
         core.metrics.served_at = address.options.metrics
     return cores

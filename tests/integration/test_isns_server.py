@@ -20,9 +20,11 @@ from iserblk.iscsi.send_targets import Portal
 from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.isns import Registration
 from tests.cli.commands import bad, good, good_json, serving
+from tests.support import logs
+from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record
 from tests.support.target import IQN, ROOT, TargetProcess, running_target
-from tests.support.until import until_blocking
+from tests.support.until import until, until_blocking
 
 START_S = 20.0
 OTHER = "iqn.2026-11.example:other"
@@ -275,6 +277,25 @@ def test_a_target_that_was_killed_comes_back(server: Isnsd, tmp_path: Path) -> N
             ports.append([each["port"] for each in found["portals"]])
             running.process.kill()
     assert len(ports[0]) == len(ports[1]) == 2 and not set(ports[0]) & set(ports[1])
+
+
+@pytest.mark.logs(logs.RECONNECTED, logs.ANOTHER_PORTAL, logs.LOST_POWER)
+@pytest.mark.parametrize("face", FACES)
+async def test_a_target_that_moves_is_found_again(face: str, server: Isnsd, tmp_path: Path) -> None:
+    """The disk is in use, the target ends, and another is there on another port: the session finds
+    it by the iSNS server. proves: ISER-GEN-3.3-1, SYSTEM-10"""
+    first = serving(*registering(tmp_path, server), log=tmp_path / "one")
+    second = serving(*registering(tmp_path, server), log=tmp_path / "two")
+    with first as one:
+        await until(lambda: "registered" in (tmp_path / "one").read_text())
+        async with one_disk(face, f"{one.url}/0", {"portals": server.url}) as disk:
+            assert [str(each["portal"])[:5] for each in disk.info.paths] == ["iser:", "iser:"]
+            await write(disk, b"moved" * 1024, 0)
+            await disk.flush()
+            one.process.kill()
+            with second as two:
+                assert two.url != one.url
+                assert await read(disk, 0, 5120) == b"moved" * 1024
 
 
 async def test_a_server_that_lost_its_database(server: Isnsd) -> None:

@@ -9,8 +9,9 @@ from time import monotonic
 from iserblk.credentials import find_credentials
 from iserblk.disk.multipath.paths import Paths
 from iserblk.errors import BadArgument
-from iserblk.options import Options
-from iserblk.url import OF_ONE_SCHEME, Url, check_scheme, parse_url
+from iserblk.names import shown
+from iserblk.options import PORTAL, Options
+from iserblk.url import OF_ONE_SCHEME, Url, check_scheme, parse_place, parse_url
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,6 +45,8 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
         fitting = {key: common[key] for key in common if key.replace("_", "-") not in others}
         settled = Options.from_pairs({**fitting, **url.options}.items())
         check_scheme(url, settled)
+        if settled.discover not in ("", PORTAL):
+            directory(settled)
         find_credentials(url, settled)  # so that errors in them are raised now
         addresses.append(Address(url, settled))
     return _join(addresses)
@@ -66,14 +69,31 @@ def _join(addresses: Sequence[Address]) -> list[Address]:
 def with_paths(ways: Sequence[Address]) -> Address:
     """One address with all these ways to its LUN, the preferred way first."""
     first = ways[0]
-    options = [
-        # A session keeps these for its whole life, so those of the first URL hold.
-        replace(
-            each.options,
-            queue_depth=first.options.queue_depth,
-            io_timeout=first.options.io_timeout,
+    return replace(first, paths=Paths(in_session_of(first, ways), monotonic))
+
+
+def in_session_of(first: Address, ways: Sequence[Address]) -> list[tuple[Url, Options]]:
+    """Ways for a session that began with ``first``. A session keeps some options for its whole
+    life, so those of the first URL hold."""
+    return [
+        (
+            each.url,
+            replace(
+                each.options,
+                queue_depth=first.options.queue_depth,
+                io_timeout=first.options.io_timeout,
+            ),
         )
         for each in ways
     ]
-    urls = [each.url for each in ways]
-    return replace(first, paths=Paths(list(zip(urls, options, strict=True)), monotonic))
+
+
+def directory(options: Options) -> Url:
+    """The server or agent that ``portals=`` names. Raises BadArgument."""
+    try:
+        url = parse_place(options.discover)
+    except BadArgument as error:
+        raise BadArgument(f"portals={shown(options.discover)}: {error}") from None
+    if url.iqn:
+        raise BadArgument("portals: the target is that of the URL: leave out its name behind HOST")
+    return url

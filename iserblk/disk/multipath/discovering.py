@@ -1,79 +1,130 @@
-"""``portals=discover``: finds more ways to a LUN, which its target reports. Runs in trio."""
+"""The option ``portals``: finds more ways to a LUN, which its target, an iSNS server or SLP agents
+report. Runs in trio."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import monotonic
 
 import trio
 
+from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import find_targets, takes_iser
-from iserblk.disk.multipath.addresses import Address, with_paths
+from iserblk.disk.multipath.addresses import Address, directory, in_session_of, with_paths
 from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import Portal
-from iserblk.options import Options
+from iserblk.options import PORTAL, Options
 from iserblk.url import Url, fitting, name_portal
 
 log = logging.getLogger(__name__)
 _ANSWER_S = 3.0
+AGAIN_S = 5.0  # a session that reconnects asks no longer than this, and then not for as long
 
 
 async def discover_ways(addresses: Sequence[Address]) -> list[Address]:
-    """The same addresses; each that has ``portals=discover`` also gets the portals that SendTargets
-    reports, behind those given: portals that take iSER first, then those in a subnet of this
-    machine. A portal that does not answer now is left out: targets report addresses in networks
-    that we cannot reach, and each would cost its time when a connection is lost.
+    """The same addresses; each whose option ``portals`` asks for it also gets the portals that
+    SendTargets, an iSNS server or SLP agents report, behind those given: portals that take iSER
+    first, then those in a subnet of this machine. A portal that does not answer now is left out:
+    targets report addresses in networks that we cannot reach, and each would cost its time when a
+    connection is lost.
 
     The given portals are asked one after the other until one answers. Where none does, only they
-    are used. Raises no IserblkError: what is wrong with a portal is reported by its login.
+    are used. Once a connection is lost, and no way leads to the target, it is asked again: a target
+    that has moved is found. Raises no IserblkError: what is wrong with a portal is reported by its
+    login.
     """
-    return [await _more(each) if each.options.discover else each for each in addresses]
+    return [await _with_more(each) if each.options.discover else each for each in addresses]
 
 
-async def _more(address: Address) -> Address:
-    given = [address]
-    if address.paths is not None:
-        given = [Address(*way.address) for way in address.paths.ways.all]
-    known = set()
-    for each in given:
-        known |= await _places(each.url)
-    found: list[Address] = []
-    for each in given:
-        try:
-            for url in await _portals(each):
-                places = await _places(url)
-                if not places & known:
-                    known |= places
-                    found.append(Address(url, fitting(url, each.options)))
-            break
-        except IserblkError as error:
-            log.warning("%s does not tell of other portals: %s", each.url.redacted(), error)
-    found = await _answering(found)
-    for each in found:
-        log.info("%s: found, a way to the same LUN", each.url.redacted())
-    return with_paths([*given, *found]) if found else address
+async def _with_more(address: Address) -> Address:
+    finder = _Finder(address)
+    joined = with_paths([*finder.given, *await finder.find(log.warning)])
+    assert joined.paths is not None
+    joined.paths.find_more = finder.find_again
+    return joined
+
+
+class _Finder:
+    """Finds ways to the target of an address that are not known yet."""
+
+    def __init__(self, address: Address) -> None:
+        self.given = [address]
+        if address.paths is not None:
+            self.given = [Address(*way.address) for way in address.paths.ways.all]
+        self._known: set[str] = set()
+        self._again_at = 0.0
+
+    async def find_again(self) -> list[tuple[Url, Options]]:
+        """Ways that are new. It takes AGAIN_S at most, and asks only so often."""
+        if monotonic() < self._again_at:
+            return []
+        found: list[Address] = []
+        with trio.move_on_after(AGAIN_S):
+            found = await self.find(log.info)
+        self._again_at = monotonic() + AGAIN_S
+        return in_session_of(self.given[0], found)
+
+    async def find(self, complain: Callable[..., None]) -> list[Address]:
+        for each in self.given:
+            self._known |= await _places(each.url)
+        fresh: list[tuple[Address, set[str]]] = []
+        askers = self.given
+        if self.given[0].options.discover != PORTAL:
+            askers = self.given[:1]
+        for each in askers:
+            try:
+                for url in await _portals(each):
+                    places = await _places(url)
+                    if not places & self._known.union(*(known for _, known in fresh)):
+                        fresh.append((Address(url, fitting(url, each.options)), places))
+                break
+            except IserblkError as error:
+                complain("%s does not tell of other portals: %s", _asked(each), error)
+        found = await _answering([address for address, _ in fresh], complain)
+        for address, places in fresh:
+            if address in found:
+                self._known |= places
+                log.info("%s: found, a way to the same LUN", address.url.redacted())
+        return found
+
+
+def _asked(address: Address) -> str:
+    if address.options.discover == PORTAL:
+        return address.url.redacted()
+    url = directory(address.options)
+    return f"{url.scheme}://{name_portal(url.host, url.port) if url.host else ''}"
 
 
 async def _portals(address: Address) -> list[Url]:
-    url = address.url
-    found = await find_targets(url, address.options, probe=False)
+    """What the target, or the server or agent in its place, tells. Where that does not tell whether
+    a portal takes iSER, the scheme is that of ``address``."""
+    url, place = address.url, address.url
+    if address.options.discover != PORTAL:
+        place = replace(directory(address.options), iqn=url.iqn)
+    found = await find_targets(place, address.options, probe=False)
+
+    def scheme_of(way: Candidate) -> str:
+        unknown = place is not url and way.iser is None
+        return url.scheme if unknown else found.scheme_of(way)
+
     return [
-        replace(url, scheme=found.scheme_of(way), host=way.portal.host, port=way.portal.port)
+        replace(url, scheme=scheme_of(way), host=way.portal.host, port=way.portal.port)
         for target in found.targets
         if target.name.lower() == url.iqn.lower()
         for way in target.ways
     ]
 
 
-async def _answering(found: Sequence[Address]) -> list[Address]:
+async def _answering(found: Sequence[Address], complain: Callable[..., None]) -> list[Address]:
     silent: list[Address] = []
 
     async def ask(address: Address) -> None:
         if not await _answers(address.url, address.options):
             silent.append(address)
-            log.warning(
+            complain(
                 "%s: found, but does not answer: left out; give its URL, too, if it may come back",
                 address.url.redacted(),
             )

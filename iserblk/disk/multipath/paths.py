@@ -17,7 +17,7 @@ want different ports must not take the LUN from each other again and again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from iserblk.disk.multipath.policy import Asking, Way, Ways
@@ -59,12 +59,9 @@ class Paths(LunListener):
     def __init__(self, addresses: Sequence[Address], clock: Callable[[], float]) -> None:
         """``addresses``: the preferred one first, all of one target and LUN."""
         self._clock = clock
-        self.ways = Ways(
-            [
-                (each, f"{each[0].scheme}://{name_portal(each[0].host, each[0].port)}")
-                for each in addresses
-            ]
-        )
+        self.ways = Ways([(each, _name(each)) for each in addresses])
+        # Finds ways that are not among these, when none of these leads to the target any more.
+        self.find_more: Callable[[], Awaitable[list[Address]]] | None = None
         self.states_changed = False  # the target reports it: read the states of all ports again
         self._trying: Way[Address] | None = None
         self._before: Way[Address] | None = None  # was in use last
@@ -89,7 +86,23 @@ class Paths(LunListener):
         order = self.ways.order(now)
         if wanted is not None:
             order.sort(key=lambda way: way is not wanted)
-        for way in order:
+        session = await self._connect_by(order, isid, errors)
+        if session is None and self._before is not None and self.find_more is not None:
+            fresh = self.ways.add([(each, _name(each)) for each in await self.find_more()])
+            session = await self._connect_by(fresh, isid, errors)
+        if session is not None:
+            return session
+        first, *others = errors
+        if others:
+            first.args = ("; ".join(map(str, errors)),)
+        raise first
+
+    async def _connect_by(
+        self, ways: Sequence[Way[Address]], isid: bytes, errors: list[IserblkError]
+    ) -> Session | None:
+        """A session by the first of these ways that takes a login. None: none does; their errors
+        are in ``errors`` then."""
+        for way in ways:
             try:
                 url, options = way.address
                 session = await connect(url, options, isid or options.isid)
@@ -103,10 +116,7 @@ class Paths(LunListener):
             if errors and self._before is None:
                 log.warning("%s is used: %s", way.name, "; ".join(map(str, errors)))
             return session
-        first, *others = errors
-        if others:
-            first.args = ("; ".join(map(str, errors)),)
-        raise first
+        return None
 
     def _lost(self, now: float, on_purpose: bool) -> None:
         """Note that the connection that there was is lost: another is asked for."""
@@ -247,6 +257,10 @@ class Paths(LunListener):
                 log.warning("%s: %s; another portal is tried", session.portal, sense)
             self._refusal = state
             session.disconnect()
+
+
+def _name(address: Address) -> str:
+    return f"{address[0].scheme}://{name_portal(address[0].host, address[0].port)}"
 
 
 def _state_words(way: Way[Address], state: int) -> str:

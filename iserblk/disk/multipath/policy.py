@@ -94,6 +94,12 @@ class Ways(Generic[T]):
         self.all = [Way(index, address, name) for index, (address, name) in enumerate(ways)]
         self.current: Way[T] | None = None
 
+    def add(self, ways: Sequence[tuple[T, str]]) -> list[Way[T]]:
+        """Add ways, address and name, behind those that there are. Returns them."""
+        fresh = [Way(len(self.all) + at, *each) for at, each in enumerate(ways)]
+        self.all += fresh
+        return fresh
+
     def order(self, now: float) -> list[Way[T]]:
         """All ways, in the order in which to try to connect now."""
         return sorted(self.all, key=lambda way: way._rank(now))

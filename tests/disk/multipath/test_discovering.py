@@ -7,39 +7,44 @@ from collections.abc import Sequence
 
 import pytest
 import trio
+import trio.testing
 
 from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, FoundTarget
 from iserblk.disk.multipath import discovering
-from iserblk.disk.multipath.addresses import Address
+from iserblk.disk.multipath.addresses import Address, settle, with_paths
 from iserblk.disk.multipath.discovering import discover_ways
-from iserblk.errors import ConnectFailed, HostNotFound
+from iserblk.errors import BadArgument, ConnectFailed, HostNotFound
 from iserblk.initiator.connecting.iwarp import Address as SocketAddress
 from iserblk.iscsi.send_targets import Portal
-from iserblk.options import Options
+from iserblk.options import PORTAL, Options
 from iserblk.url import Url
+from tests.support import logs
 
 IQN = "iqn.2026-11.example:disk"
-OPTIONS = Options(discover=True, rcap="verbs", header_digest="CRC32C")
+OPTIONS = Options(discover=PORTAL, rcap="verbs", header_digest="CRC32C")
 
 
 class World:
     """``portals``: (host, takes iSER) as SendTargets reports them. ``tcp``, ``iser``: hosts that
-    take a connection. ``names``: addresses of host names. ``asked``: portals that were asked."""
+    take a connection. ``names``: addresses of host names. ``asked``: portals that were asked;
+    ``wanted``: for which target."""
 
     def __init__(self) -> None:
-        self.portals: list[tuple[str, bool]] = []
+        self.portals: list[tuple[str, bool | None]] = []
         self.of = IQN
         self.tcp = {f"192.0.2.{number}" for number in range(10)}
         self.iser: set[str] = set()
         self.names: dict[str, list[str]] = {}
         self.refusing: set[str] = set()
         self.asked: list[str] = []
+        self.wanted: list[str] = []
 
     async def find_targets(self, url: Url, options: Options, probe: bool) -> Found:
         await trio.lowlevel.checkpoint()
         assert not probe
         self.asked.append(url.host)
+        self.wanted.append(url.iqn)
         if url.host in self.refusing:
             raise ConnectFailed(f"{url.host}: refused")
         ways = [Candidate(Portal(host, 3260, 1), iser) for host, iser in self.portals]
@@ -105,10 +110,9 @@ async def test_only_addresses_that_ask_for_it_get_more_ways(world: World) -> Non
     assert world.asked == ["192.0.2.4"]
 
 
-async def test_nothing_found_leaves_the_address_as_it_is(world: World) -> None:
+async def test_nothing_found_leaves_one_way(world: World) -> None:
     world.portals = [("192.0.2.1", True)]
-    address = given()
-    assert (await discover_ways([address]))[0] is address
+    assert await discovered(given()) == [[("iser", "192.0.2.1")]]
 
 
 async def test_names_of_targets_are_compared_without_case(world: World) -> None:
@@ -148,8 +152,112 @@ async def test_given_portals_are_asked_until_one_answers(world: World) -> None:
 @pytest.mark.logs("does not tell of other portals")
 async def test_where_no_portal_answers_the_given_ones_are_used(world: World) -> None:
     world.refusing = {"192.0.2.1"}
-    address = given()
-    assert (await discover_ways([address]))[0] is address
+    assert await discovered(given()) == [[("iser", "192.0.2.1")]]
+
+
+DIRECTORY = Options(discover="isns://name-server", io_timeout=7.0)
+
+
+async def test_an_isns_server_is_asked_in_place_of_the_portal(world: World) -> None:
+    """For this target; what it does not know of a portal is as in the URL given."""
+    world.portals = [("192.0.2.2", None), ("192.0.2.3", False)]
+    address = given(options=DIRECTORY)
+    assert await discovered(address) == [
+        [("iser", "192.0.2.1"), ("iser", "192.0.2.2"), ("iscsi", "192.0.2.3")]
+    ]
+    assert world.asked == ["name-server"] and world.wanted == [IQN]
+    world.asked.clear()
+    slp = given(options=Options(discover="slp://?scope=lab"))
+    assert len((await discovered(slp))[0]) == 3
+    assert world.asked == [""]
+
+
+@pytest.mark.logs("isns://name-server:3205 does not tell of other portals")
+async def test_a_server_that_does_not_answer_is_asked_once(world: World) -> None:
+    world.refusing = {"name-server"}
+    two = with_paths([given(options=DIRECTORY), given("192.0.2.2", options=DIRECTORY)])
+    assert await discovered(two) == [[("iser", "192.0.2.1"), ("iser", "192.0.2.2")]]
+    assert world.asked == ["name-server"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("isns://", "no host"),
+        ("isns://host:0", "port"),
+        (f"isns://host/{IQN}", "leave out its name"),
+        ("slp://host:x", "port"),
+    ],
+)
+def test_a_place_that_is_none(value: str, words: str) -> None:
+    with pytest.raises(BadArgument, match=f"portals.*{words}"):
+        settle([f"iser://h/{IQN}/0"], {"portals": value})
+
+
+# -- found again -----------------------------------------------------------------------------------
+
+
+@pytest.mark.logs("does not answer: left out", logs.ANOTHER_PORTAL)
+async def test_a_target_that_has_moved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no way leads to the target, the server is asked again; a portal that did not answer
+    before, or is new, is tried in the same attempt. Later attempts do not ask as long."""
+    clock = 100.0
+    monkeypatch.setattr(discovering, "monotonic", lambda: clock)
+    world.tcp = {"192.0.2.1"}
+    world.portals = [("192.0.2.1", True), ("192.0.2.2", True)]
+    (address,) = await discover_ways([given(options=DIRECTORY)])
+    paths = address.paths
+    assert paths is not None and ways_of(address) == [("iser", "192.0.2.1")]
+    tried: list[tuple[str, float]] = []
+    alive = {"192.0.2.1"}
+
+    async def connect(url: Url, options: Options, isid: bytes) -> object:
+        await trio.lowlevel.checkpoint()
+        tried.append((url.host, options.io_timeout))
+        if url.host not in alive:
+            raise ConnectFailed(f"{url.host}: refused")
+        return Fresh()
+
+    monkeypatch.setattr("iserblk.disk.multipath.paths.connect", connect)
+    paths.settled(await paths.connect())
+    alive.clear()
+    world.asked.clear()
+    with pytest.raises(ConnectFailed):
+        await paths.connect()
+    assert world.asked == ["name-server"] and len(tried) == 2
+    world.tcp.add("192.0.2.3")
+    alive.add("192.0.2.3")
+    world.portals.append(("192.0.2.3", True))
+    with pytest.raises(ConnectFailed):
+        await paths.connect()  # too early to ask again
+    assert world.asked == ["name-server"]
+    clock += discovering.AGAIN_S
+    paths.settled(await paths.connect())
+    assert tried[-1] == ("192.0.2.3", 7.0)
+    assert ways_of(address) == [("iser", "192.0.2.1"), ("iser", "192.0.2.3")]
+
+
+class Fresh:
+    """As much of a session as is needed here."""
+
+    class parameters:
+        target_portal_group_tag = 1
+
+
+async def test_a_server_that_says_nothing_does_not_hold_a_session_up(
+    world: World, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    (address,) = await discover_ways([given(options=DIRECTORY)])
+
+    async def silent(url: Url, options: Options, probe: bool) -> Found:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(discovering, "find_targets", silent)
+    assert address.paths is not None and address.paths.find_more is not None
+    began = trio.current_time()
+    assert await address.paths.find_more() == []
+    assert trio.current_time() - began == pytest.approx(discovering.AGAIN_S)
 
 
 async def test_options_fit_the_scheme_of_each_way(world: World) -> None:
