@@ -134,7 +134,6 @@ class TargetServer:
         self._budget = DataBudget()
         self._forgotten = trio.Event()  # set, and made anew, when a connection has ended
         self._touched: dict[Allegiance, None] = {}  # since the last ``_batch_ended``
-        self.ending = False  # no session will begin any more
         self._loop_tasks_ended = trio.Event()  # set, and made anew, when some have
         self.device.on_batch = self._batch_ended
         # One for each LUN: a disk that does not answer takes no threads from the other LUNs.
@@ -286,8 +285,6 @@ class TargetServer:
                 await self._keep(connection)
             finally:
                 if in_loop:
-                    if self.ending:
-                        self.device.hurry()
                     with trio.CancelScope(shield=True):
                         while in_loop:
                             await self._loop_tasks_ended.wait()
@@ -460,6 +457,12 @@ class TargetServer:
         successor = self._sessions.get(name)
         if successor is not None:
             successor.unhold()
+
+    def end(self) -> None:
+        """End all sessions, of which nothing more is answered, before their tasks are cancelled."""
+        for connection in list(self._connections):
+            connection.abandon()
+        self.device.hurry()
 
     async def ask_for_logouts(self, patience_s: int) -> None:
         """Ask the initiator of each session to log out, and wait until all have, but no longer than
@@ -764,7 +767,7 @@ async def serve(
                     await trio.lowlevel.checkpoint()  # now no task accepts connections any more
                     stop_listening()
                     await server.ask_for_logouts(logout_s)
-            server.ending = True
+            server.end()
             life.cancel()
 
     try:
