@@ -142,7 +142,7 @@ async def test_data_and_identity(here: str, there: str, block: int) -> None:
         ]
 
 
-def fpdus(said: bytes) -> Iterator[bytes]:
+def fpdus(said: bytes | bytearray) -> Iterator[bytes]:
     """The whole FPDUs behind MPA's start."""
     at = mpa.HEADER_SIZE + int.from_bytes(said[18:20], "big")
     while at + 2 <= len(said):
@@ -153,7 +153,7 @@ def fpdus(said: bytes) -> Iterator[bytes]:
         at = end
 
 
-def tagged_offsets(answered: bytes) -> tuple[list[int], list[int]]:
+def tagged_offsets(answered: bytes | bytearray) -> tuple[list[int], list[int]]:
     """TOs of the target's RDMA Writes, and source TOs of its RDMA Read Requests."""
     writes, reads = [], []
     for each in fpdus(answered):
