@@ -15,6 +15,7 @@ MOST_PDUS: Final = 1024  # that wait for a lost one
 MOST_BYTES: Final = 4 << 20  # of them
 MOST_ASKED: Final = 16  # how often the same is asked for
 MOST_DAMAGED: Final = 64  # Data-In of one task, after the first: then its data does not come
+MOST_RUNS: Final = 4096  # of one task that are missing at once
 PATIENCE: Final = 2  # ticks, after which it is asked for again
 _MASK: Final = 0xFFFFFFFF
 _HALF: Final = 1 << 31

@@ -20,7 +20,7 @@ from struct import Struct
 from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
-from iserblk.datamover.arrivals import MOST_ASKED, MOST_DAMAGED, PATIENCE, Arrivals, Gaps
+from iserblk.datamover.arrivals import MOST_ASKED, MOST_DAMAGED, MOST_RUNS, PATIENCE, Arrivals, Gaps
 from iserblk.datamover.seam import (
     BIDIRECTIONAL,
     INLINE,
@@ -503,11 +503,14 @@ class TcpInitiator:
         transfer.sn = end
 
     def _add_gap(self, transfer: _Transfer, begin: int, end: int) -> None:
-        if transfer.gaps is None:
-            transfer.gaps = Gaps()
-        transfer.gaps.add(begin, end)
-        if transfer.gaps.damaged > MOST_DAMAGED:
-            transfer.gaps.failed = True
+        gaps = transfer.gaps
+        if gaps is None:
+            gaps = transfer.gaps = Gaps()
+        gaps.add(begin, end)
+        if len(gaps.runs) > MOST_RUNS:
+            raise RemoteProtocolError("iSCSI", f"task {transfer.itt:#x}: more is lost than comes")
+        if gaps.damaged > MOST_DAMAGED:
+            gaps.failed = True
         else:
             self._ask_for_data(transfer, begin, end - begin)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from iserblk.crc import crc32c
 from iserblk.datamover import arrivals, kept
 from iserblk.datamover.seam import BIDIRECTIONAL, WRITE
 from iserblk.errors import RemoteProtocolError
@@ -204,6 +205,87 @@ def test_a_task_that_ends_while_its_status_waits(ends: LossyEnds) -> None:
     ends.acknowledge()
     ends.settle()
     assert ends.answers[0].busy == 0
+
+
+# -- a target that lies ----------------------------------------------------------------------------
+
+
+def _say(ends: LossyEnds, unit: pdu.Pdu) -> None:
+    """A PDU past the target."""
+    ends.down_wire.send([unit.pack() + crc32c(unit.pack()).to_bytes(4, "little")], 52)
+    ends.settle()
+
+
+def _data_in(data_sn: int, flags: int = 0, stat_sn: int = 0) -> pdu.DataIn:
+    return pdu.DataIn(
+        flags=flags,
+        data_length=0,
+        lun=bytes(8),
+        itt=0,
+        stat_sn=stat_sn,
+        exp_cmd_sn=5,
+        max_cmd_sn=50,
+        data_sn=data_sn,
+        buffer_offset=0,
+    )
+
+
+@pytest.mark.parametrize(
+    "unit, words",
+    [
+        (_data_in(0xFFFFFFF0), "DataSN"),
+        (_data_in(101), "DataSN"),
+        (_data_in(0, 0x81, 100 + arrivals.MOST_PDUS + 1), "StatSN"),
+        (
+            pdu.ScsiResponse(
+                status=0, itt=0, stat_sn=100, exp_cmd_sn=5, max_cmd_sn=50, exp_data_sn=0x7FFFFFFF
+            ),
+            "DataSN",
+        ),
+        (
+            pdu.NopIn(itt=bhs.NO_TAG, stat_sn=9000, exp_cmd_sn=5, max_cmd_sn=50),
+            "StatSN",
+        ),
+        (
+            pdu.ReadyToTransfer(
+                lun=bytes(8),
+                itt=0,
+                ttt=1,
+                stat_sn=100,
+                exp_cmd_sn=5,
+                max_cmd_sn=50,
+                r2t_sn=0,
+                buffer_offset=0,
+                desired_length=100,
+            ),
+            "no such write",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be(ends: LossyEnds, unit: pdu.Pdu, words: str) -> None:
+    """For a read of 100 bytes."""
+    ends.read(0, 100)
+    with pytest.raises(RemoteProtocolError, match=words):
+        _say(ends, unit)
+
+
+def test_more_is_lost_than_comes(ends: LossyEnds) -> None:
+    """What is remembered of one task, and asked for, has a bound."""
+    ends.read(0, 1 << 20)
+    ends.up_wire.fate = lambda _: DROP
+    with pytest.raises(RemoteProtocolError, match="more is lost"):
+        for number in range(arrivals.MOST_RUNS + 1):
+            _say(ends, _data_in(2 * number + 1))
+
+
+def test_statuses_that_pile_up(ends: LossyEnds) -> None:
+    """Behind one that does not come."""
+    ends.read(0, 100)
+    ends.up_wire.fate = lambda _: DROP
+    with pytest.raises(RemoteProtocolError, match="StatSN"):
+        for number in range(arrivals.MOST_PDUS + 1):
+            _say(ends, pdu.NopIn(itt=5, stat_sn=101 + number, exp_cmd_sn=5, max_cmd_sn=50))
+    assert not ends.up.pdus
 
 
 # -- acknowledgements ------------------------------------------------------------------------------
