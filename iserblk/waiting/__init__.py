@@ -1,1 +1,1 @@
-"""Ways to wait: descriptors in trio, busy polling, and strands for many short requests."""
+"""Waiting: descriptors in trio and in its place, busy polling, and strands for short requests."""
