@@ -46,6 +46,7 @@ def _write(ends: LossyEnds, index: int, data: bytes, unsolicited: int = 16384) -
 # -- an initiator: Data-In -------------------------------------------------------------------------
 
 
+# shows: SYSTEM-40
 @pytest.mark.parametrize("what", [DAMAGE, DROP])
 @pytest.mark.parametrize("nth", range(5))
 def test_a_lost_data_in(ends: LossyEnds, what: str, nth: int) -> None:
@@ -291,6 +292,7 @@ def test_statuses_that_pile_up(ends: LossyEnds) -> None:
 # -- acknowledgements ------------------------------------------------------------------------------
 
 
+# shows: SYSTEM-40
 @pytest.mark.parametrize("lost", [False, True])
 def test_the_a_bit_is_answered(ends: LossyEnds, lost: bool) -> None:
     """By a DataACK with its LUN and Target Transfer Tag, when nothing is missing (11.7.2).
@@ -401,6 +403,7 @@ def _ask(ends: LossyEnds, exp_stat_sn: int = 100, **fields: Any) -> tuple[int, i
     return ends.reasons[-1] if len(ends.reasons) > before else (0, 0)
 
 
+# shows: SYSTEM-40
 @pytest.mark.parametrize(
     "fields, reason",
     [

@@ -43,6 +43,7 @@ def recovered(session: Session, cuts: int) -> bool:
     return session.recovered == cuts
 
 
+# shows: SYSTEM-30
 @transport
 @level
 def test_all_connections_are_there_and_in_use(

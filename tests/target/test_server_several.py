@@ -69,6 +69,7 @@ async def test_two_connections_over_tcp() -> None:
         await second.aclose()
 
 
+# shows: SYSTEM-30
 async def test_two_connections_over_iwarp() -> None:
     """proves: ISER-5.1-10"""
     async with serving() as text:

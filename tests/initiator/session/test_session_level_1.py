@@ -95,6 +95,7 @@ def bench() -> Iterator[Bench]:
         made.session.fail(RemoteProtocolError("iSCSI", "closing"))
 
 
+# shows: SYSTEM-40
 def test_a_command_that_was_discarded_is_sent_again(bench: Bench) -> None:
     """With its tag and its CmdSN (RFC 7143 section 7.2.1); the rest of it goes along."""
     slot = bench.submit(WRITE)

@@ -202,6 +202,7 @@ def patient(bench: Bench) -> Bench:
 # -- where PDUs go -----------------------------------------------------------------------------
 
 
+# shows: SYSTEM-30
 def test_commands_go_where_the_fewest_are_in_flight(two: Bench) -> None:
     """And CmdSN is one sequence over all connections."""
     slots = [two.submit() for _ in range(4)]
@@ -227,6 +228,7 @@ def test_a_slow_connection_gets_fewer_commands(two: Bench) -> None:
     assert len(two.dms[0].sent) < len(two.dms[1].sent)
 
 
+# shows: SYSTEM-30
 def test_each_connection_has_an_exp_stat_sn_of_its_own(two: Bench) -> None:
     first, second = two.submit(), two.submit()
     two.receive(1, response(second.itt, stat_sn=700, max_cmd_sn=MOST))
@@ -546,6 +548,7 @@ def reassigning(bench: Bench, slots: int = 2, **answer: int) -> list[tuple[PduSl
     return bench.dms[0].sent[before:]
 
 
+# shows: SYSTEM-41
 def test_tasks_are_reassigned(level2: Bench) -> None:
     """Each gets a TASK REASSIGN of its own, immediate, with ExpDataSN 0.
 

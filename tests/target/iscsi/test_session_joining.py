@@ -46,6 +46,7 @@ def write(peer: Peer, data: bytes, lba: int, cmd_sn: int | None = None, itt: int
     peer.command(cdb10(WRITE_10, blocks, lba), WRITES, len(data), data, itt=itt, cmd_sn=cmd_sn)
 
 
+# shows: SYSTEM-30
 @KINDS
 def test_both_connections_serve_one_session(kind: Kind) -> None:
     """Commands and their answers stay on their connection; StatSN is of a connection, CmdSN of the
@@ -88,6 +89,7 @@ def test_the_mode_is_not_negotiated_again(kind: Kind, value: str) -> None:
         assert status == CANNOT_INCLUDE
 
 
+# shows: SYSTEM-6
 @KINDS
 def test_a_session_has_one_mode(kind: Kind) -> None:
     host = Host()
@@ -159,6 +161,7 @@ def test_below_level_2_nothing_is_kept(level: int) -> None:
 # -- the order of commands ----------------------------------------------------------------------
 
 
+# shows: SYSTEM-30
 @KINDS
 def test_commands_begin_in_the_order_of_cmd_sn(kind: Kind) -> None:
     """They arrive in any order, on any connection; those after a gap wait, whether they bring

@@ -224,6 +224,7 @@ def test_the_tag_of_an_answered_task_is_used_again(kind: Kind) -> None:
     assert first.opcodes() == [bhs.SCSI_RESPONSE]
 
 
+# shows: SYSTEM-41
 def test_data_in_goes_on_from_exp_data_sn() -> None:
     """Over TCP: DataSN and Buffer Offset go on where the initiator has acknowledged them, with the
     PDU length of the new connection. A number that was never sent is ignored."""
@@ -308,6 +309,7 @@ def test_unsolicited_data_that_was_lost_is_asked_for() -> None:
 # -- over iSER -----------------------------------------------------------------------------------
 
 
+# shows: SYSTEM-41
 @pytest.mark.parametrize("answered", [False, True])
 def test_new_stags_replace_the_old_ones(answered: bool) -> None:
     """A read whose status is not acknowledged, or whose data has not been read from the disk: all
