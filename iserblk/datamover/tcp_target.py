@@ -746,12 +746,13 @@ class TcpTarget:
 
     def _recover(self, burst: _Burst) -> None:
         """Queue a recovery R2T for all that ``burst`` lacks."""
+        task = self._tasks.get(burst.slot)
+        if task is None or task.ttt is None:
+            return  # it has ended
         burst.recoveries += 1
         if burst.recoveries > _MOST_RECOVERIES:
             raise RemoteProtocolError("iSCSI", f"data of task {burst.itt:#x} does not come through")
-        task = self._tasks[burst.slot]
-        assert task.ttt is not None
-        del self._bursts[task.ttt]
+        self._bursts.pop(task.ttt, None)
         burst.data_sn = 0
         burst.age = 0
         self._ask(task, burst)
