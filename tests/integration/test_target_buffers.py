@@ -50,8 +50,8 @@ async def test_reads_of_more_than_the_target_holds(
 ) -> None:
     """Where answers are sent at once, no event tells the target that their buffers are free again:
     it must notice by itself."""
-    monkeypatch.setattr("iserblk.target.iscsi.connection.DATA_BUDGET", 2 * PIECE)
-    monkeypatch.setattr("iserblk.target.iscsi.connection.GUARANTEED", 2 * PIECE)
+    monkeypatch.setattr("iserblk.target.iscsi.session.DATA_BUDGET", 2 * PIECE)
+    monkeypatch.setattr("iserblk.target.iscsi.session.GUARANTEED", 2 * PIECE)
     content = os.urandom(PIECES * PIECE)
     (tmp_path / "lun").write_bytes(content)
     async with opened(scheme, tmp_path / "lun", {}) as disk:

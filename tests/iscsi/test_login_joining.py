@@ -149,11 +149,15 @@ def test_only_an_authenticated_initiator_learns_of_sessions(user: str, expected:
         ([("ErrorRecoveryLevel", "2"), ("DefaultTime2Retain", "5")], ("2", 5, 5)),
         ([("ErrorRecoveryLevel", "2"), ("DefaultTime2Retain", "0")], ("2", 0, 0)),
         ([("ErrorRecoveryLevel", "1"), ("DefaultTime2Retain", "60")], ("1", 0, 0)),
+        ([("ErrorRecoveryLevel", "0"), ("DefaultTime2Retain", "60")], ("0", 0, 0)),
         ([("DefaultTime2Retain", "60")], (None, 0, 0)),
     ],
 )
 def test_what_is_kept(offer: Pairs, agreed_on: tuple[str | None, int, int]) -> None:
-    """Tasks are kept at level 2 only, whichever key comes first."""
+    """Tasks are kept at level 2 only, whichever key comes first.
+
+    proves: ISER-10.2-1
+    """
     other = logins.target(error_recovery_level=2, max_connections=8)
     answer = said(ask(other, request([*WHO, ("RDMAExtensions", "Yes"), *offer])))
     level, retain, outcome = agreed_on
