@@ -24,6 +24,10 @@ OURS_NBDKIT = "iserblk-nbdkit"
 OURS_NBDKIT_TCP = "iserblk-nbdkit-tcp"
 OURS_ISCSI = "iserblk-iscsi"
 OURS_ONE_SEGMENT = "iserblk-1-segment"
+# Through our target as a gateway: what is in front of it, then what is behind it.
+GATEWAY_ISER_TCP = "gateway-iser-tcp"
+GATEWAY_TCP_ISER = "gateway-tcp-iser"
+GATEWAY_ISER_ISER = "gateway-iser-iser"
 NET_MTUS = (1500, 9000)
 # Processes of section nbd, as the tables call them.
 SERVER = "iserblk nbd"
@@ -36,6 +40,8 @@ SERVER_CPU_US = 20.0  # of a 4 KiB request at depth 32
 PEERS = {"nbd": "qemu-nbd", "fuse": "qemu-fuse", "api": "iscsi-perf"}
 # Over a network iSER is compared with iSCSI on the same target.
 PEERS |= {f"net-{mtu}": OURS_ISCSI for mtu in NET_MTUS}
+# A gateway is compared with the way to the LUN behind it.
+PEERS["gateway"] = OURS_TCP
 # Network sections also have front-ends. These are compared with the peers of their own sections.
 _FRONT_ENDS = {"nbd-": PEERS["nbd"], "fuse-": PEERS["fuse"]}
 CEILINGS = {"nbd": "python-150us", "fuse": "pyfuse3-null"}

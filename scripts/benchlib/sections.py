@@ -14,6 +14,9 @@ from pathlib import Path
 from benchlib import proc, subjects
 from benchlib.goals import (
     CEILINGS,
+    GATEWAY_ISER_ISER,
+    GATEWAY_ISER_TCP,
+    GATEWAY_TCP_ISER,
     NET_MTUS,
     OURS,
     OURS_FLUSHED,
@@ -108,6 +111,17 @@ SECTIONS = (
             OURS_NO_POLL: partial(subjects.api_ours, mpa_crc="yes", busy_poll=False),
             OURS_TCP: subjects.api_tcp,
             PEERS["api"]: subjects.api_iscsi_perf,
+        },
+    ),
+    Section(
+        "gateway",
+        JOBS,
+        {
+            OURS: partial(subjects.api_ours, mpa_crc="yes"),
+            OURS_TCP: subjects.api_tcp,
+            GATEWAY_ISER_TCP: partial(subjects.api_gateway, front="iser", behind="tcp"),
+            GATEWAY_TCP_ISER: partial(subjects.api_gateway, front="tcp", behind="iser"),
+            GATEWAY_ISER_ISER: partial(subjects.api_gateway, front="iser", behind="iser"),
         },
     ),
     *(

@@ -26,6 +26,7 @@ from benchlib.servers import Absent, Server, run
 
 OUR_IQN = "iqn.2026-11.example:bench"
 PEER_IQN = "iqn.2026-11.example:peer"
+GATE_IQN = "iqn.2026-11.example:gate"
 THREADS = 32  # the greatest depth of the jobs
 _JOURNAL = 64 << 20  # bytes: its default
 
@@ -355,6 +356,24 @@ def api_tcp(bench: Bench) -> Endpoint:
     """Ours over Traditional iSCSI, on the peers' target."""
     tgtd, url = bench.tgtd()
     return _api(bench, url, {"tgtd": tgtd})
+
+
+def api_gateway(bench: Bench, front: str, behind: str) -> Endpoint:
+    """Ours, to a gateway of ours. ``front``, ``behind``: iser or tcp; over TCP tgtd is behind."""
+    target, url = bench.our_target() if behind == "iser" else bench.tgtd()
+    name = f"gateway-{behind}"  # both fronts are on one port
+    gateway, here = bench.once(name, lambda: _start_gateway(bench, name, url))
+    server = {"target" if behind == "iser" else "tgtd": target}
+    return _api(
+        bench, here if front == "iser" else with_iscsi(here), {"gateway": gateway, **server}
+    )
+
+
+def _start_gateway(bench: Bench, name: str, url: str) -> tuple[Server, str]:
+    listen = f"{bench.address}:0"
+    command = iserblk("target", "--listen", listen, "--iqn", GATE_IQN, "--lun", url)
+    server = bench.start(name, command, target=True)
+    return server, f"{server.wait_until(lambda: ready_url(server))}/0"
 
 
 def _api(bench: Bench, url: str, target: dict[str, Server]) -> Endpoint:

@@ -60,3 +60,20 @@ def test_variants_share_no_server_and_a_variant_has_one(bench: Bench) -> None:
     assert with_journal.servers[SERVER] is not without.servers[SERVER]
     assert flushed.servers[SERVER] is without.servers[SERVER]
     assert with_journal.servers["target"] is without.servers["target"]
+
+
+def test_two_ways_through_one_gateway(bench: Bench) -> None:
+    openers = next(each for each in SECTIONS if each.name == "gateway").openers
+    job = Job("4k-randwrite-d4", "randwrite", 4096, 4)
+    ends = [openers[name](bench) for name in (goals.GATEWAY_TCP_ISER, goals.GATEWAY_ISER_ISER)]
+    for end in ends:
+        sample = measure(end, job, 0.2)
+        assert list(sample.cpu_seconds) == ["gateway", "target", "iserblk bench"]
+    assert ends[0].servers["gateway"] is ends[1].servers["gateway"]
+    assert ends[0].servers["target"] is openers[OURS](bench).servers["target"]
+
+
+def test_each_section_has_a_peer_to_compare_with() -> None:
+    for section in SECTIONS:
+        for row in section.rows("*"):
+            assert goals.peer_of(section.name, row.subject) in section.openers
