@@ -25,6 +25,7 @@ from tests.rcap.fpdu import decode_fpdu
 from tests.rcap.iwarp import test_receive as frames
 from tests.rcap.iwarp.test_receive import Receiver
 from tests.support.golden import golden
+from tests.target.iscsi.several import HOSTS, Host, IserPeer, Peer, TcpPeer
 from tests.target.iscsi.test_connection import Client
 from tests.target.iser_client import IserClient, rw10
 from tests.vectors import streaming_login as streaming
@@ -200,6 +201,68 @@ def _tcp_target(case: Case) -> None:
             client.say(_unit(case.chance, _FROM_INITIATOR, data))
     finally:
         client.close()
+
+
+def _target_session(case: Case) -> None:
+    """A session with several connections at ErrorRecoveryLevel 2: they come, go and come back, and
+    say anything on any of them. In the end nothing is left of it."""
+    chance = case.chance
+    kind = chance.choice((TcpPeer, IserPeer))
+    host = Host(max_connections=3, threads=True)
+    try:
+        for cid in (0, 1):
+            kind(host, cid).log_in()
+        for _ in range(8):
+            peers = [peer for peer in host.peers if not peer.connection.done]
+            if not peers or chance.random() < 0.2:
+                kind(host, chance.randrange(3)).log_in(tsih=host.tsih)
+            elif chance.random() < 0.2:
+                chance.choice(peers).lose()
+            else:
+                _say_anything(host, chance.choice(peers), chance)
+            for peer in [each for each in host.peers if each.connection.done]:
+                peer.close()
+            if host.session.done:
+                return
+    finally:
+        HOSTS.remove(host)
+        host.end()
+
+
+def _say_anything(host: Host, peer: Peer, chance: random.Random) -> None:
+    near = host.cmd_sn + chance.choice((-1, 0, 0, 0, 1, 2)) & 0xFFFFFFFF
+    what = chance.randrange(4)
+    if what == 0:
+        data = chance.randbytes(chance.choice((0, 8, 512)))
+        unit = _unit(chance, _FROM_INITIATOR, data)
+        peer.put((bytes((0x10, *bytes(27))) if isinstance(peer, IserPeer) else b"") + unit)
+        host.run()
+    elif what == 1:
+        header = None
+        if isinstance(peer, IserPeer):
+            header = chance.choice((peer.reads_into(bytearray(512)), peer.writes_from(bytes(512))))
+        code, flags = chance.choice(((0x28, 0xC1), (0x2A, 0xA1), (0x2A, 0x21), (0x35, 0x81)))
+        peer.command(
+            rw10(code, 512).ljust(16, b"\0"),
+            flags,
+            512,
+            itt=chance.randrange(4),
+            cmd_sn=near,
+            header=header,
+        )
+        host.cmd_sn = host.session.exp_cmd_sn
+    elif what == 2:
+        peer.manage(
+            chance.choice((1, 2, 5, 8, 8, 8)),
+            chance.randrange(4),
+            ref_cmd_sn=near,
+            exp_data_sn=chance.choice((0, 1, 2, chance.getrandbits(32))),
+            cmd_sn=chance.choice((None, near)),
+        )
+    else:
+        peer.log_out(chance.choice((1, 2, 2, 3)), chance.randrange(3))
+    if host.running and chance.random() < 0.5:
+        host.finish()
 
 
 def _iser_target(case: Case) -> None:
@@ -386,4 +449,5 @@ ROWS = (
     Row("tcp initiator", _tcp_initiator, (), _GONE, 8),
     Row("tcp target", _tcp_target, (), _GONE, 8),
     Row("iser target", _iser_target, _MESSAGES, _GONE, 6),
+    Row("session of a target", _target_session, (), _GONE, 8),
 )
