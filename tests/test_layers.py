@@ -181,6 +181,7 @@ TRIO_ALLOWED = {
     "disk.multipath.discovering",
     "disk.multipath.failback",
     "disk.multipath.first_session",
+    "disk.multipath.recognising",
     "doctor.portal",
     "gateway",
     "metrics.serving",

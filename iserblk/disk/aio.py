@@ -13,6 +13,7 @@ from iserblk.disk.metrics_ports import MetricsPorts
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
+from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
 from iserblk.disk.seam import DirectDisk, Extent, LunInfo
 from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
@@ -135,7 +136,7 @@ async def open_disks(
 ) -> AsyncIterator[TrioDiskSet]:
     """Log in to every URL, find its disks; log out at the end. ``metrics_later``: another process
     still has the place where they are to be served. Raises what connecting raises."""
-    addresses = await discover_ways(settle(urls, options))
+    addresses = await discover_ways(await join_same_luns(settle(urls, options)))
     metrics = MetricsPorts(() if metrics_later else addresses)
     drivers: list[TrioDriver] = []
     reconnectors: list[Reconnector | PathsReconnector] = []

@@ -19,6 +19,7 @@ from iserblk.disk.metered import metered_blocking
 from iserblk.disk.metrics_ports import MetricsPorts
 from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
+from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector
 from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
 from iserblk.initiator.drivers.threads import BlockingDriver
@@ -179,7 +180,7 @@ class ThreadDiskSet:
         drivers."""
         cores: dict[DiskCore, int] = {}
         error: BaseException | None = None
-        addresses = await discover_ways(addresses)
+        addresses = await discover_ways(await join_same_luns(addresses))
         async with trio.open_nursery() as nursery:
             opening = []
             try:

@@ -50,7 +50,7 @@ def same_lun(core: DiskCore, fresh: Session) -> Operation[LunInfo]:
     info = yield from _same(core, look())
     if known.block_size != info.block_size:
         raise LunChanged(
-            f"{known.url}: {_words(known)} had blocks of {known.block_size} bytes, "
+            f"{known.url}: {identity_words(known)} had blocks of {known.block_size} bytes, "
             f"it has blocks of {info.block_size} bytes now; {_NEVER}"
         )
     return info
@@ -62,7 +62,7 @@ def _same(core: DiskCore, look: Operation[_Known]) -> Operation[_Known]:
         found = yield from look
     except NotSupported as error:
         raise LunChanged(f"{known.url}: {error}; {_NEVER}") from None
-    before, now = _words(known), _words(found)
+    before, now = identity_words(known), identity_words(found)
     if before != now:
         raise LunChanged(
             f"{known.url}: another LUN is there now: it was {before}, it is {now}; {_NEVER}"
@@ -87,7 +87,7 @@ def replay_journal(core: DiskCore, fresh: Session) -> Operation[None]:
 _NEVER = "nothing is sent to it; put the LUN in order, and connect anew"
 
 
-def _words(info: LunInfo | Names) -> str:
+def identity_words(info: LunInfo | Names) -> str:
     """All that tells one LUN from another, for messages and comparison."""
     identifiers = ", ".join(sorted(info.identifiers)) or "no identifiers"
     return f"{info.vendor} {info.product}, serial {info.serial or 'none'}, {identifiers}"

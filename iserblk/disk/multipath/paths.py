@@ -50,6 +50,7 @@ _ASLEEP = (alua.STANDBY, alua.UNAVAILABLE)
 _NOT_WORTH_ANOTHER = (AuthenticationError, BadArgument)
 
 Address = tuple[Url, Options]
+_Group = tuple[str, int | None]  # a target's name, and the tag of one of its portal groups
 
 
 class Paths(LunListener):
@@ -57,7 +58,7 @@ class Paths(LunListener):
     ``hear`` runs where ``Session.progress`` does. ``clock``: monotonic seconds."""
 
     def __init__(self, addresses: Sequence[Address], clock: Callable[[], float]) -> None:
-        """``addresses``: the preferred one first, all of one target and LUN."""
+        """``addresses``: the preferred one first, all of one LUN, perhaps of several targets."""
         self._clock = clock
         self.ways = Ways([(each, _name(each)) for each in addresses])
         # Finds ways that are not among these, when none of these leads to the target any more.
@@ -68,12 +69,12 @@ class Paths(LunListener):
         self._wanted: Way[Address] | None = None  # to be tried first, once
         self._refusal: int | None = None  # the state for which the port in use refused a command
         self._watched: Session | None = None
-        self._group: int | None = None  # of the session that was in use last
+        self._group: _Group | None = None  # of the session that was in use last
         # By LUN: the groups through which something may have been left at the target.
-        self._used: dict[int, set[int]] = {}
+        self._used: dict[int, set[_Group]] = {}
         self._asking: dict[int, Asking] = {}  # by LUN
         self._names: dict[int, tuple[str, ...]] = {}  # identifiers, by LUN
-        self._first: int | None = None  # the group through which all LUNs were used at first
+        self._first: _Group | None = None  # the group through which all LUNs were used at first
 
     async def connect(self, isid: bytes = b"") -> Session:
         """A session by the first way that takes a login. Call ``settled`` when it comes into use.
@@ -148,7 +149,7 @@ class Paths(LunListener):
         assert way is not None  # ``connect`` came before
         self._trying = None
         self._refusal = None
-        self._group = session.parameters.target_portal_group_tag
+        self._group = _group_of(way, session)
         before, self._before = self._before, way
         if before is None:
             self._first = self._group
@@ -216,7 +217,9 @@ class Paths(LunListener):
     def reset(self, lun: int, fresh: Session) -> Operation[None]:
         """Reset the LUN where another portal group was used before: the step after the check of the
         LUN's identity, before anything is written."""
-        group = fresh.parameters.target_portal_group_tag
+        way = self._trying or self._before
+        assert way is not None  # ``connect`` came before
+        group = _group_of(way, fresh)
         used = self._used.setdefault(lun, set() if self._first is None else {self._first})
         # Also groups of connections that were lost before they were in use: they may have written.
         if others := used - {group}:
@@ -257,6 +260,10 @@ class Paths(LunListener):
                 log.warning("%s: %s; another portal is tried", session.portal, sense)
             self._refusal = state
             session.disconnect()
+
+
+def _group_of(way: Way[Address], session: Session) -> _Group:
+    return way.address[0].iqn.lower(), session.parameters.target_portal_group_tag
 
 
 def _name(address: Address) -> str:

@@ -384,6 +384,22 @@ async def test_another_portal_group_resets_each_lun_once(bench: Bench) -> None:
     assert bench.resets == [0, 5]
 
 
+@pytest.mark.parametrize(("second", "resets"), [("iqn.y", [0]), ("IQN.X", [])])
+async def test_groups_belong_to_a_target(second: str, resets: list[int], bench: Bench) -> None:
+    """The same tag behind another target's name is another group; case does not count in names."""
+    addresses = [
+        (Url("iser", host, 3260, name, 0), bench.options)
+        for host, name in (("a", "iqn.x"), ("b", second))
+    ]
+    bench.paths = Paths(addresses, lambda: bench.now)
+    bench._groups = {"a": 1, "b": 1}
+    finish(bench.paths.reset(0, await bench.session()))
+    other = await bench.session()
+    assert bench.current == "b"
+    finish(bench.paths.reset(0, other))
+    assert bench.resets == resets
+
+
 async def test_the_groups_of_lost_attempts_count_as_well(bench: Bench) -> None:
     """A session may have written before it was lost, although it was never in use."""
     await bench.session()
