@@ -12,7 +12,7 @@ from iserblk.scsi import alua, inquiry, opcodes, sense, third_party
 from iserblk.scsi.capacity import Capacity
 from iserblk.scsi.inquiry import BlockLimits, Designator, Provisioning
 from iserblk.target.ports import ONLY_PORT, TargetPort
-from iserblk.target.scsi.copies import Copies
+from iserblk.target.scsi.copy_results import Copies
 from iserblk.target.scsi.guard import RangeGuard
 from iserblk.target.scsi.reservations import Reservations
 from iserblk.target.scsi.unflushed import Unflushed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iserblk.scsi.reservations import TransportId
 from iserblk.scsi.third_party import COMPLETED, IN_PROGRESS, CopyStatus
-from iserblk.target.scsi.copies import MAXIMUM, Copies
+from iserblk.target.scsi.copy_results import MAXIMUM, Copies
 from iserblk.target.seam import NexusName
 
 ONE = NexusName(TransportId("iqn.2026-11.example:one", bytes(6)), 1)
