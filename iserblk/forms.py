@@ -19,9 +19,11 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 
 MODULES = (
+    "iserblk.datamover.arrivals",
     "iserblk.datamover.iser",
     "iserblk.datamover.iser_initiator",
     "iserblk.datamover.iser_target",
+    "iserblk.datamover.kept",
     "iserblk.datamover.seam",
     "iserblk.datamover.tcp_initiator",
     "iserblk.datamover.tcp_stream",
