@@ -70,6 +70,7 @@ class Reconnector:
         self._token = trio.lowlevel.current_trio_token()
         self._heard = trio.Event()
         self._connecting = trio.CancelScope()
+        self._adding = trio.CancelScope()
         self._sleeping = trio.CancelScope()
         self._fresh: Session | None = None
         self._stopped = False
@@ -84,6 +85,8 @@ class Reconnector:
 
     def _notice(self) -> None:
         self._heard.set()
+        if self._wanted:
+            self._adding.cancel()  # the whole session comes first
 
     def stop(self) -> None:
         """Call it in trio. From now on a lost connection ends the session, and the session's owner
@@ -92,6 +95,7 @@ class Reconnector:
         self._stopped = True
         self._heard.set()
         self._connecting.cancel()
+        self._adding.cancel()
         self._sleeping.cancel()
         if self._fresh is not None:
             self._fresh.fail(ConnectionLost(f"{self._session.portal}: closing"))
@@ -160,7 +164,7 @@ class Reconnector:
         pause, told = FIRST_PAUSE_S, ""
         while session.missing and not self._stopped:
             try:
-                with trio.CancelScope() as self._connecting:
+                with trio.CancelScope() as self._adding:
                     session.offer_connection(await more(session))
                     pause = FIRST_PAUSE_S
                     self._driver.kick()
@@ -169,7 +173,8 @@ class Reconnector:
                 if str(error) != told:
                     told = str(error)
                     log.warning("%s: one connection less: %s", session.portal, told)
-            await self._sleep(pause, pause)
+            if session.missing:
+                await self._sleep(pause, pause)
             pause = min(2 * pause, MOST_PAUSE_S)
 
     def _next_pause(self) -> float:

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from iserblk.errors import ConnectFailed, ConnectionLost, LoginError, LunChanged
 from iserblk.initiator import reconnecting as module
 from iserblk.initiator.reconnecting import DEMAND_S, MOST_PAUSE_S, Reconnector
+from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from tests.initiator import fake
@@ -342,3 +343,49 @@ def test_loss_is_told_from_another_thread() -> None:
     bench.driver.reconnect = call
     bench.lose()  # trio's loop has ended: the call has no effect
     assert bench.session.suspended is not None
+
+
+async def test_a_missing_connection_is_tried_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With pauses that grow, while the session goes on; the reason is logged once."""
+    bench = Bench(None)
+    tries: list[float] = []
+
+    async def more(session: Session) -> Connection:
+        tries.append(trio.current_time())
+        if len(tries) == 6:
+            session.wanted = 1
+        raise REFUSED
+
+    bench.session.more = more
+    bench.session.wanted = 2
+    async with bench.running():
+        await trio.sleep(100)
+    assert _gaps(tries) == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert bench.session.suspended is None and not bench.attempts
+    assert [record.getMessage() for record in caplog.records] == [
+        "portal:3260: one connection less: connection refused"
+    ]
+
+
+async def test_the_session_comes_before_a_missing_connection(autojump_clock: MockClock) -> None:
+    """A login that hangs is given up when all connections are lost."""
+    bench = Bench(None)
+    ended: list[float] = []
+
+    async def more(session: Session) -> Connection:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_time())
+        raise AssertionError("cancelled")
+
+    bench.session.more = more
+    bench.session.wanted = 2
+    async with bench.running():
+        await trio.sleep(100)
+        start = trio.current_time()
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert ended == bench.attempts == [start]
