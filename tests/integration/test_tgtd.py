@@ -175,6 +175,25 @@ async def test_a_target_without_iser(tgtd: Tgtd, face: str) -> None:
         await disk.flush()
 
 
+# shows: SYSTEM-26
+async def test_behind_a_gateway(tgtd: Tgtd) -> None:
+    """iSER in front, tgtd behind: data, zeroes, trims and errors of the disk.
+
+    proves: ISER-B.1-1, ISER-IB00-6.2-1
+    """
+    tgtd.set(HeaderDigest="None", DataDigest="None")
+    async with one_disk("gateway", tgtd.url) as disk:
+        assert disk.info.vendor == "IET" and disk.info.connection["datamover"] == "iser"
+        for seed, size in enumerate((512, 8704, MIB, 4 * MIB)):
+            data = random.Random(seed).randbytes(size)
+            await write(disk, data, 1024, fua=bool(seed % 2))
+            assert await read(disk, 1024, size) == data
+        await disk.zero(4096, 8192, may_trim=True)
+        await disk.trim(MIB, MIB)
+        await disk.flush()
+        assert await read(disk, 4096, 8192) == bytes(8192)
+
+
 # shows: SYSTEM-36
 def test_a_bidirectional_command(tgtd: Tgtd) -> None:
     """tgtd's iSCSI layer takes it, with the length of the AHS; its disks have no such command. Then
