@@ -125,7 +125,7 @@ async def test_states_are_obeyed(groups: lio.Groups, face: str, state: int, reco
 @face
 async def test_no_port_takes_it(groups: lio.Groups, face: str) -> None:
     """No port carries out commands: a request fails at its deadline, and later ones succeed."""
-    options = {**OPTIONS, "io-timeout": "5"}
+    options = {**OPTIONS, "io-timeout": "5", "alua": "follow"}
     async with disk_and_session(face, groups.urls[0], options, groups.urls[1]) as (disk, _):
         await write(disk, b"a" * 4096, 0)
         for number in range(2):
