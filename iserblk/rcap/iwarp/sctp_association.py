@@ -29,6 +29,7 @@ _INITMSG: Final = 2
 _NODELAY: Final = 3
 _ADAPTATION_LAYER: Final = 7
 _MAXSEG: Final = 13
+_DELAYED_SACK: Final = 16
 _RECVRCVINFO: Final = 32
 _EVENT: Final = 127
 _ASSOC_CHANGE: Final = 0x8001
@@ -42,6 +43,7 @@ _UNORDERED: Final = 1
 _NOTIFICATION: Final = 0x8000  # MSG_NOTIFICATION
 
 _INIT_STREAMS: Final = Struct("=HHHH")  # out, in, attempts, timeout
+_SACK: Final = Struct("=iII")  # association, delay in milliseconds, packets
 _ON: Final = Struct("=iHBx")  # association, event, on
 _SENT: Final = Struct("=HHIIi")  # stream, flags, PPID in network order, context, association
 _RECEIVED: Final = Struct("=HHHxxIIIIi")  # stream, SSN, flags, PPID, TSN, cumulative, context, …
@@ -52,6 +54,9 @@ _CHANGE: Final = Struct("=H")  # state
 
 _ANCILLARY: Final = 128  # bytes for the ancillary data of one message
 _ROOM: Final = 65544  # of a buffer in which one FPDU may land
+
+# A peer whose send buffer holds a single message waits for its SACK. The kernel's default is 200.
+SACK_DELAY_MS: Final = 10
 
 NO_SCTP: Final = "this kernel has no SCTP; load it with `modprobe sctp` (as root)"
 
@@ -89,6 +94,7 @@ def open_socket(family: int) -> socket.socket:
         sock.setsockopt(_IPPROTO, _ADAPTATION_LAYER, _WORD.pack(sctp.ADAPTATION))
         sock.setsockopt(_IPPROTO, _INITMSG, _INIT_STREAMS.pack(1, 1, 0, 0))
         sock.setsockopt(_IPPROTO, _NODELAY, 1)
+        sock.setsockopt(_IPPROTO, _DELAYED_SACK, _SACK.pack(0, SACK_DELAY_MS, 2))
         sock.setsockopt(_IPPROTO, _RECVRCVINFO, 1)
         for event in (_ASSOC_CHANGE, _SHUTDOWN_EVENT, _ADAPTATION_INDICATION):
             sock.setsockopt(_IPPROTO, _EVENT, _ON.pack(0, event, 1))
