@@ -104,6 +104,17 @@ class Groups:
         non-optimized, 2 standby, 3 unavailable."""
         (self._states[number] / "alua_access_state").write_text(str(state))
 
+    def state(self, number: int) -> tuple[int, str]:
+        """The ALUA state of a group, and what changed it last, in LIO's words."""
+        where = self._states[number]
+        state = int((where / "alua_access_state").read_text())
+        return state, (where / "alua_access_status").read_text().strip()
+
+    def set_type(self, kind: int) -> None:
+        """How states may change: 1 implicitly, 2 by command, 3 both."""
+        for each in self._states:
+            (each / "alua_access_type").write_text(str(kind))
+
 
 class Growing:
     """Another LUN, number ``LUN``, of a loop device on a file that may grow."""

@@ -50,6 +50,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[lio.Groups]:
     made = lio.Groups()
     made.make()
     yield made
+    made.set_type(3)
     made.set_state(0, 0)
     made.enable(0)
     made.remove()
@@ -139,6 +140,56 @@ async def test_no_port_takes_it(groups: lio.Groups, face: str) -> None:
                 with suppress(IserblkError):
                     found = await read(disk, 0, 4096)
         assert found == b"a" * 4096
+
+
+@face
+@pytest.mark.logs("the target is asked to activate it")
+async def test_a_port_is_activated(groups: lio.Groups, face: str, record: Record) -> None:
+    """Explicit ALUA: under load all ports go into standby, and the disk has one activated."""
+    async with disk_and_session(face, groups.urls[0], OPTIONS, groups.urls[1]) as (disk, session):
+        clients = Clients(disk, session, CLIENTS)
+        async with clients.at_work():
+            for number in (1, 0):
+                await in_thread(groups.set_state, number, 2)
+            await clients.progress()
+        assert session.error is None and session.queue.busy == 0
+        assert session.portal == groups.portals[activated(groups)]
+    record(
+        ours=f"initiator, {face} face",
+        peer="LIO",
+        transport="TCP, CRC32C digests",
+        ran="explicit ALUA: under load all ports go into standby, and SET TARGET PORT GROUPS "
+        "activates one",
+    )
+
+
+def activated(groups: lio.Groups) -> int:
+    """The group that an initiator has activated; the other one is in standby."""
+    states = [groups.state(number) for number in range(2)]
+    assert (2, "Altered by Implicit ALUA") in states
+    return states.index((0, "Altered by Explicit STPG"))
+
+
+@face
+@pytest.mark.logs("the target is asked to activate it", logs.ANOTHER_PORTAL)
+async def test_a_lun_that_is_asleep_is_activated(
+    groups: lio.Groups, face: str, record: Record
+) -> None:
+    """LIO changes its states by command alone (TPGS 2), and no port is active."""
+    for number in range(2):
+        groups.set_state(number, 2)
+    groups.set_type(2)
+    async with disk_and_session(face, groups.urls[0], OPTIONS, groups.urls[1]) as (disk, session):
+        await write(disk, b"a" * 4096, 0)
+        assert await read(disk, 0, 4096) == b"a" * 4096
+        assert session.portal == groups.portals[activated(groups)]
+    record(
+        ours=f"initiator, {face} face",
+        peer="LIO",
+        transport="TCP, CRC32C digests",
+        ran="explicit ALUA alone: all ports are in standby when the LUN is opened, and SET TARGET "
+        "PORT GROUPS activates one",
+    )
 
 
 # -- reservations ----------------------------------------------------------------------------------
