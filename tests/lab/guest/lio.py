@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,67 @@ class Growing:
         self._store.rmdir()
         self._store.parent.rmdir()
         run("losetup", "--detach", self._device)
+
+
+class Persistent:
+    """Another LUN, number ``LUN``, which can be removed and made again with the reservations that
+    LIO has saved, as happens when LIO is started again."""
+
+    LUN = 3
+    SERIAL = "lab-persistent"
+
+    def __init__(self, file: Path, size: int) -> None:
+        self._file = file
+        self._size = size
+        with file.open("ab") as content:
+            content.truncate(size)
+        self.url = os.environ["LAB_URL"].removesuffix("0") + str(self.LUN)
+        self._store = store().parents[1] / "fileio_9/persistent"
+        known = _group() / "acls" / os.environ["LAB_INITIATOR"]
+        self._luns = _group() / f"lun/lun_{self.LUN}", known / f"lun_{self.LUN}"
+        self._make([])
+
+    def _make(self, saved: list[str]) -> None:
+        self._store.mkdir(parents=True)
+        (self._store / "control").write_text(f"fd_dev_name={self._file},fd_dev_size={self._size}")
+        (self._store / "enable").write_text("1")
+        (self._store / "wwn/vpd_unit_serial").write_text(self.SERIAL)
+        for registration in saved:  # LIO takes them as long as nothing exports the device
+            (self._store / "pr/res_aptpl_metadata").write_text(registration)
+        for lun, target in zip(self._luns, (self._store, self._luns[0]), strict=True):
+            lun.mkdir()
+            (lun / "disk").symlink_to(target)
+        (self._luns[1] / "write_protect").write_text("0")
+
+    def holder(self) -> str:
+        """The holder of the reservation, in LIO's words."""
+        return (self._store / "pr/res_holder").read_text()
+
+    def restart(self) -> str:
+        """Returns what LIO has saved."""
+        root = Path("/sys/kernel/config/target/dbroot").read_text().strip()
+        saved = (Path(root) / "pr" / f"aptpl_{self.SERIAL}").read_text()
+        disable()
+        self._unmake()
+        self._make(
+            [
+                ",".join(line for line in each.split("\n")[1:] if line)
+                for each in re.split("PR_REG_END: [0-9]+\n", saved)
+                if each.strip()
+            ]
+        )
+        enable()
+        return saved
+
+    def _unmake(self) -> None:
+        for lun in reversed(self._luns):
+            (lun / "disk").unlink()
+            lun.rmdir()
+        self._store.rmdir()
+
+    def remove(self) -> None:
+        self._unmake()
+        self._store.parent.rmdir()
 
 
 def rdma_objects() -> dict[str, int]:
