@@ -40,6 +40,7 @@ async def opened(
 
 
 def recovered(session: Session, cuts: int) -> bool:
+    assert not session.reconnects, "recovery was given up"
     return session.recovered == cuts
 
 

@@ -151,8 +151,9 @@ class TargetSession:
     # -- connections ------------------------------------------------------------------------------
 
     def find(self, cid: int) -> Allegiance | None:
-        """The connection with this CID, a lost one included."""
-        for each in [*self.connections, *self.lost]:
+        """The connection with this CID, a lost one included. The latest counts: one that had the
+        CID before may be kept still, for tasks whose status is not acknowledged."""
+        for each in [*reversed(self.connections), *reversed(self.lost)]:
             if each.cid == cid and not (each.done and each not in self.lost):
                 return each
         return None

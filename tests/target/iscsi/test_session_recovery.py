@@ -511,6 +511,29 @@ def test_a_session_without_connections_ends(kind: Kind) -> None:
 
 
 @KINDS
+def test_a_cid_is_used_again_while_an_earlier_connection_is_kept(kind: Kind) -> None:
+    """The logout is about the latest connection that had it. The one before it is kept for a task
+    whose status is not acknowledged."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    before = joined(kind, host)
+    before.acknowledges = False
+    before.command(bytes(16), itt=5)
+    before.lose()
+    first.log_out(FOR_RECOVERY, 1)
+    assert first.logged_out().response == 0 and len(host.session.lost) == 1
+    again = joined(kind, host)
+    flush(again, itt=6)
+    again.lose()
+    first.log_out(FOR_RECOVERY, 1)
+    assert first.logged_out().response == 0
+    reassign(first, 6)
+    assert first.managed() == pdu.TMF_COMPLETE
+    host.finish()
+    assert first.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+@KINDS
 def test_connections_that_are_made_and_lost_again_and_again(kind: Kind) -> None:
     """A session keeps a few of them; the oldest give way."""
     host = Host(max_connections=2, threads=True)
