@@ -46,6 +46,9 @@ class Heard:
     def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
         """Nothing here asks for one."""
 
+    def discarded_notify(self, head: memoryview) -> None:
+        raise AssertionError("over iSER nothing is discarded")
+
     def sent_notify(self, slot: PduSlot) -> None:
         self.sent.append(slot)
 

@@ -84,6 +84,9 @@ class _TargetSide:
     def data_ack_notify(self, slot: PduSlot, data_sn: int) -> None:
         """Nothing here asks for one."""
 
+    def discarded_notify(self, head: memoryview) -> None:
+        raise AssertionError("over iSER nothing is discarded")
+
     def sent_notify(self, slot: PduSlot) -> None:
         """Nothing waits for it."""
 
