@@ -258,7 +258,10 @@ class TargetSession:
         11.14)."""
         self.discard_waiting(connection)
         for slot in self.tasks.values():
-            if slot.connection is not connection or slot.aborted:
+            if slot.connection is not connection:
+                continue
+            if slot.aborted:
+                self._hold_for(slot)
                 continue
             if slot.state == DEFERRED:
                 self.deferred.remove(slot)
@@ -276,14 +279,16 @@ class TargetSession:
         self.discard_waiting(connection)
         luns = set()
         for slot in self._all_tasks():
-            if slot.connection is not connection or slot.aborted:
+            if slot.connection is not connection:
+                continue
+            if slot.aborted:
+                self._hold_for(slot)
                 continue
             luns.add(slot.lun)
             slot.aborted = True
             slot.task.cancel()
             if slot.state == RUNNING:
-                self.held += 1
-                slot.on_ended.append(self.unhold)
+                self._hold_for(slot)
                 continue
             self._task_sets.leave(slot.lun, slot)
             if slot.state == DEFERRED:
@@ -299,6 +304,13 @@ class TargetSession:
         if self.attached:
             self._device.tasks_cleared(self.nexus, luns)
         self._task_sets.enable_ready()
+
+    def _hold_for(self, slot: TargetTask) -> None:
+        """Start no command before the thread, if any, of an aborted task has ended. The answer that
+        the initiator would have waited for may be lost with the connection."""
+        if slot.state == RUNNING:
+            self.held += 1
+            slot.on_ended.append(self.unhold)
 
     def _all_tasks(self) -> list[TargetTask]:
         return [*self.tasks.values(), *self.answered.values()]
