@@ -1087,7 +1087,12 @@ class TargetConnection:
         """Log this connection out, or the session, whose other connections are being closed."""
         session = self.session
         self._leaving = True
-        running = [slot for slot in self._tasks.values() if slot.connection is not self]
+        # Others of them, which wait for data, end when their connection is closed.
+        running = [
+            slot
+            for slot in self._tasks.values()
+            if slot.connection is not self and slot.state == RUNNING
+        ]
         session.discard_waiting(self)
         mine = session.tasks_allegiant_to(self)
         left = 1 + len(mine)
@@ -1137,7 +1142,11 @@ class TargetConnection:
         buffers any more, and no thread carries out a task that has ended with it."""
         session = self.session
         parameters = session.parameters
-        ending = [slot for slot in session.tasks_allegiant_to(other) if slot.aborted]
+        ending = [
+            slot
+            for slot in session.tasks_allegiant_to(other)
+            if slot.aborted and slot.state == RUNNING  # else it ends when ``other`` is closed
+        ]
         left = 1 + len(ending)
 
         def one_ended() -> None:

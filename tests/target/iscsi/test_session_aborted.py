@@ -57,3 +57,21 @@ def test_a_thread_that_works_for_an_aborted_task_of_a_lost_connection(
     host.finish()
     assert second.opcodes() == again.opcodes() == [bhs.SCSI_RESPONSE]
     assert host.store.calls[-1][0] == "write" and not host.session.held
+
+
+@pytest.mark.parametrize("reason", [pdu.LOGOUT_CLOSE_SESSION, pdu.LOGOUT_CLOSE_CONNECTION])
+def test_a_logout_while_an_aborted_task_waits_for_its_data(reason: int) -> None:
+    """After a reset the target waits for the data that it has asked for. The end of the connection
+    ends that as well, and the logout is answered."""
+    host = Host(level=0)
+    first, second = two(TcpPeer, host)
+    second.command(cdb10(WRITE_10, 1), WRITES, 512, itt=1)
+    assert second.opcodes() == [bhs.R2T]
+    first.manage(pdu.TMF_LOGICAL_UNIT_RESET)
+    assert not first.heard
+    first.log_out(reason, 1)
+    assert second.ended
+    second.close()
+    host.run()
+    opcodes = first.opcodes()
+    assert opcodes[-1] == bhs.LOGOUT_RESPONSE, opcodes
