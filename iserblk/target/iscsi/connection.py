@@ -18,7 +18,7 @@ from iserblk.errors import Busy, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import Joinable, LoginTarget
-from iserblk.iscsi.serial import serial_lt
+from iserblk.iscsi.serial import MASK32, serial_lt
 from iserblk.scsi import luns, sense
 from iserblk.scsi import status as sam
 from iserblk.target.iscsi.buffers import DataBudget
@@ -87,6 +87,7 @@ _AT_ANY_TIME: Final = ("MaxRecvDataSegmentLength", "InitiatorAlias")
 # a control-type PDU of full feature phase, whatever InitiatorRecvDataSegmentLength says.
 _OPEN_ISCSI: Final = bytes.fromhex("00023d")
 _OPEN_ISCSI_DATA: Final = 128
+_LONG_AGO: Final = 1 << 30  # StatSNs
 PATIENCE: Final = 3  # ticks, after which unsolicited data counts as lost
 
 
@@ -296,6 +297,7 @@ class TargetConnection:
         self._budget.keepers.pop(self._dm.forget_kept, None)
         self._closed = True
         self.session.leave(self)
+        self._end_awaiting()
 
     @property
     def kept(self) -> bool:
@@ -534,7 +536,10 @@ class TargetConnection:
     # -- acknowledgements -------------------------------------------------------------------------
 
     def note_acknowledgements(self) -> None:
-        """Implements Allegiance."""
+        """Implements Allegiance. What was acknowledged before is not known, as far as StatSN has
+        moved since the login; it lies less than half of the range behind."""
+        if not self._notes and self._acknowledged != self._numbers.stat_sn:
+            self._acknowledged = (self._numbers.stat_sn - _LONG_AGO) & MASK32
         self._notes = True
 
     def _note_acknowledgement(self, message: memoryview, at: int) -> None:
@@ -574,7 +579,6 @@ class TargetConnection:
             tell()
             return
         self._awaited.append((self._numbers.stat_sn, tell))
-        self.on_closed.append(self._end_awaiting)
         self.ask_for_acknowledgement()
 
     def _end_awaiting(self) -> None:

@@ -1,4 +1,5 @@
-"""Tasks that are being aborted when their connection, or the session, ends."""
+"""Tasks that are being aborted when their connection, or the session, ends; and what the response to
+their abort waits for."""
 
 from __future__ import annotations
 
@@ -75,3 +76,44 @@ def test_a_logout_while_an_aborted_task_waits_for_its_data(reason: int) -> None:
     host.run()
     opcodes = first.opcodes()
     assert opcodes[-1] == bhs.LOGOUT_RESPONSE, opcodes
+
+
+@KINDS
+def test_a_connection_that_had_many_responses_before_the_second_one_came(kind: Kind) -> None:
+    """What is acknowledged is noted only from the second connection on, and StatSN may be half of
+    its range away from where it began."""
+    host = Host(level=0, threads=True)
+    first = kind(host, 0)
+    assert first.log_in() == 0
+    first.ready()
+    first.connection._numbers.stat_sn = first.exp_stat_sn = 0x9000_0000
+    second = kind(host, 1)
+    assert second.log_in() == 0
+    first.acknowledges = False
+    first.command(bytes(16), itt=9)
+    first.heard.clear()
+    second.manage(pdu.TMF_ABORT_TASK_SET)
+    assert not second.heard and first.opcodes() == [bhs.NOP_IN]
+    first.exp_stat_sn += 1
+    first.acknowledge()
+    assert second.managed() == pdu.TMF_COMPLETE
+
+
+@KINDS
+def test_requests_that_were_answered_leave_nothing_behind(kind: Kind) -> None:
+    host = Host(level=0)
+    first, second = two(kind, host)
+    first.acknowledges = False
+    for _ in range(20):
+        first.command(bytes(16), itt=8)
+        second.manage(pdu.TMF_ABORT_TASK_SET)
+        assert not second.heard
+        first.exp_stat_sn += 1
+        first.acknowledge()
+        assert second.managed() == pdu.TMF_COMPLETE
+    assert len(first.connection.on_closed) <= 1
+    first.command(bytes(16), itt=8)
+    second.manage(pdu.TMF_ABORT_TASK_SET)
+    assert not second.heard
+    first.lose()
+    assert second.managed() == pdu.TMF_COMPLETE, "nobody acknowledges it any more"
