@@ -16,7 +16,6 @@ from iserblk.discovery import multicast, slp, slp_client
 from iserblk.discovery.slp_client import ask_slp
 from iserblk.discovery.slp_connection import ask_by_stream
 from iserblk.errors import Busy, ConnectFailed, IserblkError
-from iserblk.initiator.connecting.iwarp import Address
 from iserblk.iscsi.send_targets import Portal, TargetRecord
 from iserblk.target.announcing import slp as announcing
 from iserblk.target.announcing.announced import Announced
@@ -128,6 +127,20 @@ async def test_the_port_is_in_use() -> None:
 # -- directory agents ------------------------------------------------------------------------------
 
 
+def string(data: bytes) -> tuple[str, bytes]:
+    """A string field and what follows it. Decoded here, as only directory agents read
+    registrations."""
+    end = 2 + int.from_bytes(data[:2], "big")
+    return data[2:end].decode(), data[end:]
+
+
+def url_entry(data: bytes) -> tuple[str, bytes]:
+    """The URL of a URL entry without authentication (RFC 2608 section 4.3), and what follows."""
+    url, rest = string(data[3:])
+    assert (data[0], rest[0]) == (0, 0)
+    return url, rest[1:]
+
+
 class Directory:
     """A directory agent. ``error``: what it answers. ``heard``: function and flags of each message.
     ``known``: URLs, with attributes."""
@@ -153,15 +166,16 @@ class Directory:
 
     def _take(self, message: slp.Message) -> None:
         self.heard.append((message.function, message.flags))
-        fields = slp._Fields(message.body)
         if message.function == slp.SERVICE_REGISTRATION:
-            url = fields.url_entry().url
-            assert (fields.string(), fields.string()) == (slp.TARGET, "DEFAULT,lab")
+            url, rest = url_entry(message.body)
+            service, rest = string(rest)
+            scopes, rest = string(rest)
+            assert (service, scopes) == (slp.TARGET, "DEFAULT,lab")
             if not self.error:
-                self.known[url] = fields.string()
+                self.known[url] = string(rest)[0]
         elif message.function == slp.SERVICE_DEREGISTRATION:
-            fields.string()
-            del self.known[fields.url_entry().url]
+            _, rest = string(message.body)
+            del self.known[url_entry(rest)[0]]
 
 
 @asynccontextmanager
@@ -246,49 +260,52 @@ async def test_a_directory_agent_that_is_heard_of(monkeypatch: pytest.MonkeyPatc
 async def test_a_directory_agent_knows_what_others_registered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A client that asks by multicast asks the directory agents that it hears of, too."""
-    async with announced() as announcer, trio.open_nursery() as nursery:
+    """A client that asks by multicast asks the directory agents that it hears of, too. Here is one
+    on a host that has a service agent as well: of its own target that tells by multicast, of others
+    the directory agent does when it is asked alone."""
+    near, far = (f"service:iscsi:target://192.0.2.{host}/iqn.x:{host}" for host in (8, 9))
+    asked_for: list[tuple[str, bool]] = []
+
+    def answer(message: slp.Message) -> tuple[int, bytes]:
+        request = slp.request_untrusted(message)
+        by_multicast = bool(message.flags & slp.MULTICAST)
+        asked_for.append((request.about, by_multicast))
+        if message.function == slp.ATTRIBUTE_REQUEST:
+            group = 4 if request.about == near else 5
+            return slp.ATTRIBUTE_REPLY, slp.attribute_reply(0, f"(portal-group={group})")
+        if request.about == slp.DIRECTORY_AGENT:
+            return slp.DA_ADVERTISEMENT, slp.message_untrusted(golden.DA_ADVERT).body
+        entries = [slp.UrlEntry(near if by_multicast else far, 9)]
+        return slp.SERVICE_REPLY, slp.service_reply(0, entries)
+
+    async with trio.open_nursery() as nursery:
         with trio.socket.socket(type=socket.SOCK_DGRAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            await sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
-            asked_for: list[str] = []
+            await sock.bind(("", 0))
+            assert multicast.join(sock, LOOPBACK) == 1
 
             async def serve() -> None:
                 while True:
                     data, peer = await sock.recvfrom(4096)
                     message = slp.message_untrusted(data)
-                    request = slp.request_untrusted(message)
-                    asked_for.append(request.about)
-                    if message.function == slp.ATTRIBUTE_REQUEST:
-                        body = slp.attribute_reply(0, "(portal-group=5)")
-                        reply = slp.encode(slp.ATTRIBUTE_REPLY, message.xid, body)
-                    else:
-                        entry = slp.UrlEntry("service:iscsi:target://192.0.2.9/iqn.x:far", 9)
-                        reply = slp.encode(
-                            slp.SERVICE_REPLY, message.xid, slp.service_reply(0, [entry])
-                        )
-                    await sock.sendto(reply, peer)
+                    function, body = answer(message)
+                    await sock.sendto(slp.encode(function, message.xid, body), peer)
 
             nursery.start_soon(serve)
-            heard = slp_client._Multicast.run
-
-            async def run(self: slp_client._Multicast, body: slp_client._Body) -> object:
-                found = await heard(self, body)
-                if self._expected == slp.DA_ADVERTISEMENT:
-                    agent = slp_client._Agent(
-                        [Address(socket.AF_INET, ("127.0.0.1", port))], "agent"
-                    )
-                    found.append((agent, slp.message_untrusted(golden.DA_ADVERT)))
-                return found
-
-            monkeypatch.setattr(slp_client._Multicast, "run", run)
-            monkeypatch.setattr("iserblk.url.SLP_PORT", announcer.port)
+            # slp:// alone has no port
+            monkeypatch.setattr("iserblk.url.SLP_PORT", sock.getsockname()[1])
             found = await asked("slp://")
-            assert found[0] == record(found[0].portals[1].host)
-            assert found[1] == TargetRecord("iqn.x:far", (Portal("192.0.2.9", 3260, 5),))
-            assert asked_for == [slp.TARGET, "service:iscsi:target://192.0.2.9/iqn.x:far"]
             nursery.cancel_scope.cancel()
+    assert sorted(found) == [
+        TargetRecord("iqn.x:8", (Portal("192.0.2.8", 3260, 4),)),
+        TargetRecord("iqn.x:9", (Portal("192.0.2.9", 3260, 5),)),
+    ]
+    assert set(asked_for) == {
+        (slp.TARGET, True),
+        (slp.DIRECTORY_AGENT, True),
+        (slp.TARGET, False),
+        (near, False),
+        (far, False),
+    }
 
 
 async def test_no_interface_takes_multicast(caplog: pytest.LogCaptureFixture) -> None:
