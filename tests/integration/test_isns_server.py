@@ -3,6 +3,7 @@ isns``."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -13,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from iserblk.discovery import isns
 from iserblk.discovery.isns import Attribute
 from iserblk.iscsi.send_targets import Portal
 from iserblk.target.announcing.announced import Announced
-from iserblk.target.announcing.isns import Registration
+from iserblk.target.announcing.isns import PERIOD_S, Registration
 from tests.cli.commands import bad, good, good_json, serving
 from tests.support import logs
 from tests.support.faces import FACES, one_disk, read, write
@@ -298,18 +301,26 @@ async def test_a_target_that_moves_is_found_again(face: str, server: Isnsd, tmp_
                 assert await read(disk, 0, 5120) == b"moved" * 1024
 
 
-async def test_a_server_that_lost_its_database(server: Isnsd) -> None:
-    """The next registration, an update, makes the target known again."""
+async def test_a_server_that_lost_its_database(
+    server: Isnsd, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next registration, long before the period ends, makes the target known again."""
+    mock_clock.rate = 1.0
+    caplog.set_level(logging.INFO)
     registration = Registration(
         ("127.0.0.1", server.port),
         Announced(IQN, [Portal("127.0.0.1", 3260, 1)], lambda: None),
     )
-    await registration._register(isns.REPLACE)
-    assert IQN in server.isnsadm("--list", "nodes")
-    server.restart()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registration.run)
+        await until(lambda: "registered as an iSNS entity" in caplog.text)
+        assert IQN in server.isnsadm("--list", "nodes")
+        server.restart()
+        assert IQN not in server.isnsadm("--list", "nodes")
+        mock_clock.jump(PERIOD_S / 2)
+        await until(lambda: IQN in server.isnsadm("--list", "nodes"))
+        nursery.cancel_scope.cancel()
     assert IQN not in server.isnsadm("--list", "nodes")
-    await registration._register(0)
-    assert IQN in server.isnsadm("--list", "nodes")
 
 
 def test_a_server_that_is_none(target: TargetProcess) -> None:
