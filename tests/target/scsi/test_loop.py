@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from iserblk.target.seam import Nexus, ScsiTask
 from iserblk.target.store.status import StatusError
 from iserblk.target.store.store import Ended
 from tests.support import logs
+from tests.support.until import until_blocking
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import IQN, Client
 
@@ -90,8 +92,12 @@ def store() -> LoopFake:
 
 
 @pytest.fixture
-def server(store: LoopFake) -> DeviceServer:
-    unit = LogicalUnit(store, serial="S", block=512, loop=store)
+def unit(store: LoopFake) -> LogicalUnit:
+    return LogicalUnit(store, serial="S", block=512, loop=store)
+
+
+@pytest.fixture
+def server(unit: LogicalUnit) -> DeviceServer:
     return DeviceServer({0: unit}, IQN)
 
 
@@ -157,24 +163,43 @@ def test_a_cancelled_task_is_not_started(server: DeviceServer, store: LoopFake) 
     assert server.run(task, memoryview(bytearray(512))) and task.status == sam.TASK_ABORTED
 
 
-def test_a_write_waits_for_compare_and_write_in_a_thread(
-    server: DeviceServer, store: LoopFake, begin: Any
-) -> None:
-    unit = server._units[0]
+def test_a_write_waits_for_compare_and_write_in_a_thread(unit: LogicalUnit, begin: Any) -> None:
     with unit.guard.exclusive((512, 1024)):
         assert not begin(WRITE).started
+
+
+def test_compare_and_write_in_a_thread_waits_for_a_write(
+    unit: LogicalUnit, store: LoopFake, begin: Any
+) -> None:
     one = begin(WRITE)
-    assert one.started and unit.guard._writers == [(512, 1024)]
+    assert one.started
+    ended_before = []
+
+    def compare_and_write() -> None:
+        with unit.guard.exclusive((512, 1024)):
+            ended_before.append(one.ended)
+
+    def announced() -> bool:
+        """Whether it keeps new writers out."""
+        entered = unit.guard.enter((512, 1024), True)
+        if entered:
+            unit.guard.leave((512, 1024))
+        return not entered
+
+    thread = threading.Thread(target=compare_and_write)
+    thread.start()
+    until_blocking(lambda: ended_before or announced())
     store.end()
-    assert not unit.guard._writers
+    thread.join()
+    assert ended_before == [1]
 
 
 def test_the_cache_is_turned_off_while_a_write_is_under_way(
-    server: DeviceServer, store: LoopFake, begin: Any
+    unit: LogicalUnit, store: LoopFake, begin: Any
 ) -> None:
     """Its GOOD comes after a flush, as the flush of MODE SELECT may have come before it."""
     one = begin(WRITE)
-    server._units[0].write_through = True
+    unit.write_through = True
     store.end()
     assert not one.ended and store.begun[0][0] == "flush"
     store.end()
