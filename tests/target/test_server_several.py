@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import SESSION_DOES_NOT_EXIST
 from iserblk.target import server as server_module
+from iserblk.target.ports import TargetPort
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
 from tests.support import logs
@@ -216,15 +217,17 @@ async def test_connections_cut_anywhere(seed: int) -> None:
 async def test_what_a_session_keeps_counts_as_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """An initiator that never comes back takes one of the target's places for each connection that
     is kept for it, and no more than a few for a session."""
-    kept: list[object] = []
-    keep = server_module.TargetServer._keep
+    places: list[object] = []  # one for each connection, until its ``serve_tcp`` has returned
+    serve_tcp = server_module.TargetServer.serve_tcp
 
-    async def spy(self: server_module.TargetServer, connection: object) -> None:
-        kept.append(connection)
-        await keep(self, connection)  # type: ignore[arg-type]
-        kept.remove(connection)
+    async def spy(
+        self: server_module.TargetServer, sock: trio.socket.SocketType, port: TargetPort
+    ) -> None:
+        places.append(sock)
+        await serve_tcp(self, sock, port)
+        places.remove(sock)
 
-    monkeypatch.setattr(server_module.TargetServer, "_keep", spy)
+    monkeypatch.setattr(server_module.TargetServer, "serve_tcp", spy)
     async with serving() as text:
         url = parse_url(text)
         first, _, tsih = await status_of(url, NEW)
@@ -233,5 +236,5 @@ async def test_what_a_session_keeps_counts_as_connections(monkeypatch: pytest.Mo
             assert status == 0
             await stream.aclose()
             await trio.testing.wait_all_tasks_blocked()
-        await until(lambda: len(kept) == 5)
+        await until(lambda: len(places) == 1 + 5)
         await first.aclose()
