@@ -271,18 +271,18 @@ async def test_a_flush_that_fails_is_told_to_each_client() -> None:
     ):
         flush = cdb.synchronize_cache10(0, 0)
         for each in (one, other):
-            await each._command(
+            await each.command(
                 bytes((0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0)), None, memoryview(bytes(512))
             )
         store.failure = OSError(errno.EIO, "broken")
         with pytest.raises(ScsiError, match="write error"):
-            await one._command(flush)
+            await one.command(flush)
         store.failure = None
         with pytest.raises(ScsiError, match="write error"):
-            await other._command(flush)
+            await other.command(flush)
         await reader.read()
         for each in (one, other, reader):
-            await each._command(flush)
+            await each.command(flush)
 
 
 # -- reservations, and what must be atomic ---------------------------------------------------------
@@ -294,14 +294,14 @@ async def test_reservations_are_refused() -> None:
             for call in (
                 one.out(pr.REGISTER, 0, 5),
                 one.keys(),
-                one._command(bytes((0x16,)) + bytes(5)),
+                one.command(bytes((0x16,)) + bytes(5)),
             ):
                 with pytest.raises(ScsiError) as caught:
                     await call
                 assert isinstance(caught.value.sense, Sense)
                 assert caught.value.sense.code == sense.INVALID_OPERATION_CODE
             listed = bytearray(4096)
-            await one._command(
+            await one.command(
                 bytes((0xA3, 0x0C, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0)),
                 memoryview(listed),
                 short_ok=True,
@@ -346,15 +346,15 @@ async def test_compare_and_write() -> None:
     async with remote(store) as url:
         async with running_gateway(url) as (front, _), host(front) as one:
             data = memoryview(bytes(512) + b"n" * 512)
-            await one._command(COMPARE_AND_WRITE, None, data)
+            await one.command(COMPARE_AND_WRITE, None, data)
             assert store.content[:512] == b"n" * 512
             with pytest.raises(ScsiError) as caught:
-                await one._command(COMPARE_AND_WRITE, None, data)
+                await one.command(COMPARE_AND_WRITE, None, data)
             assert isinstance(caught.value.sense, Sense)
             assert caught.value.sense.key == sense.MISCOMPARE
         async with running_gateway(f"{url}?shared=yes") as (front, _), host(front) as one:
             with pytest.raises(ScsiError) as caught:
-                await one._command(COMPARE_AND_WRITE, None, data)
+                await one.command(COMPARE_AND_WRITE, None, data)
             assert isinstance(caught.value.sense, Sense)
             assert caught.value.sense.code == sense.INVALID_OPERATION_CODE
 

@@ -42,7 +42,7 @@ class Host:
     async def run(self, operation: Operation[T]) -> T:
         return await self.driver.run_operation(operation)
 
-    async def _command(
+    async def command(
         self,
         cdb: bytes,
         data_in: memoryview | None = None,
@@ -54,15 +54,15 @@ class Host:
 
     async def read(self) -> bytes:
         buffer = bytearray(512)
-        await self._command(_READ, data_in=memoryview(buffer))
+        await self.command(_READ, data_in=memoryview(buffer))
         return bytes(buffer)
 
     async def write(self, data: bytes) -> None:
-        await self._command(_FUA_WRITE, data_out=memoryview(data))
+        await self.command(_FUA_WRITE, data_out=memoryview(data))
 
     async def ask(self, action: int) -> bytes:
         buffer = bytearray(4096)
-        moved = await self._command(pr.reserve_in(action, 4096), memoryview(buffer), short_ok=True)
+        moved = await self.command(pr.reserve_in(action, 4096), memoryview(buffer), short_ok=True)
         return bytes(buffer[:moved])
 
     async def keys(self) -> list[int]:
@@ -79,7 +79,7 @@ class Host:
         kind: int = pr.EXCLUSIVE_ACCESS_REGISTRANTS,
     ) -> None:
         data = pr.encode_parameters(OutParameters(key, action_key))
-        await self._command(pr.reserve_out(action, kind), data_out=memoryview(data))
+        await self.command(pr.reserve_out(action, kind), data_out=memoryview(data))
 
 
 class Place:

@@ -50,9 +50,9 @@ class Session:
 
 
 class Bench:
-    """Ways to hosts a, b and c in portal groups 1, 2 and 3. ``errors``: of connecting, by host.
-    ``states``: ALUA states, by host. ``tried``: hosts, in order. ``resets``: LUNs that were.
-    ``tpgs``, ``names``: what the LUN says. ``asked``: (host, states that were asked for).
+    """Ways to hosts a, b and c in portal groups 1, 2 and 3: ``groups``, by host. ``errors``: of
+    connecting, by host. ``states``: ALUA states, by host. ``tried``: hosts, in order. ``resets``:
+    LUNs that were. ``tpgs``, ``names``: what the LUN says. ``asked``: (host, states that were asked for).
     ``refusal``: of such requests."""
 
     def __init__(self, hosts: str = "abc", options: Options | None = None) -> None:
@@ -68,14 +68,14 @@ class Bench:
         self.options = options or Options()
         addresses = [(Url("iser", host, 3260, "iqn.x", 0), self.options) for host in hosts]
         self.paths = Paths(addresses, lambda: self.now)
-        self._groups = {host: number for number, host in enumerate(hosts, 1)}
+        self.groups = {host: number for number, host in enumerate(hosts, 1)}
 
     async def connect(self, url: Url, options: Options, isid: bytes = b"") -> Session:
         await trio.lowlevel.checkpoint()
         self.tried.append(url.host)
         if url.host in self.errors:
             raise self.errors[url.host]
-        return Session(url.host, self._groups[url.host])
+        return Session(url.host, self.groups[url.host])
 
     def access(self, session: Session, lun: int, name: str) -> Operation[Access | None]:
         yield 0.0
@@ -83,7 +83,7 @@ class Bench:
         if host not in self.states:
             return None
         optimized = alua.ACTIVE_OPTIMIZED in self.states.values()
-        return Access(self.states[host], self._groups[host], self.tpgs, optimized, self.names)
+        return Access(self.states[host], self.groups[host], self.tpgs, optimized, self.names)
 
     def command(
         self, session: Session, lun: bytes, request: bytes, name: str, data_out: memoryview
@@ -95,7 +95,7 @@ class Bench:
         if self.refusal is not None:
             raise self.refusal
         for group, state in wanted:
-            self.states[next(each for each in "abc" if self._groups[each] == group)] = state
+            self.states[next(each for each in "abc" if self.groups[each] == group)] = state
         return len(data_out)
 
     def reset_lun(self, session: Session, lun: int) -> Operation[None]:
@@ -392,7 +392,7 @@ async def test_groups_belong_to_a_target(second: str, resets: list[int], bench: 
         for host, name in (("a", "iqn.x"), ("b", second))
     ]
     bench.paths = Paths(addresses, lambda: bench.now)
-    bench._groups = {"a": 1, "b": 1}
+    bench.groups = {"a": 1, "b": 1}
     finish(bench.paths.reset(0, await bench.session()))
     other = await bench.session()
     assert bench.current == "b"

@@ -22,6 +22,7 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.text import encode
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import Message, memory_pair
+from iserblk.scsi.reservations import TransportId
 from iserblk.sockets.stream import SocketStream
 from iserblk.target.iscsi.buffers import DataBudget
 from iserblk.target.iscsi.connection import TargetConnection
@@ -68,8 +69,8 @@ class Host:
     peers: list[Peer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        unit = LogicalUnit(self.store, serial="S", block=BLOCK)
-        self.device = DeviceServer({0: unit}, IQN)
+        self.unit = LogicalUnit(self.store, serial="S", block=BLOCK)
+        self.device = DeviceServer({0: self.unit}, IQN)
         self._next_tsih = 0
         HOSTS.append(self)
 
@@ -87,9 +88,14 @@ class Host:
             for connection in list(session.lost):
                 session.expire(connection)
         assert sorted(self.over) == sorted(self.sessions)
-        assert not self.device._nexuses
+        assert not self.nexuses
         assert not self.budget.used and not self.budget.waiting
         assert not self.device.task_sets.active
+
+    @property
+    def nexuses(self) -> list[TransportId]:
+        """The initiator's ports with a session, as the device server tells reservations."""
+        return self.unit.reservations.known(INITIATOR)
 
     @property
     def session(self) -> TargetSession:

@@ -60,7 +60,7 @@ def test_both_connections_serve_one_session(kind: Kind) -> None:
     assert second.connection.session is first.connection.session is host.session
     assert second.connection.parameters is not None
     assert second.connection.parameters.rdma_extensions is (kind is IserPeer)
-    assert len(host.device._nexuses) == 1
+    assert len(host.nexuses) == 1
     for index, peer in enumerate([first, second, first]):
         write(peer, bytes([index + 1]) * 512, index)
         head, _ = peer.answer(bhs.SCSI_RESPONSE)
@@ -155,7 +155,7 @@ def test_below_level_2_nothing_is_kept(level: int) -> None:
     assert peer.log_in() == 0
     assert b"DefaultTime2Retain=0\0" in peer.login_text
     peer.lose()
-    assert host.over == [host.tsih] and not host.device._nexuses
+    assert host.over == [host.tsih] and not host.nexuses
 
 
 # -- the order of commands ----------------------------------------------------------------------
