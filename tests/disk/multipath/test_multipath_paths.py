@@ -52,8 +52,8 @@ class Session:
 class Bench:
     """Ways to hosts a, b and c in portal groups 1, 2 and 3: ``groups``, by host. ``errors``: of
     connecting, by host. ``states``: ALUA states, by host. ``tried``: hosts, in order. ``resets``:
-    LUNs that were. ``tpgs``, ``names``: what the LUN says. ``asked``: (host, states that were asked for).
-    ``refusal``: of such requests."""
+    LUNs that were. ``tpgs``, ``names``: what the LUN says. ``asked``: (host, states that were asked
+    for). ``refusal``: of such requests."""
 
     def __init__(self, hosts: str = "abc", options: Options | None = None) -> None:
         self.now = 1000.0
