@@ -68,6 +68,7 @@ PINGS: Final = 1  # answers to pings of ours, in addition to these
 LOGIN_SLOTS: Final = 4
 ACKNOWLEDGED: Final = 65536  # bytes of Data-In for which an acknowledgement is asked for (A-bit)
 CONTROL_SLOTS: Final = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
+UNANSWERED: Final = 64  # task management requests of a connection, until more are rejected
 CONTROL_INLINE: Final = 8192
 SENSE_INLINE: Final = 256
 # A LUN has one task set for all sessions (TST 0 in the Control mode page).
@@ -143,6 +144,7 @@ class TargetConnection:
         self._waited: TargetTask | None = None
         self.silent = False  # the owner sets it, and clears it when the initiator is heard
         self._leaving = False  # a Logout was received
+        self._unanswered = 0  # task management requests that wait for tasks to end
         self._budget = budget or DataBudget()
         self.session = session = TargetSession(device, self._budget)
         session.connections.append(self)
@@ -957,7 +959,9 @@ class TargetConnection:
         connection they are allegiant to."""
         session = self.session
         lun = luns.decode(request.lun)
-        if request.function == pdu.TMF_ABORT_TASK:
+        if self._unanswered >= UNANSWERED:
+            self._answers.task_management(request, pdu.TMF_REJECTED)
+        elif request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
             if slot is not None and slot.state == WAITING:
                 session.discard(slot)
@@ -1000,8 +1004,10 @@ class TargetConnection:
         too: the initiator goes on answering R2Ts (RFC 7143 section 4.2.3.3)."""
         left = 1 + len(slots)
         flush_after = False
+        self._unanswered += 1
 
         def answer() -> None:
+            self._unanswered -= 1
             if self.done:
                 return
             self._answers.task_management(request, pdu.TMF_COMPLETE)

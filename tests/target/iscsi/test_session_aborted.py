@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.iscsi import bhs, pdu
+from iserblk.target.iscsi.connection import UNANSWERED
 from tests.support import logs
 from tests.target.iscsi.several import (
     PLAIN,
@@ -117,3 +118,22 @@ def test_requests_that_were_answered_leave_nothing_behind(kind: Kind) -> None:
     assert not second.heard
     first.lose()
     assert second.managed() == pdu.TMF_COMPLETE, "nobody acknowledges it any more"
+
+
+@KINDS
+def test_requests_about_a_task_that_does_not_end_are_bounded(kind: Kind) -> None:
+    """A disk does not answer, and the initiator asks for the same again and again."""
+    host = Host(level=0, threads=True)
+    first, _ = two(kind, host)
+    first.command(cdb10(SYNCHRONIZE_CACHE, 0), PLAIN, itt=1)
+    for _ in range(UNANSWERED):
+        first.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert not first.heard
+    first.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert first.managed() == pdu.TMF_REJECTED
+    host.finish()
+    assert first.opcodes() == [bhs.TASK_MANAGEMENT_RESPONSE] * UNANSWERED
+    assert first.error is None
+    first.heard.clear()
+    first.manage(pdu.TMF_ABORT_TASK, 1)
+    assert first.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
