@@ -227,6 +227,8 @@ class TargetSession:
         for tell in waiting:
             tell()
         self.let_go(connection)
+        if self.deferred:
+            self._wake()  # there are buffers for them now
         self._end_if_over()
 
     def expire(self, connection: Allegiance) -> None:
@@ -237,6 +239,8 @@ class TargetSession:
         self._terminate(connection)
         connection.release()
         connection.on_released()
+        if self.deferred:
+            self._wake()
         self._end_if_over()
 
     def let_go(self, connection: Allegiance) -> None:

@@ -1,5 +1,5 @@
-"""Tasks that are being aborted when their connection, or the session, ends; and what the response to
-their abort waits for."""
+"""Tasks that are being aborted, or wait, when a connection or the session ends; and what the
+response to an abort waits for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.connection import UNANSWERED
+from iserblk.target.iscsi import session
 from tests.support import logs
 from tests.target.iscsi.several import (
     PLAIN,
@@ -137,3 +138,26 @@ def test_requests_about_a_task_that_does_not_end_are_bounded(kind: Kind) -> None
     first.heard.clear()
     first.manage(pdu.TMF_ABORT_TASK, 1)
     assert first.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+
+
+@pytest.mark.parametrize("by", ["expiry", "end"])
+def test_memory_of_a_connection_that_is_over_serves_commands_that_wait(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Nothing else comes on the other connection that could start them."""
+    monkeypatch.setattr(session, "GUARANTEED", 4096)
+    monkeypatch.setattr(session, "DATA_BUDGET", 8192)
+    host = Host(level=2 if by == "expiry" else 0, threads=True)
+    first, second = two(TcpPeer, host)
+    first.command(cdb10(WRITE_10, 16), WRITES, 8192, itt=1)
+    assert first.opcodes() == [bhs.R2T]
+    second.command(cdb10(WRITE_10, 16), WRITES, 8192, itt=2)
+    assert not second.heard
+    first.hang_up()
+    first.turn()
+    first.connection.close()
+    host.peers.remove(first)
+    if by == "expiry":
+        assert not second.take()
+        host.session.expire(first.connection)
+    assert [head[0] for head, _ in second.take()] == [bhs.R2T]
