@@ -25,16 +25,17 @@ NOTHING: Final = memoryview(b"")  # a PDU whose task has ended meanwhile
 class Gaps:
     """The missing Data-In and R2Ts of one task.
 
-    ``runs``: of DataSN or R2TSN, [first, behind the last], in order. ``asked``: how often they were
-    asked for in vain; ``age``: ticks since. ``damaged``: how many came with a wrong digest, after
-    the first. ``failed``: they will not come. ``acknowledge``: LUN and Target Transfer Tag of a
-    DataACK that waits until nothing is missing. ``rest``: all that follows was asked for, however
-    much there is."""
+    ``runs``: of DataSN or R2TSN, in order: first, behind the last, and the part of the read that
+    the Data-In among them have, from ``low`` up to ``high``. ``asked``: how often they were asked
+    for in vain; ``age``: ticks since. ``damaged``: how many came with a wrong digest, after the
+    first. ``failed``: they will not come. ``acknowledge``: LUN and Target Transfer Tag of a DataACK
+    that waits until nothing is missing. ``rest``: all that follows was asked for, however much
+    there is."""
 
     __slots__ = ("acknowledge", "age", "asked", "damaged", "failed", "rest", "runs")
 
     def __init__(self) -> None:
-        self.runs: list[tuple[int, int]] = []
+        self.runs: list[tuple[int, int, int, int]] = []
         self.asked = 0
         self.age = 0
         self.damaged = 0
@@ -42,21 +43,42 @@ class Gaps:
         self.rest = False
         self.acknowledge: tuple[bytes, int] | None = None
 
-    def add(self, begin: int, end: int) -> None:
+    def add(self, begin: int, end: int, low: int, high: int) -> None:
         """``begin`` up to ``end``, which are not among the runs yet, are missing."""
-        self.runs.append((begin, end))
+        self.runs.append((begin, end, low, high))
         self.runs.sort()
 
-    def fill(self, sn: int) -> bool:
-        """``sn`` has come. False: it was not missing."""
-        for at, (begin, end) in enumerate(self.runs):
+    def fill(self, sn: int, offset: int, size: int) -> bool:
+        """``sn`` has come, with ``size`` bytes of the read at ``offset``; an R2T has none. False:
+        it was not missing. Raises RemoteProtocolError where other Data-In have these bytes."""
+        for at, (begin, end, low, high) in enumerate(self.runs):
             if begin <= sn < end:
-                around = [(begin, sn), (sn + 1, end)]
+                if size and not low <= offset <= high - size:
+                    raise RemoteProtocolError(
+                        "iSCSI",
+                        f"Data-In {sn} of {size} bytes at {offset}: {low} up to {high} are missing",
+                    )
+                around = [(begin, sn, low, high), (sn + 1, end, low, high)]
                 self.runs[at : at + 1] = [run for run in around if run[0] < run[1]]
+                if size:
+                    self.part(at + (begin < sn), offset, offset + size)
                 self.asked = 0
                 self.age = 0
                 return True
         return False
+
+    def part(self, at: int, offset: int, behind: int) -> None:
+        """A Data-In has come that has the bytes from ``offset`` to ``behind``. Data-In come in the
+        order of their bytes: so the runs before index ``at`` end there, the others begin there."""
+        runs = self.runs
+        before = at - 1
+        while before >= 0 and runs[before][3] > offset:
+            runs[before] = (*runs[before][:3], offset)
+            before -= 1
+        while at < len(runs) and runs[at][2] < behind:
+            begin, end, _, high = runs[at]
+            runs[at] = begin, end, behind, high
+            at += 1
 
 
 class Arrivals:

@@ -472,25 +472,34 @@ class TcpInitiator:
             raise RemoteProtocolError(
                 "iSCSI", f"Data-In of {size} bytes at {offset} for task {itt:#x}, which has no room"
             )
-        if not self._is_new(transfer, data_sn):
+        if not self._is_new(transfer, data_sn, offset, size):
             return NOWHERE
-        transfer.placed = offset + size
         transfer.moved += size
         transfer.size = size
         self._placing = transfer
         return sink[offset : offset + size]
 
-    def _is_new(self, transfer: _Transfer, sn: int) -> bool:
+    def _is_new(self, transfer: _Transfer, sn: int, offset: int = 0, size: int = 0) -> bool:
         """Take in the number of a Data-In or R2T, and ask for those that it shows to be missing.
-        False: it came before (7.9)."""
-        if sn == transfer.sn:
-            transfer.sn = sn + 1
-            return True
-        gaps = transfer.gaps
+        False: it came before (7.9). ``offset``, ``size``: of the bytes of a Data-In, which no other
+        has: otherwise a read that lacks data would count as whole."""
         if sn < transfer.sn:
-            return gaps is not None and gaps.fill(sn)
-        self._miss(transfer, sn)
+            gaps = transfer.gaps
+            if gaps is None or not gaps.fill(sn, offset, size):
+                return False
+            transfer.placed = max(transfer.placed, offset + size)
+            return True
+        if size and offset < transfer.placed:
+            raise RemoteProtocolError(
+                "iSCSI", f"Data-In {sn} at {offset}: {transfer.placed} came before"
+            )
+        if sn > transfer.sn:
+            self._miss(transfer, sn)
         transfer.sn = sn + 1
+        if size:
+            if transfer.gaps is not None:
+                transfer.gaps.part(len(transfer.gaps.runs), offset, offset)
+            transfer.placed = offset + size
         return True
 
     def _miss(self, transfer: _Transfer, end: int) -> None:
@@ -499,14 +508,15 @@ class TcpInitiator:
         size = max(0 if each is None else len(each) for each in (transfer.sink, transfer.source))
         if end - begin > size:  # each has a byte at least
             raise RemoteProtocolError("iSCSI", f"DataSN or R2TSN {end}, expected {begin}")
-        self._add_gap(transfer, begin, end)
+        room = 0 if transfer.sink is None else len(transfer.sink)
+        self._add_gap(transfer, begin, end, transfer.placed, room)
         transfer.sn = end
 
-    def _add_gap(self, transfer: _Transfer, begin: int, end: int) -> None:
+    def _add_gap(self, transfer: _Transfer, begin: int, end: int, low: int, high: int) -> None:
         gaps = transfer.gaps
         if gaps is None:
             gaps = transfer.gaps = Gaps()
-        gaps.add(begin, end)
+        gaps.add(begin, end, low, high)
         if len(gaps.runs) > MOST_RUNS:
             raise RemoteProtocolError("iSCSI", f"task {transfer.itt:#x}: more is lost than comes")
         if gaps.damaged > MOST_DAMAGED:
@@ -544,11 +554,12 @@ class TcpInitiator:
         transfer, self._placing = self._placing, None
         opcode = head[0] & bhs.OPCODE_MASK
         if transfer is not None:
-            lengths, _, data_sn, _ = _DATA_IN.unpack_from(head)
-            transfer.moved -= lengths & 0xFFFFFF
+            lengths, _, data_sn, offset = _DATA_IN.unpack_from(head)
+            size = lengths & 0xFFFFFF
+            transfer.moved -= size
             if transfer.gaps is not None:
                 transfer.gaps.damaged += 1
-            self._add_gap(transfer, data_sn, data_sn + 1)
+            self._add_gap(transfer, data_sn, data_sn + 1, offset, offset + size)
         elif opcode not in (bhs.DATA_IN, bhs.R2T):
             (stat_sn,) = _WORD.unpack_from(head, _STAT_SN_OFFSET)
             (itt,) = bhs.ITT.unpack_from(head, bhs.ITT_OFFSET)
@@ -682,7 +693,7 @@ class TcpInitiator:
             return
         if gaps is None:
             gaps = transfer.gaps = Gaps()
-        gaps.add(transfer.sn, transfer.sn + 1)  # one at least
+        gaps.add(transfer.sn, transfer.sn + 1, transfer.placed, len(sink))  # one at least
         if not gaps.rest:
             gaps.rest = True
             self._ask_for_data(transfer, transfer.sn, 0)
@@ -765,7 +776,7 @@ class TcpInitiator:
             if gaps.asked > MOST_ASKED:
                 gaps.failed = True
                 continue
-            for begin, end in gaps.runs:
+            for begin, end, _, _ in gaps.runs:
                 last = end == transfer.sn
                 self._ask_for_data(transfer, begin, 0 if last and gaps.rest else end - begin)
         self._give_on()

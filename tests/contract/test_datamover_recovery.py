@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -268,6 +269,48 @@ def test_numbers_that_cannot_be(ends: LossyEnds, unit: pdu.Pdu, words: str) -> N
     ends.read(0, 100)
     with pytest.raises(RemoteProtocolError, match=words):
         _say(ends, unit)
+
+
+def _say_data(ends: LossyEnds, data_sn: int, at: int, size: int) -> None:
+    """Data-In for a read of DATA, past the target."""
+    unit = replace(_data_in(data_sn), data_length=size, buffer_offset=at).pack()
+    data = DATA[at : at + size]
+    whole = [unit, crc32c(unit).to_bytes(4, "little"), data, crc32c(data).to_bytes(4, "little")]
+    ends.down_wire.send(list(whole), 0)
+    ends.settle()
+
+
+@pytest.mark.parametrize("at", [0, 4, 1020])
+def test_bytes_that_have_come_before(ends: LossyEnds, at: int) -> None:
+    """In a Data-In with a new number: they would make up for others that are missing."""
+    ends.read(0, 4096)
+    _say_data(ends, 0, 0, 1024)
+    with pytest.raises(RemoteProtocolError, match="1024 came before"):
+        _say_data(ends, 1, at, 1024)
+
+
+@pytest.mark.parametrize("at", [0, 1020, 1540, 2048, 3000])
+def test_a_missing_data_in_with_the_bytes_of_another(ends: LossyEnds, at: int) -> None:
+    """Three are missing, of which the middle one has come again. Where the first has its bytes, or
+    those of a later one, the read would count as whole without being that."""
+    buffer = ends.read(0, 4096)
+    _say_data(ends, 0, 0, 1024)
+    _say_data(ends, 4, 3072, 1024)
+    _say_data(ends, 2, 1536, 512)
+    with pytest.raises(RemoteProtocolError, match="1024 up to 1536 are missing"):
+        _say_data(ends, 1, at, 512)
+    assert buffer[1024:1536] == bytes(512)
+
+
+def test_missing_data_in_of_other_sizes(ends: LossyEnds) -> None:
+    """They come in any order, each with bytes of its own: the read is whole."""
+    buffer = ends.read(0, 4096)
+    _say_data(ends, 0, 0, 1024)
+    _say_data(ends, 4, 3072, 1024)
+    _say_data(ends, 3, 2048, 1024)
+    _say_data(ends, 1, 1024, 4)
+    _say_data(ends, 2, 1028, 1020)
+    assert buffer == DATA[:4096]
 
 
 def test_more_is_lost_than_comes(ends: LossyEnds) -> None:
