@@ -14,13 +14,22 @@ from types import FrameType
 
 import pytest
 
-from tests.fuzz import engine, rows_iscsi, rows_nbd, rows_scsi, rows_services, rows_stack
+from tests.fuzz import (
+    engine,
+    rows_iscsi,
+    rows_nbd,
+    rows_recovery,
+    rows_scsi,
+    rows_services,
+    rows_stack,
+)
 from tests.fuzz.engine import Row
 
 ALL = (
     *rows_scsi.ROWS,
     *rows_iscsi.ROWS,
     *rows_stack.ROWS,
+    *rows_recovery.ROWS,
     *rows_services.ROWS,
     *rows_nbd.ROWS,
 )
