@@ -37,6 +37,7 @@ from iserblk.iscsi.keys import SessionParameters
 
 STATUS_FLAG: Final = 0x01  # S bit of a Data-In: it carries the status
 ACKNOWLEDGE_FLAG: Final = 0x40  # A bit of a Data-In
+_MOST_SNACKS: Final = 2 * MOST_RUNS  # that have not left
 _MOST_RECOVERIES: Final = 8  # R2Ts beyond MaxOutstandingR2T, at ErrorRecoveryLevel 1 or more
 
 # A Data-In: DataSegmentLength, ITT, DataSN, Buffer Offset.
@@ -119,6 +120,7 @@ class TcpInitiator:
         self._immediate = 0  # bytes of immediate data in a write command, at most
         self._unsolicited = 0  # bytes of unsolicited data of a write, immediate data included
         self._arrivals: Arrivals | None = None  # at ErrorRecoveryLevel 1 or more
+        self._snacks = _Transfer(None, None, bhs.NO_TAG)  # stands for them where PDUs are counted
 
     # -- down -------------------------------------------------------------------------------------
 
@@ -537,6 +539,15 @@ class TcpInitiator:
         ttt: int = bhs.NO_TAG,
         lun: bytes = bytes(8),
     ) -> None:
+        """Queue a SNACK. A target that does not take them, and goes on to bring them about, must
+        not fill our memory."""
+        snacks = self._snacks
+        if snacks.unsent >= _MOST_SNACKS:
+            self._tx.settle()  # another thread may have sent PDUs that it has not noted yet
+            self._settle_sent()
+            if snacks.unsent >= _MOST_SNACKS:
+                raise RemoteProtocolError("iSCSI", "the target does not take our SNACKs")
+        snacks.unsent += 1
         header = pdu.SnackRequest(
             kind=kind,
             lun=lun,
@@ -546,7 +557,7 @@ class TcpInitiator:
             beg_run=beg_run,
             run_length=run_length,
         ).pack()
-        self._tx.queued.append(self._tx.frame(header, None))
+        self._tx.queued.append(self._tx.frame(header, None, None, snacks))
 
     def _discarded(self, head: memoryview) -> None:
         """A PDU with a wrong data digest was dropped (7.8). Its header has a digest of its own, or

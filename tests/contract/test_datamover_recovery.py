@@ -212,9 +212,13 @@ def test_a_task_that_ends_while_its_status_waits(ends: LossyEnds) -> None:
 # -- a target that lies ----------------------------------------------------------------------------
 
 
-def _say(ends: LossyEnds, unit: pdu.Pdu) -> None:
-    """A PDU past the target."""
+def _tell(ends: LossyEnds, unit: pdu.Pdu) -> None:
+    """A PDU past the target, on its way."""
     ends.down_wire.send([unit.pack() + crc32c(unit.pack()).to_bytes(4, "little")], 52)
+
+
+def _say(ends: LossyEnds, unit: pdu.Pdu) -> None:
+    _tell(ends, unit)
     ends.settle()
 
 
@@ -330,6 +334,26 @@ def test_statuses_that_pile_up(ends: LossyEnds) -> None:
         for number in range(arrivals.MOST_PDUS + 1):
             _say(ends, pdu.NopIn(itt=5, stat_sn=101 + number, exp_cmd_sn=5, max_cmd_sn=50))
     assert not ends.up.pdus
+
+
+def test_a_target_that_takes_no_snack(ends: LossyEnds) -> None:
+    """And brings about one by each of its PDUs: what waits to leave has a bound."""
+    ends.read(0, 100)
+    ends.up_wire.send = lambda *_: -1  # type: ignore[method-assign]
+    with pytest.raises(RemoteProtocolError, match="does not take our SNACKs"):
+        for number in range(3 * arrivals.MOST_RUNS):
+            _tell(ends, _data_in(number, flags=0x40))
+            ends.initiator.progress(0.0)
+
+
+def test_snacks_that_leave_are_not_counted(ends: LossyEnds) -> None:
+    ends.read(0, 100)
+    ends.up_wire.fate = lambda _: DROP
+    for number in range(3 * arrivals.MOST_RUNS):
+        _tell(ends, _data_in(number, flags=0x40))
+        ends.initiator.progress(0.0)
+        ends.initiator.flush()
+    assert len(ends.snacks()) == 3 * arrivals.MOST_RUNS
 
 
 # -- acknowledgements ------------------------------------------------------------------------------
