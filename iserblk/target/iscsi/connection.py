@@ -741,6 +741,8 @@ class TargetConnection:
         """Take unsolicited data that comes after its command (RFC 7143 section 11.7)."""
         data_out = pdu.DataOut.unpack_from(message, at)
         slot = self._tasks.get(data_out.itt)
+        if slot is not None and slot.connection is not self:
+            slot = None  # the tag of an aborted task is in use again, on another connection
         if slot is not None and self._recovers and data_out.ttt == bhs.NO_TAG:
             if slot.state != UNSOLICITED and not (slot.state == WAITING and slot.more):
                 return  # it was given up, and is fetched by R2Ts
@@ -753,7 +755,7 @@ class TargetConnection:
             and not (slot.state == WAITING and slot.more)
         ):
             raise RemoteProtocolError("iSCSI", "a Data-Out that the target did not ask for")
-        if slot is None or slot.connection is not self:
+        if slot is None:
             return  # of an aborted task
         slot.check_data_out(data_out)
         slot.data_sn += 1

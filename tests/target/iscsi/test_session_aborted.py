@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from iserblk.iscsi import bhs, pdu
-from iserblk.target.iscsi.connection import UNANSWERED
 from iserblk.target.iscsi import session
+from iserblk.target.iscsi.connection import UNANSWERED
 from tests.support import logs
 from tests.target.iscsi.several import (
     PLAIN,
@@ -161,3 +161,24 @@ def test_memory_of_a_connection_that_is_over_serves_commands_that_wait(
         assert not second.take()
         host.session.expire(first.connection)
     assert [head[0] for head, _ in second.take()] == [bhs.R2T]
+
+
+def test_late_data_of_an_aborted_task_whose_tag_another_connection_uses_again() -> None:
+    """The initiator may use a tag again when it has the answer to the abort. What it had sent
+    before, on the task's own connection, is still on its way, and is no error."""
+    host = Host(level=0, threads=True)
+    first = TcpPeer(host, 0)
+    assert first.log_in(("InitialR2T", "No")) == 0
+    first.ready()
+    second = TcpPeer(host, 1)
+    assert second.log_in() == 0
+    second.command(bytes(16), itt=9)
+    second.heard.clear()
+    first.command(cdb10(WRITE_10, 2), WRITES & ~bhs.FLAG_FINAL, 1024, b"", itt=1)
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert second.managed() == pdu.TMF_COMPLETE
+    second.command(cdb10(SYNCHRONIZE_CACHE, 0), PLAIN, itt=1)
+    first.say_data_out(bytes(1024), 0, bhs.NO_TAG, itt=1)
+    assert first.error is None and second.connection.session is first.connection.session
+    host.finish()
+    assert second.opcodes() == [bhs.SCSI_RESPONSE]
