@@ -138,7 +138,7 @@ class TargetSession:
     def takes(self, cid: int) -> bool:
         """See Joinable. At ErrorRecoveryLevel 2 there is room for one connection more: it may have
         to clean up after another one (RFC 7143 section 6.3.4)."""
-        if any(each.cid == cid for each in self.connections):
+        if any(each.cid == cid and not each.done for each in self.connections):
             return True
         most = self.parameters.max_connections + (1 if self.recovers else 0)
         return sum(not each.done for each in self.connections) < most

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from iserblk.iscsi import bhs, pdu
+from iserblk.iscsi.login_target import TOO_MANY_CONNECTIONS
 from iserblk.target.iscsi import session
 from iserblk.target.iscsi.connection import UNANSWERED
 from tests.support import logs
@@ -182,3 +183,14 @@ def test_late_data_of_an_aborted_task_whose_tag_another_connection_uses_again() 
     assert first.error is None and second.connection.session is first.connection.session
     host.finish()
     assert second.opcodes() == [bhs.SCSI_RESPONSE]
+
+
+def test_a_cid_of_a_connection_that_is_being_closed_makes_no_room() -> None:
+    host = Host(level=0, max_connections=2)
+    first, second = two(TcpPeer, host)
+    second.log_out(pdu.LOGOUT_CLOSE_CONNECTION)
+    assert second.ended and second.connection.done
+    third = TcpPeer(host, 2)
+    assert third.log_in() == 0
+    assert TcpPeer(host, 1).log_in() == TOO_MANY_CONNECTIONS
+    assert not first.connection.done
