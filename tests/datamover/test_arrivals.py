@@ -1,0 +1,165 @@
+"""What has come and what is missing at an initiator: the order, the gaps, and their bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from iserblk.datamover.arrivals import (
+    MOST_ASKED,
+    MOST_BYTES,
+    MOST_PDUS,
+    NOTHING,
+    PATIENCE,
+    Arrivals,
+    Gaps,
+)
+from iserblk.errors import RemoteProtocolError
+
+LAST = 0xFFFFFFFF
+
+
+def pdu(stat_sn: int) -> memoryview:
+    return memoryview(stat_sn.to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize("first", [1, LAST - 1, LAST])
+def test_those_behind_a_lost_one_come_in_order(first: int) -> None:
+    """Also where StatSN wraps."""
+    numbers = [(first + at) & LAST for at in range(5)]
+    arrivals = Arrivals(first)
+    assert [arrivals.ahead(each) for each in numbers] == [0, 1, 2, 3, 4]
+    for at in (3, 1):
+        arrivals.hold(numbers[at], pdu(numbers[at]))
+    assert arrivals.exists((first + 5) & LAST) == [
+        (numbers[0], 1),
+        (numbers[2], 1),
+        (numbers[4], 1),
+    ]
+    assert arrivals.head() is None and arrivals.waiting
+    arrivals.next()
+    assert arrivals.head() == pdu(numbers[1])
+    arrivals.take()
+    assert arrivals.head() is None
+    assert arrivals.missing() == [(numbers[2], 1), (numbers[4], 1)]
+    arrivals.next()
+    arrivals.take()
+    assert not arrivals.waiting
+    assert arrivals.expected == numbers[4]
+    assert arrivals.ahead(numbers[0]) == -4
+
+
+def test_what_waits_is_a_copy() -> None:
+    """The receive buffer is used for the next PDU, and a second copy changes nothing."""
+    arrivals = Arrivals(1)
+    buffer = bytearray(b"two")
+    arrivals.hold(2, memoryview(buffer))
+    buffer[:] = b"xxx"
+    arrivals.hold(2, memoryview(buffer))
+    assert arrivals.held() == [(2, memoryview(b"two"))]
+
+
+def test_only_what_is_newly_known_is_told_as_missing() -> None:
+    arrivals = Arrivals(10)
+    assert arrivals.exists(12) == [(10, 2)]
+    assert arrivals.exists(12) == []
+    assert arrivals.exists(11) == []
+    assert arrivals.exists(14) == [(12, 2)]
+    assert arrivals.missing() == [(10, 4)]
+
+
+def test_a_status_that_comes_by_itself_is_not_missing() -> None:
+    """Nothing was told of it before: what is known to exist moves along with what has come."""
+    arrivals = Arrivals(10)
+    arrivals.next()
+    assert arrivals.missing() == []
+    assert arrivals.exists(12) == [(11, 1)]
+
+
+def test_a_number_that_cannot_be() -> None:
+    arrivals = Arrivals(1)
+    assert arrivals.ahead(1 + MOST_PDUS) == MOST_PDUS
+    with pytest.raises(RemoteProtocolError, match="expected 1"):
+        arrivals.ahead(2 + MOST_PDUS)
+
+
+def test_the_bounds_of_what_waits() -> None:
+    """A target that never sends the lost one does not fill our memory. PDUs whose task has ended
+    count no bytes."""
+    many = Arrivals(0)
+    for at in range(1, MOST_PDUS + 1):
+        many.hold(at, pdu(at))
+    with pytest.raises(RemoteProtocolError, match="does not come"):
+        many.hold(MOST_PDUS + 1, pdu(0))
+    large = Arrivals(0)
+    half = memoryview(bytes(MOST_BYTES // 2))
+    large.hold(1, half)
+    large.hold(2, half)
+    with pytest.raises(RemoteProtocolError, match="does not come"):
+        large.hold(3, half[:1])
+    large.forget(1)
+    large.hold(3, half)
+    large.next()
+    assert large.head() == NOTHING
+    large.take()
+    large.take()
+    large.hold(4, half)
+    with pytest.raises(RemoteProtocolError, match="does not come"):
+        large.hold(5, half[:1])
+
+
+def test_a_lost_status_is_asked_for_again_but_not_for_ever() -> None:
+    arrivals = Arrivals(5)
+    arrivals.exists(7)
+    for _ in range(MOST_ASKED):
+        asked = [arrivals.ask_again() for _ in range(PATIENCE)]
+        assert asked == [*[[]] * (PATIENCE - 1), [(5, 2)]]
+    for _ in range(PATIENCE - 1):
+        assert arrivals.ask_again() == []
+    with pytest.raises(RemoteProtocolError, match="does not come"):
+        arrivals.ask_again()
+
+
+def test_the_count_begins_anew_when_one_has_come() -> None:
+    arrivals = Arrivals(5)
+    arrivals.hold(6, pdu(6))
+    arrivals.exists(8)
+    for _ in range(MOST_ASKED * PATIENCE):
+        arrivals.ask_again()
+    arrivals.next()
+    arrivals.take()
+    for _ in range(PATIENCE - 1):
+        assert arrivals.ask_again() == []
+    assert arrivals.ask_again() == [(7, 1)]
+
+
+@pytest.mark.parametrize(
+    "come, left",
+    [
+        (4, [(5, 8), (10, 11)]),
+        (5, [(4, 5), (6, 8), (10, 11)]),
+        (7, [(4, 7), (10, 11)]),
+        (10, [(4, 8)]),
+    ],
+)
+def test_a_gap_is_filled_from_either_end_or_in_the_middle(
+    come: int, left: list[tuple[int, int]]
+) -> None:
+    gaps = Gaps()
+    gaps.add(10, 11)
+    gaps.add(4, 8)
+    gaps.asked = gaps.age = 3
+    assert gaps.fill(come)
+    assert gaps.runs == left
+    assert (gaps.asked, gaps.age) == (0, 0)
+
+
+@pytest.mark.parametrize("come", [3, 8, 9, 11])
+def test_what_was_not_missing_fills_no_gap(come: int) -> None:
+    """A duplicate is no progress: the count of questions goes on."""
+    gaps = Gaps()
+    gaps.add(4, 8)
+    gaps.add(10, 11)
+    gaps.asked = gaps.age = 3
+    assert not gaps.fill(come)
+    assert gaps.runs == [(4, 8), (10, 11)]
+    assert (gaps.asked, gaps.age) == (3, 3)
