@@ -29,20 +29,38 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/discovery/isns_client.py": (
         "tests/integration/test_isns_server.py: against Debian's server"
     ),
+    "iserblk/discovery/isns_connection.py": (
+        "tests/target/announcing/test_announcing_isns.py and tests/integration/test_isns_server.py"
+    ),
+    "iserblk/discovery/multicast.py": (
+        "sockets, tests/target/announcing/test_announcing_slp.py on loopback"
+    ),
+    "iserblk/discovery/slp_client.py": (
+        "tests/target/announcing/test_announcing_slp.py and tests/integration/test_openslp.py"
+    ),
+    "iserblk/discovery/slp_connection.py": "tests/target/announcing/test_announcing_slp.py",
     "iserblk/disk/aio.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/blocking.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
     "iserblk/doctor/finding.py": "a record; tests/doctor/test_report.py",
+    "iserblk/gateway/opening.py": "tests/integration/test_gateway.py",
+    "iserblk/gateway/store.py": "tests/integration/test_gateway.py",
     "iserblk/initiator/connecting/reach.py": (
         "tests/initiator/connecting/test_verbs.py and tests/integration/test_portals.py"
     ),
     "iserblk/initiator/connecting/send_targets.py": "tests/cli/test_discover.py",
     "iserblk/initiator/session/commanding.py": "Protocols; tests/disk/lun runs on a fake of them",
+    "iserblk/initiator/session/connection.py": (
+        "tests/initiator/session/test_several.py and tests/initiator/session/test_sending.py"
+    ),
     "iserblk/initiator/session/driving.py": (
         "a Protocol; tests/initiator/drivers/test_threads.py, tests/initiator/drivers/test_tasks.py"
     ),
     "iserblk/nbd/nbdkit.py": "tests/cli/test_nbd.py, with --nbdkit",
+    "iserblk/rcap/iwarp/llp.py": (
+        "tests/rcap/iwarp/test_iwarp_queuepair.py, on TCP and on a socket that is not TCP"
+    ),
     "iserblk/rcap/seam.py": "Protocols; tests/contract/test_queuepair.py",
     "iserblk/rcap/verbs/api.py": "pyverbs' names in one place; tests/rcap/verbs/test_statuses.py",
     "iserblk/rcap/verbs/cm.py": (
@@ -52,7 +70,9 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/rcap/verbs/memory.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/receiving.py": "tests/contract/test_queuepair.py, on devices that are fake",
     "iserblk/rcap/verbs/sending.py": "tests/contract/test_queuepair.py, on devices that are fake",
+    "iserblk/target/announcing/announced.py": "tests/target/announcing/test_slp_agent.py",
     "iserblk/target/seam.py": "Protocols; tests/target/scsi/test_target_device.py",
+    "iserblk/target/store/status.py": "an error, tests/target/scsi/test_loop.py has one end",
 }
 
 
