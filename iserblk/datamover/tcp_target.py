@@ -40,6 +40,7 @@ _TTT_MASK: Final = 0x7FFFFFFF  # never 0xFFFFFFFF, which means unsolicited data
 _PATIENCE: Final = 3  # ticks without a Data-Out, after which an R2T or the data counts as lost
 _MOST_RECOVERIES: Final = 32  # of one burst
 _MOST_ANSWERS: Final = 64  # SNACKs whose answers have not left
+_MOST_AGAIN: Final = 1 << 16  # PDUs of such answers; one more answer may be begun before
 
 # A Data-In: opcode, flags, status, DataSegmentLength, ITT, TTT, StatSN, ExpCmdSN, MaxCmdSN, DataSN,
 # Buffer Offset, residual count.
@@ -113,12 +114,13 @@ class _Burst:
 
 
 class _Answer:
-    """The token of what a SNACK asked for. ``slot``: busy until it has left."""
+    """The token of what a SNACK asked for. ``slot``: busy until it has left. ``pdus``: how many."""
 
-    __slots__ = ("slot",)
+    __slots__ = ("pdus", "slot")
 
-    def __init__(self, slot: TargetSlot | None) -> None:
+    def __init__(self, slot: TargetSlot | None, pdus: int) -> None:
         self.slot = slot
+        self.pdus = pdus
 
 
 def _data_in_offsets(size: int, segment: int, burst: int) -> list[int]:
@@ -156,6 +158,7 @@ class TcpTarget:
         self._command = _Task(b"", bhs.NO_TAG, False)
         self._kept: Kept | None = None  # at ErrorRecoveryLevel 1 or more
         self._answering = 0  # SNACKs whose answers have not left
+        self._again = 0  # PDUs of these answers
 
     # -- down -------------------------------------------------------------------------------------
 
@@ -601,7 +604,7 @@ class TcpTarget:
         kept_pdus = self._kept
         if kept_pdus is None:
             return pdu.REJECT_PROTOCOL_ERROR, 0
-        if self._answering >= _MOST_ANSWERS:
+        if self._answering >= _MOST_ANSWERS or self._again >= _MOST_AGAIN:
             raise RemoteProtocolError("iSCSI", "flood of SNACKs, whose answers are not taken")
         if snack.kind == pdu.SNACK_STATUS:
             return self._again_status(snack, kept_pdus), 0
@@ -613,15 +616,17 @@ class TcpTarget:
             return self._again_data(snack, kept_pdus)
         return pdu.REJECT_INVALID_FIELD, 0
 
-    def _answer(self, slot: TargetSlot | None) -> _Answer:
-        """The token of the last PDU that a SNACK brings about."""
+    def _answer(self, slot: TargetSlot | None, pdus: int = 1) -> _Answer:
+        """The token of the last of the ``pdus`` that a SNACK brings about."""
         self._answering += 1
+        self._again += pdus
         if slot is not None:
             slot.busy += 1
-        return _Answer(slot)
+        return _Answer(slot, pdus)
 
     def _answered(self, answer: _Answer) -> None:
         self._answering -= 1
+        self._again -= answer.pdus
         slot = answer.slot
         if slot is not None:
             slot.busy -= 1
@@ -683,7 +688,8 @@ class TcpTarget:
         data, slot = kept.data, kept.slot
         if data is None or slot is None:
             return pdu.REJECT_SNACK, 0
-        self._queue_data_in(kept, data, begin, end, slot, self._answer(slot), kept.collapsed)
+        answer = self._answer(slot, end - begin)
+        self._queue_data_in(kept, data, begin, end, slot, answer, kept.collapsed)
         return 0, 0
 
     def _again_r2t(self, snack: pdu.SnackRequest, task: _Task, burst: _Burst) -> tuple[int, int]:
@@ -720,7 +726,9 @@ class TcpTarget:
         header = bytearray(kept.header)
         if data is not None and slot is not None:
             kept.most = self._parameters.initiator_recv_data_segment_length
-            kept.end_sn = self._queue_data_in(kept, data, 0, -1, slot, self._answer(slot), False)
+            burst = self._parameters.max_burst_length
+            answer = self._answer(slot, sum(1 for _ in pieces(len(data), kept.most, burst)))
+            kept.end_sn = self._queue_data_in(kept, data, 0, -1, slot, answer, False)
         kept.collapsed = False
         _WORD.pack_into(header, _EXP_DATA_SN_OFFSET, kept.end_sn)
         _WORD.pack_into(header, _SNACK_TAG_OFFSET, snack.ttt)

@@ -571,6 +571,23 @@ def test_a_flood_of_snacks(ends: LossyEnds) -> None:
             ends.target.retransmit(snack)
 
 
+@pytest.mark.parametrize("kind, tag", [(pdu.SNACK_DATA, bhs.NO_TAG), (pdu.SNACK_R_DATA, 5)])
+def test_snacks_for_many_pdus(ends: LossyEnds, kind: int, tag: int) -> None:
+    """Each may ask for thousands: those that have not left have a bound of their own."""
+    ends.way.initiator_recv_data_segment_length = 512
+    ends.read(0, 1 << 20)
+    ends.down_wire.fate = lambda _: DROP  # nothing is acknowledged
+    ends.answer(0, bytes(1 << 20))
+    snack = pdu.SnackRequest(kind=kind, itt=0, ttt=tag, exp_stat_sn=100, beg_run=0, run_length=0)
+    ends.down_wire.sent.clear()
+    with pytest.raises(RemoteProtocolError, match="flood"):
+        for _ in range(40):
+            ends.target.retransmit(snack)
+    ends.settle()
+    assert 1 << 16 <= len(ends.down_wire.sent) <= (1 << 16) + 2048 + 32
+    assert ends.target.retransmit(snack) == (0, 0)
+
+
 # -- the bound of what is kept ---------------------------------------------------------------------
 
 
