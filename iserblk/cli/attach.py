@@ -14,7 +14,7 @@ from types import FrameType
 import click
 
 from iserblk.cli.notify import tell_systemd
-from iserblk.cli.options import connection, connection_options, json_option
+from iserblk.cli.options import connection, connection_options_but, json_option
 from iserblk.cli.output import print_json
 from iserblk.disk.blocking import open_disks
 from iserblk.disk.multipath.addresses import settle
@@ -49,12 +49,13 @@ _ENDING_S = 1.0  # between the end of a server and that of its device, when a pr
     "words",
     metavar="OPT,OPT",
     multiple=True,
-    help="Options below as NAME=VALUE, separated by commas.",
+    help="Options below as NAME=VALUE, separated by commas; connections=N is of the session.",
 )
 @click.option(
     "--connections",
     type=click.IntRange(1, 16),
-    help="NBD connections from the kernel to the server. Default 1, with --nbdkit 4.",
+    help="NBD connections from the kernel to the server. Default 1, with --nbdkit 4. Those of the"
+    " session are `-o connections=N`.",
 )
 @click.option(
     "--nbdkit",
@@ -69,7 +70,7 @@ _ENDING_S = 1.0  # between the end of a server and that of its device, when a pr
     help="If the LUN is attached at /dev/nbdX already, give the device a new server.",
 )
 @json_option
-@connection_options
+@connection_options_but("connections")
 def command(
     arguments: tuple[str, ...],
     foreground: bool,

@@ -101,18 +101,27 @@ CONNECTION = (
 )
 
 
-def connection_options(function: F) -> F:
+def connection_options_but(*others: str) -> Callable[[F], F]:
     """Decorator that adds CONNECTION's options to a command; ``connection`` gathers their values
-    from the command's keyword arguments."""
-    for name, metavar, text in reversed(CONNECTION):
-        function = click.option(f"--{name}", metavar=metavar, help=text)(function)
-    return function
+    from the command's keyword arguments. ``others``: names that the command has for something
+    else."""
+
+    def add(function: F) -> F:
+        for name, metavar, text in reversed(CONNECTION):
+            if name not in others:
+                function = click.option(f"--{name}", metavar=metavar, help=text)(function)
+        return function
+
+    return add
+
+
+connection_options = connection_options_but()
 
 
 def connection(given: dict[str, str | None]) -> dict[str, str]:
     """The options for ``open_disks``: those of a command's keyword arguments that were given."""
     names = [name for name, _, _ in CONNECTION]
-    values = {name: given[name.replace("-", "_")] for name in names}
+    values = {name: given.get(name.replace("-", "_")) for name in names}
     found = {name: value for name, value in values.items() if value is not None}
     if found.get("chap-secret-file"):
         found["chap-secret-file"] = os.path.abspath(found["chap-secret-file"])

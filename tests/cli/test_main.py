@@ -136,7 +136,7 @@ def test_version() -> None:
         (["frobnicate"], "No such command 'frobnicate'"),
         ([], "Missing command"),
         (["info"], "Missing argument 'URL…'"),
-        (["trim", "a", "b"], "unexpected extra argument"),
+        (["discover", "a", "b"], "unexpected extra argument"),
         (["trim", "x", "--offset", "far"], "give a size"),
         (["bench", "x", "--rw", "trim"], "--rw"),
         (["nbd", "x"], "--socket PATH or --listen"),
