@@ -553,7 +553,8 @@ class _Pump:
             raise self._problem
         # The last answer (to a logout, or to a login that failed) still has to leave.
         with trio.move_on_after(LAST_WORDS_S):
-            while connection.wants_write():  # noqa: ASYNC110 (once a session, rarely at all)
+            # (Once a session, rarely at all.)
+            while connection.wants_write() and not connection.cut:  # noqa: ASYNC110
                 await trio.sleep(0.01)
 
     def _rest(self) -> None:

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.login_target import SESSION_DOES_NOT_EXIST
 from iserblk.target import server as server_module
+from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.ports import TargetPort
 from iserblk.url import Url, parse_url
 from tests.iscsi import logins
@@ -40,12 +41,13 @@ async def status_of(url: Url, message: tuple[bytes, bytes]) -> tuple[trio.Socket
     return stream, response.status, response.tsih
 
 
-def command(cmd_sn: int, itt: int = 1, cdb: bytes = bytes(16)) -> bytes:
+def command(cmd_sn: int, itt: int = 1, cdb: bytes = bytes(16), edtl: int = 0) -> bytes:
+    """``edtl``: bytes that it reads."""
     return pdu.ScsiCommand(
-        flags=bhs.FLAG_FINAL,
+        flags=bhs.FLAG_FINAL | (bhs.FLAG_READ if edtl else 0),
         lun=bytes(8),
         itt=itt,
-        edtl=0,
+        edtl=edtl,
         cmd_sn=cmd_sn,
         exp_stat_sn=0,
         cdb=cdb,
@@ -238,3 +240,39 @@ async def test_what_a_session_keeps_counts_as_connections(monkeypatch: pytest.Mo
             await trio.testing.wait_all_tasks_blocked()
         await until(lambda: len(places) == 1 + 5)
         await first.aclose()
+
+
+async def test_a_connection_that_takes_nothing_is_logged_out_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What waits to be sent on it will never leave, and the answer does not wait for that. (The
+    usual case: its path is cut, and the initiator asks on another one.)"""
+    monkeypatch.setattr(server_module, "LAST_WORDS_S", 3600)
+    made: list[TargetConnection] = []
+    logged_in = server_module.TargetServer._logged_in
+
+    def spy(
+        self: server_module.TargetServer, connection: TargetConnection, recovers: trio.Event
+    ) -> None:
+        made.append(connection)
+        logged_in(self, connection, recovers)
+
+    monkeypatch.setattr(server_module.TargetServer, "_logged_in", spy)
+    async with serving(FakeStore(1 << 20)) as text:
+        url = parse_url(text)
+        first, _, tsih = await status_of(url, NEW)
+        second, status, _ = await status_of(url, joining(tsih, 1))
+        assert status == 0
+        read = bytes((0x28, 0, 0, 0, 0, 0, 0, 4, 0, 0)).ljust(16, b"\0")  # 1024 blocks
+        for turn in range(64):
+            await first.send_all(command(100 + turn, turn, read, 1 << 19))
+        await until(made[0].wants_write)
+        logout = pdu.LogoutRequest(
+            reason=pdu.LOGOUT_CLOSE_CONNECTION, itt=200, cid=0, cmd_sn=164, exp_stat_sn=0
+        )
+        await second.send_all(logout.pack())
+        with trio.fail_after(30):
+            (head,) = await pdus(second, 1)
+        assert head[0] == bhs.LOGOUT_RESPONSE
+        await first.aclose()
+        await second.aclose()

@@ -96,7 +96,8 @@ class TargetConnection:
     """One connection of ``session``, with its login. Implements TargetUser and Allegiance.
 
     ``done``: the connection has ended, by a logout or otherwise; the owner then calls ``close``,
-    and where ``kept``, some time later ``TargetSession.expire``.
+    and where ``kept``, some time later ``TargetSession.expire``. ``cut``: what is still queued will
+    never leave.
     ``offload(slot)``: the owner runs ``device.run(slot.task, slot.buffer)`` in a thread, then
     calls ``finish(slot)`` and ``flush()``. ``on_login(self)``: called when login is complete.
     ``on_reset(lun, self, ended)``: called for a LOGICAL UNIT RESET or CLEAR TASK SET; ends the
@@ -131,6 +132,7 @@ class TargetConnection:
         self.on_closed: list[Callable[[], None]] = []
         self.cid = 0
         self.recovered = False
+        self.cut = False
         self._closed = False
         self._on_login = on_login
         self._on_reset = on_reset
@@ -280,14 +282,14 @@ class TargetConnection:
         connection the session ends, unless it is kept. The owner calls ``close`` later, when no
         task waits for the descriptor."""
         if self.done:
-            self._dm.disconnect()
+            self.disconnect()
         else:
             self.done = True
             self.session.lose(self)
 
     def disconnect(self) -> None:
         """Implements Allegiance."""
-        self.done = True
+        self.done = self.cut = True
         self._dm.disconnect()
 
     def close(self) -> None:
