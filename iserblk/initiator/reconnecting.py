@@ -173,6 +173,8 @@ class Reconnector:
                 if str(error) != told:
                     told = str(error)
                     log.warning("%s: one connection less: %s", session.portal, told)
+            except Exception:  # a bug, which must not stop that lost connections are regained
+                log.exception("%s: cannot add a connection", session.portal)
             if session.missing:
                 await self._sleep(pause, pause)
             pause = min(2 * pause, MOST_PAUSE_S)

@@ -369,6 +369,29 @@ async def test_a_missing_connection_is_tried_again(
     ]
 
 
+async def test_a_bug_in_the_login_of_a_further_connection_ends_nothing(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lost connections are regained as ever, and it is tried again."""
+    bench = Bench(None)
+    tries = 0
+
+    async def more(session: Session) -> Connection:
+        nonlocal tries
+        tries += 1
+        session.wanted = 3 - tries
+        raise ZeroDivisionError
+
+    bench.session.more = more
+    bench.session.wanted = 2
+    async with bench.running():
+        await trio.sleep(100)
+        assert tries == 2
+        bench.lose()
+        await bench.driver.regained.wait()
+    assert "cannot add a connection" in caplog.text
+
+
 async def test_the_session_comes_before_a_missing_connection(autojump_clock: MockClock) -> None:
     """A login that hangs is given up when all connections are lost."""
     bench = Bench(None)

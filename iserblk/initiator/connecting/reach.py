@@ -145,7 +145,7 @@ async def complete(session: Session, options: Options) -> None:
     while session.missing and session.more is not None:
         try:
             session.offer_connection(await session.more(session))
-        except IserblkError as error:
+        except (IserblkError, OSError) as error:
             log.warning("%s: %d connections so far: %s", session.portal, session.count, error)
             return
         session.progress(monotonic())
