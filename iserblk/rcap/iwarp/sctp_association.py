@@ -314,6 +314,8 @@ class Association:
                 raise RemoteProtocolError("DDP over SCTP", f"a message of {count} bytes")
             if self._arrivals.is_next(sctp.SSN.unpack_from(view)[0]):
                 return ppid, count
+            if not self._open:  # nothing overtakes the Initiate, whose answer its sender awaits
+                raise RemoteProtocolError("DDP over SCTP", "a message before the session")
             self._arrivals.keep(ppid, bytes(view[:count]))
 
     def _notified(self, notice: memoryview) -> None:

@@ -63,6 +63,18 @@ def test_a_segment_before_the_session() -> None:
         theirs.close()
 
 
+@pytest.mark.parametrize("ppid", [sctp.PPID_SEGMENT, sctp.PPID_CONTROL])
+def test_a_message_that_overtakes_the_initiate(ppid: int) -> None:
+    """It is refused: from a peer that has not begun a session nothing is kept."""
+    first, second = fake_association()
+    with first:
+        first.inject(ppid, b"\0\1" + raw(b"early"))
+        theirs = Association(second)
+        with pytest.raises(RemoteProtocolError, match="before the session"):
+            when(theirs, theirs.receive_control)
+        theirs.close()
+
+
 @pytest.mark.parametrize(
     ("ppid", "message", "words"),
     [
