@@ -29,6 +29,7 @@ from tests.target.iscsi.test_connection_level_1 import DigestPeer
 _GONE = (RemoteProtocolError, ConnectionLost, BrokenPipeError)
 _SIZE = 4096
 _PIECE = 512
+_WRITTEN = 2048
 _DATA = pattern(_SIZE)
 _TURNS = 16
 
@@ -222,9 +223,9 @@ def _recovering_target(case: Case) -> None:
     chance = case.chance
     host = Host(level=1)
     try:
-        peer = DigestPeer(host).joined(("MaxBurstLength", "2048"), ("InitialR2T", "Yes"))
+        peer = DigestPeer(host).joined(("MaxBurstLength", "1024"), ("InitialR2T", "Yes"))
         peer.acknowledges = chance.random() < 0.7
-        peer.command(cdb10(WRITE_10, _SIZE // BLOCK), WRITES, _SIZE, itt=1)
+        peer.command(cdb10(WRITE_10, _WRITTEN // BLOCK), WRITES, _WRITTEN, itt=1)
         if chance.random() < 0.5:
             peer.command(cdb10(READ_10, 4, 100), READS, 4 * BLOCK, itt=2)
         r2ts: list[pdu.ReadyToTransfer] = []
@@ -234,16 +235,18 @@ def _recovering_target(case: Case) -> None:
                 if head[0] == bhs.R2T:
                     r2ts.append(pdu.ReadyToTransfer.unpack_from(head))
                 elif head[0] == bhs.SCSI_RESPONSE and head[19] == 1 and not head[3]:
-                    assert host.store.content[:_SIZE] == _DATA, "GOOD for what was not written"
+                    assert host.store.content[:_WRITTEN] == _DATA[:_WRITTEN], (
+                        "GOOD for what was not written"
+                    )
             peer.heard.clear()
             if peer.connection.done:
                 return
             lot = chance.random()
-            if lot < 0.65 and r2ts:
-                _data_out(peer, chance, r2ts[-1] if lot < 0.55 else chance.choice(r2ts), sent)
-            elif lot < 0.85:
+            if lot < 0.8 and r2ts:
+                _data_out(peer, chance, r2ts[-1] if lot < 0.75 else chance.choice(r2ts), sent)
+            elif lot < 0.9:
                 _snack(peer, chance)
-            elif lot < 0.95:
+            elif lot < 0.98:
                 peer.connection.tick()
             else:
                 unit = pdu.DataOut(
@@ -270,7 +273,7 @@ def _data_out(
     if chance.random() < 0.05:
         at = chance.choice((0, 512, 1000))
     data = _DATA[at : min(at + _PIECE, end)]
-    peer.damaged = chance.random() < 0.15
+    peer.damaged = chance.random() < 0.1
     final = at + len(data) == end if chance.random() < 0.98 else False
     peer.say_data_out(data, at, r2t.ttt, sn, final)
 
