@@ -266,7 +266,10 @@ class SendCore:
     def _next(self) -> seam.WorkRequest | ReadResponse | None:
         """Take the next message to start. Read Responses and our own requests take turns."""
         requests = self.requests
-        ready = requests and (requests[0].opcode != seam.RDMA_READ or len(self._reads) < self._ord)
+        # A bool at once: other threads extend the deque.
+        ready = bool(requests) and (
+            requests[0].opcode != seam.RDMA_READ or len(self._reads) < self._ord
+        )
         if self._responses and (self._turn or not ready):
             self._turn = False
             return self._responses.popleft()

@@ -27,7 +27,7 @@ def core_for(
     ord: int = 4,
     segments: int = 1,
     reads: deque[OutstandingRead] | None = None,
-    responses: Sequence[ReadResponse] = (),
+    responses: Sequence[ReadResponse] | deque[ReadResponse] = (),
 ) -> SendCore:
     return SendCore(
         crc=crc,
@@ -35,7 +35,7 @@ def core_for(
         emss=emss,
         ord=ord,
         reads=deque() if reads is None else reads,
-        responses=deque(responses),
+        responses=responses if isinstance(responses, deque) else deque(responses),
         opened=True,
         segments=segments,
     )
@@ -399,6 +399,17 @@ def test_read_requests_and_the_ord() -> None:
     reads.popleft()
     segments = frames(b"".join(drain(core)))
     assert [s.header.control for s in segments] == [0x4141, 0x4143]
+
+
+def test_a_read_that_is_posted_meanwhile_is_checked_against_the_ord() -> None:
+    class Responses(deque[ReadResponse]):
+        def __bool__(self) -> bool:  # where another thread may get its turn
+            core.requests.append(_read(1))
+            return False
+
+    core = core_for(ord=0, responses=Responses())
+    assert not core.build()
+    assert len(core.requests) == 1
 
 
 def test_sinks_under_way_have_different_stags() -> None:
