@@ -145,7 +145,9 @@ class SendCore:
         self._msn = 1
         self._read_msn = 1
         self._sink_key = 0
-        self.batch: list[Buffer] = []
+        # One list for good: threads without the lock look at it. A compiled attribute that is set
+        # refers to its old value while that dies, and the mapping of a slot lets threads run then.
+        self.batch: Final[list[Buffer]] = []
         self.batch_left = 0
         # Where in the stream signaled requests and Read Responses end, exact to the byte: when the
         # last byte of a response arrives, the peer may send its next Read Request at once, and our
@@ -256,7 +258,7 @@ class SendCore:
             batch[index] = memoryview(batch[index])[count:]
             del batch[:index]
             return
-        self.batch = []
+        self.batch.clear()
 
     def _completes(self, request: seam.WorkRequest) -> None:
         """Complete the request when the last byte framed so far has left."""
@@ -462,7 +464,7 @@ class SendCore:
             pieces.append(_PADS[pad] + ddp.CRC.pack(value))
         else:
             pieces.append(_NO_CRC[pad])
-        self.batch += pieces
+        self.batch.extend(pieces)
         self.batch_left += sum(map(len, pieces))
 
     # --- endings ---
@@ -478,7 +480,7 @@ class SendCore:
         message = self._message
         if isinstance(message, ReadResponse) and message.region is region:
             message.detach()
-        self.batch = [bytes(piece) for piece in self.batch]
+        self.batch[:] = [bytes(piece) for piece in self.batch]
 
     def abort(self, terminate: bytes) -> None:
         """Drop all that is not framed; end the stream with this Terminate (b"": without any).
@@ -488,10 +490,10 @@ class SendCore:
         """
         self.drop()
         if not terminate or not self.opened:
-            self.batch = []
+            self.batch.clear()
             self.batch_left = 0
             return
-        self.batch = [bytes(piece) for piece in self.batch]
+        self.batch[:] = [bytes(piece) for piece in self.batch]
         ulpdu = len(terminate) + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
         control = ddp.LAST | ddp.VERSION | rdmap.VERSION | rdmap.TERMINATE
         header = ddp.UNTAGGED_HEADER.pack(ulpdu, control, 0, ddp.QN_TERMINATE, 1, 0)

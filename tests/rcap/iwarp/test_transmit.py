@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -477,6 +477,42 @@ def test_detach_copies_what_is_still_to_be_sent(already: int) -> None:
     memory.clear()  # BufferError while a view is left
     stream = head + b"".join(drain(core))
     assert b"".join(frame.payload for frame in frames(stream, crc=False)) == pattern(600_000)
+
+
+_ANOTHER = StagTable().regions[0]
+
+
+@pytest.mark.parametrize(
+    ("let_go", "left"),
+    [
+        pytest.param(lambda core: core.sent(core.batch_left), 0, id="sent"),
+        pytest.param(lambda core: core.abort(b""), 0, id="dropped"),
+        pytest.param(lambda core: core.detach(_ANOTHER), 1, id="detached"),
+        pytest.param(lambda core: core.abort(rdmap.terminate_for(ddp.MPA_CRC)), 1, id="ended"),
+    ],
+)
+def test_another_thread_may_look_at_the_batch_while_memory_in_it_dies(
+    let_go: Callable[[SendCore], None], left: int
+) -> None:
+    """A batch may be the last to refer to the mapping of a header slot, and other threads run while
+    that is unmapped. This memory looks at the batch itself."""
+    core = core_for(crc=False)
+    seen: list[int] = []
+
+    class Memory(bytearray):
+        def __del__(self) -> None:
+            seen.append(len(core.batch))
+
+    def post() -> None:
+        request = seam.WorkRequest(seam.SEND)
+        request.header = SlotFrame(8, memoryview(Memory(SlotFrame.room(8)))).slot(0)
+        request.header_length = 8
+        core.requests.append(request)
+
+    post()
+    assert core.build()
+    let_go(core)
+    assert seen == [left]
 
 
 @pytest.mark.parametrize("already", [0, 50])
