@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import trio
@@ -249,15 +250,12 @@ async def test_a_connection_that_takes_nothing_is_logged_out_at_once(
     usual case: its path is cut, and the initiator asks on another one.)"""
     monkeypatch.setattr(server_module, "LAST_WORDS_S", 3600)
     made: list[TargetConnection] = []
-    logged_in = server_module.TargetServer._logged_in
 
-    def spy(
-        self: server_module.TargetServer, connection: TargetConnection, recovers: trio.Event
-    ) -> None:
-        made.append(connection)
-        logged_in(self, connection, recovers)
+    def make(*arguments: Any, **more: Any) -> TargetConnection:
+        made.append(TargetConnection(*arguments, **more))
+        return made[-1]
 
-    monkeypatch.setattr(server_module.TargetServer, "_logged_in", spy)
+    monkeypatch.setattr(server_module, "TargetConnection", make)
     async with serving(FakeStore(1 << 20)) as text:
         url = parse_url(text)
         first, _, tsih = await status_of(url, NEW)
