@@ -178,7 +178,6 @@ class ReceiveCore:
                 if size:  # STag and TO of an empty segment are not checked, RFC 5041 5.2
                     index = stag >> 8
                     region = regions[index if index < len(regions) else 0]
-                    target = region.view
                     if (
                         region.stag != stag
                         or not region.valid
@@ -186,6 +185,8 @@ class ReceiveCore:
                         or to + size > region.length
                     ):
                         target = self._write_target(pos, stag, to, size)
+                    else:  # only then: another thread may be letting go of the view
+                        target = region.view
                     start = pos + ddp.TAGGED_SIZE
                     target[to : to + size] = view[start : start + size]
             elif _SEND_LAST <= control <= _SEND_SE_INVALIDATE_LAST:

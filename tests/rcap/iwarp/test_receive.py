@@ -383,6 +383,25 @@ def test_any_chunking_means_the_same(cuts: list[int], crc: bool) -> None:
     _check_conversation(receiver)
 
 
+def test_a_write_to_memory_that_is_being_let_go_of_is_refused() -> None:
+    """Other threads run while memory is unmapped. This memory takes in the peer's Write itself."""
+    receiver = Receiver()
+    faults: list[str] = []
+
+    class Memory(bytearray):
+        def __del__(self) -> None:
+            try:
+                receiver.feed(tagged(WRITE, stag, 0, b"late"))
+            except RemoteProtocolError as error:
+                faults.append(str(error))
+
+    stag = receiver.stags.advertise(memoryview(Memory(100)), seam.REMOTE_WRITE)
+    region = receiver.stags.owned(stag)
+    region.valid = False
+    receiver.stags.release(region)
+    assert len(faults) == 1
+
+
 def test_nothing_is_placed_before_the_crc_is_verified() -> None:
     receiver = Receiver()
     data = bytearray(tagged(WRITE, receiver.stag, 0, b"x" * 4000))
