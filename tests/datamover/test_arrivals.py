@@ -145,21 +145,35 @@ def test_a_gap_is_filled_from_either_end_or_in_the_middle(
     come: int, left: list[tuple[int, int]]
 ) -> None:
     gaps = Gaps()
-    gaps.add(10, 11)
-    gaps.add(4, 8)
+    gaps.add(10, 11, 0, 100)
+    gaps.add(4, 8, 0, 100)
     gaps.asked = gaps.age = 3
-    assert gaps.fill(come)
-    assert gaps.runs == left
+    assert gaps.fill(come, 0, 0)
+    assert [run[:2] for run in gaps.runs] == left
     assert (gaps.asked, gaps.age) == (0, 0)
+
+
+def test_the_bytes_of_a_gap_come_once() -> None:
+    """Data-In that were lost have the bytes between those that came, in the order of both."""
+    gaps = Gaps()
+    gaps.add(4, 8, 100, 500)
+    assert gaps.fill(5, 200, 100)
+    assert gaps.runs == [(4, 5, 100, 200), (6, 8, 300, 500)]
+    for sn, offset, size in ((4, 150, 100), (4, 50, 100), (6, 250, 100), (7, 450, 100)):
+        with pytest.raises(RemoteProtocolError, match="are missing"):
+            gaps.fill(sn, offset, size)
+    assert gaps.fill(4, 100, 100)
+    assert gaps.fill(7, 400, 100)
+    assert gaps.runs == [(6, 7, 300, 400)]
 
 
 @pytest.mark.parametrize("come", [3, 8, 9, 11])
 def test_what_was_not_missing_fills_no_gap(come: int) -> None:
     """A duplicate is no progress: the count of questions goes on."""
     gaps = Gaps()
-    gaps.add(4, 8)
-    gaps.add(10, 11)
+    gaps.add(4, 8, 0, 100)
+    gaps.add(10, 11, 0, 100)
     gaps.asked = gaps.age = 3
-    assert not gaps.fill(come)
-    assert gaps.runs == [(4, 8), (10, 11)]
+    assert not gaps.fill(come, 0, 0)
+    assert gaps.runs == [(4, 8, 0, 100), (10, 11, 0, 100)]
     assert (gaps.asked, gaps.age) == (3, 3)
