@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import select
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -138,7 +139,18 @@ def test_description_and_private_data(connect: Connect, provider: Provider) -> N
 # --- threads ---
 
 
-def test_threads_post_while_another_drives(connect: Connect) -> None:
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Python switches between threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("_again", range(3))
+def test_threads_post_while_another_drives(connect: Connect, _again: int) -> None:
     threads, each = 6, 150
     driver = connect(receives=threads * each)
     a, _ = driver.pairs
@@ -166,6 +178,7 @@ def test_threads_post_while_another_drives(connect: Connect) -> None:
         assert mine == [bytes((number, n & 255, n >> 8)) * 9 for n in range(each)]
 
 
+@pytest.mark.usefixtures("restless")
 def test_threads_advertise_and_retire_under_load(connect: Connect, provider: Provider) -> None:
     """Each thread has the peer write to its memory, retires it, and finds what was written."""
     threads, each, size = 4, 40, 20_000
