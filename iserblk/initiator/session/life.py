@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from iserblk.errors import IserblkError, LocalProtocolError
 
@@ -53,12 +54,22 @@ class Life:
     known reason; otherwise without meaning.
     """
 
-    __slots__ = ("absence", "error", "state")
+    __slots__ = ("_absence", "error", "state")
 
     def __init__(self) -> None:
         self.state = State.FREE
         self.error: IserblkError | None = None
-        self.absence: IserblkError | None = None
+        # At most one, which is replaced in place: what dies with it, as the memory of an attempt,
+        # may let other threads run, and a compiled attribute would still refer to it.
+        self._absence: Final[list[IserblkError]] = []
+
+    @property
+    def absence(self) -> IserblkError | None:
+        return self._absence[0] if self._absence else None
+
+    def still_absent(self, why: IserblkError) -> None:
+        """Note a later reason why there is no connection."""
+        self._absence[:] = [why]
 
     @property
     def connected(self) -> bool:
@@ -78,7 +89,8 @@ class Life:
         if after is None:
             raise LocalProtocolError(f"a session that is {self.state} cannot take: {event}")
         if event is Event.LOSS:
-            self.absence = why
+            assert why is not None
+            self.still_absent(why)
         elif event is Event.FAIL:
             self.error = why
         self.state = after  # last: an interrupt before it has changed nothing

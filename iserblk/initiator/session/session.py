@@ -664,7 +664,7 @@ class Session:
         A command that cannot wait longer reports this."""
         with self.queue.lock:
             if self.life.absent:
-                self.life.absence = why
+                self.life.still_absent(why)
 
     def offer(self, outcome: Session | IserblkError) -> None:
         """From any thread, while the session is suspended: offer a fresh session, idle, whose

@@ -34,6 +34,21 @@ def test_a_connection_is_lost_and_replaced() -> None:
     assert life.connected and life.error is None
 
 
+def test_another_thread_may_ask_for_the_absence_while_an_older_one_dies() -> None:
+    """An error may be the last to refer to the memory of an attempt, and other threads run while
+    that is unmapped. This memory asks itself."""
+    life = _at(Event.LOGIN)
+    seen: list[str] = []
+
+    class Memory(bytearray):
+        def __del__(self) -> None:
+            seen.append(str(life.absence))
+
+    life.enter(Event.LOSS, ConnectionLost(Memory(1)))
+    life.still_absent(ConnectionLost("later"))
+    assert seen == ["later"]
+
+
 def test_who_leaves_is_connected_still() -> None:
     assert _at(Event.LOGIN, Event.LEAVE).connected
 
