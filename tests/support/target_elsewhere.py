@@ -16,11 +16,16 @@ END_S = 60
 
 @contextmanager
 def our_target(
-    host: Host, address: str, luns: Sequence[object], *options: str, listen: str = ""
+    host: Host,
+    address: str,
+    luns: Sequence[object],
+    *options: str,
+    listen: str = "",
+    iqn: str = IQN,
 ) -> Iterator[str]:
     """A target with these LUNs, on port 3260 of an address of the host; yields its URL, without a
     LUN. ``listen``: what follows the address and port in ``--listen``."""
-    words = [*host.within, *COMMAND, "target", "--iqn", IQN]
+    words = [*host.within, *COMMAND, "target", "--iqn", iqn]
     for lun in luns:
         words += ["--lun", str(lun)]
     words += ["--listen", f"{address}:3260{listen}", *options]

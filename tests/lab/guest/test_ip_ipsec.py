@@ -14,7 +14,7 @@ import trio
 from iserblk.disk.aio import open_disks
 from iserblk.errors import TransportError
 from tests.support.namespaces import Host, captured, decoded, link, make_host, need
-from tests.support.target_elsewhere import our_target
+from tests.support.target_elsewhere import IQN, our_target
 
 NET = "192.0.2"
 CLIENT, TARGET = f"{NET}.1", f"{NET}.2"
@@ -130,6 +130,7 @@ def test_without_a_security_association_nothing_flows(stack: ExitStack, tmp_path
 
 
 # shows: SYSTEM-47
+@pytest.mark.long
 def test_a_gateway_behind_which_all_is_esp(stack: ExitStack, tmp_path: Path) -> None:
     """Where iSER enters the IP network, at a gateway, the far side is behind ESP."""
     # proves: ISER-11-5, ISER-GEN-8.1.6.4-4, ISER-IB00-3.1.6.4-3
@@ -144,7 +145,9 @@ def test_a_gateway_behind_which_all_is_esp(stack: ExitStack, tmp_path: Path) -> 
     with captured(target, NET, capture):
         behind = stack.enter_context(our_target(target, TARGET, [file]))
         remote = behind.replace("iser:", "iscsi:") + "/0"
-        front = stack.enter_context(our_target(gateway, "127.0.0.1", [remote]))
+        front = stack.enter_context(
+            our_target(gateway, "127.0.0.1", [remote], iqn=f"{IQN}:gateway")
+        )
         carried = gateway.call(lambda: trio.run(write_and_read, front + "/0", {}))
         assert carried == "iwarp"
     found = protocols(capture)
