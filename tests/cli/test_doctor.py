@@ -147,7 +147,7 @@ def test_a_web_server() -> None:
         (("isns://host",), 7, "discover asks servers and agents"),
         (("slp://",), 7, "discover asks servers and agents"),
         (("iscsi://host", "--rcap", "iwarp"), 27, "means TCP"),
-        (("host", "--rcap", "tcp"), 7, "auto, verbs or iwarp"),
+        (("host", "--rcap", "tcp"), 7, "auto, verbs, iwarp or iwarp-sctp"),
         (("host", "--queue-depth", "0"), 7, "queue-depth"),
         (("a", "b"), 7, "unexpected extra argument"),
         (("iser://user@host/iqn.2026-11.example:a?target_password=hush",), 7, "without a secret"),
