@@ -1,8 +1,7 @@
 """A session of libiscsi that stays idle, as a program: ``python -m tests.support.libiscsi URL``.
 
 libiscsi's own tools end at once, and QEMU's iser:// needs its own event loop. The program logs in,
-prints ``ready``, and then does only what a poll loop does. For each line of its input it sends
-TEST UNIT READY and prints ``ready`` again. It ends at the end of its input without a logout, in
+prints ``ready``, and then does only what a poll loop does, until it is killed: without a logout, in
 which libiscsi 1.19 crashes over iSER.
 
 It uses libiscsi's public functions (iscsi/iscsi.h) by ctypes.
@@ -11,9 +10,9 @@ It uses libiscsi's public functions (iscsi/iscsi.h) by ctypes.
 from __future__ import annotations
 
 import ctypes
-import os
 import select
 import sys
+from typing import NoReturn
 
 NORMAL_SESSION = 2  # enum iscsi_session_type
 TRANSPORTS = {"iscsi": 0, "iser": 1}  # enum iscsi_transport_type
@@ -24,7 +23,6 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL("libiscsi.so.7")
     library.iscsi_create_context.restype = ctypes.c_void_p
     library.iscsi_get_error.restype = ctypes.c_char_p
-    library.iscsi_testunitready_sync.restype = ctypes.c_void_p
     return library
 
 
@@ -56,14 +54,8 @@ class Idle:
             words = self._library.iscsi_get_error(self._context) or b""
             raise SystemExit(f"{what}: {words.decode(errors='replace')}")
 
-    def test_unit_ready(self) -> None:
-        task = self._library.iscsi_testunitready_sync(self._context, 0)
-        self._must(0 if task else 1, "TEST UNIT READY")
-
-    def run(self) -> None:
-        """Until the end of the input."""
+    def run(self) -> NoReturn:
         poll = select.poll()
-        poll.register(0, select.POLLIN)
         watched = -1
         while True:
             fd = self._library.iscsi_get_fd(self._context)
@@ -72,23 +64,16 @@ class Idle:
                     poll.unregister(watched)
                 watched = fd
             poll.register(fd, self._library.iscsi_which_events(self._context))
-            for ready, events in poll.poll():
-                if ready == fd:
-                    self._must(self._library.iscsi_service(self._context, events), "service")
-                elif not os.read(0, 100):
-                    return
-                else:
-                    self.test_unit_ready()
-                    print("ready", flush=True)
+            for _, events in poll.poll():
+                self._must(self._library.iscsi_service(self._context, events), "service")
 
 
-def main(url: str) -> None:
+def main(url: str) -> NoReturn:
     transport, rest = url.split("://")
     portal, target = rest.split("/")[:2]
     idle = Idle(transport, portal, target)
     print("ready", flush=True)
     idle.run()
-    os._exit(0)  # no logout, and no destructors
 
 
 if __name__ == "__main__":
