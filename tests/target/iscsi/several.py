@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import pytest
 
 from iserblk.datamover.iser import (
     CONTROL,
@@ -148,7 +151,7 @@ class Host:
         return cmd_sn
 
 
-class Peer:
+class Peer(ABC):
     """One connection. ``heard``: the PDUs of the target since login, header and data, oldest first.
     ``acknowledges``: its PDUs carry the ExpStatSN that they should."""
 
@@ -191,14 +194,17 @@ class Peer:
         )
         self.host.run()
 
+    @abstractmethod
     def put(self, message: bytes) -> None:
-        raise NotImplementedError
+        """Send bytes to the target as they are."""
 
+    @abstractmethod
     def take(self) -> list[tuple[bytes, bytes]]:
-        raise NotImplementedError
+        """What has come from the target since the last call: header and data of each PDU."""
 
+    @abstractmethod
     def hang_up(self) -> None:
-        raise NotImplementedError
+        """End the connection at this side. It may have ended already."""
 
     def turn(self) -> None:
         """What the owner of the connection does, and this initiator."""
@@ -234,8 +240,9 @@ class Peer:
 
     # -- PDUs -------------------------------------------------------------------------------------
 
+    @abstractmethod
     def say(self, unit: pdu.Pdu, data: bytes = b"", header: ControlHeader | None = None) -> None:
-        raise NotImplementedError
+        """Send a PDU. ``header``: its iSER header, where there is one."""
 
     def log_in(self, *more: tuple[str, str], tsih: int | None = None, rdma: bool = False) -> int:
         """Log in; ``tsih`` None: to the host's session, if it has one. Returns the status."""
@@ -481,3 +488,17 @@ class IserPeer(Peer):
 
 def _reset(host: Host) -> Callable[[int, TargetConnection, Callable[[], None]], int]:
     return lambda lun, by, ended: host.device.end_tasks_of_others(lun, by.session.nexus, ended)
+
+
+KINDS = pytest.mark.parametrize("kind", [TcpPeer, IserPeer])
+Kind = type[TcpPeer] | type[IserPeer]
+
+
+def two(kind: Kind, host: Host) -> tuple[Peer, Peer]:
+    """A session with the connections 0 and 1."""
+    first = kind(host, 0)
+    assert first.log_in() == 0
+    first.ready()
+    second = kind(host, 1)
+    assert second.log_in() == 0
+    return first, second

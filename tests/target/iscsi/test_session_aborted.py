@@ -11,30 +11,25 @@ from iserblk.target.iscsi import session
 from iserblk.target.iscsi.connection import UNANSWERED
 from tests.support import logs
 from tests.target.iscsi.several import (
+    KINDS,
     PLAIN,
     SYNCHRONIZE_CACHE,
     WRITE_10,
     WRITES,
     Host,
-    IserPeer,
+    Kind,
     Peer,
     TcpPeer,
     cdb10,
+    two,
 )
 
 pytestmark = pytest.mark.logs(logs.IGNORED)
 
-KINDS = pytest.mark.parametrize("kind", [TcpPeer, IserPeer])
-Kind = type[TcpPeer] | type[IserPeer]
 
-
-def two(kind: Kind, host: Host) -> tuple[Peer, Peer]:
-    """A session with the connections 0 and 1."""
-    first = kind(host, 0)
-    assert first.log_in() == 0
-    first.ready()
-    second = kind(host, 1)
-    assert second.log_in() == 0
+def two_ready(kind: Kind, host: Host) -> tuple[Peer, Peer]:
+    """The same, and the second connection has no unit attention any more."""
+    first, second = two(kind, host)
     second.command(bytes(16), itt=9)  # the unit attention
     second.heard.clear()
     return first, second
@@ -48,7 +43,7 @@ def test_a_thread_that_works_for_an_aborted_task_of_a_lost_connection(
     """The answer to the abort is lost with the connection, so the initiator does not wait for it:
     no command may begin before the thread has ended, or an old write lands behind a new one."""
     host = Host(level=level, threads=True)
-    first, second = two(kind, host)
+    first, second = two_ready(kind, host)
     first.command(cdb10(SYNCHRONIZE_CACHE, 0), PLAIN, itt=1)
     first.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
     assert len(host.running) == 1 and not first.heard
@@ -105,7 +100,7 @@ def test_a_connection_that_had_many_responses_before_the_second_one_came(kind: K
 @KINDS
 def test_requests_that_were_answered_leave_nothing_behind(kind: Kind) -> None:
     host = Host(level=0)
-    first, second = two(kind, host)
+    first, second = two_ready(kind, host)
     first.acknowledges = False
     for _ in range(20):
         first.command(bytes(16), itt=8)
@@ -126,7 +121,7 @@ def test_requests_that_were_answered_leave_nothing_behind(kind: Kind) -> None:
 def test_requests_about_a_task_that_does_not_end_are_bounded(kind: Kind) -> None:
     """A disk does not answer, and the initiator asks for the same again and again."""
     host = Host(level=0, threads=True)
-    first, _ = two(kind, host)
+    first, _ = two_ready(kind, host)
     first.command(cdb10(SYNCHRONIZE_CACHE, 0), PLAIN, itt=1)
     for _ in range(UNANSWERED):
         first.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)

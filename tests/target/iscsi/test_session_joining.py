@@ -12,6 +12,7 @@ from iserblk.iscsi.login_target import (
 )
 from tests.support import logs
 from tests.target.iscsi.several import (
+    KINDS,
     READ_10,
     READS,
     SYNCHRONIZE_CACHE,
@@ -19,25 +20,14 @@ from tests.target.iscsi.several import (
     WRITES,
     Host,
     IserPeer,
+    Kind,
     Peer,
     TcpPeer,
     cdb10,
+    two,
 )
 
 pytestmark = pytest.mark.logs(logs.IGNORED)
-
-KINDS = pytest.mark.parametrize("kind", [TcpPeer, IserPeer])
-Kind = type[TcpPeer] | type[IserPeer]
-
-
-def two(kind: Kind, host: Host) -> tuple[Peer, Peer]:
-    """A session with the connections 0 and 1."""
-    first = kind(host, 0)
-    assert first.log_in() == 0
-    first.ready()
-    second = kind(host, 1)
-    assert second.log_in() == 0
-    return first, second
 
 
 def write(peer: Peer, data: bytes, lba: int, cmd_sn: int | None = None, itt: int = 1) -> None:

@@ -9,6 +9,7 @@ from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from tests.support import logs
 from tests.target.iscsi.several import (
+    KINDS,
     PLAIN,
     READ_10,
     READS,
@@ -17,6 +18,7 @@ from tests.target.iscsi.several import (
     WRITES,
     Host,
     IserPeer,
+    Kind,
     Peer,
     TcpPeer,
     cdb10,
@@ -24,8 +26,6 @@ from tests.target.iscsi.several import (
 
 pytestmark = pytest.mark.logs(logs.IGNORED)
 
-KINDS = pytest.mark.parametrize("kind", [TcpPeer, IserPeer])
-Kind = type[TcpPeer] | type[IserPeer]
 FOR_RECOVERY = pdu.LOGOUT_FOR_RECOVERY
 
 
