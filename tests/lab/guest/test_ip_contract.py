@@ -29,7 +29,6 @@ def provider(request: pytest.FixtureRequest) -> Provider:
     return request.param  # type: ignore[no-any-return]
 
 
-@pytest.mark.long
 def test_an_association_has_one_pair_of_streams() -> None:
     """RFC 5043 section 8: as many streams inwards as outwards."""
     one, other = kernel_association()

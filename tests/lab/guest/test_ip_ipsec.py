@@ -130,7 +130,6 @@ def test_without_a_security_association_nothing_flows(stack: ExitStack, tmp_path
 
 
 # shows: SYSTEM-47
-@pytest.mark.long
 def test_a_gateway_behind_which_all_is_esp(stack: ExitStack, tmp_path: Path) -> None:
     """Where iSER enters the IP network, at a gateway, the far side is behind ESP."""
     # proves: ISER-11-5, ISER-GEN-8.1.6.4-4, ISER-IB00-3.1.6.4-3
