@@ -15,7 +15,9 @@ from iserblk.disk.seam import AsyncDisk
 from iserblk.initiator.session.session import Session
 from tests.integration.conftest import StartTarget
 from tests.support import logs
-from tests.support.faces import read, write
+from tests.support.faces import one_disk, read, write
+from tests.support.faults.behaviours import Cut
+from tests.support.faults.proxy import FaultProxy
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED)
@@ -113,6 +115,39 @@ def test_one_connection_after_the_other_is_cut(
                 assert session.replayed and not session.reassigned
             else:
                 assert session.reassigned
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(("transport", "length"), [("iser", 36 << 10), ("iscsi", 200 << 10)])
+def test_a_write_is_cut_anywhere(start_target: StartTarget, transport: str, length: int) -> None:
+    """What the target has of a write is what it does not ask for again, wherever the connection
+    ended between the command and the last of its Data-Outs, which are all unsolicited over iSER.
+
+    proves: ISER-10.2.2-2
+    """
+    target = start_target(SPEC)
+    url = f"{transport}{target.url.removeprefix('iser')}/0?connections=2&error-recovery-level=2"
+    reassigned = 0
+
+    async def cut_at(after: int) -> None:
+        nonlocal reassigned
+        data = random.Random(after).randbytes(length)
+        with FaultProxy(("127.0.0.1", target.port)) as proxy:
+            async with one_disk("async", proxy.through(url)) as disk:
+                session: Session = disk.core.session  # type: ignore[attr-defined]
+                await until(lambda: session.count == 2)
+                up = proxy.alive[0].up  # the connection that comes first takes the write
+                up.behaviours.append(Cut(up.taken + after))
+                await write(disk, data, 0)
+                assert await read(disk, 0, length) == data
+                assert session.reconnects == 0 and session.recovered == 1
+                reassigned += session.reassigned
+
+    async def main() -> None:
+        for after in range(1, length + 1, length // 18):
+            await cut_at(after)
+        assert reassigned, "no cut was behind the command"
 
     trio.run(main)
 

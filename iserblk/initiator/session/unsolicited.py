@@ -38,7 +38,9 @@ class DataOuts:
     while no more commands than that are in flight, itself included, and were lately: of those that
     follow a batch of answers, the first find few others in flight. ``immediate``: bytes of it that
     its command carries, where Data-Outs follow. That is a whole segment or nothing: all PDUs but
-    the last must have the same length (RFC 7145 section 7.3.1).
+    the last must have the same length (RFC 7145 section 7.3.1). Nothing, too, where the write may
+    be reassigned: it is unclear between implementations whether the buffer that TASK REASSIGN
+    advertises (section 10.2.2) begins with the immediate data or behind it.
     """
 
     __slots__ = ("_free", "_lately", "_segment", "immediate", "limit", "most_busy")
@@ -57,7 +59,8 @@ class DataOuts:
         self._free = slots
         self._segment = parameters.target_recv_data_segment_length
         self.limit = parameters.first_burst_length if slots else 0
-        self.immediate = self._segment if immediate_limit >= self._segment else 0
+        carries = immediate_limit >= self._segment and parameters.error_recovery_level < 2
+        self.immediate = self._segment if carries else 0
 
     def take(self, length: int, busy: int) -> list[PduSlot]:
         """The slots for a write of ``length`` bytes, in order, with ``busy`` commands in flight. An

@@ -223,6 +223,17 @@ def test_the_calls_of_the_seam() -> None:
     assert dm.sent[-1][0] is outs[0]
 
 
+@pytest.mark.parametrize(("level", "immediate"), [(1, SEGMENT), (2, 0)])
+def test_no_immediate_data_where_the_write_may_be_reassigned(level: int, immediate: int) -> None:
+    """Else peers could take what TASK REASSIGN advertises for another part of it."""
+    link = Link(agreed(error_recovery_level=level))
+    link.write(DATA[:20480])
+    command, *rest = link.sent
+    assert len(command.data) == MINIMUM_LENGTH + immediate
+    data = command.data[MINIMUM_LENGTH:] + b"".join(data for _, data in pieces_of(rest))
+    assert data == DATA[:20480] and link.advertised == [False]
+
+
 def test_no_data_out_where_r2t_is_required() -> None:
     """The target did not agree to InitialR2T=No: its login gave us no slots for Data-Outs.
 
