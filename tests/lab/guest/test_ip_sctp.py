@@ -70,7 +70,6 @@ def test_all_block_operations(stack: ExitStack, tmp_path: Path, mtu: int, record
 
 
 # shows: SYSTEM-15
-@pytest.mark.long
 def test_what_is_on_the_network(stack: ExitStack, tmp_path: Path) -> None:
     """The messages are those of RFC 5043, as a decoder shows them that was not written here."""
     need("tcpdump", "tshark")
