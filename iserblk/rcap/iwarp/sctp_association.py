@@ -361,14 +361,19 @@ class Association:
 
     def finish(self) -> None:
         """See Llp. The session ends with a Terminate, then the association ends."""
+        self._terminate()
+        shut_down(self._sock, socket.SHUT_WR)
+
+    def sever(self) -> None:
+        """See Llp, and ``finish``."""
+        self._terminate()
+        shut_down(self._sock, socket.SHUT_RDWR)
+
+    def _terminate(self) -> None:
         if self._open and not self._finished:
             self._finished = True
             with suppress(OSError):  # it has ended already; or the end of SCTP's is all there is
                 self.send_control(sctp.TERMINATE)
-        shut_down(self._sock, socket.SHUT_WR)
-
-    def sever(self) -> None:
-        shut_down(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.finish()

@@ -114,19 +114,25 @@ def test_the_end_comes_behind_what_came_before(notice: bytes, words: str) -> Non
         pair.close()
 
 
-def test_the_session_ends_with_a_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("disconnects", [False, True])
+def test_the_session_ends_with_a_terminate(
+    monkeypatch: pytest.MonkeyPatch, disconnects: bool
+) -> None:
     """RFC 5043 section 6.2: at least one side sends it; then the association may stay or go."""
     sent: list[tuple[int, bytes]] = []
     kept: Callable[..., int] = FakeSctp.sendmsg
 
     def watch(self: FakeSctp, buffers: list[bytes], info: Ancillary, flags: int = 0) -> int:
+        size = kept(self, buffers, info, flags)
         ppid = struct.unpack_from("=HHI", info[0][2])[2]
         sent.append((socket.ntohl(ppid), b"".join(buffers)))
-        return kept(self, buffers, info, flags)
+        return size
 
     monkeypatch.setattr(FakeSctp, "sendmsg", watch)
     a, b = fake_pair()
     a.post([send_request(a, b"one")])
+    if disconnects:
+        a.disconnect()
     a.close()
     assert [ppid for ppid, _ in sent] == [17, 17, 16, 17]
     assert [struct.unpack_from(">H", message)[0] for _, message in sent] == [0, 0, 1, 2]
