@@ -25,6 +25,7 @@ from iserblk.errors import (
 from iserblk.gateway.opening import Use, unit_of
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.initiator.session import deadlines
 from iserblk.options import Options
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from iserblk.scsi import cdb, sense
@@ -338,6 +339,7 @@ async def test_a_reservation_conflict_comes_through() -> None:
             await write(disk, bytes(512), 0)
 
 
+UNKNOWN = "^WARNING COMPARE AND WRITE: it may have been carried out: "
 COMPARE_AND_WRITE = bytes((0x89,)) + bytes(12) + b"\x01" + bytes(2)
 
 
@@ -424,6 +426,30 @@ async def test_an_aborted_write_is_over_when_the_abort_is_answered(here: str, th
             store.go.set()
         assert ended == ["cancelled"]
         assert one.session.error is None
+        await one.write(b"y" * 512)
+        assert store.content[:512] == b"y" * 512
+
+
+@pytest.mark.logs(logs.DEADLINES, logs.RECONNECTED, logs.LOST_POWER, UNKNOWN)
+async def test_a_compare_and_write_whose_outcome_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other target takes longer than the gateway waits. BUSY would have the client send the
+    command again; it would miscompare with its own data."""
+    monkeypatch.setattr(deadlines, "STEP_S", 0.1)
+    store = Stuck(MIB)
+    async with (
+        remote(store) as url,
+        running_gateway(f"{url}?io-timeout=1") as (front, _),
+        host(front) as one,
+    ):
+        data = memoryview(bytes(512) + b"n" * 512)
+        with pytest.raises(ScsiError) as caught:
+            await one.command(COMPARE_AND_WRITE, None, data)
+        assert isinstance(caught.value.sense, Sense)
+        told = caught.value.sense
+        assert (told.key, told.code) == (sense.HARDWARE_ERROR, sense.COMMUNICATION_TIMEOUT)
+        store.go.set()
         await one.write(b"y" * 512)
         assert store.content[:512] == b"y" * 512
 

@@ -11,6 +11,7 @@ import logging
 from typing import Final
 
 from iserblk.scsi import capacity, opcodes, sense
+from iserblk.scsi import status as sam
 from iserblk.scsi.cdb import BYTCHK, DISABLE_WRITE, FUA, RW6, RW10, RW12, RW16
 from iserblk.target.scsi.ended import CheckCondition, invalid_field
 from iserblk.target.scsi.task import DeviceTask, check_wanted, nothing
@@ -25,6 +26,7 @@ _unpack10 = RW10.unpack_from
 _unpack16 = RW16.unpack_from
 _BYTCHK_FIELD: Final = 0x06
 _VERIFY_STEP: Final = 1 << 20  # bytes read at once
+_REPEATED: Final = (sense.NOT_READY, sense.UNIT_ATTENTION, sense.ABORTED_COMMAND)
 _XOR_STEP: Final = 1 << 16  # bytes; one integer of this length is made of each operand
 
 
@@ -135,16 +137,39 @@ def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
         raise
 
 
+def _is_repeated(error: StatusError) -> bool:
+    """Whether hosts take the answer for that of a command which was not carried out, and send the
+    command again by themselves (SAM-5, Status codes)."""
+    if error.status == sam.CHECK_CONDITION:
+        return sense.decode(error.sense).key in _REPEATED
+    return error.status in (sam.BUSY, sam.TASK_SET_FULL, sam.TASK_ABORTED)
+
+
 def _write_alone(task: DeviceTask, data: memoryview) -> None:
-    """Write for a task in a thread that has the range for itself."""
+    """Write what depends on what was read, for a task in a thread that has the range for itself.
+
+    From here on a second run of the command would find its own data, and be wrong about them: a
+    COMPARE AND WRITE would miscompare, an XDWRITEREAD return zeroes. So no answer may have the
+    initiator repeat it by itself.
+    """
     unit = task.unit
-    if task.durable:
-        _write_durably(task, data, False)
-        return
-    unit.store.write(data, task.offset, False, False)
-    unit.unflushed.wrote(task.nexus)
-    if unit.write_through:  # as in ``_write``
-        unit.flush(task.nexus)
+    try:
+        if task.durable:
+            _write_durably(task, data, False)
+            return
+        unit.store.write(data, task.offset, False, False)
+        unit.unflushed.wrote(task.nexus)
+        if unit.write_through:  # as in ``_write``
+            unit.flush(task.nexus)
+    except StatusError as error:
+        if not _is_repeated(error):
+            raise
+        log.warning(
+            "%s: it may have been carried out: %s",
+            opcodes.name(task.cdb),
+            error.strerror,
+        )
+        raise CheckCondition(sense.HARDWARE_ERROR, sense.COMMUNICATION_TIMEOUT) from None
 
 
 # For these the length of Data-Out must be that of the CDB: a part of it would mean something else.

@@ -12,6 +12,7 @@ import pytest
 from iserblk.scsi import cdb, opcodes, sense
 from iserblk.scsi import status as sam
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
+from iserblk.target.store.status import StatusError
 from tests.support import logs
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
@@ -409,6 +410,64 @@ def test_a_write_stays_out_of_a_command_that_reads_first(command: bytes, more: b
     waiting.join()
     assert [call[1] for call in store.calls] == [6 * 512, 4 * 512, 5 * 512]
     assert store.content[4 * 512 : 7 * 512] == b"\xaa" * 512 + b"\xbb" * 512 + b"\xcc" * 512
+
+
+TIMEOUT = (sense.HARDWARE_ERROR, sense.COMMUNICATION_TIMEOUT)
+
+
+def status_error(status: int, key: int = 0, code: int = 0) -> StatusError:
+    data = sense.encode_fixed(key, code >> 8, code & 0xFF) if key else b""
+    return StatusError(errno.EBUSY, "of the other target", status, data)
+
+
+@pytest.mark.logs("it may have been carried out: of the other target$")
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (cdb.compare_and_write(4, 2), bytes(1024)),
+        (cdb.compare_and_write(4, 2, FUA), bytes(1024)),
+        (cdb.xdwriteread10(4, 2), b""),
+    ],
+    ids=["COMPARE AND WRITE", "with FUA", "XDWRITEREAD"],
+)
+@pytest.mark.parametrize(
+    ("error", "written", "read"),
+    [
+        (status_error(sam.BUSY), TIMEOUT, sam.BUSY),
+        (status_error(sam.TASK_SET_FULL), TIMEOUT, sam.TASK_SET_FULL),
+        (status_error(sam.CHECK_CONDITION, sense.ABORTED_COMMAND), TIMEOUT, sense.ABORTED_COMMAND),
+        (status_error(sam.CHECK_CONDITION, sense.NOT_READY, 0x0401), TIMEOUT, sense.NOT_READY),
+        (status_error(sam.CHECK_CONDITION, sense.UNIT_ATTENTION), TIMEOUT, sense.UNIT_ATTENTION),
+        (status_error(sam.RESERVATION_CONFLICT), sam.RESERVATION_CONFLICT, None),
+        (
+            status_error(sam.CHECK_CONDITION, sense.MEDIUM_ERROR, sense.WRITE_ERROR),
+            (sense.MEDIUM_ERROR, sense.WRITE_ERROR),
+            None,
+        ),
+    ],
+    ids=lambda value: "",
+)
+def test_a_command_that_reads_first_is_not_to_be_repeated_blindly(
+    command: bytes, more: bytes, error: StatusError, written: object, read: int | None
+) -> None:
+    """A store that is a LUN itself may have written when it fails. Before the write its status is
+    passed on, and the command may be repeated."""
+
+    class Lost(FakeStore):
+        def write(self, data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+            super().write(data, offset, durable, nowait)
+            raise error
+
+    store = Lost(BLOCKS * 512)
+    client = client_of(store)
+    answer = client.run(command, more + b"\xaa" * 1024)
+    assert written == (answer.code if answer.status == sam.CHECK_CONDITION else answer.status)
+    assert not answer.data
+    assert store.content[4 * 512 : 6 * 512] == b"\xaa" * 1024
+    if read is not None:
+        store.failure = error
+        answer = client.run(command, more + b"\xbb" * 1024)
+        assert read in (answer.status, answer.sense.key)
 
 
 # -- what can go wrong -----------------------------------------------------------------------------
