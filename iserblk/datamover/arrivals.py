@@ -30,11 +30,29 @@ class Gaps:
     for in vain; ``age``: ticks since. ``damaged``: how many came with a wrong digest, after the
     first. ``failed``: they will not come. ``acknowledge``: LUN and Target Transfer Tag of a DataACK
     that waits until nothing is missing. ``rest``: all that follows was asked for, however much
-    there is."""
+    there is.
 
-    __slots__ = ("acknowledge", "age", "asked", "damaged", "failed", "rest", "runs")
+    ``sn``: DataSN or R2TSN up to which all have come, at least, with ``moved`` bytes of the read,
+    which end at ``placed``."""
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "acknowledge",
+        "age",
+        "asked",
+        "damaged",
+        "failed",
+        "moved",
+        "placed",
+        "rest",
+        "runs",
+        "sn",
+    )
+
+    def __init__(self, sn: int, placed: int, moved: int) -> None:
+        """All before ``sn`` have come."""
+        self.sn = sn
+        self.placed = placed
+        self.moved = moved
         self.runs: list[tuple[int, int, int, int]] = []
         self.asked = 0
         self.age = 0
@@ -42,6 +60,12 @@ class Gaps:
         self.failed = False
         self.rest = False
         self.acknowledge: tuple[bytes, int] | None = None
+
+    def whole(self, sn: int, placed: int, moved: int) -> None:
+        """Nothing is missing before ``sn``, and the data that has come is as it should be."""
+        self.sn = sn
+        self.placed = placed
+        self.moved = moved
 
     def add(self, begin: int, end: int, low: int, high: int) -> None:
         """``begin`` up to ``end``, which are not among the runs yet, are missing."""

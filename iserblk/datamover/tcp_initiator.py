@@ -31,7 +31,7 @@ from iserblk.datamover.seam import (
     PduSlot,
 )
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
-from iserblk.errors import Busy, RemoteProtocolError
+from iserblk.errors import RemoteProtocolError
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.keys import SessionParameters
 
@@ -87,6 +87,14 @@ class _Transfer:
         self.size = 0
         self.unsent = 0
         self.gaps: Gaps | None = None
+
+    def contiguous(self) -> tuple[int, int, int]:
+        """``sn``, ``placed`` and ``moved`` of the Data-In that have come with none missing before
+        them."""
+        gaps = self.gaps
+        if gaps is None:
+            return self.sn, self.placed, self.moved
+        return gaps.sn, gaps.placed, gaps.moved
 
     def forget(self) -> None:
         """From now on the buffers are not touched."""
@@ -193,9 +201,9 @@ class TcpInitiator:
         self._tx.queued.append(self._tx.frame(header, None))
 
     def reassign(self, slot: PduSlot, control: PduSlot, before: InitiatorDatamover) -> None:
-        """See the seam. ExpDataSN is the number of the first Data-In that has not come; where one
-        before others is missing, Busy is raised. R2Ts ask for what the target lacks, and go on with
-        their numbers."""
+        """See the seam. ExpDataSN is the number of the first Data-In that has not come; what has
+        come behind it does not count, and comes once more (RFC 7143 section 11.5.6). R2Ts ask for
+        what the target lacks, and go on with their numbers."""
         (itt,) = bhs.ITT.unpack_from(slot.bhs, bhs.ITT_OFFSET)
         data = slot.data
         transfer: _Transfer | None = None
@@ -210,9 +218,7 @@ class TcpInitiator:
             assert isinstance(before, TcpInitiator)  # all connections of a session are alike
             left = before.left.get(itt)
             if left is not None:
-                if left.gaps is not None:
-                    raise Busy("Data-In is missing")
-                transfer.sn, transfer.placed, transfer.moved = left.sn, left.placed, left.moved
+                transfer.sn, transfer.placed, transfer.moved = left.contiguous()
             _WORD.pack_into(control.bhs, _EXP_DATA_SN_REQUEST, transfer.sn)
         if transfer is not None:
             self._tasks[itt] = transfer
@@ -517,7 +523,7 @@ class TcpInitiator:
     def _add_gap(self, transfer: _Transfer, begin: int, end: int, low: int, high: int) -> None:
         gaps = transfer.gaps
         if gaps is None:
-            gaps = transfer.gaps = Gaps()
+            gaps = transfer.gaps = Gaps(begin, low, transfer.moved)
         gaps.add(begin, end, low, high)
         if len(gaps.runs) > MOST_RUNS:
             raise RemoteProtocolError("iSCSI", f"task {transfer.itt:#x}: more is lost than comes")
@@ -608,6 +614,7 @@ class TcpInitiator:
                     gaps.acknowledge = (lun, ttt)
             if gaps is not None and not gaps.runs:
                 filled = True
+                gaps.whole(transfer.sn, transfer.placed, transfer.moved)
                 if gaps.acknowledge is not None:  # before the status is acknowledged (11.7.2)
                     lun, ttt = gaps.acknowledge
                     gaps.acknowledge = None
@@ -703,7 +710,7 @@ class TcpInitiator:
         if transfer.moved + residual >= len(sink) or (gaps is not None and gaps.runs):
             return
         if gaps is None:
-            gaps = transfer.gaps = Gaps()
+            gaps = transfer.gaps = Gaps(transfer.sn, transfer.placed, transfer.moved)
         gaps.add(transfer.sn, transfer.sn + 1, transfer.placed, len(sink))  # one at least
         if not gaps.rest:
             gaps.rest = True

@@ -144,7 +144,7 @@ def test_the_count_begins_anew_when_one_has_come() -> None:
 def test_a_gap_is_filled_from_either_end_or_in_the_middle(
     come: int, left: list[tuple[int, int]]
 ) -> None:
-    gaps = Gaps()
+    gaps = Gaps(0, 0, 0)
     gaps.add(10, 11, 0, 100)
     gaps.add(4, 8, 0, 100)
     gaps.asked = gaps.age = 3
@@ -155,7 +155,7 @@ def test_a_gap_is_filled_from_either_end_or_in_the_middle(
 
 def test_the_bytes_of_a_gap_come_once() -> None:
     """Data-In that were lost have the bytes between those that came, in the order of both."""
-    gaps = Gaps()
+    gaps = Gaps(0, 0, 0)
     gaps.add(4, 8, 100, 500)
     assert gaps.fill(5, 200, 100)
     assert gaps.runs == [(4, 5, 100, 200), (6, 8, 300, 500)]
@@ -170,7 +170,7 @@ def test_the_bytes_of_a_gap_come_once() -> None:
 @pytest.mark.parametrize("come", [3, 8, 9, 11])
 def test_what_was_not_missing_fills_no_gap(come: int) -> None:
     """A duplicate is no progress: the count of questions goes on."""
-    gaps = Gaps()
+    gaps = Gaps(0, 0, 0)
     gaps.add(4, 8, 0, 100)
     gaps.add(10, 11, 0, 100)
     gaps.asked = gaps.age = 3

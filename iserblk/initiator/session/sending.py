@@ -655,7 +655,7 @@ class SendQueue:
     def reassign(self, slot: TaskSlot, control: TaskSlot, waiter: Waiter) -> bool:
         """Send TASK REASSIGN for a stranded command, on the connection of ``control``, to which it
         belongs from now on. ``waiter`` is told of the answer. False: nothing was sent, because
-        there is no memory to advertise its data from, or its data has a gap."""
+        there is no memory to advertise its data from."""
         connection = control.connection
         control.waiter = waiter
         with self.lock:
