@@ -478,34 +478,52 @@ class SendQueue:
                 return
         self.send_waiting()
 
+    def number_of(self, slot: TaskSlot) -> int | None:
+        """The CmdSN that the PDU of ``slot``, which is in flight, uses up. None: it is immediate,
+        and uses up none."""
+        if slot.index < len(self.tasks):
+            return slot.cmd_sn
+        if slot.bhs[0] & bhs.IMMEDIATE:
+            return None
+        (cmd_sn,) = bhs.ITT.unpack_from(slot.bhs, bhs.CMD_SN_OFFSET)
+        return int(cmd_sn)
+
     def send_again(self, slot: TaskSlot) -> None:
-        """Send a command once more, as it was: the target has discarded it (RFC 7143 section
-        7.2.1). At ErrorRecoveryLevel 1 or more, which is over TCP."""
+        """Send a command or a numbered ping once more, as it was: the target has discarded it, or
+        never had it (RFC 7143 section 7.2.1). At ErrorRecoveryLevel 1 or more, over TCP."""
         connection = slot.connection
-        log.info("%s: command with CmdSN %d is sent again", connection.portal, slot.cmd_sn)
+        cmd_sn = self.number_of(slot)
+        assert cmd_sn is not None  # callers have looked
+        log.info("%s: PDU with CmdSN %d is sent again", connection.portal, cmd_sn)
         with self.lock:
             bhs.CMD_SN_EXP_STAT_SN.pack_into(
-                slot.bhs, bhs.CMD_SN_OFFSET, slot.cmd_sn, connection.exp_stat_sn
+                slot.bhs, bhs.CMD_SN_OFFSET, cmd_sn, connection.exp_stat_sn
             )
             connection.datamover.send_control(slot)
         self.flush()
 
     def plug_gap(self, ping: TaskSlot) -> None:
-        """The target has answered ``ping``. A command that was sent before it on its connection,
-        and that the target still expects, is lost: send it again. Another ping behind it shows
-        whether that was all."""
+        """The target has answered ``ping``. A command, or a ping with a CmdSN, that was sent before
+        it on its connection, and that the target still expects, is lost: send it again. Another
+        ping behind it shows whether that was all. One that was sent on another connection may
+        still be under way: a ping there will show it."""
         (sent,) = bhs.ITT.unpack_from(ping.bhs, bhs.CMD_SN_OFFSET)
         missing = self._exp_cmd_sn
         if not serial_lt(missing, sent):
             return
-        for slot in self.tasks:
-            if slot.state >= SENT and slot.cmd_sn == missing and slot.connection is ping.connection:
+        for slot in self.slots:
+            if slot.state < SENT or self.number_of(slot) != missing:
+                continue
+            connection = slot.connection
+            if connection.lost:
+                return  # its recovery sees to it
+            if connection is ping.connection:
                 self.send_again(slot)
-                control = self.take_control(ping.connection)
-                if control is not None:
-                    control.bhs[:] = ping.bhs
-                    self.send_immediate(control, NOBODY)
-                return
+            control = self.take_control(connection)
+            if control is not None:
+                control.bhs[:] = ping.bhs
+                self.send_immediate(control, NOBODY)
+            return
 
     def find(self, itt: int, connection: Connection) -> TaskSlot | None:
         """The slot in flight on ``connection`` that has this tag."""
@@ -602,10 +620,10 @@ class SendQueue:
         self.connections.remove(connection)
         self.connection = self.connections[0]
         for slot in self.slots[len(self.tasks) :]:
-            lost = slot.state == SENT and slot.connection is connection
-            if lost and not slot.bhs[0] & bhs.IMMEDIATE:
-                (cmd_sn,) = bhs.ITT.unpack_from(slot.bhs, bhs.CMD_SN_OFFSET)
-                connection.control_cmd_sns.append(cmd_sn)
+            if slot.state == SENT and slot.connection is connection:
+                cmd_sn = self.number_of(slot)
+                if cmd_sn is not None:
+                    connection.control_cmd_sns.append(cmd_sn)
 
     def strand(self, connection: Connection) -> None:
         """After ``lose``, when the datamover is terminated: its commands have no STags any more,

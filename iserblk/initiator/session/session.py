@@ -195,7 +195,7 @@ class Answers:
             slot.response = head.response
             if isinstance(slot.waiter, LogoutWaiter) and opcode == bhs.LOGOUT_RESPONSE:
                 slot.waiter.take(pdu.LogoutResponse.unpack_from(message, at))
-            if opcode == bhs.NOP_IN and session.parameters.error_recovery_level:
+            if opcode == bhs.NOP_IN and session.loses_pdus:
                 queue.plug_gap(slot)
             queue.end_control(slot)
             parting = session.parting
@@ -315,6 +315,13 @@ class Session:
     @property
     def portal(self) -> str:
         return self.queue.portal
+
+    @property
+    def loses_pdus(self) -> bool:
+        """A PDU may be lost, and its connection goes on: at ErrorRecoveryLevel 1 or more over TCP.
+        The RCaP below iSER loses none (RFC 7145 section 10.2.1)."""
+        agreed = self.parameters
+        return agreed.error_recovery_level > 0 and not agreed.rdma_extensions
 
     @property
     def error(self) -> IserblkError | None:
@@ -467,7 +474,7 @@ class Session:
             slot = self.queue.find(bhs.ITT.unpack_from(header, bhs.ITT_OFFSET)[0], connection)
         if slot is not None and (header[0] ^ slot.bhs[0]) & bhs.OPCODE_MASK:
             return  # some other PDU of the task, which goes on (7.3)
-        if slot is not None and recovers and slot in self.queue.tasks:
+        if slot is not None and recovers and self.queue.number_of(slot) is not None:
             self.queue.send_again(slot)
         elif slot is not None:
             self.queue.end_rejected(

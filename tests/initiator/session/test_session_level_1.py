@@ -26,11 +26,11 @@ MOST = 1 << 16
 class Bench:
     """A session with one connection."""
 
-    def __init__(self, level: int = 1) -> None:
+    def __init__(self, level: int = 1, rdma: bool = False) -> None:
         self.dm = FakeDatamover()
         slots = [TaskSlot(index) for index in range(8 + CONTROL_SLOTS)]
         self.dm.allocate_connection_resources(list(slots), 0)
-        agreed = SessionParameters(error_recovery_level=level)
+        agreed = SessionParameters(error_recovery_level=level, rdma_extensions=rdma)
         self.session = Session(self.dm, slots, agreed, "portal:3260", 1000.0)
         self.session.start(1, 1, MOST, 100)
         self.session.drive(FakeDriver(self.session))
@@ -175,6 +175,20 @@ def test_a_command_behind_the_ping_is_not_lost(bench: Bench) -> None:
     bench.submit()
     bench.pong(ping, 2)
     assert len(bench.commands()) == 2 and len(bench.pings()) == 1
+
+
+def test_over_iser_nothing_is_sent_again() -> None:
+    """The RCaP loses no PDU.
+
+    proves: ISER-10.2.1-1
+    """
+    bench = Bench(rdma=True)
+    bench.submit()
+    bench.tick(SOON_S)
+    (ping,) = bench.pings()
+    bench.pong(ping, 1)
+    assert len(bench.commands()) == 1 and len(bench.pings()) == 1
+    bench.session.fail(RemoteProtocolError("iSCSI", "closing"))
 
 
 def test_the_datamover_is_asked_each_second(bench: Bench) -> None:

@@ -31,7 +31,7 @@ from tests.initiator.fake import (
 from tests.support import logs
 
 pytestmark = pytest.mark.logs(
-    logs.ONE_OF_SEVERAL, logs.RECONNECTED, logs.DEADLINES, logs.ASYNC_MESSAGE
+    logs.ONE_OF_SEVERAL, logs.RECONNECTED, logs.DEADLINES, logs.ASYNC_MESSAGE, logs.REJECTED
 )
 
 MOST = 1 << 16  # of the window
@@ -395,6 +395,65 @@ def test_the_number_of_a_lost_ping_is_taken_by_another(benches: list[Bench]) -> 
     assert [(sent[0], cmd_sn_of((slot, sent))) for slot, sent in bench.dms[0].sent[before:]] == [
         (bhs.NOP_OUT, 1)
     ]
+
+
+def with_a_numbered_ping(bench: Bench) -> tuple[TaskSlot, bytes]:
+    """Connection 1 of three was lost with a PDU that is not sent again. The ping that has its
+    CmdSN, which is 2, on connection 0."""
+    slots = [bench.submit() for _ in range(3)]
+    slots[1].deadline = bench.now - 1
+    Ladder(bench.session).tick(bench.now)
+    bench.lose(1)
+    bench.logged_out(0, logout_of(bench.dms[0]), exp_cmd_sn=2)
+    slot, sent = bench.dms[0].sent[-1]
+    assert isinstance(slot, TaskSlot)
+    assert (sent[0], cmd_sn_of((slot, sent))) == (bhs.NOP_OUT, 2)
+    return slot, sent
+
+
+@pytest.fixture
+def level1(benches: list[Bench]) -> Bench:
+    benches.append(Bench(3, error_recovery_level=1, default_time2wait=0))
+    return benches[0]
+
+
+def test_a_numbered_ping_that_is_lost_is_sent_again(level1: Bench) -> None:
+    """No command behind it would begin at the target. What an answer on another connection shows
+    to be missing may be under way: the ping's own connection is asked."""
+    ping, sent = with_a_numbered_ping(level1)
+    Ladder(level1.session).tick(level1.now + IDLE_S)
+    before = len(level1.dms[0].sent)
+    asked = level1.dms[2].sent[-1]
+
+    def answer(cid: int, request: bytes, exp_cmd_sn: int) -> list[tuple[int, int]]:
+        """Opcode with I bit, and CmdSN, of what is sent on connection 0 then."""
+        (itt,) = bhs.ITT.unpack_from(request, bhs.ITT_OFFSET)
+        level1.receive(
+            cid,
+            pdu.NopIn(itt=itt, stat_sn=100, exp_cmd_sn=exp_cmd_sn, max_cmd_sn=MOST),
+        )
+        return [(raw[0], cmd_sn_of((ping, raw))) for _, raw in level1.dms[0].sent[before:]]
+
+    question = (bhs.NOP_OUT | bhs.IMMEDIATE, 4)
+    assert answer(2, asked[1], 2) == [question]
+    assert answer(0, level1.dms[0].sent[-1][1], 2) == [question, (bhs.NOP_OUT, 2), question]
+    again = level1.dms[0].sent[-2][1]
+    assert again[:28] == sent[:28]  # with its tag
+    assert len(answer(0, again, 4)) == 3  # nothing is missing any more
+    assert level1.session.queue.free_controls == CONTROL_SLOTS - 2  # two questions are open
+
+
+def test_a_numbered_ping_that_is_discarded_is_sent_again(level1: Bench) -> None:
+    _, sent = with_a_numbered_ping(level1)
+    reject = pdu.Reject(
+        reason=pdu.REJECT_DATA_DIGEST_ERROR,
+        data_length=48,
+        stat_sn=101,
+        exp_cmd_sn=2,
+        max_cmd_sn=MOST,
+    )
+    level1.receive(0, reject.pack() + sent)
+    assert level1.dms[0].sent[-1][1][:28] == sent[:28]
 
 
 @pytest.mark.parametrize("code", [pdu.LOGOUT_NO_RECOVERY, pdu.LOGOUT_CLEANUP_FAILED, 9])
