@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -14,7 +14,7 @@ from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import DirectDisk, LunInfo
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.store import DiskStore
-from iserblk.scsi.inquiry import Provisioning
+from iserblk.scsi.inquiry import MAX_GATEWAYS, Provisioning
 from iserblk.target.scsi.unit import LogicalUnit, Traits
 from iserblk.waiting.strands import open_strands
 
@@ -56,6 +56,7 @@ def unit_of(store: DiskStore, info: LunInfo, use: Use, read_only: bool) -> Logic
         lba_status=info.can_extents,
         reservable=use.exclusive,
         atomic=use.exclusive or not use.shared,
+        gateway_to=(info.target, *info.gateway_to),
     )
     return LogicalUnit(
         store,
@@ -90,6 +91,8 @@ class Gateways:
         store: DiskStore = await self._nursery.start(self._keep, urls)
         info = store.disk.info
         log.info("%s: %s %s, %d bytes", info.url, info.vendor, info.product, info.size)
+        others = dict.fromkeys(each.url.iqn for each in addresses if each.url.iqn != info.target)
+        info = replace(info, gateway_to=(*others, *info.gateway_to))
         return unit_of(store, info, Use(options.reserve, options.shared), read_only)
 
     def open_from_thread(self, urls: Sequence[str], read_only: bool = False) -> LogicalUnit:
@@ -104,6 +107,7 @@ class Gateways:
             with trio.CancelScope() as scope:
                 async with open_disks(urls, {}) as disks:
                     disk = _only(list(disks.disks.values()))
+                    check_way(disk.info, self._iqn)
                     scope.shield = True
                     async with open_strands() as group, trio.open_nursery() as nursery:
                         store = DiskStore(disk, group, nursery)
@@ -135,6 +139,20 @@ def _only(found: Sequence[DirectDisk]) -> DirectDisk:
             f"{found[0].info.url}: the URL names {len(found)} disks; add one of {names} to it"
         )
     return found[0]
+
+
+def check_way(info: LunInfo, iqn: str) -> None:
+    """Raises BadArgument where the way to the LUN leads back to the target ``iqn``: a command would
+    go round until nothing has room for it."""
+    if iqn.lower() in map(str.lower, info.gateway_to):
+        raise BadArgument(
+            f"{info.url}: a gateway back to this target; name a LUN whose way does not lead here"
+        )
+    if len(info.gateway_to) >= MAX_GATEWAYS:
+        raise BadArgument(
+            f"{info.url}: there are {len(info.gateway_to)} gateways on the way to this LUN; at most"
+            f" {MAX_GATEWAYS}"
+        )
 
 
 @asynccontextmanager

@@ -38,6 +38,7 @@ MODE_PAGE_POLICY = 0x87
 BLOCK_LIMITS = 0xB0
 BLOCK_DEVICE_CHARACTERISTICS = 0xB1
 LOGICAL_BLOCK_PROVISIONING = 0xB2
+GATEWAY = 0xFD  # vendor specific: a signature says that it is ours
 
 _DEVICE_TYPES = {
     0x00: "a disk",
@@ -373,3 +374,26 @@ def decode_provisioning(data: Data | None) -> Provisioning:
         bool(flags & _LBPWS10),
         bool(flags & _LBPRZ_ZERO),
     )
+
+
+# Gateway (ours): a signature, then the names of the targets on the way to the LUN, each with a zero
+# byte behind it. A gateway's LUN has the vendor and product of another maker, whose drivers look at
+# vendor-specific pages of their own: the usual ones begin at C0h and E0h.
+_GATEWAY_SIGNATURE = b"iserblk gateway\0"
+MAX_GATEWAYS = 16  # names in a page
+GATEWAY_LENGTH = 4096  # bytes: room for a page whose names are as long as names may be
+
+
+def encode_gateway(names: Iterable[str]) -> bytes:
+    return encode_page(
+        GATEWAY, _GATEWAY_SIGNATURE + b"".join(name.encode() + b"\0" for name in names)
+    )
+
+
+def decode_gateway(data: Data | None) -> tuple[str, ...]:
+    """The names of targets, the nearest one first; () for a page that is not ours."""
+    body = _body(data, GATEWAY)
+    if not body.startswith(_GATEWAY_SIGNATURE):
+        return ()
+    names = body[len(_GATEWAY_SIGNATURE) :].split(b"\0")[:-1]
+    return tuple(name.decode(errors="replace") for name in names)

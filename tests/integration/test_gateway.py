@@ -16,13 +16,14 @@ from iserblk.datamover.iser import CONTROL, CONTROL_LAYOUT, ZERO_BASED_LAYOUT
 from iserblk.disk.aio import open_disks
 from iserblk.disk.seam import EXTENT_DATA, EXTENT_HOLE, AsyncDisk
 from iserblk.errors import (
+    BadArgument,
     CommandTimeout,
     ReservationConflict,
     ScsiError,
     TransportError,
     WriteProtected,
 )
-from iserblk.gateway.opening import Use, unit_of
+from iserblk.gateway.opening import Use, check_way, open_gateways, unit_of
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session import deadlines
@@ -30,6 +31,7 @@ from iserblk.options import Options
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from iserblk.scsi import cdb, sense
 from iserblk.scsi import reservations as pr
+from iserblk.scsi.inquiry import MAX_GATEWAYS
 from iserblk.scsi.sense import Sense
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
@@ -57,13 +59,15 @@ def by(scheme: str, url: str) -> str:
 
 
 @asynccontextmanager
-async def remote(store: FakeStore, block: int = 512, read_only: bool = False) -> AsyncIterator[str]:
+async def remote(
+    store: FakeStore, block: int = 512, read_only: bool = False, iqn: str = IQN
+) -> AsyncIterator[str]:
     """The URL of LUN 0 of the other target, in this loop."""
     send, receive = trio.open_memory_channel[str](1)
     unit = LogicalUnit(store, serial="REMOTE", block=block, read_only=read_only)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve, "127.0.0.1:0", IQN, {0: unit}, send.send_nowait)
+            nursery.start_soon(serve, "127.0.0.1:0", iqn, {0: unit}, send.send_nowait)
             yield f"{await receive.receive()}/0"
             nursery.cancel_scope.cancel()
 
@@ -284,6 +288,53 @@ async def test_a_flush_that_fails_is_told_to_each_client() -> None:
         await reader.read()
         for each in (one, other, reader):
             await each.command(flush)
+
+
+# -- gateways behind gateways ----------------------------------------------------------------------
+
+
+async def test_the_way_through_two_gateways_is_told() -> None:
+    middle = f"{GATE}-middle"
+    async with (
+        remote(FakeStore(MIB)) as url,
+        running_gateway(url, iqn=middle) as (inner, _),
+        running_gateway(inner) as (outer, _),
+        open_disks([outer], {}) as disks,
+        open_disks([inner], {}) as others,
+        open_disks([url], {}) as direct,
+    ):
+        ways = [next(iter(each.disks.values())).info.gateway_to for each in (disks, others, direct)]
+        assert ways == [(middle, IQN), (IQN,), ()]
+        (disk,) = disks.disks.values()
+        await write(disk, b"n" * 512, 512)
+        assert await read(disk, 0, 1024) == bytes(512) + b"n" * 512
+
+
+async def test_a_way_that_leads_back_is_refused() -> None:
+    """Over one other gateway, and over two. The name may be written otherwise."""
+    async with (
+        remote(FakeStore(MIB), iqn=GATE.replace("gate", "GATE")) as url,
+        running_gateway(url, iqn=f"{GATE}-b") as (inner, _),
+        running_gateway(inner, iqn=f"{GATE}-c") as (outer, _),
+        open_gateways(GATE) as gateways,
+    ):
+        for way in (inner, outer):
+            with pytest.raises(BadArgument, match="a gateway back to this target") as caught:
+                await gateways.open([way])
+            assert way.partition("//")[2] in str(caught.value)
+        # The other gateways go on.
+        async with open_disks([outer], {}) as disks:
+            (disk,) = disks.disks.values()
+            assert await read(disk, 0, 512) == bytes(512)
+
+
+async def test_a_way_over_too_many_gateways_is_refused() -> None:
+    async with remote(FakeStore(MIB)) as url, running_gateway(url) as (_, unit):
+        info = store_of(unit).disk.info
+        names = tuple(f"{IQN}-{number}" for number in range(MAX_GATEWAYS))
+        check_way(replace(info, gateway_to=names[1:]), GATE)
+        with pytest.raises(BadArgument, match="there are 16 gateways on the way"):
+            check_way(replace(info, gateway_to=names), GATE)
 
 
 # -- reservations, and what must be atomic ---------------------------------------------------------

@@ -201,3 +201,28 @@ def test_name_string_is_terminated_and_padded(name: str) -> None:
 def test_device_types_in_words() -> None:
     assert inquiry.device_type_words(0x0C) == "a storage array controller"
     assert inquiry.device_type_words(0x1B) == "device type 0x1b"
+
+
+def test_gateway() -> None:
+    """The names of the longest way that is allowed fit into what is asked for."""
+    page = inquiry.encode_gateway(["iqn.a", "iqn.b"])
+    assert page == b"\0\xfd\0\x1ciserblk gateway\0iqn.a\0iqn.b\0"
+    assert inquiry.decode_gateway(page) == ("iqn.a", "iqn.b")
+    longest = tuple(f"iqn.{number:0219d}" for number in range(inquiry.MAX_GATEWAYS))
+    page = inquiry.encode_gateway(longest)
+    assert len(page) <= inquiry.GATEWAY_LENGTH and inquiry.decode_gateway(page) == longest
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (b"", ()),
+        (b"another maker's page\0", ()),
+        (b"iserblk gateway\0", ()),
+        (b"iserblk gateway\0iqn.cut", ()),
+        (b"iserblk gateway\0iqn.\xff\0\0", ("iqn.\ufffd", "")),
+    ],
+)
+def test_gateway_pages_of_others(body: bytes, names: tuple[str, ...]) -> None:
+    assert inquiry.decode_gateway(inquiry.encode_page(0xFD, body)) == names
+    assert inquiry.decode_gateway(None) == ()

@@ -19,17 +19,17 @@ GATE = "iqn.2026-11.example:gate"
 
 @asynccontextmanager
 async def running_gateway(
-    *urls: str, header: int = 28, read_only: bool = False
+    *urls: str, header: int = 28, read_only: bool = False, iqn: str = GATE
 ) -> AsyncIterator[tuple[str, LogicalUnit]]:
     """The URL of LUN 0 of a gateway to ``urls``, and its unit. ``header``: of the gateway's own
-    initiators. At the end the remote LUN is flushed, if it answers."""
+    initiators. ``iqn``: its name. At the end the remote LUN is flushed, if it answers."""
     send, receive = trio.open_memory_channel[str](1)
-    async with open_gateways(GATE) as gateways:
+    async with open_gateways(iqn) as gateways:
         unit = await gateways.open(urls, read_only)
         try:
             async with trio.open_nursery() as nursery:
                 target = partial(serve, header=header)
-                nursery.start_soon(target, "127.0.0.1:0", GATE, {0: unit}, send.send_nowait)
+                nursery.start_soon(target, "127.0.0.1:0", iqn, {0: unit}, send.send_nowait)
                 yield f"{await receive.receive()}/0", unit
                 nursery.cancel_scope.cancel()
         finally:

@@ -54,13 +54,14 @@ class _Identify:
             return None
         return answer
 
-    def page(self, code: int, pages: tuple[int, ...]) -> Operation[memoryview | None]:
+    def page(
+        self, code: int, pages: tuple[int, ...], length: int = _ALLOCATION
+    ) -> Operation[memoryview | None]:
         """One VPD page; None when the LUN does not have it."""
         if code not in pages:
             return None
-        return (
-            yield from self.ask_optional(cdb.inquiry(_ALLOCATION, code), f"VPD page {code:#04x}")
-        )
+        request = cdb.inquiry(length, code)
+        return (yield from self.ask_optional(request, f"VPD page {code:#04x}", length))
 
     def answers_lba_status(self) -> Operation[bool]:
         """Whether the LUN has GET LBA STATUS. LIO has thin provisioning without it."""
@@ -126,6 +127,7 @@ def identify(
     block_limits = inquiry.decode_block_limits((yield from steps.page(0xB0, pages)))
     characteristics = inquiry.decode_characteristics((yield from steps.page(0xB1, pages)))
     provisioning = inquiry.decode_provisioning((yield from steps.page(0xB2, pages)))
+    gateway = yield from steps.page(inquiry.GATEWAY, pages, inquiry.GATEWAY_LENGTH)
 
     long_answer = yield from steps.ask_optional(cdb.read_capacity16(32), "READ CAPACITY(16)", 32)
     long_cdbs = long_answer is not None
@@ -179,6 +181,7 @@ def identify(
         designators=known.designators,
         unmap_granularity=block_limits.unmap_granularity,
         unmap_alignment=block_limits.unmap_alignment,
+        gateway_to=inquiry.decode_gateway(gateway),
         connection=session.describe(),
     )
     return info, geometry

@@ -60,7 +60,8 @@ class Traits:
     ``lbpu`` and ``lbpws`` the unit is not thinly provisioned. ``granularity``, ``alignment``: of
     UNMAP, in blocks; 0: unknown. ``physical_block``, ``optimal_transfer``: bytes. ``lba_status``:
     GET LBA STATUS can tell holes. ``reservable``: reservations here exclude all other initiators of
-    the medium. ``atomic``: so does a COMPARE AND WRITE.
+    the medium. ``atomic``: so does a COMPARE AND WRITE. ``gateway_to``: names of the targets on the
+    way to the medium.
     """
 
     vendor: str
@@ -76,6 +77,7 @@ class Traits:
     lba_status: bool
     reservable: bool
     atomic: bool
+    gateway_to: tuple[str, ...] = ()
 
     def lacks(self) -> frozenset[int]:
         """Keys of the commands that the unit does not have (see ``commands.COMMANDS``), and opcodes
@@ -395,6 +397,8 @@ class LogicalUnit:
             pages[inquiry.LOGICAL_BLOCK_PROVISIONING] = inquiry.encode_provisioning(
                 provisioning, self.threshold_exponent
             )
+        if traits is not None and traits.gateway_to:
+            pages[inquiry.GATEWAY] = inquiry.encode_gateway(traits.gateway_to)
         supported = inquiry.encode_supported_pages((inquiry.SUPPORTED_PAGES, *pages))
         return {inquiry.SUPPORTED_PAGES: supported, **pages}
 
