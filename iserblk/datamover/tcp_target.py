@@ -453,6 +453,8 @@ class TcpTarget:
             (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
             both = message[1] & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL
             self._command = _Task(bytes(message[8:16]), itt, both)
+        elif opcode == bhs.TASK_MANAGEMENT_REQUEST:  # for ``map_task``: not the last command's
+            self._command = _Task(b"", bhs.NO_TAG, False)
         elif opcode == bhs.DATA_OUT and pdu.DataOut.unpack_from(message).ttt != bhs.NO_TAG:
             if self._place(message, 0) is NOWHERE:
                 return

@@ -562,6 +562,19 @@ def test_nonsense_is_reassigned(kind: Kind) -> None:
     assert first.opcodes() == [bhs.SCSI_RESPONSE]
 
 
+def test_a_refused_request_and_the_write_before_it() -> None:
+    """Over TCP: the slot that is given back is not that of the last command, whose R2T goes on."""
+    host = Host()
+    first = begun(TcpPeer, host)
+    first.command(cdb10(WRITE_10, 1), WRITES, 512)
+    r2t = pdu.ReadyToTransfer.unpack_from(first.answer(bhs.R2T)[0])
+    reassign(first, 99)
+    assert first.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    first.say_data_out(b"w" * 512, 0, r2t.ttt)
+    assert first.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+    assert host.store.content[:512] == b"w" * 512
+
+
 # -- aborts and logouts -------------------------------------------------------------------------
 
 
