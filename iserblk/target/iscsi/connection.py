@@ -1183,7 +1183,12 @@ class TargetConnection:
     # -- a new allegiance -------------------------------------------------------------------------
 
     def _task_reassign(self, request: pdu.TaskManagementRequest) -> None:
-        """Take the buffers that the request advertises, then carry it out."""
+        """Take the buffers that the request advertises, then carry it out. It has to be immediate
+        (RFC 7143 section 11.5.1): of one that has waited for its turn it is not known any more what
+        it advertised."""
+        if not request.opcode & bhs.IMMEDIATE:
+            self._answers.task_management(request, pdu.TMF_REJECTED)
+            return
         if not self._free:
             raise RemoteProtocolError("iSCSI", "more tasks than the target has room for")
         fresh = self._free.pop()

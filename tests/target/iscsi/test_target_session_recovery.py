@@ -562,6 +562,33 @@ def test_nonsense_is_reassigned(kind: Kind) -> None:
     assert first.opcodes() == [bhs.SCSI_RESPONSE]
 
 
+@KINDS
+def test_a_request_that_is_not_immediate(kind: Kind) -> None:
+    """It is rejected, in its turn or behind a command that it has overtaken: the buffers of that
+    one are not its own."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    first.lose()
+    second.log_out(FOR_RECOVERY, 0)
+    second.heard.clear()
+    reassign(second, cmd_sn=host.take_cmd_sn())
+    assert second.managed() == pdu.TMF_REJECTED
+    missing = host.take_cmd_sn()
+    reassign(second, cmd_sn=host.take_cmd_sn())
+    assert not second.heard
+    second.command(bytes(16), itt=2, cmd_sn=missing)
+    assert second.opcodes() == [bhs.SCSI_RESPONSE, bhs.TASK_MANAGEMENT_RESPONSE]
+    managed = pdu.TaskManagementResponse.unpack_from(second.heard[1][0])
+    assert managed.response == pdu.TMF_REJECTED
+    second.heard.clear()
+    reassign(second)
+    assert second.managed() == pdu.TMF_COMPLETE
+    host.finish()
+    assert second.opcodes() == [bhs.SCSI_RESPONSE]
+
+
 def test_a_refused_request_and_the_write_before_it() -> None:
     """Over TCP: the slot that is given back is not that of the last command, whose R2T goes on."""
     host = Host()
