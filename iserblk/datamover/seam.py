@@ -92,7 +92,9 @@ class TargetSlot(PduSlot):
     """A task at the target: the PDU slot of its response, and what the command advertised.
 
     ``transfer`` is the work request of its Put_Data or Get_Data. ``sn``: how many Put_Data and
-    Get_Data the task has had over iSER, which is the DataSN or R2TSN of the next. ``notices``: what
+    Get_Data the task has had over iSER, which is the DataSN or R2TSN of the next. ``first_sn``,
+    ``segment``: over TCP, where responses are kept, the DataSN of the first Data-In that was sent
+    on the present connection, and how many bytes each PDU had. ``notices``: what
     is to be notified when the transfer under way completes (NOTIFY, ACKNOWLEDGE). ``busy`` counts
     requests that are queued or posted and have not completed; until it is 0 the slot's memory may
     not be used again.
@@ -100,9 +102,11 @@ class TargetSlot(PduSlot):
 
     __slots__ = (
         "busy",
+        "first_sn",
         "notices",
         "read_base",
         "read_stag",
+        "segment",
         "sn",
         "transfer",
         "write_base",
@@ -113,6 +117,8 @@ class TargetSlot(PduSlot):
         super().__init__(index)
         self.transfer = WorkRequest(RDMA_WRITE, self)
         self.sn = 0
+        self.first_sn = 0
+        self.segment = 0
         self.notices = 0
         self.read_stag = 0
         self.read_base = 0
@@ -125,8 +131,8 @@ class Resumption(NamedTuple):
     """How a task goes on that is made allegiant to another connection (RFC 7143 section 7.2.2).
 
     ``lun``: the LUN field of its command. ``exp_data_sn``: ExpDataSN of the request. ``solicited``:
-    bytes of its Data-Out that R2Ts ask for, in all. ``sent``: bytes of its Data-In that the
-    other connection has sent, in PDUs of ``segment`` bytes, and that are not acknowledged."""
+    bytes of its Data-Out that R2Ts ask for, in all. ``sent``: bytes of its Data-In that have been
+    sent, and are not acknowledged; those from ``sent_from`` on by the connection before."""
 
     lun: bytes
     itt: int
@@ -134,7 +140,7 @@ class Resumption(NamedTuple):
     exp_data_sn: int
     solicited: int
     sent: int
-    segment: int
+    sent_from: int
 
 
 class SessionNumbers(Protocol):

@@ -214,25 +214,25 @@ class TcpTarget:
 
     def reassign_task(self, slot: TargetSlot, fresh: TargetSlot, how: Resumption) -> int:
         """See the seam. Data-In and R2Ts are numbered on from ExpDataSN, where that is a number
-        that the initiator can mean; other values are ignored (RFC 7143 section 11.5.6)."""
+        that the initiator can mean; other values are ignored (RFC 7143 section 11.5.6). Each
+        connection that sent Data-In of the task may have cut it in its own way."""
         self._tasks.pop(fresh, None)
         task = self._tasks[slot] = _Task(how.lun, how.itt, how.bidirectional)
         slot.notices = 0
         burst = self._parameters.max_burst_length
-        r2ts = -(-how.solicited // burst)
         if not how.sent:
-            if how.exp_data_sn <= r2ts:
+            if how.exp_data_sn <= -(-how.solicited // burst):
                 task.sn = how.exp_data_sn
             return 0
-        # The Data-In of a bidirectional command is numbered on from its R2Ts.
-        first = r2ts if how.bidirectional else 0
-        begins = _data_in_offsets(how.sent, how.segment, burst)
-        number = how.exp_data_sn - first
+        size = how.sent - how.sent_from
+        begins = _data_in_offsets(size, slot.segment, burst)
+        number = how.exp_data_sn - slot.first_sn
+        at = 0
         if 0 < number <= len(begins):
-            task.sn = how.exp_data_sn
-            return begins[number] if number < len(begins) else how.sent
-        task.sn = first
-        return 0
+            slot.first_sn = how.exp_data_sn
+            at = begins[number] if number < len(begins) else size
+        task.sn = slot.first_sn
+        return how.sent_from + at
 
     def put_data(
         self,
@@ -512,7 +512,8 @@ class TcpTarget:
         )
         kept.offset = task.put_offset
         kept.most = self._parameters.initiator_recv_data_segment_length
-        kept.first_sn = kept.acknowledged = task.sn
+        kept.first_sn = kept.acknowledged = slot.first_sn = task.sn
+        slot.segment = kept.most
         kept.tell = bool(slot.notices & ACKNOWLEDGE and data)
         slot.notices &= ~ACKNOWLEDGE
         if data and (kept.tell or kept_pdus.fits(len(data))):
@@ -727,7 +728,7 @@ class TcpTarget:
             return pdu.REJECT_SNACK
         header = bytearray(kept.header)
         if data is not None and slot is not None:
-            kept.most = self._parameters.initiator_recv_data_segment_length
+            kept.most = slot.segment = self._parameters.initiator_recv_data_segment_length
             burst = self._parameters.max_burst_length
             answer = self._answer(slot, sum(1 for _ in pieces(len(data), kept.most, burst)))
             kept.end_sn = self._queue_data_in(kept, data, 0, -1, slot, answer, False)

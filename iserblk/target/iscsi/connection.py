@@ -932,7 +932,6 @@ class TargetConnection:
         reassigned. Data that was written is not needed again."""
         slot.kept = True
         slot.stat_sn = self._numbers.stat_sn
-        slot.segment = self.parameters.initiator_recv_data_segment_length  # type: ignore[union-attr]
         self._kept.append(slot)
         self.session.answered[slot.itt] = slot
         if slot.buffer is not None and not slot.task.direction & DATA_IN:
@@ -1233,7 +1232,7 @@ class TargetConnection:
                 request.exp_data_sn,
                 max(slot.task.length - slot.arrived, 0) if slot.task.direction & DATA_OUT else 0,
                 sent,
-                slot.segment,
+                slot.resume_at,
             ),
         )
         slot.adopt(fresh, self)

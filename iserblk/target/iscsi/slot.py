@@ -143,7 +143,6 @@ class TargetTask(TargetSlot):
         "read_length",
         "reassigned",
         "resume_at",
-        "segment",
         "stat_sn",
         "state",
         "task",
@@ -165,7 +164,6 @@ class TargetTask(TargetSlot):
         self.stat_sn = 0  # of its response, while that is ``kept``
         self.kept = False  # its response has not been acknowledged
         self.acknowledged = False  # its Data-In has come to the initiator's buffer
-        self.segment = 0  # bytes of data in each Data-In PDU that was sent
         self.reassigned = False
         self.resume_at = 0  # bytes of Data-In that need not be sent again
         self.filled = 0  # bytes of Data-Out that are in the buffer

@@ -253,6 +253,38 @@ def test_data_in_goes_on_from_exp_data_sn() -> None:
         assert again[-1].flags & 1 and not again[-1].status
 
 
+@pytest.mark.parametrize(
+    ("exp_data_sn", "offset"), [(0, 2560), (3, 2560), (4, 3072), (7, 4608), (14, 8192), (15, 2560)]
+)
+def test_data_in_goes_on_after_a_second_loss(exp_data_sn: int, offset: int) -> None:
+    """The first connection cut the data into PDUs of 1024 bytes, the second one, from the fourth
+    PDU on, into 512. A number that the initiator cannot mean leaves it at what it said last."""
+    host = Host()
+    host.store.content[:8192] = bytes(index // 512 for index in range(8192))
+    first = begun(TcpPeer, host, ("MaxRecvDataSegmentLength", "1024"), ("MaxBurstLength", "2560"))
+    first.acknowledges = False
+    first.command(cdb10(READ_10, 16), READS, 8192)
+    first.lose()
+    second = TcpPeer(host, 0)
+    assert second.log_in(("MaxRecvDataSegmentLength", "512")) == 0
+    second.acknowledges = False
+    reassign(second, exp_data_sn=3)
+    begins = [pdu.DataIn.unpack_from(head).buffer_offset for head, _ in second.heard[1:]]
+    assert begins == list(range(2560, 8192, 512))
+    second.lose()
+    third = joined(TcpPeer, host, 0)
+    reassign(third, exp_data_sn=exp_data_sn)
+    assert third.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    if offset == 8192:
+        assert third.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+        return
+    again = [pdu.DataIn.unpack_from(head) for head, _ in third.heard]
+    assert again[0].buffer_offset == offset
+    start = exp_data_sn if offset > 2560 else 3
+    assert [unit.data_sn for unit in again] == list(range(start, start + len(again)))
+    assert b"".join(data for _, data in third.heard) == host.store.content[offset:8192]
+
+
 def test_all_data_in_was_acknowledged() -> None:
     """Only the status is sent."""
     host = Host()
