@@ -15,6 +15,7 @@ from iserblk.disk.seam import LunInfo
 
 # What to show for the short names in a connection's description. Other names are shown as they are.
 _WORDS = {
+    "connections_wanted": "connections wanted",
     "error_recovery_level": "error recovery level",
     "provider": "provider",
     "mpa_crc": "MPA CRC",

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -24,7 +25,7 @@ from iserblk.metrics.address import (
     socket_of,
     words,
 )
-from iserblk.metrics.reading import OperationReading, together
+from iserblk.metrics.reading import ConnectionReading, OperationReading, together
 from iserblk.metrics.scraping import scrape
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,11 @@ def _report(rows: Sequence[Row]) -> None:
             ("path", path_words(lun)),
             ("commands in flight", str(lun.in_flight)),
             ("commands sent again", str(lun.retries)),
-            ("reconnects", str(lun.reconnects)),
+            ("connections", f"{lun.connections} of {lun.wanted}"),
+            *[(f"connection {each.cid}", _connection_words(each)) for each in lun.per_connection],
+            ("reconnects", f"{lun.reconnects}, commands replayed {lun.replayed}"),
+            ("recoveries", f"{lun.recovered}, tasks reassigned {lun.reassigned}"),
+            ("PDUs lost to digests", f"{lun.damaged}, SNACKs {lun.snacks}"),
             ("commands past deadline", f"{lun.aborted}, LUN resets {lun.resets}"),
             ("unflushed", size_words(lun.unflushed)),
         ]
@@ -127,6 +132,14 @@ def _report(rows: Sequence[Row]) -> None:
         for name, operation in [*lun.operations.items(), ("all", every)]:
             lines.append((name, _operation_words(operation)))
         print_table(f"{plain(row.where)}: {plain(lun.name)}, {plain(lun.url)}", lines)
+
+
+def _connection_words(connection: ConnectionReading) -> str:
+    where = plain(f"{connection.portal} ({connection.provider})")
+    return (
+        f"{where}, {connection.in_flight} in flight, {connection.commands} commands, "
+        f"{size_words(connection.bytes)}"
+    )
 
 
 def _operation_words(operation: OperationReading) -> str:
@@ -161,6 +174,13 @@ def _json(row: Row) -> dict[str, object]:
         "replayed": lun.replayed,
         "aborted": lun.aborted,
         "resets": lun.resets,
+        "connections": lun.connections,
+        "connections_wanted": lun.wanted,
+        "recoveries": lun.recovered,
+        "reassigned": lun.reassigned,
+        "snacks": lun.snacks,
+        "damaged_pdus": lun.damaged,
+        "per_connection": [asdict(each) for each in lun.per_connection],
         "unflushed_bytes": lun.unflushed,
         "operations": {
             name: {

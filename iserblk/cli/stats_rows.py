@@ -40,4 +40,6 @@ def time_words(microseconds: float | None) -> str:
 
 
 def path_words(lun: LunReading) -> str:
-    return plain(f"{lun.portal} ({lun.provider}){'' if lun.connected else ', not connected'}")
+    several = f", {lun.connections} of {lun.wanted} connections" if lun.wanted > 1 else ""
+    state = several if lun.connected else ", not connected"
+    return plain(f"{lun.portal} ({lun.provider}){state}")

@@ -40,6 +40,7 @@ from iserblk.datamover.seam import (
     WRITE,
     InitiatorDatamover,
     InitiatorUser,
+    Losses,
     PduSlot,
 )
 from iserblk.errors import Busy, LocalProtocolError, RemoteProtocolError
@@ -87,6 +88,7 @@ class IserInitiator:
             not said or ConnectionFlags.unpack(said).send_invalidate
         )
         self.greeted = True
+        self.losses = Losses()  # there are none
         self._form = hello.RFC_7145
         self._minimum = MINIMUM_LENGTH
         self._begins_with_hello = False

@@ -194,6 +194,21 @@ class TargetUser(InitiatorUser, Protocol):
         ...
 
 
+class Losses:
+    """Counts what was lost, for statistics. ``damaged``: PDUs that were dropped because their data
+    digest was wrong. ``snacks``: SNACKs that asked for what was missing."""
+
+    __slots__ = ("damaged", "snacks")
+
+    def __init__(self) -> None:
+        self.damaged = 0
+        self.snacks = 0
+
+    def add(self, more: Losses) -> None:
+        self.damaged += more.damaged
+        self.snacks += more.snacks
+
+
 class InitiatorDatamover(Protocol):
     """The datamover of an initiator, as its iSCSI layer uses it.
 
@@ -203,10 +218,13 @@ class InitiatorDatamover(Protocol):
 
     ``user``: the layer above sets it before ``enable_datamover`` and the first ``progress``.
     ``queued``: not empty while PDUs wait for ``flush``. ``greeted``: False from
-    ``enable_datamover`` until the target has answered the Hello, where there is one."""
+    ``enable_datamover`` until the target has answered the Hello, where there is one. ``losses``:
+    what was lost and asked for again; the layer above may put another object in its place, between
+    two calls of ``progress`` and ``tick``."""
 
     user: InitiatorUser
     greeted: bool
+    losses: Losses
 
     @property
     def queued(self) -> Collection[object]: ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from iserblk.datamover.iser_initiator import IserInitiator
-from iserblk.datamover.seam import InitiatorDatamover, InitiatorUser, PduSlot
+from iserblk.datamover.seam import InitiatorDatamover, InitiatorUser, Losses, PduSlot
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import ByteStream
 from iserblk.iscsi.keys import SessionParameters
@@ -30,6 +30,7 @@ class StreamInitiator:
         self._tcp = TcpInitiator(stream, qp.inline_size, receive_data)
         self._iser = iser
         self.greeted = True  # there is no Hello before the end of the login
+        self.losses = Losses()
         self._parameters = SessionParameters()
         qp.on_started = self._started
 

@@ -28,6 +28,7 @@ from iserblk.datamover.seam import (
     WRITE,
     InitiatorDatamover,
     InitiatorUser,
+    Losses,
     PduSlot,
 )
 from iserblk.datamover.tcp_stream import NOWHERE, ByteStream, OutPdu, PduReceiver, PduSender
@@ -127,6 +128,7 @@ class TcpInitiator:
         self._parameters = SessionParameters()
         self._immediate = 0  # bytes of immediate data in a write command, at most
         self._unsolicited = 0  # bytes of unsolicited data of a write, immediate data included
+        self.losses = Losses()
         self._arrivals: Arrivals | None = None  # at ErrorRecoveryLevel 1 or more
         self._snacks = _Transfer(None, None, bhs.NO_TAG)  # stands for them where PDUs are counted
 
@@ -554,6 +556,8 @@ class TcpInitiator:
             if snacks.unsent >= _MOST_SNACKS:
                 raise RemoteProtocolError("iSCSI", "the target does not take our SNACKs")
         snacks.unsent += 1
+        if kind != pdu.SNACK_DATA_ACK:
+            self.losses.snacks += 1
         header = pdu.SnackRequest(
             kind=kind,
             lun=lun,
@@ -568,6 +572,7 @@ class TcpInitiator:
     def _discarded(self, head: memoryview) -> None:
         """A PDU with a wrong data digest was dropped (7.8). Its header has a digest of its own, or
         is as good as any."""
+        self.losses.damaged += 1
         transfer, self._placing = self._placing, None
         opcode = head[0] & bhs.OPCODE_MASK
         if transfer is not None:

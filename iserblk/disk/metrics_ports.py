@@ -12,10 +12,11 @@ from iserblk import __version__
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.multipath.addresses import Address
 from iserblk.initiator.session.deadlines import Ladder
+from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED
 from iserblk.metrics.address import parse_address
 from iserblk.metrics.counting import OPERATIONS
-from iserblk.metrics.reading import LunReading, ProcessReading, of_row
+from iserblk.metrics.reading import ConnectionReading, LunReading, ProcessReading, of_row
 from iserblk.metrics.serving import Listener, Look, serve
 
 
@@ -71,10 +72,11 @@ def look(disks: Sequence[tuple[DiskCore, Ladder]]) -> ProcessReading:
 
 
 def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
-    session = core.session
+    session = ladder.session
     info = core.info
     rows = core.metrics.total()
     journal = core.durability.journal
+    connected = session.error is None and session.suspended is None
     return LunReading(
         target=info.target,
         lun=info.lun,
@@ -83,7 +85,7 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
         size=core.size,
         portal=session.portal,
         provider=str(session.describe().get("provider", "")),
-        connected=session.error is None and session.suspended is None,
+        connected=connected,
         in_flight=sum(
             task.state >= QUEUED and task.lun == core.lun for task in session.queue.tasks
         ),
@@ -92,6 +94,30 @@ def _reading(core: DiskCore, ladder: Ladder) -> LunReading:
         replayed=session.replayed,
         aborted=ladder.aborted,
         resets=ladder.resets,
+        connections=session.count if connected else 0,
+        wanted=session.wanted,
+        recovered=session.recovered,
+        reassigned=session.reassigned,
+        snacks=session.losses.snacks,
+        damaged=session.losses.damaged,
+        per_connection=_connections(session) if connected else (),
         unflushed=journal.size if journal is not None else 0,
         operations={name: of_row(row) for name, row in zip(OPERATIONS, rows, strict=True)},
+    )
+
+
+def _connections(session: Session) -> tuple[ConnectionReading, ...]:
+    """Of a session that may have several."""
+    if session.parameters.max_connections == 1:
+        return ()
+    return tuple(
+        ConnectionReading(
+            cid=connection.cid,
+            portal=connection.portal,
+            provider=str(connection.datamover.describe().get("provider", "")),
+            in_flight=connection.in_flight,
+            commands=connection.begun,
+            bytes=connection.bytes_begun,
+        )
+        for connection in session.queue.connections.copy()
     )

@@ -22,12 +22,19 @@ from prometheus_client.samples import Sample
 
 from iserblk.errors import RemoteProtocolError
 from iserblk.metrics.counting import OPERATIONS
-from iserblk.metrics.reading import BOUNDS_US, LunReading, OperationReading, ProcessReading
+from iserblk.metrics.reading import (
+    BOUNDS_US,
+    ConnectionReading,
+    LunReading,
+    OperationReading,
+    ProcessReading,
+)
 
 # The format that ``generate_latest`` makes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LUN = ("target", "lun")
+_CONNECTION = (*_LUN, "cid", "portal", "provider")
 _DURATION = "iserblk_request_duration_seconds"
 _BYTES = "iserblk_request_bytes"
 _ERRORS = "iserblk_request_errors"
@@ -38,7 +45,8 @@ _PROCESS_INFO = "iserblk_process_info"
 
 @dataclass(slots=True, frozen=True)
 class _Number:
-    """A metric with one value per LUN. ``field``: the attribute of LunReading; ``words``: help."""
+    """A metric with one value per LUN, or connection. ``field``: the attribute of LunReading, or
+    ConnectionReading; ``words``: help."""
 
     field: str
     name: str
@@ -62,6 +70,27 @@ _NUMBERS = (
         "aborted", "iserblk_aborted", "Commands of the session past their deadline.", counter=True
     ),
     _Number("resets", "iserblk_resets", "LUN resets of the session.", counter=True),
+    _Number("connections", "iserblk_connections", "Connections of the session."),
+    _Number("wanted", "iserblk_connections_wanted", "Connections that it should have."),
+    _Number(
+        "recovered", "iserblk_recoveries", "Connections lost while others went on.", counter=True
+    ),
+    _Number(
+        "reassigned", "iserblk_reassigned", "Tasks that another connection took over.", counter=True
+    ),
+    _Number("snacks", "iserblk_snacks", "SNACKs that asked for lost PDUs.", counter=True),
+    _Number("damaged", "iserblk_damaged_pdus", "PDUs lost to their data digest.", counter=True),
+)
+
+_OF_CONNECTION = (
+    _Number("in_flight", "iserblk_connection_commands_in_flight", "SCSI commands at the target."),
+    _Number(
+        "commands",
+        "iserblk_connection_commands",
+        "SCSI commands sent since its login.",
+        counter=True,
+    ),
+    _Number("bytes", "iserblk_connection_bytes", "Bytes of these commands.", counter=True),
 )
 
 
@@ -85,6 +114,14 @@ class LunCollector(Collector):
             family = kind(number.name, number.words, labels=_LUN)
             for lun in process.luns:
                 family.add_metric(_labels(lun), getattr(lun, number.field))
+            yield family
+        for number in _OF_CONNECTION:
+            kind = CounterMetricFamily if number.counter else GaugeMetricFamily
+            family = kind(number.name, number.words, labels=_CONNECTION)
+            for lun in process.luns:
+                for each in lun.per_connection:
+                    labels = (*_labels(lun), str(each.cid), each.portal, each.provider)
+                    family.add_metric(labels, getattr(each, number.field))
             yield family
         yield from _operations(process.luns)
 
@@ -142,6 +179,7 @@ class _Parts:
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
         self.text = {"name": "", "url": "", "portal": "", "provider": ""}
+        self.connections: dict[tuple[int, str, str], dict[str, Any]] = {}
         self.rising = {name: [0] * (len(_LE) + 1) for name in OPERATIONS}
         self.sums = {name: {"bytes": 0.0, "errors": 0.0, "seconds": 0.0} for name in OPERATIONS}
 
@@ -156,11 +194,17 @@ class _Parts:
                 tuple(buckets), int(sums["bytes"]), int(sums["errors"]), sums["seconds"]
             )
         fields: dict[str, Any] = {name: int(value) for name, value in self.values.items()}
+        fields["per_connection"] = tuple(
+            ConnectionReading(*key, **numbers) for key, numbers in self.connections.items()
+        )
         fields |= self.text | {"connected": bool(fields.get("connected"))}
         return LunReading(target, lun, **{"size": 0} | fields, operations=operations)
 
 
 _BY_SAMPLE = {f"{each.name}_total" if each.counter else each.name: each.field for each in _NUMBERS}
+_BY_CONNECTION = {
+    f"{each.name}_total" if each.counter else each.name: each.field for each in _OF_CONNECTION
+}
 _SUMS = {
     f"{_BYTES}_total": "bytes",
     f"{_ERRORS}_total": "errors",
@@ -193,6 +237,9 @@ def _take(parts: _Parts, sample: Sample) -> None:
     labels = sample.labels
     if sample.name in _BY_SAMPLE:
         parts.values[_BY_SAMPLE[sample.name]] = sample.value
+    elif sample.name in _BY_CONNECTION:
+        key = int(labels["cid"]), labels["portal"], labels["provider"]
+        parts.connections.setdefault(key, {})[_BY_CONNECTION[sample.name]] = int(sample.value)
     elif sample.name == _LUN_INFO:
         parts.text |= {"name": labels["disk"], "url": labels["url"]}
     elif sample.name == _PATH_INFO:

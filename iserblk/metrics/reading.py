@@ -90,13 +90,32 @@ def together(parts: Sequence[OperationReading]) -> OperationReading:
 
 
 @dataclass(slots=True, frozen=True)
+class ConnectionReading:
+    """The numbers of one of several connections of a session. ``in_flight``: commands at the
+    target. ``commands``, ``bytes``: that were sent on it since its login."""
+
+    cid: int
+    portal: str
+    provider: str
+    in_flight: int = 0
+    commands: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True, frozen=True)
 class LunReading:
     """The numbers of one LUN. Counters count from when it was opened.
 
     ``size``: bytes. ``url``: without user info and options. ``portal``, ``provider``: the path in
     use, or used last. ``in_flight``: commands at the target, or waiting to be sent. ``aborted``,
-    ``resets``, ``reconnects`` and ``replayed`` (commands sent again on a new connection) are those
-    of the session, which LUNs of the same target share. ``unflushed``: bytes in the journal.
+    ``resets``, ``reconnects``, ``replayed`` (commands sent again on a new connection) and what
+    follows it are those of the session, which LUNs of the same target share. ``unflushed``: bytes
+    in the journal.
+
+    ``connections``: how many there are, of those ``wanted``. ``recovered``: how many were lost
+    while others went on; ``reassigned``: tasks that another one took over then. ``snacks``: that
+    asked for lost PDUs; ``damaged``: PDUs that were lost to their data digest.
+    ``per_connection``: where the session may have several.
     """
 
     target: str
@@ -113,6 +132,13 @@ class LunReading:
     replayed: int = 0
     aborted: int = 0
     resets: int = 0
+    connections: int = 0
+    wanted: int = 0
+    recovered: int = 0
+    reassigned: int = 0
+    snacks: int = 0
+    damaged: int = 0
+    per_connection: tuple[ConnectionReading, ...] = ()
     unflushed: int = 0
     operations: dict[str, OperationReading] = field(
         default_factory=lambda: dict.fromkeys(OPERATIONS, OperationReading())

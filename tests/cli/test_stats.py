@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def disk(target: TargetProcess, place: Path) -> Iterator[BlockingDisk]:
     """A disk that this process uses, with some operations counted."""
-    with open_disks([target.url], {"metrics": str(place)}) as disks:
+    with open_disks([target.url], {"metrics": str(place), "connections": "2"}) as disks:
         disk = disks.disks["lun0"]
         buffer = memoryview(bytearray(4096))
         for number in range(10):
@@ -71,7 +71,13 @@ def test_for_people(disk: BlockingDisk, place: Path) -> None:
     lines = [" ".join(line.split()) for line in good("stats", place).splitlines()]
     assert lines[0] == f"{place}: lun0, {disk.info.url}"
     assert f"process {os.getpid()}" in lines
-    assert f"path {disk.info.url.split('/')[2]} (iwarp)" in lines
+    path = f"{disk.info.url.split('/')[2]} (iwarp)"
+    assert f"path {path}, 2 of 2 connections" in lines and "connections 2 of 2" in lines
+    for cid in range(2):
+        line = rf"connection {cid} {re.escape(path)}, 0 in flight, \d+ commands, [\d.]+ (KiB|bytes)"
+        assert any(re.fullmatch(line, each) for each in lines), lines
+    assert "recoveries 0, tasks reassigned 0" in lines
+    assert "PDUs lost to digests 0, SNACKs 0" in lines
     assert any(re.match(r"read 11 requests, 40.0 KiB, mean .*s, p99 .*s, 1 failed", each)
                for each in lines)  # fmt: skip
     assert any(re.match(r"all 24 requests, 92.0 KiB, mean", each) for each in lines)
@@ -83,7 +89,9 @@ def test_json_is_as_documented(disk: BlockingDisk, place: Path) -> None:
     assert list(found) == ["luns"]
     lun = found["luns"][0]
     read = lun["operations"]["read"]
-    assert {*lun, *read} == documented("stats")
+    assert [each["cid"] for each in lun["per_connection"]] == [0, 1]
+    assert sum(each["bytes"] for each in lun["per_connection"]) >= 20 * 4096
+    assert {*lun, *read, *lun["per_connection"][0]} == documented("stats")
     for name in ("luns", *lun["operations"], *read["latency_us"]):
         assert f"`{name}`" in JSON_DOCUMENT
     assert (lun["where"], lun["pid"], lun["target"]) == (str(place), os.getpid(), IQN)

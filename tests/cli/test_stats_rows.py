@@ -66,4 +66,7 @@ def test_a_terminal_acts_on_nothing_of_it() -> None:
 def test_the_path_of_a_lun() -> None:
     assert path_words(reading()) == "host:3260 (iwarp)"
     assert path_words(reading(connected=False)) == "host:3260 (iwarp), not connected"
+    several = reading(connections=1, wanted=4)
+    assert path_words(several) == "host:3260 (iwarp), 1 of 4 connections"
+    assert path_words(reading(connected=False, wanted=4)) == "host:3260 (iwarp), not connected"
     assert path_words(reading(portal="h\x1b:1", provider="\n")) == "h?:1 (?)"

@@ -21,7 +21,8 @@ def core_of_a_session() -> tuple[DiskCore, Session]:
     return DiskCore(session, template.lun, template.info, template.geometry), session
 
 
-LADDER: Any = SimpleNamespace(aborted=3, resets=1)
+def ladder_of(session: Session) -> Any:
+    return SimpleNamespace(session=session, aborted=3, resets=1)
 
 
 def test_a_reading_tells_of_the_lun_and_its_session() -> None:
@@ -29,11 +30,15 @@ def test_a_reading_tells_of_the_lun_and_its_session() -> None:
     count(core.metrics, READ, 0, 4096, False)
     core.metrics.retried()
     session.reconnects, session.replayed = 2, 7
-    (lun,) = look([(core, LADDER)]).luns
+    session.recovered, session.reassigned = 3, 9
+    session.losses.damaged, session.losses.snacks = 4, 5
+    (lun,) = look([(core, ladder_of(session))]).luns
     assert (lun.target, lun.lun, lun.name, lun.url) == ("iqn", 0, "lun0", core.info.url)
     assert (lun.size, lun.portal, lun.connected) == (2048 * 512, "portal:3260", True)
     assert (lun.retries, lun.reconnects, lun.replayed) == (1, 2, 7)
     assert (lun.aborted, lun.resets, lun.unflushed) == (3, 1, 0)
+    assert (lun.recovered, lun.reassigned, lun.damaged, lun.snacks) == (3, 9, 4, 5)
+    assert (lun.connections, lun.wanted, lun.per_connection) == (1, 1, ())
     assert {name: each.requests for name, each in lun.operations.items() if each.requests} == {
         "read": 1
     }
@@ -51,7 +56,7 @@ def test_commands_in_flight_are_those_of_the_lun() -> None:
         slot.flags, slot.direction = 0x81, 0
         slot.waiter.pending += 1
         session.queue.submit(slot)
-    assert look([(core, LADDER)]).luns[0].in_flight == 2
+    assert look([(core, ladder_of(session))]).luns[0].in_flight == 2
 
 
 def test_the_journal_and_the_lost_connection_are_told() -> None:
@@ -60,6 +65,6 @@ def test_the_journal_and_the_lost_connection_are_told() -> None:
     slot = core.begin_write(memoryview(bytes(1024)), 0, fake.CountingWaiter())
     assert slot is not None
     session.fail(ConnectionLost("gone"))
-    (lun,) = look([(core, LADDER)]).luns
-    assert not lun.connected
+    (lun,) = look([(core, ladder_of(session))]).luns
+    assert not lun.connected and not lun.connections
     assert lun.unflushed == core.durability.journal.size  # type: ignore[union-attr]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from iserblk.datamover.seam import Losses
+from iserblk.initiator.session.session import Session
 from iserblk.iscsi import bhs
 from tests.support import logs
 from tests.support.faces import one_disk, read, write
@@ -57,8 +59,9 @@ def damage(seed: object) -> Callable[[bytearray], None]:
     return turn
 
 
-async def load(url: str, seed: int) -> None:
-    """Writes and reads side by side; each read finds what was written."""
+async def load(url: str, seed: int) -> Losses:
+    """Writes and reads side by side; each read finds what was written. Returns what the session
+    counts."""
     async with one_disk("async", url) as disk, trio.open_nursery() as nursery:
 
         async def work(number: int) -> None:
@@ -78,6 +81,8 @@ async def load(url: str, seed: int) -> None:
 
         for number in range(WORKERS):
             nursery.start_soon(work, number)
+    session: Session = disk.core.session  # type: ignore[attr-defined]
+    return session.losses
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -95,10 +100,12 @@ async def test_damaged_data(target: TargetProcess, seed: int) -> None:
 
     with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
         url = proxy.through(f"{target.url}/0").replace("iser:", "iscsi:")
-        await load(f"{url}?{LEVEL_1}", seed)
+        losses = await load(f"{url}?{LEVEL_1}", seed)
         assert len(proxy.links) == 1  # the session was never lost
     assert all(each.hit > 5 for each in hits), [each.hit for each in hits]
-    assert bhs.SNACK_REQUEST in {unit.opcode for unit in proxy.links[0].up.units}
+    snacks = sum(unit.opcode == bhs.SNACK_REQUEST for unit in proxy.links[0].up.units)
+    assert losses.snacks == snacks > 0
+    assert losses.damaged == hits[1].hit
 
 
 async def test_lost_pdus(target: TargetProcess, seed: int = 0) -> None:

@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
-from iserblk.datamover.seam import InitiatorUser, PduSlot
+from iserblk.datamover.seam import InitiatorUser, Losses, PduSlot
 from iserblk.errors import IserblkError
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
@@ -27,6 +27,7 @@ class FakeDatamover:
         self.reassigned: list[PduSlot] = []
         self.inbox: deque[bytes | IserblkError] = deque()
         self.greeted = True
+        self.losses = Losses()
         self.disconnected = False
         self.ticks = 0
         self.tick_error: Exception | None = None

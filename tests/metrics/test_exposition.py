@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from iserblk.errors import RemoteProtocolError
 from iserblk.metrics.counting import OPERATIONS
 from iserblk.metrics.exposition import expose, parse_untrusted
-from iserblk.metrics.reading import BOUNDS_US, LunReading, OperationReading, ProcessReading
+from iserblk.metrics.reading import (
+    BOUNDS_US,
+    ConnectionReading,
+    LunReading,
+    OperationReading,
+    ProcessReading,
+)
 from tests.support.target import ROOT
 
 counts = st.integers(0, 2**50)
@@ -25,6 +31,15 @@ operation = st.builds(
     bytes=counts,
     errors=counts,
     seconds=st.integers(0, 10**15).map(lambda nanoseconds: nanoseconds / 1e9),
+)
+connection = st.builds(
+    ConnectionReading,
+    cid=st.integers(0, 65535),
+    portal=text,
+    provider=text,
+    in_flight=counts,
+    commands=counts,
+    bytes=counts,
 )
 lun = st.builds(
     LunReading,
@@ -42,6 +57,13 @@ lun = st.builds(
     replayed=counts,
     aborted=counts,
     resets=counts,
+    connections=counts,
+    wanted=counts,
+    recovered=counts,
+    reassigned=counts,
+    snacks=counts,
+    damaged=counts,
+    per_connection=st.lists(connection, max_size=3, unique_by=lambda each: each.cid).map(tuple),
     unflushed=counts,
     operations=st.fixed_dictionaries(dict.fromkeys(OPERATIONS, operation)),
 )
@@ -71,6 +93,7 @@ EXAMPLE = ProcessReading(
             portal="host:3260",
             provider="iwarp",
             connected=True,
+            per_connection=(ConnectionReading(0, "host:3260", "iwarp"),),
         ),
     ),
 )

@@ -28,7 +28,8 @@ class Connection:
     ``parameters``, ``provider_reason``: of the login that made this connection.
     ``immediate_limit``: what a write may carry in its command; 0 where immediate data was not
     negotiated. ``begun``, ``ended``: commands that were sent here, and those of them that are over;
-    the difference is in flight. ``lost``: it is over, and its datamover terminated.
+    the difference is in flight. ``bytes_begun``: of the former, where the session may have several
+    connections; for statistics. ``lost``: it is over, and its datamover terminated.
     ``control_cmd_sns``: then, the CmdSNs of control PDUs that were not answered. ``early``: PDUs
     that came before the session had it.
     """
@@ -37,6 +38,7 @@ class Connection:
         "_flush_lock",
         "ahs_limit",
         "begun",
+        "bytes_begun",
         "cid",
         "control_cmd_sns",
         "data_outs",
@@ -85,6 +87,7 @@ class Connection:
             self.ahs_limit = _ANY_AHS
         self.exp_stat_sn = 0
         self.begun = 0
+        self.bytes_begun = 0
         self.ended = 0
         self.last_heard = monotonic()
         self.lost = False

@@ -294,6 +294,8 @@ class SendQueue:
             slot.connection = where
             return False
         connection.begun += 1
+        if self.descriptors is not None:
+            connection.bytes_begun += length
         if pieces and data is not None:
             connection.data_outs.send(
                 pieces, connection.datamover, data, itt, connection.exp_stat_sn
@@ -697,6 +699,7 @@ class SendQueue:
                 self._free_controls.append(control)
                 return False
             connection.begun += 1
+            connection.bytes_begun += slot.length
             control.state = SENT
             self._unexpected.sent(self._cmd_sn)
             if slot.state == ABORTING:  # once more, on this connection

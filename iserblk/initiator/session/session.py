@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import BIDIRECTIONAL, InitiatorDatamover, PduSlot
+from iserblk.datamover.seam import BIDIRECTIONAL, InitiatorDatamover, Losses, PduSlot
 from iserblk.errors import (
     CommandRejected,
     CommandTimeout,
@@ -214,7 +214,7 @@ class Session:
     ``tsih``: of the session at the target. ``more(session)``: logs in a further connection, to be
     offered to the session. ``wanted``: how many connections it should have. ``recovered``: how many
     were lost while others went on, and were recovered from; ``reassigned``: tasks that went over to
-    another connection then.
+    another connection then. ``losses``: of all its connections, for statistics.
 
     ``logging_out``: a logout of the whole session was sent; connections that end are no loss.
 
@@ -253,6 +253,7 @@ class Session:
         self.wanted = 1
         self.recovered = 0
         self.reassigned = 0
+        self.losses = Losses()
         self._recoveries: list[Recovery] = []
         self._joined: deque[Connection] = deque()  # offered
         self.busy_poll_us = 0
@@ -278,6 +279,7 @@ class Session:
         datamover.user = Answers(self, connection)
         datamover.notice_key_values(self.parameters)
         connection.datamover = datamover.enable_datamover()
+        connection.datamover.losses = self.losses
         descriptors = self.queue.descriptors
         if descriptors is not None:
             self.wanted = self.parameters.max_connections
@@ -360,6 +362,7 @@ class Session:
         }
         if self.queue.descriptors is not None:
             described["connections"] = len(self.queue.connections)
+            described["connections_wanted"] = self.wanted
         if self.parameters.error_recovery_level:
             described["error_recovery_level"] = self.parameters.error_recovery_level
         return described
@@ -530,6 +533,7 @@ class Session:
                 self._joined.popleft()
             answers = Answers(self, connection)
             connection.datamover.user = answers
+            connection.datamover.losses = self.losses
             connection.last_heard = now
             if self.queue.descriptors is not None:
                 self.queue.descriptors.add(connection)
@@ -715,12 +719,14 @@ class Session:
             connection = queue.connection
             connection.last_heard = now
         connection.datamover.user = Answers(self, connection)
+        connection.datamover.losses = self.losses
         queue.driver.changed()
         with queue.lock:
             again = queue.reopen(fresh.queue)
             self._offered = None
             self.left_nothing = False
             self.life.enter(Event.ADOPT)
+        self.losses.add(fresh.losses)
         self.reconnects += 1
         self.replayed += again
         log.warning(
