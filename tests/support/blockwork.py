@@ -18,10 +18,10 @@ from iserblk.disk.seam import EXTENT_HOLE, EXTENT_ZERO
 from iserblk.errors import NotSupported, OutOfRange
 
 KIB, MIB = 1 << 10, 1 << 20
-AREA = 64 * MIB  # of the LUN; what follows stays untouched but for the last block
+AREA = 32 * MIB  # of the LUN; what follows stays untouched but for the last block
 SIZES = (512, 4 * KIB, 8 * KIB, 64 * KIB, MIB, 8 * MIB)
 DEPTHS = (1, 8, 64)
-PER_STEP = 16 * MIB  # at most, of one size and depth
+PER_STEP = 4 * MIB  # of one size and depth; where two requests are more, of these
 TIMEOUT_S = 500  # the machine is emulated
 
 
@@ -82,8 +82,10 @@ class Model:
 
     async def transfers(self, size: int, depth: int) -> None:
         """Writes in any order, then reads in another."""
+        count = min(2 * depth, max(2, PER_STEP // size))
+        if depth > DEPTHS[1] > count:
+            return  # as many in flight as with the depth before
         print(f"{size} bytes at depth {depth}", flush=True)
-        count = max(1, min(2 * depth, PER_STEP // size))
         places = self.dice.sample(range(AREA // size), count)
         await self.at_depth(depth, [lambda p=p: self.write(p * size, size) for p in places])  # type: ignore[misc]
         self.dice.shuffle(places)
