@@ -24,6 +24,9 @@ OURS_NBDKIT = "iserblk-nbdkit"
 OURS_NBDKIT_TCP = "iserblk-nbdkit-tcp"
 OURS_ISCSI = "iserblk-iscsi"
 OURS_ONE_SEGMENT = "iserblk-1-segment"
+# One session of several connections. tgtd takes only one, so both are on our target.
+OURS_TWO = "iserblk-2-connections"
+OURS_ISCSI_TWO = "iserblk-iscsi-2-connections"
 # Through our target as a gateway: what is in front of it, then what is behind it.
 GATEWAY_ISER_TCP = "gateway-iser-tcp"
 GATEWAY_TCP_ISER = "gateway-tcp-iser"
@@ -42,6 +45,9 @@ PEERS = {"nbd": "qemu-nbd", "fuse": "qemu-fuse", "api": "iscsi-perf"}
 PEERS |= {f"net-{mtu}": OURS_ISCSI for mtu in NET_MTUS}
 # A gateway is compared with the way to the LUN behind it.
 PEERS["gateway"] = OURS_TCP
+# Two connections are compared with one.
+PEERS["connections"] = OURS
+_WITH_ONE = {OURS_TWO: OURS, OURS_ISCSI_TWO: OURS_ISCSI}
 # Network sections also have front-ends. These are compared with the peers of their own sections.
 _FRONT_ENDS = {"nbd-": PEERS["nbd"], "fuse-": PEERS["fuse"]}
 CEILINGS = {"nbd": "python-150us", "fuse": "pyfuse3-null"}
@@ -52,7 +58,7 @@ def peer_of(section: str, subject: str) -> str:
     for prefix, peer in _FRONT_ENDS.items():
         if section.startswith("net-") and (subject == peer or subject.startswith(prefix)):
             return peer
-    return PEERS[section]
+    return _WITH_ONE.get(subject) or PEERS[section]
 
 
 class Verdict(Enum):

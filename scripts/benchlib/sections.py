@@ -21,6 +21,7 @@ from benchlib.goals import (
     OURS,
     OURS_FLUSHED,
     OURS_ISCSI,
+    OURS_ISCSI_TWO,
     OURS_NBDKIT,
     OURS_NBDKIT_TCP,
     OURS_NO_CRC,
@@ -28,6 +29,7 @@ from benchlib.goals import (
     OURS_NO_POLL,
     OURS_ONE_SEGMENT,
     OURS_TCP,
+    OURS_TWO,
     PEERS,
 )
 from benchlib.load import CONNECTION_JOBS, JOBS, MEMORY_JOBS, NET_JOBS, Job, JobFailed
@@ -111,6 +113,16 @@ SECTIONS = (
             OURS_NO_POLL: partial(subjects.api_ours, mpa_crc="yes", busy_poll=False),
             OURS_TCP: subjects.api_tcp,
             PEERS["api"]: subjects.api_iscsi_perf,
+        },
+    ),
+    Section(
+        "connections",
+        JOBS,
+        {
+            OURS: partial(subjects.api_ours, mpa_crc="yes"),
+            OURS_TWO: partial(subjects.api_ours, mpa_crc="yes", connections=2),
+            OURS_ISCSI: subjects.api_iscsi,
+            OURS_ISCSI_TWO: partial(subjects.api_iscsi, connections=2),
         },
     ),
     Section(

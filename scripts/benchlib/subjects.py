@@ -340,16 +340,23 @@ def fuse_null(bench: Bench) -> Endpoint:
 # --- API ---------------------------------------------------------------------------------------
 
 
-def api_ours(bench: Bench, mpa_crc: str, busy_poll: bool = True, frames: str = "auto") -> Endpoint:
+def api_ours(
+    bench: Bench,
+    mpa_crc: str,
+    busy_poll: bool = True,
+    frames: str = "auto",
+    connections: int = 1,
+) -> Endpoint:
+    """``connections``: of the session."""
     target, url = bench.our_target(busy_poll)
     url = _ours(url, mpa_crc, busy_poll) + ("" if frames == "auto" else f"&mpa-frames={frames}")
-    return _api(bench, url, {"target": target})
+    return _api(bench, f"{url}&connections={connections}", {"target": target})
 
 
-def api_iscsi(bench: Bench) -> Endpoint:
-    """Ours over Traditional iSCSI, on our target."""
+def api_iscsi(bench: Bench, connections: int = 1) -> Endpoint:
+    """Ours over Traditional iSCSI, on our target. ``connections``: of the session."""
     target, url = bench.our_target()
-    return _api(bench, with_iscsi(url), {"target": target})
+    return _api(bench, f"{with_iscsi(url)}?connections={connections}", {"target": target})
 
 
 def api_tcp(bench: Bench) -> Endpoint:

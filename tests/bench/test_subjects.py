@@ -1,4 +1,4 @@
-"""The subjects of section nbd: which processes they have, by the names that goals use."""
+"""The subjects of sections: which processes they have, by the names that goals use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from benchlib.goals import NBDKIT, OURS, OURS_NBDKIT, SERVER, Kind
 from benchlib.load import Job
 from benchlib.sections import SECTIONS, measure
 from benchlib.subjects import Bench
+
+from tests.cli.commands import good_json
 
 JOB = Job("4k-randread-d4-c2", "randread", 4096, 4, 2)
 
@@ -71,6 +73,18 @@ def test_two_ways_through_one_gateway(bench: Bench) -> None:
         assert list(sample.cpu_seconds) == ["gateway", "target", "iserblk bench"]
     assert ends[0].servers["gateway"] is ends[1].servers["gateway"]
     assert ends[0].servers["target"] is openers[OURS](bench).servers["target"]
+
+
+@pytest.mark.parametrize("subject", [goals.OURS_TWO, goals.OURS_ISCSI_TWO])
+def test_sessions_of_two_connections(bench: Bench, subject: str) -> None:
+    openers = next(each for each in SECTIONS if each.name == "connections").openers
+    end = openers[subject](bench)
+    command = end.command(JOB, 0.2)
+    (url,) = (word for word in command if "://" in word)
+    (disk,) = good_json("info", url)["disks"]
+    assert disk["connection"]["connections"] == 2
+    sample = measure(end, JOB, 0.2)
+    assert list(sample.cpu_seconds) == ["target", "iserblk bench"]
 
 
 def test_each_section_has_a_peer_to_compare_with() -> None:
