@@ -1,4 +1,4 @@
-"""A gateway in this loop: our target, whose LUN 0 is a LUN of another target."""
+"""Gateways: our target, whose LUN 0 is a LUN of another target. In this loop, or as a process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -13,6 +14,7 @@ from iserblk.gateway.opening import open_gateways
 from iserblk.gateway.store import DiskStore
 from iserblk.target.scsi.device import LogicalUnit
 from iserblk.target.server import serve
+from tests.cli.commands import Server
 
 GATE = "iqn.2026-11.example:gate"
 
@@ -40,3 +42,32 @@ async def running_gateway(
 def store_of(unit: LogicalUnit) -> DiskStore:
     assert isinstance(unit.store, DiskStore)
     return unit.store
+
+
+class MortalGateway:
+    """``iserblk target`` as a process that is killed, and started again on its address. ``behind``:
+    a URL. ``listen``: HOST:PORT."""
+
+    def __init__(
+        self, behind: str, log: Path, *options: str, listen: str = "127.0.0.1:0", iqn: str = GATE
+    ) -> None:
+        self._words = ("-v", "target", "--iqn", iqn, "--lun", behind, *options, "--listen")
+        self._listen = listen
+        self.log = log
+        self.start()
+
+    def start(self) -> None:
+        self._server = Server((*self._words, self._listen), self.log, {})
+        self._listen = self._server.url.removeprefix("iser://").partition("/")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self._listen.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self._server.process.kill()
+        self._server.process.communicate()
+
+    def reinstated(self) -> int:
+        """How often a session has taken the place of one that was still there."""
+        return self.log.read_text().count(": session reinstated")

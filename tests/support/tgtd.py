@@ -1,0 +1,63 @@
+"""A tgtd that is killed and comes back with the same LUN. Needs ``scripts/peers tgt``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.support.until import until_blocking
+
+IQN = "iqn.2026-11.example:tgtd"
+_ADMIN_S = 120.0  # a virtual machine may be emulated
+
+
+class MortalTgtd:
+    """tgtd over Traditional iSCSI. ``programs``: the directory with tgtd and tgtadm. ``address``,
+    ``port``: where it listens. ``place``: a directory for its log and its disk of ``size`` bytes.
+    What it has answered is in that file, and outlives it."""
+
+    def __init__(self, programs: Path, address: str, port: int, place: Path, size: int) -> None:
+        self.url = f"iscsi://{address}:{port}/{IQN}/1"
+        self._programs = programs
+        self._portal = (address, port)
+        self._place = place
+        # Its own control socket: the usual place may belong to another tgtd.
+        self._environment = {**os.environ, "TGT_IPC_SOCKET": str(place / "ipc")}
+        self._disk = place / "tgtd-disk"
+        with self._disk.open("wb") as file:
+            file.truncate(size)
+        self.start()
+
+    def start(self) -> None:
+        portal = "{}:{}".format(*self._portal)
+        with open(self._place / "tgtd.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "tgtd", "-f", "--iscsi", f"portal={portal}"],
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+            )
+        until_blocking(self._listens)
+        self._admin("new", "target", "-T", IQN)
+        self._admin("new", "logicalunit", "--lun", "1", "-b", str(self._disk))
+        # Only now initiators find it: a target without the LUN would be another one to them.
+        self._admin("bind", "target", "-I", "ALL")
+
+    def _listens(self) -> bool:
+        assert self._process.poll() is None, "tgtd has ended"
+        try:
+            socket.create_connection(self._portal, 1).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    def _admin(self, operation: str, mode: str, *more: str) -> None:
+        words = ("--lld", "iscsi", "--op", operation, "--mode", mode, "--tid", "1", *more)
+        program = self._programs / "tgtadm"
+        subprocess.run([program, *words], env=self._environment, check=True, timeout=_ADMIN_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
