@@ -38,9 +38,9 @@ SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
         life.TABLE,
     ),
     (
-        "One lost connection of several",
-        "`TABLE` in iserblk/initiator/session/recovery.py. The session goes on meanwhile; only "
-        "when the recovery is given up, all of it is reconnected.",
+        "One lost connection",
+        "`TABLE` in iserblk/initiator/session/recovery.py. The session goes on by others, or by one "
+        "that is reinstated; only when the recovery is given up, all of it is reconnected.",
         recovery.Stage.LOST,
         recovery.TABLE,
     ),

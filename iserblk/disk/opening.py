@@ -65,6 +65,7 @@ def reconnector(
                 driver,
                 partial(paths.connect, session.isid),
                 partial(_resume_by, paths, session, cores),
+                lambda: len(paths.ways.all) > 1,
             ),
             FailBack(driver, paths, cores),
         )

@@ -5,6 +5,11 @@ is a login with the session's ISID and no TSIH. That is session reinstatement: t
 whatever the lost connection left there (RFC 7143 section 6.3.5). So no old command can take effect
 after what is sent on the new connection.
 
+Where the target has kept the session without any connection (ErrorRecoveryLevel 2), attempts begin
+with a login with the session's TSIH and the CID of the last connection: connection reinstatement
+(section 6.3.4). A portal that cannot be reached is tried again; any other failure, and the end of
+Time2Retain, are followed by session reinstatement.
+
 Where a session that may have several connections has too few of them, one attempt is the login of
 another, with the session's TSIH; the session goes on meanwhile.
 """
@@ -12,6 +17,7 @@ another, with the session's TSIH; the session goes on meanwhile.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,7 +26,15 @@ from typing import Protocol
 
 import trio
 
-from iserblk.errors import ConnectionLost, IserblkError, LunChanged, ReservationLost
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    IserblkError,
+    LocalProtocolError,
+    LunChanged,
+    ReservationLost,
+)
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.driving import SessionDriver
@@ -35,6 +49,8 @@ MOST_PAUSE_S = 5.0
 WAITING_PAUSE_S = 1.0  # the longest pause while commands wait
 DEMAND_S = 0.2  # a new command shortens a pause to this
 SILENCE_S = 30.0  # of the target, allowed between the login and the hand-over
+ONE_WAY_S = 3.0  # for the reinstatement of a connection, where other portals could be tried
+MOST_LOST = 3  # connections lost during a login that was to reinstate one
 ADOPTED_S = 0.02  # between two looks whether the session has adopted the connection
 
 
@@ -58,19 +74,23 @@ class Reconnector:
         driver: Driver,
         connect: Callable[[], Awaitable[Session]],
         resume: Callable[[Session], Operation[None]],
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
         """Call it in trio. ``connect`` returns a fresh session with the ISID of the old one; it is
         called for each attempt. ``resume``: what has to be done on the fresh session before
         anything is sent again; raises LunChanged or ReservationLost when nothing may be sent any
-        more."""
+        more. ``others``: whether ``connect`` has other portals to try than that of the connection
+        that was lost; then this one is tried once, and not for long."""
         self._driver = driver
         self._session = driver.session
         self._connect = connect
         self._resume = resume
+        self._others = others
         self._token = trio.lowlevel.current_trio_token()
         self._heard = trio.Event()
         self._connecting = trio.CancelScope()
         self._adding = trio.CancelScope()
+        self._reinstating = trio.CancelScope()
         self._sleeping = trio.CancelScope()
         self._fresh: Session | None = None
         self._stopped = False
@@ -87,6 +107,8 @@ class Reconnector:
         self._heard.set()
         if self._wanted:
             self._adding.cancel()  # the whole session comes first
+            if not self._session.reinstating:
+                self._reinstating.cancel()
 
     def stop(self) -> None:
         """Call it in trio. From now on a lost connection ends the session, and the session's owner
@@ -96,6 +118,7 @@ class Reconnector:
         self._heard.set()
         self._connecting.cancel()
         self._adding.cancel()
+        self._reinstating.cancel()
         self._sleeping.cancel()
         if self._fresh is not None:
             self._fresh.fail(ConnectionLost(f"{self._session.portal}: closing"))
@@ -136,7 +159,7 @@ class Reconnector:
             pause = self._next_pause()  # the connection did not last: wait first
         else:
             self._pause = FIRST_PAUSE_S
-        told = ""
+        told, lost = "", 0
         while self._wanted:
             if pause:
                 pause *= random.uniform(0.5, 1.0)
@@ -146,6 +169,25 @@ class Reconnector:
                 await self._sleep(forbidden, forbidden)
             if not self._wanted:
                 return
+            more = session.more
+            if session.reinstating and more is not None:
+                problem = await self._reinstate(more)
+                if problem is None or not self._wanted:
+                    return
+                pause = 0.0
+                if not session.reinstating:
+                    continue
+                session.still_absent(problem)
+                lost += isinstance(problem, ConnectionLost)
+                if self._others() or not (
+                    isinstance(problem, ConnectFailed)
+                    or (isinstance(problem, ConnectionLost) and lost < MOST_LOST)
+                ):
+                    session.disconnect()  # session reinstatement comes next
+                else:
+                    pause = self._next_pause()
+                self._driver.kick()
+                continue
             outcome = await self._attempt()
             if isinstance(outcome, Session | LunChanged | ReservationLost):
                 await self._hand_over(outcome)
@@ -157,6 +199,27 @@ class Reconnector:
                 told = str(outcome)
                 log.warning("%s: not connected: %s; trying again", session.portal, told)
             pause = self._next_pause()
+
+    async def _reinstate(
+        self, more: Callable[[Session], Awaitable[Connection]]
+    ) -> IserblkError | None:
+        """Reinstate the last connection of the session: one attempt. Returns why that is not
+        possible."""
+        session = self._session
+        seconds = ONE_WAY_S if self._others() else math.inf
+        try:
+            with trio.move_on_after(seconds) as self._reinstating:
+                session.offer_connection(await more(session))
+                await self._taken()
+                return None
+        except IserblkError as error:
+            return error.with_traceback(None)
+        except OSError as error:
+            return ConnectionLost(str(error))
+        except Exception as error:
+            log.exception("%s: cannot reinstate a connection", session.portal)
+            return LocalProtocolError(repr(error))
+        return ConnectTimeout(f"{session.portal}: given up")
 
     async def _add(self, more: Callable[[Session], Awaitable[Connection]]) -> None:
         """Make attempts to add a connection, until there are enough or all are lost."""
@@ -186,6 +249,10 @@ class Reconnector:
 
     async def _hand_over(self, outcome: Session | LunChanged | ReservationLost) -> None:
         self._session.offer(outcome)
+        await self._taken()
+
+    async def _taken(self) -> None:
+        """Until the session has taken up what was offered."""
         self._driver.kick()
         while self._session.offered and self._wanted:
             await trio.sleep(ADOPTED_S)

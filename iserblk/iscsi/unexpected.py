@@ -58,6 +58,11 @@ class FromInitiator:
         if self.limit != NO_LIMIT:
             self._cmd_sns.append(cmd_sn)
 
+    def clear(self) -> None:
+        """All connections that carried any are over, and with them what the target had for these
+        PDUs."""
+        self._cmd_sns.clear()
+
     def answered(self, exp_cmd_sn: int) -> None:
         """A PDU of the target has come, with this ExpCmdSN."""
         cmd_sns = self._cmd_sns

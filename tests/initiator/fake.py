@@ -147,10 +147,15 @@ def driver_of(made: Session) -> FakeDriver:
 
 
 def session(
-    depth: int = 4, window: int = 32, cmd_sn: int = 1, **parameters: object
+    depth: int = 4,
+    window: int = 32,
+    cmd_sn: int = 1,
+    datamover: FakeDatamover | None = None,
+    **parameters: object,
 ) -> tuple[Session, FakeDatamover]:
     """A session in full feature phase whose target takes ``window`` commands."""
-    datamover = FakeDatamover()
+    if datamover is None:
+        datamover = FakeDatamover()
     slots = [TaskSlot(index) for index in range(depth + CONTROL_SLOTS)]
     datamover.allocate_connection_resources(list(slots), 0)
     made = Session(

@@ -68,8 +68,7 @@ class Bench:
 
     def add(self, cid: int) -> Polled:
         datamover = Polled()
-        memory = [PduSlot(index) for index in range(len(self.session.queue.slots))]
-        datamover.allocate_connection_resources(memory, 0)
+        memory = self.memory_for(datamover)
         made = Connection(datamover, memory, self.session.parameters, "portal:3260", cid)
         made.exp_stat_sn = 100
         self.session.offer_connection(made)
@@ -79,6 +78,11 @@ class Bench:
         else:
             self.dms.append(datamover)
         return datamover
+
+    def memory_for(self, datamover: FakeDatamover) -> list[PduSlot]:
+        memory = [PduSlot(index) for index in range(len(self.session.queue.slots))]
+        datamover.allocate_connection_resources(memory, 0)
+        return memory
 
     def progress(self, after: float = 0.0) -> None:
         self.now += after

@@ -11,17 +11,32 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from iserblk.errors import ConnectFailed, ConnectionLost, LoginError, LunChanged
+from iserblk.datamover.seam import PduSlot
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    LoginError,
+    LunChanged,
+    RemoteProtocolError,
+)
 from iserblk.initiator import reconnecting as module
-from iserblk.initiator.reconnecting import DEMAND_S, MOST_PAUSE_S, Reconnector
+from iserblk.initiator.reconnecting import (
+    DEMAND_S,
+    MOST_LOST,
+    MOST_PAUSE_S,
+    ONE_WAY_S,
+    Reconnector,
+)
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from tests.initiator import fake
+from tests.initiator.several import Polled
 from tests.support import logs
 from tests.support.until import until
 
-pytestmark = pytest.mark.logs(logs.RECONNECTED)
+pytestmark = pytest.mark.logs(logs.RECONNECTED, logs.ONE_OF_SEVERAL)
 
 REFUSED = ConnectFailed("connection refused")
 
@@ -49,8 +64,8 @@ class Bench:
     """A session with its reconnector. ``outcomes``: of the attempts to connect, the last for all
     further ones; None: a fresh session. ``attempts``: when each was, on trio's clock."""
 
-    def __init__(self, *outcomes: Exception | None) -> None:
-        self.session, self.dm = fake.session()
+    def __init__(self, *outcomes: Exception | None, **parameters: object) -> None:
+        self.session, self.dm = fake.session(**parameters)  # type: ignore[arg-type]
         self.driver = Driver(self.session)
         self.outcomes = list(outcomes)
         self.attempts: list[float] = []
@@ -59,7 +74,10 @@ class Bench:
         self.look: Callable[[Session], None] | None = None
         self.connect: Callable[[], Awaitable[Session]] = self._attempt
         self.resume: Callable[[Session], Operation[None]] = self._check
-        self.reconnector = Reconnector(self.driver, self._connect, self._resume)
+        self.others = False
+        self.reconnector = Reconnector(
+            self.driver, self._connect, self._resume, lambda: self.others
+        )
 
     async def _connect(self) -> Session:
         return await self.connect()
@@ -412,3 +430,167 @@ async def test_the_session_comes_before_a_missing_connection(autojump_clock: Moc
         bench.lose()
         await bench.driver.regained.wait()
         assert ended == bench.attempts == [start]
+
+
+# -- ErrorRecoveryLevel 2: the target keeps the session ------------------------------------------
+
+
+class Kept(Bench):
+    """``logins``: when connection reinstatement was tried. ``answers``: what came of that, the last
+    for all further ones; None: a connection."""
+
+    def __init__(self, *answers: Exception | None, **parameters: object) -> None:
+        parameters = {"default_time2wait": 0, **parameters}
+        super().__init__(None, datamover=Polled(), error_recovery_level=2, **parameters)
+        self.logins: list[float] = []
+        self.answers = list(answers)
+        self.joined: list[Polled] = []
+        self.session.more = self.more
+
+    async def more(self, session: Session) -> Connection:
+        self.logins.append(trio.current_time())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is not None:
+            raise answer
+        datamover = Polled()
+        self.joined.append(datamover)
+        memory = [PduSlot(index) for index in range(len(session.queue.slots))]
+        datamover.allocate_connection_resources(memory, 0)
+        return Connection(datamover, memory, session.parameters, "portal:3260", session.free_cid())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with super().running():
+                yield
+        finally:
+            self.session.fail(ConnectionLost("closing"))
+
+
+async def test_a_connection_is_reinstated_at_once(autojump_clock: MockClock) -> None:
+    """No fresh session is made, and no LUN is examined."""
+    bench = Kept(None)
+    async with bench.running():
+        start = trio.current_time()
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert bench.logins == [start] and not bench.attempts and not bench.looked
+        assert bench.session.suspended is None and bench.session.reconnects == 0
+        assert bench.session.queue.connection.datamover is bench.joined[0]
+
+
+async def test_a_portal_that_is_away_is_tried_again(autojump_clock: MockClock) -> None:
+    bench = Kept(REFUSED, REFUSED, None)
+    async with bench.running():
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert _gaps(bench.logins) == [0.1, 0.2] and not bench.attempts
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        LoginError("the session does not exist", 0x020A),
+        RemoteProtocolError("iSCSI", "into session 9"),
+        ConnectTimeout("silent"),
+        ZeroDivisionError("a bug"),
+    ],
+    ids=lambda problem: type(problem).__name__,
+)
+async def test_what_is_refused_is_followed_by_session_reinstatement(
+    autojump_clock: MockClock, problem: Exception
+) -> None:
+    bench = Kept(problem)
+    async with bench.running():
+        start = trio.current_time()
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert bench.logins == bench.attempts == [start]
+        assert bench.session.reconnects == 1 and bench.looked == 1
+
+
+async def test_a_target_that_ends_each_login_is_not_asked_for_long(
+    autojump_clock: MockClock,
+) -> None:
+    bench = Kept(ConnectionLost("during login"))
+    async with bench.running():
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert len(bench.logins) == MOST_LOST and bench.session.reconnects == 1
+
+
+async def test_other_portals_are_not_kept_waiting(autojump_clock: MockClock) -> None:
+    """Where there are any: one attempt, of a few seconds."""
+    bench = Kept(REFUSED)
+    bench.others = True
+    async with bench.running():
+        start = trio.current_time()
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert bench.logins == bench.attempts == [start]
+
+    async def hang(_session: Session) -> Connection:
+        await trio.sleep_forever()
+        raise AssertionError("cancelled")
+
+    bench = Kept(None)
+    bench.others = True
+    bench.session.more = hang
+    async with bench.running():
+        start = trio.current_time()
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert bench.attempts == [start + ONE_WAY_S]
+
+
+async def test_a_login_is_given_up_with_the_reinstatement(autojump_clock: MockClock) -> None:
+    """The session is suspended meanwhile, because a command has no time left."""
+    bench = Kept(None)
+    ended: list[float] = []
+
+    async def hang(_session: Session) -> Connection:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_time())
+        raise AssertionError("cancelled")
+
+    bench.session.more = hang
+    async with bench.running():
+        bench.lose()
+        await trio.sleep(5)
+        assert bench.session.reinstating and not bench.attempts
+        bench.session.disconnect()
+        bench.session.recover(0.0)
+        await bench.driver.regained.wait()
+        assert ended == bench.attempts == [trio.current_time()]
+        assert bench.session.reconnects == 1
+
+
+async def test_time2wait_comes_before_reinstatement(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "monotonic", trio.current_time)
+    bench = Kept(None, default_time2wait=3)
+    async with bench.running():
+        start = trio.current_time()
+        bench.lose()
+        bench.session.reconnect_at = start + 3  # on trio's clock
+        await bench.driver.regained.wait()
+        assert bench.logins == [start + 3]
+
+
+async def test_a_connection_that_comes_too_late_is_ended(autojump_clock: MockClock) -> None:
+    bench = Kept(None)
+
+    async def slow(session: Session) -> Connection:
+        made = await Kept.more(bench, session)
+        session.disconnect()
+        session.recover(0.0)
+        return made
+
+    bench.session.more = slow
+    async with bench.running():
+        bench.lose()
+        await bench.driver.regained.wait()
+        assert bench.joined[0].terminated and bench.session.reconnects == 1

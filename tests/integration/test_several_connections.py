@@ -1,4 +1,4 @@
-"""Sessions of several connections with our own target: one is cut, again and again."""
+"""Sessions with our own target whose connections are cut, one of several or the only one."""
 
 from __future__ import annotations
 
@@ -74,25 +74,26 @@ def test_all_connections_are_there_and_in_use(
 
 
 @transport
-@level
+@pytest.mark.parametrize(("level", "count"), [(0, 3), (1, 3), (2, 3), (2, 1)])
 def test_one_connection_after_the_other_is_cut(
-    start_target: StartTarget, transport: str, level: int
+    start_target: StartTarget, transport: str, level: int, count: int
 ) -> None:
     """Every write is acknowledged once it is there, and what was acknowledged stays; the session
-    is not reconnected.
+    is not reconnected. At level 2 that holds for its only connection, too, which is reinstated.
 
     proves: ISER-7.3.3-2, ISER-7.3.3-5, ISER-7.3.3-6, ISER-7.3.3-8, ISER-10.2.2-1, ISER-10.2.2-2
     """
     chance = random.Random(level)
 
     async def main() -> None:
-        async with opened(start_target, transport, level, 3) as (disk, session):
+        async with opened(start_target, transport, level, count) as (disk, session):
             done = False
+            tsih = session.tsih
 
             async def cut() -> None:
                 nonlocal done
                 for cuts in range(8):
-                    await until(lambda: session.count == 3 and session.queue.sent > 4)
+                    await until(lambda: session.count == count and session.queue.sent > 4)
                     chance.choice(session.queue.connections).datamover.disconnect()
                     await until(partial(recovered, session, cuts + 1))
                 done = True
@@ -110,7 +111,7 @@ def test_one_connection_after_the_other_is_cut(
                 nursery.start_soon(cut)
                 for at in range(16):
                     nursery.start_soon(one, at)
-            assert (session.recovered, session.reconnects) == (8, 0)
+            assert (session.recovered, session.reconnects, session.tsih) == (8, 0, tsih)
             if level < 2:
                 assert session.replayed and not session.reassigned
             else:
@@ -119,15 +120,19 @@ def test_one_connection_after_the_other_is_cut(
     trio.run(main)
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(("transport", "length"), [("iser", 36 << 10), ("iscsi", 200 << 10)])
-def test_a_write_is_cut_anywhere(start_target: StartTarget, transport: str, length: int) -> None:
+def test_a_write_is_cut_anywhere(
+    start_target: StartTarget, transport: str, length: int, count: int
+) -> None:
     """What the target has of a write is what it does not ask for again, wherever the connection
     ended between the command and the last of its Data-Outs, which are all unsolicited over iSER.
 
     proves: ISER-10.2.2-2
     """
     target = start_target(SPEC)
-    url = f"{transport}{target.url.removeprefix('iser')}/0?connections=2&error-recovery-level=2"
+    url = f"{transport}{target.url.removeprefix('iser')}/0?connections={count}"
+    url += "&error-recovery-level=2"
     reassigned = 0
 
     async def cut_at(after: int) -> None:
@@ -136,7 +141,7 @@ def test_a_write_is_cut_anywhere(start_target: StartTarget, transport: str, leng
         with FaultProxy(("127.0.0.1", target.port)) as proxy:
             async with one_disk("async", proxy.through(url)) as disk:
                 session: Session = disk.core.session  # type: ignore[attr-defined]
-                await until(lambda: session.count == 2)
+                await until(lambda: session.count == count)
                 up = proxy.alive[0].up  # the connection that comes first takes the write
                 up.behaviours.append(Cut(up.taken + after))
                 await write(disk, data, 0)
@@ -153,8 +158,64 @@ def test_a_write_is_cut_anywhere(start_target: StartTarget, transport: str, leng
 
 
 @transport
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_last_connection_is_reinstated(
+    start_target: StartTarget, transport: str, count: int
+) -> None:
+    """All are lost at once; the session stays, and what was lost with the others comes back."""
+
+    async def main() -> None:
+        async with opened(start_target, transport, 2, count) as (disk, session):
+            data = bytearray(b"x") * SIZE
+            await write(disk, bytes(data), 0)
+            tsih = session.tsih
+            for connection in session.queue.connections.copy():
+                connection.datamover.disconnect()
+            back = await read(disk, 0, SIZE)
+            assert back == data
+            assert (session.reconnects, session.recovered, session.tsih) == (0, count, tsih)
+            await until(lambda: session.count == count)
+
+    trio.run(main)
+
+
+@transport
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_session_that_is_gone_is_reinstated(
+    start_target: StartTarget, transport: str, count: int
+) -> None:
+    """The target has lost its sessions: it refuses the login that was to reinstate a connection
+    with 020A, and session reinstatement brings all that is in flight to its end."""
+
+    async def main() -> None:
+        async with opened(start_target, transport, 2, count) as (disk, session):
+            done = 0
+
+            async def one(at: int) -> None:
+                nonlocal done
+                data = bytearray([at]) * SIZE
+                for _ in range(8):
+                    await write(disk, bytes(data), at * SIZE)
+                    back = await read(disk, at * SIZE, SIZE)
+                    assert back == data
+                    done += 1
+
+            async with trio.open_nursery() as nursery:
+                for at in range(16):
+                    nursery.start_soon(one, at)
+                await until(lambda: done > 16)
+                session.tsih += 1  # one that the target does not know
+                for connection in session.queue.connections.copy():
+                    connection.datamover.disconnect()
+            assert session.reconnects == 1
+
+    trio.run(main)
+
+
+@transport
 def test_all_connections_cut_at_once(start_target: StartTarget, transport: str) -> None:
-    """Session reinstatement, then the other connections come back."""
+    """Where the session itself is to be left, session reinstatement follows; then the other
+    connections come back."""
 
     async def main() -> None:
         async with opened(start_target, transport, 2, 3) as (disk, session):

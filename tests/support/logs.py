@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RECONNECTED = r"connection lost: |connected again after |: not connected|cannot reconnect"
+RECONNECTED = r"connection lost: |connected again after |: not connected|cannot re(connect|instate)"
 ONE_OF_SEVERAL = (
     r": connection \d+ lost: |recovered from the loss of connection |: one connection less: "
     r"|: \d+ connections so far: |the target takes \d+ connections of a session"

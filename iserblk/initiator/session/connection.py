@@ -31,7 +31,8 @@ class Connection:
     the difference is in flight. ``bytes_begun``: of the former, where the session may have several
     connections; for statistics. ``lost``: it is over, and its datamover terminated.
     ``control_cmd_sns``: then, the CmdSNs of control PDUs that were not answered. ``early``: PDUs
-    that came before the session had it.
+    that came before the session had it. ``time2wait``, ``time2retain``: seconds, of the login; or
+    what the target has announced with the end of this connection.
     """
 
     __slots__ = (
@@ -53,6 +54,8 @@ class Connection:
         "parameters",
         "portal",
         "provider_reason",
+        "time2retain",
+        "time2wait",
         "unsent_pongs",
     )
 
@@ -71,6 +74,8 @@ class Connection:
         self.portal = portal
         self.cid = cid
         self.provider_reason = ""
+        self.time2wait = parameters.default_time2wait
+        self.time2retain = parameters.default_time2retain
         self.immediate_limit = (
             min(
                 parameters.first_burst_length,

@@ -132,11 +132,13 @@ class Ladder:
 
     def cancel(self, task: TaskSlot, now: float) -> None:
         """End ``task`` as soon as possible: no caller wants its outcome any more."""
-        if task.state == QUEUED:
-            self.session.queue.end_aborted(task, self._timeout(task))
         if task.state == SENT and task.connection.lost:
             task.deadline = 0.0  # it is aborted when it has a connection again
-        elif task.state == SENT:
+            if self.session.reinstating:
+                self.session.recover(now)  # no connection is waited for any more
+        if task.state == QUEUED:
+            self.session.queue.end_aborted(task, self._timeout(task))
+        elif task.state == SENT and not task.connection.lost:
             log.debug("%s: task %#x cancelled; ABORT TASK", self.session.portal, task.itt)
             task.state = ABORTING
             self._waiting.append((task, task.itt))

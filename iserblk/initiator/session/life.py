@@ -17,6 +17,7 @@ class State(StrEnum):
     FREE = "free"  # the login is not over (S4)
     LOGGED_IN = "logged in"  # full feature phase (S5)
     LEAVING = "leaving"  # nothing new is sent; commands end, then the logout follows (S6, S7)
+    REINSTATING = "reinstating"  # no connection is left; tasks wait at the target for another (S8)
     CLEANING_UP = "cleaning up"  # the connection is lost; its tasks are being put back (S8)
     SUSPENDED = "suspended"  # no connection; commands wait for the next one
     ENDED = "ended"  # for good: every task has an error
@@ -25,6 +26,8 @@ class State(StrEnum):
 class Event(StrEnum):
     LOGIN = "login"  # the final Login Response
     LEAVE = "leave"  # the target asks for a logout, or the driver's owner does
+    LAST = "last connection lost"  # at ErrorRecoveryLevel 2: it is to be reinstated
+    REINSTATE = "reinstate"  # a connection has logged in to the session that the target has kept
     LOSS = "loss"  # the connection is over, and is to be replaced
     CLEAN = "clean"  # no buffer is touched any more; what was in flight is queued again
     ADOPT = "adopt"  # the connection of a fresh session takes the place of the lost one
@@ -36,11 +39,15 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.LOGGED_IN, Event.LEAVE): State.LEAVING,
     (State.LOGGED_IN, Event.LOSS): State.CLEANING_UP,
     (State.LEAVING, Event.LOSS): State.CLEANING_UP,
+    (State.LOGGED_IN, Event.LAST): State.REINSTATING,
+    (State.REINSTATING, Event.REINSTATE): State.LOGGED_IN,
+    (State.REINSTATING, Event.LOSS): State.CLEANING_UP,
     (State.CLEANING_UP, Event.CLEAN): State.SUSPENDED,
     (State.SUSPENDED, Event.ADOPT): State.LOGGED_IN,
     (State.FREE, Event.FAIL): State.ENDED,
     (State.LOGGED_IN, Event.FAIL): State.ENDED,
     (State.LEAVING, Event.FAIL): State.ENDED,
+    (State.REINSTATING, Event.FAIL): State.ENDED,
     (State.CLEANING_UP, Event.FAIL): State.ENDED,
     (State.SUSPENDED, Event.FAIL): State.ENDED,
 }
@@ -80,15 +87,15 @@ class Life:
     def absent(self) -> bool:
         """There is no connection, and the session goes on nevertheless."""
         state = self.state
-        return state is State.SUSPENDED or state is State.CLEANING_UP
+        return state is State.SUSPENDED or state is State.CLEANING_UP or state is State.REINSTATING
 
     def enter(self, event: Event, why: IserblkError | None = None) -> None:
-        """Make the transition of ``event``. ``why``: the error, for LOSS and FAIL. Raises
+        """Make the transition of ``event``. ``why``: the error, for LAST, LOSS and FAIL. Raises
         LocalProtocolError where the table has no such transition; then nothing has changed."""
         after = TABLE.get((self.state, event))
         if after is None:
             raise LocalProtocolError(f"a session that is {self.state} cannot take: {event}")
-        if event is Event.LOSS:
+        if event is Event.LOSS or event is Event.LAST:
             assert why is not None
             self.still_absent(why)
         elif event is Event.FAIL:

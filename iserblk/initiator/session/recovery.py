@@ -1,4 +1,4 @@
-"""What is done about one lost connection of a session whose other connections go on.
+"""What is done about one lost connection of a session that goes on by others.
 
 The target may still carry out what was sent on it. So a command that was in flight there waits
 until the target has logged that connection out, on another one (RFC 7143 sections 7.14, 11.14):
@@ -8,6 +8,10 @@ until the target has logged that connection out, on another one (RFC 7143 sectio
 - With level 2 ("remove the connection for recovery") the target keeps them, and each is assigned to
   another connection (TASK REASSIGN). A command that the target does not know any more may have been
   carried out; it is sent again, as after session reinstatement.
+
+Where no connection is left, one is reinstated first, at level 2 (section 6.3.4): its login logs the
+lost connection out, for recovery. A ping then shows what the target has acknowledged: only what is
+said behind the login is sure to include all that came on the lost connection.
 
 Either way the target discards the commands that it has not acknowledged. They are sent again with
 their CmdSN, so that the sequence has no holes; a ping takes the number of a PDU that is not.
@@ -29,7 +33,7 @@ from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.logout import ANSWER_S, LogoutWaiter, fill_connection_logout
 from iserblk.initiator.session.sending import NO_ANSWER, SendQueue
 from iserblk.initiator.session.slots import SENT, TaskSlot
-from iserblk.iscsi import pdu, reasons
+from iserblk.iscsi import bhs, pdu, reasons
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ SPARE_CONTROLS: Final = 4  # control slots that reassignments leave free
 class Stage(StrEnum):
     LOST = "lost"  # the datamover is terminated; no buffer is touched any more
     LOGGING_OUT = "logging out"  # on another connection
+    ASKING = "asking"  # it is logged out; what has the target acknowledged?
     WAITING = "waiting"  # Time2Wait of the Logout Response
     REASSIGNING = "reassigning"
     RECOVERED = "recovered"
@@ -50,6 +55,8 @@ class Stage(StrEnum):
 class Event(StrEnum):
     LOGOUT = "logout"  # the request has left
     UNHEARD = "the other connection was lost, too"
+    REINSTATED = "reinstated"  # a login has logged it out for recovery
+    ANSWERED = "answered"  # it is known what the target has acknowledged
     CLOSED = "closed"  # its tasks have ended at the target
     REMOVED = "removed for recovery"  # its tasks wait for another connection
     DUE = "Time2Wait is over"
@@ -62,10 +69,14 @@ TABLE: dict[tuple[Stage, Event], Stage] = {
     (Stage.LOGGING_OUT, Event.UNHEARD): Stage.LOST,
     (Stage.LOGGING_OUT, Event.CLOSED): Stage.RECOVERED,
     (Stage.LOGGING_OUT, Event.REMOVED): Stage.WAITING,
+    (Stage.LOST, Event.REINSTATED): Stage.ASKING,
+    (Stage.LOGGING_OUT, Event.REINSTATED): Stage.ASKING,
+    (Stage.ASKING, Event.ANSWERED): Stage.REASSIGNING,
     (Stage.WAITING, Event.DUE): Stage.REASSIGNING,
     (Stage.REASSIGNING, Event.DONE): Stage.RECOVERED,
     (Stage.LOST, Event.FAIL): Stage.GIVEN_UP,
     (Stage.LOGGING_OUT, Event.FAIL): Stage.GIVEN_UP,
+    (Stage.ASKING, Event.FAIL): Stage.GIVEN_UP,
     (Stage.WAITING, Event.FAIL): Stage.GIVEN_UP,
     (Stage.REASSIGNING, Event.FAIL): Stage.GIVEN_UP,
 }
@@ -78,6 +89,20 @@ class _Ping:
 
     def task_done(self) -> None:
         """The target has it: there is nothing more to do."""
+
+
+class _Question:
+    """Waits for the answer to a ping. ``heard``: it has come."""
+
+    def __init__(self, control: TaskSlot) -> None:
+        self.pending = 1
+        self.heard = False
+        self._control = control
+
+    def task_done(self) -> None:
+        self.pending = 0
+        control = self._control
+        self.heard = control.response != NO_ANSWER and not control.connection.lost
 
 
 class _Reassignment:
@@ -107,7 +132,8 @@ class _Reassignment:
 class Recovery:
     """The recovery of the connection ``lost``. All methods belong to the runner of
     ``Session.progress``. ``reassigned``, ``again``: how many tasks were reassigned, and how many
-    commands were sent once more."""
+    commands were sent once more. ``not_before``: when it is GIVEN_UP, the target wants no login
+    before that time."""
 
     def __init__(
         self,
@@ -128,14 +154,18 @@ class Recovery:
         self._queue = queue
         self._level = level
         self._unwanted = unwanted
-        wait = lost.parameters.default_time2wait
+        self.not_before = 0.0
+        wait = lost.time2wait
         self._at = now + wait  # of the next step
         self._until = self._at + ANSWER_S
         self._logout = LogoutWaiter(NO_ANSWER)
+        self._question: _Question | None = None
+        self._asked_before = False  # a logout was not answered, and may have been carried out
         self._todo: deque[TaskSlot] = deque()  # to be reassigned
         self._asked: list[_Reassignment] = []
         if wait > PATIENCE_S:
-            self._give_up(f"DefaultTime2Wait is {wait} s")
+            self.not_before = self._at
+            self._give_up(f"Time2Wait is {wait} s")
 
     def _enter(self, event: Event) -> None:
         after = TABLE.get((self.stage, event))
@@ -151,11 +181,24 @@ class Recovery:
     def over(self) -> bool:
         return self.stage is Stage.RECOVERED or self.stage is Stage.GIVEN_UP
 
+    def reinstated(self, cid: int, now: float) -> None:
+        """No connection was left, so no step could be taken; now there is one. It has logged the
+        lost connection out if it has its CID. May be repeated."""
+        if self.stage is Stage.LOST or self.stage is Stage.LOGGING_OUT:
+            self._until = max(now, self._at) + ANSWER_S
+            if cid == self.lost.cid:
+                self._until = now + ANSWER_S
+                self._enter(Event.REINSTATED)
+        elif self.stage is Stage.ASKING:
+            self._until = now + ANSWER_S
+
     def tick(self, now: float) -> None:
         """Take the steps that are due. Afterwards ``stage`` may be RECOVERED, or GIVEN_UP because
         of ``problem``."""
         if self.stage is Stage.LOGGING_OUT:
             self._take_answer(now)
+        if self.stage is Stage.ASKING:
+            self._ask(now)
         if self.stage is Stage.LOST and now >= self._at:
             self._log_out(now)
         if self.stage is Stage.WAITING and now >= self._at:
@@ -175,6 +218,43 @@ class Recovery:
         self._enter(Event.LOGOUT)
         self._queue.send_immediate(control, self._logout)
 
+    def _ask(self, now: float) -> None:
+        question = self._question
+        if question is not None and question.heard:
+            self._prepare(Event.ANSWERED, now + self.lost.time2retain)
+            return
+        if now >= self._until:
+            self._give_up("no ping is answered behind the login that reinstated it")
+            return
+        if question is not None and question.pending:
+            return
+        self._question = self._ping(always=True)
+
+    def _ping(self, always: bool) -> _Question | None:
+        """Send a ping, if possible. ``always``: see ``send_immediate``."""
+        queue = self._queue
+        control = queue.take_control() if queue.takes_immediate or not always else None
+        if control is None:
+            return None
+        ping = pdu.NopOut(lun=bytes(8), itt=0, ttt=bhs.NO_TAG, cmd_sn=0, exp_stat_sn=0)
+        ping.pack_into(control.bhs)
+        question = _Question(control)
+        queue.send_immediate(control, question, always)
+        return question
+
+    def _prepare(self, event: Event, until: float) -> None:
+        """The lost connection is logged out for recovery: ``event``. Its acknowledged tasks are to
+        be reassigned, ``until`` then."""
+        acknowledged = self._settle()
+        if acknowledged is None:
+            return
+        if not all(slot.whole for slot in acknowledged):
+            self._give_up("a command was interrupted while its answer was taken in")
+            return
+        self._until = until
+        self._todo.extend(acknowledged)
+        self._enter(event)
+
     def _take_answer(self, now: float) -> None:
         logout = self._logout
         if logout.pending:
@@ -182,10 +262,18 @@ class Recovery:
                 self._give_up("its logout is not answered")
             return
         if logout.response == NO_ANSWER and now < self._until:
+            self._asked_before = True
             self._enter(Event.UNHEARD)
         elif logout.response == pdu.LOGOUT_NO_RECOVERY and self._level == 2:
             self._level = 1  # its tasks have to end, then
-            self._enter(Event.UNHEARD)
+            self._wait(logout.time2wait, now)
+            if not self.over:
+                self._enter(Event.UNHEARD)
+        elif (
+            logout.response == pdu.LOGOUT_CID_NOT_FOUND and self._asked_before and self._level == 2
+        ):
+            # The logout that was not answered may have kept the tasks.
+            self._give_up("it was logged out already")
         elif logout.response == pdu.LOGOUT_CID_NOT_FOUND or (
             logout.response == pdu.LOGOUT_SUCCESS and (self._level < 2 or not logout.time2retain)
         ):
@@ -195,19 +283,21 @@ class Recovery:
                 self._enter(Event.CLOSED)
         elif logout.response == pdu.LOGOUT_SUCCESS and logout.time2wait <= PATIENCE_S:
             self._at = now + logout.time2wait
-            self._until = self._at + logout.time2retain
-            acknowledged = self._settle()
-            if acknowledged is None:
-                return
-            if not all(slot.whole for slot in acknowledged):
-                self._give_up("a command was interrupted while its answer was taken in")
-                return
-            self._todo.extend(acknowledged)
-            self._enter(Event.REMOVED)
+            self._prepare(Event.REMOVED, self._at + logout.time2retain)
         elif logout.response == pdu.LOGOUT_SUCCESS:
-            self._give_up(f"Time2Wait is {logout.time2wait} s")
+            self._wait(logout.time2wait, now)
         else:
+            if logout.response == pdu.LOGOUT_CLEANUP_FAILED:
+                self.not_before = now + logout.time2wait
             self._give_up(f"logout: {reasons.logout_response(logout.response)}")
+
+    def _wait(self, time2wait: int, now: float) -> None:
+        """The next step is due when ``time2wait`` is over. Gives up where that is too long."""
+        self._at = now + time2wait
+        self._until = self._at + ANSWER_S
+        if time2wait > PATIENCE_S:
+            self.not_before = self._at
+            self._give_up(f"Time2Wait is {time2wait} s")
 
     def _settle(self) -> list[TaskSlot] | None:
         """The target has discarded the commands that it had not acknowledged: send them again, with
@@ -248,7 +338,7 @@ class Recovery:
 
     def _reassign(self, now: float) -> None:
         queue = self._queue
-        while self._todo and queue.free_controls > SPARE_CONTROLS and not queue.held_back:
+        while self._todo and queue.free_controls > SPARE_CONTROLS and queue.takes_immediate:
             task = self._todo.popleft()
             control = queue.take_control()
             if control is None:
@@ -259,6 +349,9 @@ class Recovery:
                 self._give_up("a task cannot be continued")
                 return
             self._asked.append(waiter)
+        question = self._question
+        if self._todo and not queue.takes_immediate and (question is None or not question.pending):
+            self._question = self._ping(always=False)  # retires them (RFC 7145 section 8.1.1.3)
         if self._todo and now >= self._until:
             self._give_up("Time2Retain is over")
             return

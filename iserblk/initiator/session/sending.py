@@ -51,7 +51,8 @@ class SendQueue:
     everything that ends a task, belong to the thread that runs ``Session.progress``.
 
     ``lock``: the session's; held for a short time, and no thread waits while it holds it. It keeps
-    CmdSN order and wire order the same. ``connection``: the present one, or the first.
+    CmdSN order and wire order the same. ``connection``: the present one, or the first;
+    the last one, when there is none.
     ``connections``: all of them; changed by the runner, under the lock. ``descriptors``: of a
     session that may have several; else None. ``corked``: a driver sets
     it while more submissions are about to come, and calls ``flush`` itself.
@@ -345,6 +346,11 @@ class SendQueue:
         is closed."""
         return self._unexpected.full and self._open <= 0
 
+    @property
+    def takes_immediate(self) -> bool:
+        """A PDU may be sent past the window."""
+        return not self._unexpected.full
+
     def take_control(self, connection: Connection | None = None) -> TaskSlot | None:
         """A slot for a PDU of ours that is no command, to be sent on ``connection``; None: on any.
         Returns None when all are in flight, when ``held_back``, or when there is no connection."""
@@ -366,18 +372,21 @@ class SendQueue:
         slot.error = None
         return slot
 
-    def send_immediate(self, slot: TaskSlot, waiter: Waiter) -> None:
+    def send_immediate(self, slot: TaskSlot, waiter: Waiter, always: bool = False) -> None:
         """Send the PDU whose BHS is in ``slot.bhs``, as an immediate one: it uses up no CmdSN and
         passes the window. Where the target takes no more of these, it goes through the window,
         without the I bit, and its answer retires those before it (RFC 7145 section 8.1.1.3). I
         bit, ITT, CmdSN and ExpStatSN are filled in here. ``waiter`` is told of the answer, and the
         slot is given back without the caller. Without a connection the answer is NO_ANSWER, at
-        once; also where another thread has just used the last place of the window."""
+        once; also where another thread has just used the last place of the window.
+
+        ``always``: it never goes through the window, as it must not wait behind a number that is
+        missing. The caller has looked at ``takes_immediate``."""
         slot.waiter = waiter
         with self.lock:
             sent = self._life.connected and not self.held_back
             if sent:
-                self._send_control(slot)
+                self._send_control(slot, always)
         if sent:
             self.flush()
         else:
@@ -401,11 +410,11 @@ class SendQueue:
             slot.state = SENT
             slot.connection.datamover.send_control(slot)
 
-    def _send_control(self, slot: TaskSlot) -> None:
+    def _send_control(self, slot: TaskSlot, always: bool) -> None:
         """Under the lock."""
         slot.itt = itt = (slot.itt + _STEP) & ITT_MASK
         bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, itt)
-        regulated = self._regulated(slot)
+        regulated = not always and self._regulated(slot)
         slot.bhs[0] = slot.bhs[0] & bhs.OPCODE_MASK | (0 if regulated else bhs.IMMEDIATE)
         connection = slot.connection
         bhs.CMD_SN_EXP_STAT_SN.pack_into(
@@ -612,15 +621,24 @@ class SendQueue:
 
     def join(self, connection: Connection) -> None:
         """Under the lock: commands may be sent on ``connection``, too."""
+        if not self.connections:
+            self.connection = connection
         self.connections.append(connection)
 
+    def unhold(self) -> None:
+        """Under the lock: the session goes on where it was at ``hold``, with none of the
+        connections that it had then."""
+        self._unexpected.clear()
+        self._open = max(0, bhs.window_size(self._cmd_sn, self.max_cmd_sn))
+
     def lose(self, connection: Connection) -> None:
-        """Under the lock: ``connection``, which is not the only one, is over. Its commands stay in
-        flight, and belong to its Recovery. Its datamover is to be terminated, then ``strand`` is
-        to be called."""
+        """Under the lock: ``connection`` is over. Its commands stay in flight, and belong to its
+        Recovery. Its datamover is to be terminated, then ``strand`` is to be called. Where it was
+        the only one, ``hold`` was called, and ``connection`` is still this one."""
         connection.lost = True
         self.connections.remove(connection)
-        self.connection = self.connections[0]
+        if self.connections:
+            self.connection = self.connections[0]
         for slot in self.slots[len(self.tasks) :]:
             if slot.state == SENT and slot.connection is connection:
                 cmd_sn = self.number_of(slot)

@@ -19,6 +19,11 @@ The table of ``life`` has all transitions.
 A session may have several connections, if its leading login agreed on that. One that is lost while
 others are left is the matter of a ``Recovery``, and the session goes on. A new one is logged in
 beside the session (``Login.join``), and **offered**, too.
+
+With ErrorRecoveryLevel 2 a target keeps the session without any connection for a while. So the last
+one is **reinstated**: what was in flight waits in its slots, a connection that was logged in with
+the session's TSIH is offered, and Recoveries do the rest. Where that fails, takes too long for a
+command, or is not enough (``disconnect``), the session is suspended as above.
 """
 
 from __future__ import annotations
@@ -49,9 +54,9 @@ from iserblk.initiator.session.logout import (
     LogoutWaiter,
     fill_logout,
 )
-from iserblk.initiator.session.recovery import Recovery, Stage
+from iserblk.initiator.session.recovery import PATIENCE_S, Recovery, Stage
 from iserblk.initiator.session.sending import SendQueue
-from iserblk.initiator.session.slots import INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
+from iserblk.initiator.session.slots import ABORTING, INDEX_MASK, SENT, TAKEN, TaskSlot, Waiter
 from iserblk.iscsi import bhs, pdu, reasons
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.scsi import luns
@@ -235,13 +240,15 @@ class Session:
         """``slots``: see SendQueue."""
         self.life = Life()
         memory: list[PduSlot] = list(slots)
-        if parameters.max_connections > 1:  # then slots change their memory with each command
+        # One connection after the other counts, too.
+        several = parameters.max_connections > 1 or parameters.error_recovery_level == 2
+        if several:  # then slots change their memory with each command
             memory = [PduSlot(slot.index) for slot in slots]
             for own, slot in zip(memory, slots, strict=True):
                 own.take_memory(slot)
         connection = Connection(datamover, memory, parameters, portal)
         self.queue = SendQueue(connection, slots, io_timeout, self.life)
-        if parameters.max_connections > 1:
+        if several:
             self.queue.descriptors = Descriptors()
         self.listeners = LunListeners()
         self.parameters = parameters
@@ -263,6 +270,8 @@ class Session:
         self.left_nothing = False
         self.logging_out = False
         self._over = False  # the target has ended the session, with all connections
+        self._spent = False  # only a fresh session will do
+        self._reinstate_by = 0.0  # how long the target keeps a session that has no connection
         self.reconnects = 0
         self.replayed = 0
         # A session whose connection is to be adopted, or why there will never be one.
@@ -308,7 +317,10 @@ class Session:
         return max(0, self.wanted - len(self.queue.connections) - len(self._joined))
 
     def free_cid(self) -> int:
-        """A CID that no connection of the session has, nor one that is being recovered from."""
+        """A CID that no connection of the session has, nor one that is being recovered from. While
+        none is left: that of the last one, which is reinstated by a login with it."""
+        if self.reinstating and self._recoveries:
+            return self._recoveries[-1].lost.cid
         used = {connection.cid for connection in self.queue.connections.copy()}
         used.update(recovery.lost.cid for recovery in self._recoveries.copy())
         used.update(connection.cid for connection in self._joined.copy())
@@ -336,9 +348,14 @@ class Session:
         return self.life.absence if self.life.absent else None
 
     @property
+    def reinstating(self) -> bool:
+        """Whether a connection is wanted for the session that the target has kept without any."""
+        return self.life.state is State.REINSTATING
+
+    @property
     def offered(self) -> bool:
         """Whether something was offered that has not come into effect yet."""
-        return self._offered is not None
+        return self._offered is not None or bool(self._joined)
 
     def new_waiter(self) -> Waiter:
         """A waiter for the calling thread or task."""
@@ -368,7 +385,10 @@ class Session:
         return described
 
     def disconnect(self) -> None:
-        """From any thread: cut all connections. The next ``progress`` finds them lost."""
+        """From any thread: cut all connections. The next ``progress`` finds them lost, and session
+        reinstatement follows: what calls this wants all tasks at the target to end, or its LUNs to
+        be examined anew."""
+        self._spent = True
         for connection in self.queue.connections.copy():
             connection.datamover.disconnect()
 
@@ -492,9 +512,9 @@ class Session:
         self._over = True
         raise ConnectionLost(f"{self.portal}: logged out, {parting.why}")
 
-    def _stay_away(self, time2wait: int) -> None:
+    def _stay_away(self, time2wait: float) -> None:
         """The target wants no login for ``time2wait`` seconds."""
-        self.reconnect_at = monotonic() + min(time2wait, MOST_WAIT_S)
+        self.reconnect_at = max(self.reconnect_at, monotonic() + min(time2wait, MOST_WAIT_S))
 
     def ask_again(self, now: float) -> None:
         """About once a second, while there is a connection: have the datamovers ask again for what
@@ -519,7 +539,11 @@ class Session:
         """From any thread: add a connection that was logged in to this session. It comes into
         effect with the next ``progress``; where it is not wanted any more, it is ended."""
         with self.queue.lock:
-            if self.life.connected:
+            wanted = self.life.connected
+            if self.reinstating:
+                # No other CID: a logout for recovery must not be asked for twice.
+                wanted = connection.cid == self._recoveries[-1].lost.cid and not self._joined
+            if wanted:
                 self._joined.append(connection)
                 return
         connection.datamover.connection_terminate()
@@ -547,7 +571,12 @@ class Session:
     def _lose_one(self, connection: Connection, error: IserblkError, now: float) -> None:
         """One connection is over: recover from that on the others, if there are any."""
         queue = self.queue
-        if self._over or len(queue.connections) == 1:
+        if len(queue.connections) == 1:
+            self._take_joined(now)
+        if connection not in queue.connections:
+            return
+        last = len(queue.connections) == 1
+        if self._over or (last and not self._may_reinstate(connection, now)):
             self._lose(error)
             return
         if self.logging_out:
@@ -556,23 +585,89 @@ class Session:
             self._end_one(connection)
             return
         text = str(error).removeprefix(f"{connection.portal}: ").removeprefix("connection lost: ")
+        left = len(queue.connections) - 1
         log.warning(
-            "%s: connection %d lost: %s; %d are left",
+            "%s: connection %d lost: %s; %s",
             connection.portal,
             connection.cid,
             text,
-            len(queue.connections) - 1,
+            "it is to be reinstated" if last else f"{left} are left",
         )
         with queue.lock:
             if self.error is not None:
                 return
-            queue.lose(connection)
             level = self.parameters.error_recovery_level
             recovery = Recovery(queue, connection, level, self._unwanted, now)
             self._recoveries.append(recovery)
+            if last:
+                self._reinstate_by = now + connection.time2wait + connection.time2retain
+                self.suspended_at = monotonic()
+                self._stay_away(connection.time2wait)
+                self.life.enter(Event.LAST, error.with_traceback(None))
+                queue.hold()
+            queue.lose(connection)
         self._end_one(connection)
         if queue.driver.reconnect is not None:
             queue.driver.reconnect()
+
+    def _may_reinstate(self, connection: Connection, now: float) -> bool:
+        """Whether another connection may go on where ``connection``, the last one, has ended."""
+        return (
+            self.parameters.error_recovery_level == 2
+            and connection.time2retain > 0
+            and connection.time2wait <= PATIENCE_S
+            and self.more is not None
+            and self.queue.driver.reconnect is not None
+            and not (self._spent or self.logging_out or self.parting is not None)
+            and not self._any_late(now)
+        )
+
+    def _any_late(self, now: float) -> bool:
+        """Whether a command has no time left, or is being aborted. Then its end at the target comes
+        first, which session reinstatement is sure to bring."""
+        return any(
+            slot.state == ABORTING or (slot.state == SENT and now >= slot.deadline)
+            for slot in self.queue.tasks
+        )
+
+    def _reinstated(self, now: float) -> bool:
+        """Go on with the connection that was offered while none was left; returns whether there is
+        one. When this is interrupted, the next ``progress`` does the rest."""
+        if self._give_up_reinstating(now) or not self._joined:
+            return False
+        queue = self.queue
+        connection = self._joined[0]
+        with queue.lock:
+            for recovery in self._recoveries:
+                recovery.reinstated(connection.cid, now)
+            if connection not in queue.connections:
+                queue.join(connection)
+            self.life.enter(Event.REINSTATE)
+            queue.unhold()
+        self._take_joined(now)
+        self.recover(now)
+        queue.driver.changed()
+        log.info(
+            "%s: connection %d is reinstated after %.1f s",
+            self.portal,
+            connection.cid,
+            max(0.0, monotonic() - self.suspended_at),
+        )
+        queue.send_waiting()
+        return bool(queue.connections)
+
+    def _give_up_reinstating(self, now: float) -> bool:
+        """Whether no connection can be reinstated any more; then the session is suspended."""
+        if self._spent:
+            why = str(self.life.absence)
+        elif now >= self._reinstate_by:
+            why = f"Time2Retain is over: {self.life.absence}"
+        elif self._any_late(now):
+            why = f"a command has no time left: {self.life.absence}"
+        else:
+            return False
+        self._lose(ConnectionLost(f"{self.portal}: not reinstated: {why}"))
+        return True
 
     def _end_one(self, connection: Connection) -> None:
         if self.queue.descriptors is not None:
@@ -583,6 +678,9 @@ class Session:
     def recover(self, now: float) -> None:
         """Take the steps that are due for connections that were lost. Called about once a second,
         too."""
+        if self.reinstating:
+            self._give_up_reinstating(now)
+            return
         for recovery in self._recoveries.copy():
             if recovery not in self._recoveries:
                 return  # all connections are lost
@@ -590,6 +688,7 @@ class Session:
             if recovery.stage is Stage.GIVEN_UP:
                 problem = recovery.problem
                 assert problem is not None  # it gave up
+                self._stay_away(recovery.not_before - now)
                 self._lose(problem)
                 return
             if recovery.stage is Stage.RECOVERED:
@@ -619,7 +718,8 @@ class Session:
         with self.queue.lock:
             if self.error is not None:
                 return
-            self.suspended_at = monotonic()
+            if not self.reinstating:
+                self.suspended_at = monotonic()
             self.life.enter(Event.LOSS, error.with_traceback(None))
             self.queue.hold()
         self._clean_up()
@@ -693,6 +793,8 @@ class Session:
 
     def _revived(self, now: float) -> bool:
         """Take up what was offered, without a connection; returns whether there is one again."""
+        if self.reinstating:
+            return self._reinstated(now)
         if self.life.state is State.CLEANING_UP:
             self._clean_up()
         if self.life.state is not State.SUSPENDED:
@@ -716,6 +818,7 @@ class Session:
             self.tsih = fresh.tsih
             self.more = fresh.more
             self.wanted = fresh.wanted
+            self._spent = fresh._spent
             connection = queue.connection
             connection.last_heard = now
         connection.datamover.user = Answers(self, connection)

@@ -53,7 +53,7 @@ class Kept:
 
     def regain(self, window: int = 32, cmd_sn: int = 1, **more: object) -> FakeDatamover:
         """Offer a fresh connection and let the session adopt it; its datamover."""
-        fresh, self.dm = session(self.depth, window, cmd_sn, **more)
+        fresh, self.dm = session(self.depth, window, cmd_sn, **more)  # type: ignore[arg-type]
         self.session.offer(fresh)
         self.session.progress(2.0)
         return self.dm
