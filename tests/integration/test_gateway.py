@@ -27,6 +27,7 @@ from iserblk.gateway.opening import Use, check_way, open_gateways, unit_of
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.session import deadlines
+from iserblk.initiator.session.session import Session
 from iserblk.options import Options
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from iserblk.scsi import cdb, sense
@@ -48,6 +49,7 @@ from tests.target.fake_store import FakeStore
 
 MIB = 1 << 20
 PATIENCE_S = 30.0  # only a test that fails ever waits that long
+SLICE = 16 << 10
 SCHEMES = ("iser", "iscsi")
 WAYS = pytest.mark.parametrize(
     ("here", "there"), [(here, there) for here in SCHEMES for there in SCHEMES]
@@ -145,6 +147,53 @@ async def test_data_and_identity(here: str, there: str, block: int) -> None:
             (0, MIB, EXTENT_DATA),
             (MIB, store.size - MIB, EXTENT_HOLE),
         ]
+
+
+@pytest.mark.logs(logs.ONE_OF_SEVERAL)
+@WAYS
+@pytest.mark.parametrize("level", [0, 2])
+async def test_several_connections(here: str, there: str, level: int) -> None:
+    """Both sessions have two, of which one is cut now in front and now behind: the sessions go on,
+    and nothing that was acknowledged is lost."""
+    store = FakeStore(16 * SLICE)
+    options = f"?connections=2&error-recovery-level={level}"
+    chance = random.Random(level)
+    async with (
+        remote(store) as url,
+        running_gateway(f"{by(there, url)}{options}") as (front, unit),
+        open_disks([by(here, front) + options], {}) as disks,
+    ):
+        (disk,) = disks.disks.values()
+        sessions: list[Session] = [
+            each.core.session  # type: ignore[attr-defined]
+            for each in (disk, store_of(unit).disk)
+        ]
+        done = False
+
+        async def cut() -> None:
+            nonlocal done
+            for cuts in range(6):
+                session = sessions[cuts % 2]
+                await until(lambda: session.count == 2 and session.queue.sent > 2)  # noqa: B023
+                chance.choice(session.queue.connections).datamover.disconnect()
+                await until(lambda: session.recovered == cuts // 2 + 1)  # noqa: B023
+            done = True
+
+        async def one(at: int) -> None:
+            turn = 0
+            while not done:
+                turn += 1
+                data = bytes((turn % 251, at)) * (SLICE // 2)
+                await write(disk, data, at * SLICE, fua=not turn % 8)
+                assert await read(disk, at * SLICE, SLICE) == data
+                assert store.content[at * SLICE : (at + 1) * SLICE] == data
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cut)
+            for at in range(16):
+                nursery.start_soon(one, at)
+        assert [session.recovered for session in sessions] == [3, 3]
+        assert [session.reconnects for session in sessions] == [0, 0]
 
 
 def fpdus(said: bytes | bytearray) -> Iterator[bytes]:
