@@ -120,20 +120,30 @@ class StagTable:
                 return region
         raise LocalProtocolError(f"STag 0x{stag:08x} is not one of ours, or was retired before")
 
-    def release(self, region: Region) -> None:
+    def release(self, region: Region) -> memoryview:
         """Let go of the region's memory; its index may be used again. Before the call, the caller
-        makes sure that nothing is placed into the memory or sent from it any more."""
+        makes sure that nothing is placed into the memory or sent from it any more.
+
+        Returns the view, for the caller to drop. So it does not die while the region, in compiled
+        code, refers to it still: other threads run while memory is unmapped, and may ``clear``."""
+        view = region.view
         region.valid = False
         region.state = FREE
         region.view = NOTHING
         region.length = 0
         self._free.append(region)
+        return view
 
-    def clear(self) -> None:
-        """Let go of all memory, at the end of the connection. STags can still be retired."""
+    def clear(self) -> list[memoryview]:
+        """Let go of all memory, at the end of the connection. STags can still be retired. Several
+        threads may do it at once. Returns the views, for the caller to drop, as ``release``."""
+        views: list[memoryview] = []
         for region in self.regions:
-            region.view = NOTHING
-            region.length = 0
+            if region.view is not NOTHING:
+                views.append(region.view)
+                region.view = NOTHING
+                region.length = 0
+        return views
 
     def count(self) -> int:
         """The number of STags that were advertised and not retired."""

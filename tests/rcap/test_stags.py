@@ -72,6 +72,25 @@ def test_what_can_be_advertised() -> None:
     assert table.owned(table.advertise(memoryview(b""), REMOTE_READ)).length == 0
 
 
+@pytest.mark.parametrize("by", ["release", "clear"])
+def test_other_threads_may_let_go_of_all_memory_while_some_of_it_dies(by: str) -> None:
+    """They run while memory is unmapped. This memory does it itself, and looks what is left."""
+    table = StagTable()
+    left: list[int] = []
+
+    class Memory(bytearray):
+        def __del__(self) -> None:
+            table.clear()
+            left.append(len(region.view) + region.length)
+
+    region = table.owned(table.advertise(memoryview(Memory(8)), REMOTE_WRITE))
+    if by == "release":
+        table.release(region)
+    else:
+        table.clear()
+    assert left == [0]
+
+
 def test_threads_get_different_stags() -> None:
     table = StagTable()
     buffer = memoryview(bytearray(8))
