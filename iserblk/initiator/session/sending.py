@@ -68,7 +68,10 @@ class SendQueue:
         """``slots``: their memory is that of ``connection``; the last CONTROL_SLOTS are for control
         PDUs."""
         self.connection = connection
-        self.connections = [connection]
+        # One list for good: threads without the lock look at it. A compiled attribute that is set
+        # refers to its old value while that dies, and the memory of a connection lets threads run
+        # then.
+        self.connections: Final[list[Connection]] = [connection]
         self.descriptors: Descriptors | None = None
         self.lock = threading.Lock()
         self.slots = slots
@@ -285,9 +288,11 @@ class SendQueue:
             connection.exp_stat_sn,
             slot.cdb,
         )
-        before, slot.state = slot.state, SENT
         where = slot.connection if again else connection
+        # In this order: the runner looks at the connection of slots that are SENT, without the
+        # lock, and the slot may be the last to refer to a connection that is over.
         slot.connection = connection
+        before, slot.state = slot.state, SENT
         try:
             connection.datamover.send_control(slot)
         except Busy:
@@ -776,7 +781,7 @@ class SendQueue:
             slot.connection = fresh.connection  # and refers no more to the one before
         self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
         self.connection = fresh.connection
-        self.connections = fresh.connections
+        self.connections[:] = fresh.connections
         self.descriptors = fresh.descriptors
         self.portal = fresh.portal
         self.max_cmd_sn = fresh.max_cmd_sn

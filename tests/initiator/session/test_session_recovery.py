@@ -70,6 +70,25 @@ def _write(made: Session, waiter: CountingWaiter, data: bytes) -> TaskSlot:
     return slot
 
 
+def test_other_threads_may_look_at_the_connections_while_a_lost_one_dies() -> None:
+    """The list may be the last to refer to it, and other threads run while its memory is unmapped.
+    This memory looks at the list itself."""
+    kept = Kept()
+    queue = kept.session.queue
+    seen: list[list[str]] = []
+
+    class Memory(bytes):
+        def __del__(self) -> None:
+            seen.append([connection.portal for connection in queue.connections])
+
+    kept.lose()
+    queue.connections[0].early.append(Memory(b"of the connection"))
+    queue.connections[0].portal = "lost"
+    del kept.dm.user  # which refers to the connection, so that only the collector would free it
+    kept.regain()
+    assert seen == [["portal:3260"]]
+
+
 @pytest.mark.parametrize("first", [1, 0xFFFFFFFE])
 def test_what_was_in_flight_is_sent_again_in_order(
     first: int, caplog: pytest.LogCaptureFixture
