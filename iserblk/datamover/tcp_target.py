@@ -210,6 +210,7 @@ class TcpTarget:
 
     def map_task(self, slot: TargetSlot) -> None:
         self._tasks[slot] = self._command
+        slot.first_sn = 0
         slot.notices = 0
 
     def reassign_task(self, slot: TargetSlot, fresh: TargetSlot, how: Resumption) -> int:
@@ -219,13 +220,13 @@ class TcpTarget:
         self._tasks.pop(fresh, None)
         task = self._tasks[slot] = _Task(how.lun, how.itt, how.bidirectional)
         slot.notices = 0
-        burst = self._parameters.max_burst_length
         if not how.sent:
-            if how.exp_data_sn <= -(-how.solicited // burst):
+            if how.exp_data_sn <= slot.first_sn:
                 task.sn = how.exp_data_sn
+            slot.first_sn = task.sn
             return 0
         size = how.sent - how.sent_from
-        begins = _data_in_offsets(size, slot.segment, burst)
+        begins = _data_in_offsets(size, slot.segment, self._parameters.max_burst_length)
         number = how.exp_data_sn - slot.first_sn
         at = 0
         if 0 < number <= len(begins):
@@ -273,7 +274,7 @@ class TcpTarget:
         self._bursts[ttt] = burst
         task.ttt = ttt
         r2t_sn = task.sn
-        task.sn = r2t_sn + 1
+        task.sn = burst.slot.first_sn = r2t_sn + 1
         if burst.r2ts is not None:
             burst.r2ts[r2t_sn] = (ttt, burst.at)
         self._queue_r2t(task, burst, r2t_sn, ttt, burst.at)

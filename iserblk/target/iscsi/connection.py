@@ -1230,7 +1230,6 @@ class TargetConnection:
                 slot.itt,
                 both,
                 request.exp_data_sn,
-                max(slot.task.length - slot.arrived, 0) if slot.task.direction & DATA_OUT else 0,
                 sent,
                 slot.resume_at,
             ),

@@ -321,6 +321,22 @@ def test_missing_data_out_is_asked_for() -> None:
     assert host.store.content[:4096] == data
 
 
+def test_r2ts_are_numbered_on_after_each_loss() -> None:
+    """Over TCP: also where the same data is asked for again and again."""
+    host = Host()
+    peer = begun(TcpPeer, host)
+    peer.command(cdb10(WRITE_10, 1), WRITES, 512)
+    for number in range(4):
+        r2t = pdu.ReadyToTransfer.unpack_from(peer.answer(bhs.R2T)[0])
+        assert (r2t.buffer_offset, r2t.desired_length, r2t.r2t_sn) == (0, 512, number)
+        peer.lose()
+        peer = joined(TcpPeer, host, 0)
+        reassign(peer, exp_data_sn=number + 1)
+        assert peer.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    peer.say_data_out(b"w" * 512, 0, pdu.ReadyToTransfer.unpack_from(peer.answer(bhs.R2T)[0]).ttt)
+    assert peer.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+
+
 def test_unsolicited_data_that_was_lost_is_asked_for() -> None:
     host = Host()
     first = begun(TcpPeer, host, ("InitialR2T", "No"), ("ImmediateData", "Yes"))
