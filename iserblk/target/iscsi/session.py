@@ -285,6 +285,9 @@ class TargetSession:
         for slot in self._all_tasks():
             if slot.connection is not connection:
                 continue
+            if self.answered.get(slot.itt) is slot:
+                del self.answered[slot.itt]  # it was carried out: nothing is cleared
+                continue
             if slot.aborted:
                 self._hold_for(slot)
                 continue
@@ -297,11 +300,8 @@ class TargetSession:
             self._task_sets.leave(slot.lun, slot)
             if slot.state == DEFERRED:
                 self.deferred.remove(slot)
-            if self.answered.get(slot.itt) is slot:
-                del self.answered[slot.itt]
-            else:
-                del self.tasks[slot.itt]
-                self.window.ended(slot.immediate)
+            del self.tasks[slot.itt]
+            self.window.ended(slot.immediate)
             callbacks, slot.on_aborted = slot.on_aborted, []
             for callback in callbacks:
                 callback()

@@ -527,6 +527,26 @@ def test_tasks_end_when_nobody_comes_back(kind: Kind) -> None:
 
 
 @KINDS
+def test_tasks_that_were_answered_are_not_cleared(kind: Kind) -> None:
+    """A status that was not acknowledged is forgotten at the end of Time2Retain. No unit attention
+    tells of it: after each lost connection the initiator would get one."""
+    host = Host()
+    first = begun(kind, host)
+    second = joined(kind, host)
+    first.acknowledges = False
+    first.command(cdb10(WRITE_10, 1), WRITES, 512, b"w" * 512)
+    first.lose()
+    second.log_out(FOR_RECOVERY, 0)
+    second.heard.clear()
+    assert first.connection.kept
+    host.session.expire(first.connection)
+    second.command(bytes(16), itt=2)
+    assert second.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+    reassign(second)
+    assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+
+
+@KINDS
 def test_no_command_begins_while_a_thread_still_writes_for_one_that_has_ended(kind: Kind) -> None:
     """An old write must not land behind a new one: connections that fail below level 2."""
     host = Host(level=0, threads=True)
