@@ -213,6 +213,59 @@ def test_a_session_that_is_gone_is_reinstated(
 
 
 @transport
+@pytest.mark.parametrize("length", [36 << 10, 200 << 10])
+@pytest.mark.parametrize("losses", [1, 2])
+def test_reads_and_writes_are_cut_anywhere(
+    start_target: StartTarget, transport: str, length: int, losses: int
+) -> None:
+    """Two reads and a write on a connection that ends between the command and the answer of any of
+    them, on its way up or down; with two losses also the connection that takes them over, before,
+    in or behind the reassignment.
+
+    proves: ISER-10.2.2-2, ISER-10.2.2-3, ISER-10.2.2-7
+    """
+    target = start_target(SPEC)
+    url = f"{transport}{target.url.removeprefix('iser')}/0?error-recovery-level=2"
+    chance = random.Random(f"{transport}{length}{losses}")
+    reassigned = 0
+
+    async def cut_at(way: str, after: list[int]) -> None:
+        nonlocal reassigned
+        old = [chance.randbytes(length) for _ in range(4)]
+        new = chance.randbytes(length)
+        with FaultProxy(("127.0.0.1", target.port)) as proxy:
+            through = proxy.through(f"{url}&connections={losses + 1}")
+            async with one_disk("async", through) as disk:
+                session: Session = disk.core.session  # type: ignore[attr-defined]
+                await until(lambda: session.count == losses + 1)
+                for at, data in enumerate(old):
+                    await write(disk, data, at * length)
+                for proxied, count in zip(proxy.alive, after, strict=False):
+                    flow = proxied.up if way == "up" else proxied.down
+                    flow.behaviours.append(Cut(flow.taken + count))
+
+                async def one(at: int) -> None:
+                    if at == 3:
+                        await write(disk, new, at * length)
+                    else:
+                        assert await read(disk, at * length, length) == old[at]
+
+                async with trio.open_nursery() as nursery:
+                    for at in range(4):
+                        nursery.start_soon(one, at)
+                assert await read(disk, 3 * length, length) == new
+                reassigned += session.reassigned
+
+    async def main() -> None:
+        for way, most in (("up", length), ("down", 2 * length)):
+            for _ in range(6):
+                await cut_at(way, [chance.randrange(1, most) for _ in range(losses)])
+        assert reassigned, "no cut was behind a command"
+
+    trio.run(main)
+
+
+@transport
 def test_all_connections_cut_at_once(start_target: StartTarget, transport: str) -> None:
     """Where the session itself is to be left, session reinstatement follows; then the other
     connections come back."""
