@@ -93,8 +93,8 @@ class TargetSlot(PduSlot):
 
     ``transfer`` is the work request of its Put_Data or Get_Data. ``sn``: how many Put_Data and
     Get_Data the task has had over iSER, which is the DataSN or R2TSN of the next. ``first_sn``,
-    ``segment``: over TCP, where tasks are reassigned, the DataSN of the first Data-In on the present
-    connection (until there is one, the R2TSN of the next R2T), and how many bytes each had.
+    ``segment``: over TCP, where tasks are reassigned, the DataSN of the first Data-In on the
+    present connection (until there is one, the R2TSN of the next R2T), and how many bytes each had.
     ``notices``: what
     is to be notified when the transfer under way completes (NOTIFY, ACKNOWLEDGE). ``busy`` counts
     requests that are queued or posted and have not completed; until it is 0 the slot's memory may
@@ -131,9 +131,9 @@ class TargetSlot(PduSlot):
 class Resumption(NamedTuple):
     """How a task goes on that is made allegiant to another connection (RFC 7143 section 7.2.2).
 
-    ``lun``: the LUN field of its command. ``exp_data_sn``: ExpDataSN of the request. ``sent``: bytes
-    of its Data-In that have been sent, and are not acknowledged; those from ``sent_from`` on by the
-    connection before."""
+    ``lun``: the LUN field of its command. ``exp_data_sn``: ExpDataSN of the request. ``sent``:
+    bytes of its Data-In that have been sent, and are not acknowledged; those from ``sent_from`` on
+    by the connection before."""
 
     lun: bytes
     itt: int
