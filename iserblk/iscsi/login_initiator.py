@@ -450,7 +450,8 @@ class LoginInitiator:
         if group != leading.target_portal_group_tag:
             raise LoginError(
                 f"the portal belongs to portal group {group}, the session to portal group "
-                f"{leading.target_portal_group_tag}"
+                f"{leading.target_portal_group_tag}",
+                pdu.LOGIN_CANNOT_INCLUDE,
             )
 
     def _settle_traditional(self) -> None:

@@ -13,6 +13,7 @@ import trio
 from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import find_targets, takes_iser
 from iserblk.disk.multipath.addresses import Address, directory, in_session_of, with_paths
+from iserblk.disk.multipath.paths import place_of
 from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.iscsi.send_targets import Portal
@@ -44,6 +45,7 @@ async def _with_more(address: Address) -> Address:
     joined = with_paths([*finder.given, *await finder.find(log.warning)])
     assert joined.paths is not None
     joined.paths.find_more = finder.find_again
+    joined.paths.groups = finder.groups
     return joined
 
 
@@ -54,6 +56,7 @@ class _Finder:
         self.given = [address]
         if address.paths is not None:
             self.given = [Address(*way.address) for way in address.paths.ways.all]
+        self.groups: dict[str, int] = {}  # tags of portal groups, by the name of the portal
         self._known: set[str] = set()
         self._again_at = 0.0
 
@@ -76,7 +79,9 @@ class _Finder:
             askers = self.given[:1]
         for each in askers:
             try:
-                for url in await _portals(each):
+                for url, group in await _portals(each):
+                    if group is not None:
+                        self.groups[place_of(url)] = group
                     places = await _places(url)
                     if not places & self._known.union(*(known for _, known in fresh)):
                         fresh.append((Address(url, fitting(url, each.options)), places))
@@ -98,8 +103,9 @@ def _asked(address: Address) -> str:
     return f"{url.scheme}://{name_portal(url.host, url.port) if url.host else ''}"
 
 
-async def _portals(address: Address) -> list[Url]:
-    """What the target, or the server or agent in its place, tells. Where that does not tell whether
+async def _portals(address: Address) -> list[tuple[Url, int | None]]:
+    """What the target, or the server or agent in its place, tells: portals, and the tags of their
+    groups. Where that does not tell whether
     a portal takes iSER, the scheme is that of ``address``."""
     url, place = address.url, address.url
     if address.options.discover != PORTAL:
@@ -111,7 +117,10 @@ async def _portals(address: Address) -> list[Url]:
         return url.scheme if unknown else found.scheme_of(way)
 
     return [
-        replace(url, scheme=scheme_of(way), host=way.portal.host, port=way.portal.port)
+        (
+            replace(url, scheme=scheme_of(way), host=way.portal.host, port=way.portal.port),
+            way.portal.tag,
+        )
         for target in found.targets
         if target.name.lower() == url.iqn.lower()
         for way in target.ways

@@ -30,6 +30,7 @@ from iserblk.errors import (
     ScsiError,
 )
 from iserblk.initiator.commands import PortRefused, ask, command
+from iserblk.initiator.connecting.further import Further
 from iserblk.initiator.connecting.reach import connect
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
@@ -63,6 +64,9 @@ class Paths(LunListener):
         self.ways = Ways([(each, _name(each)) for each in addresses])
         # Finds ways that are not among these, when none of these leads to the target any more.
         self.find_more: Callable[[], Awaitable[list[Address]]] | None = None
+        # Tags of portal groups, by the name of the portal, where SendTargets or a login has told.
+        self.groups: dict[str, int] = {}
+        self.apart: set[tuple[str, int]] = set()  # see Further
         self.states_changed = False  # the target reports it: read the states of all ports again
         self._trying: Way[Address] | None = None
         self._before: Way[Address] | None = None  # was in use last
@@ -114,10 +118,29 @@ class Paths(LunListener):
                 errors.append(error)
                 continue
             self._trying = way
+            if options.connections > 1 and isinstance(session.more, Further):
+                session.more.others = self._others
+                session.more.apart = self.apart
             if errors and self._before is None:
                 log.warning("%s is used: %s", way.name, "; ".join(map(str, errors)))
             return session
         return None
+
+    def _others(self, session: Session) -> list[Address]:
+        """Where further connections of ``session`` may go: to portals of its portal group, as far
+        as the groups are known, with the same form of the iSER header."""
+        way = self._trying or self.ways.current
+        if way is None:
+            return []
+        url, options = way.address
+        group = session.parameters.target_portal_group_tag
+        return [
+            each.address
+            for each in self.ways.all
+            if each.address[0].scheme == url.scheme
+            and each.address[1].header == options.header
+            and self.groups.get(place_of(each.address[0]), group) == group
+        ]
 
     def _lost(self, now: float, on_purpose: bool) -> None:
         """Note that the connection that there was is lost: another is asked for."""
@@ -150,6 +173,7 @@ class Paths(LunListener):
         self._trying = None
         self._refusal = None
         self._group = _group_of(way, session)
+        self.groups[place_of(way.address[0])] = session.parameters.target_portal_group_tag
         before, self._before = self._before, way
         if before is None:
             self._first = self._group
@@ -264,6 +288,11 @@ class Paths(LunListener):
 
 def _group_of(way: Way[Address], session: Session) -> _Group:
     return way.address[0].iqn.lower(), session.parameters.target_portal_group_tag
+
+
+def place_of(url: Url) -> str:
+    """The name of a portal, as in ``Paths.groups``."""
+    return name_portal(url.host, url.port)
 
 
 def _name(address: Address) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic
 from typing import Generic, NamedTuple, TypeVar
 
@@ -35,6 +34,7 @@ from iserblk.errors import (
     TransportError,
 )
 from iserblk.initiator.connecting import sctp, verbs
+from iserblk.initiator.connecting.further import Further
 from iserblk.initiator.connecting.iwarp import Address, connect_iwarp, connect_stream, resolve
 from iserblk.initiator.connecting.login import (
     RECEIVE_SIZE,
@@ -106,7 +106,7 @@ async def connect(url: Url, options: Options, isid: bytes = b"") -> Session:
     if reached.url.scheme != url.scheme:
         options = fallback_options(options)
     # Further connections are of the same mode (RFC 7145 section 5.1).
-    session.more = partial(_join, reached.url, replace(options, fallback="none"))
+    session.more = Further(reached.url, replace(options, fallback="none"), _join)
     return session
 
 

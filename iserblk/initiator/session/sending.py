@@ -628,6 +628,7 @@ class SendQueue:
         """Under the lock: commands may be sent on ``connection``, too."""
         if not self.connections:
             self.connection = connection
+            self.portal = connection.portal
         self.connections.append(connection)
 
     def unhold(self) -> None:
@@ -644,6 +645,7 @@ class SendQueue:
         self.connections.remove(connection)
         if self.connections:
             self.connection = self.connections[0]
+            self.portal = self.connection.portal
         for slot in self.slots[len(self.tasks) :]:
             if slot.state == SENT and slot.connection is connection:
                 cmd_sn = self.number_of(slot)

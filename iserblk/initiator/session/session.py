@@ -316,14 +316,20 @@ class Session:
             return 0
         return max(0, self.wanted - len(self.queue.connections) - len(self._joined))
 
+    @property
+    def cids(self) -> set[int]:
+        """Of the connections that there are, and of those that were offered."""
+        used = {connection.cid for connection in self.queue.connections.copy()}
+        used.update(connection.cid for connection in self._joined.copy())
+        return used
+
     def free_cid(self) -> int:
         """A CID that no connection of the session has, nor one that is being recovered from. While
         none is left: that of the last one, which is reinstated by a login with it."""
         if self.reinstating and self._recoveries:
             return self._recoveries[-1].lost.cid
-        used = {connection.cid for connection in self.queue.connections.copy()}
+        used = self.cids
         used.update(recovery.lost.cid for recovery in self._recoveries.copy())
-        used.update(connection.cid for connection in self._joined.copy())
         return next(cid for cid in range(len(used) + 1) if cid not in used)
 
     @property

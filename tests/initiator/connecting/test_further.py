@@ -1,0 +1,120 @@
+"""Where further connections of a session go: spread over the portals of its portal group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iserblk.errors import ConnectFailed, ConnectTimeout, IserblkError, LoginError
+from iserblk.initiator.connecting.further import FAILED_LATELY_S, Further, Place
+from iserblk.iscsi import pdu
+from iserblk.options import Options
+from iserblk.url import Url, parse_url
+from tests.support.target import IQN
+
+GROUP = 7
+OTHER_GROUP = LoginError("another group", pdu.LOGIN_CANNOT_INCLUDE)
+
+
+def place(host: str, scheme: str = "iser", iqn: str = IQN, **options: Any) -> Place:
+    return parse_url(f"{scheme}://{host}/{iqn}/0"), Options(**options)
+
+
+class Site:
+    """A session whose first connection went to portal a, and what happens at the others. ``tried``:
+    portals and options of all attempts."""
+
+    def __init__(self, *others: Place, first: Place | None = None) -> None:
+        self.now = 100.0
+        self.errors: dict[str, IserblkError] = {}
+        self.tried: list[Place] = []
+        self.session: Any = SimpleNamespace(
+            parameters=SimpleNamespace(target_portal_group_tag=GROUP), cids={0}
+        )
+        self.further = Further(*(first or place("a")), self.join, lambda: self.now)
+        self.further.others = lambda _session: others
+
+    async def join(self, url: Url, options: Options, session: Any) -> Any:
+        self.tried.append((url, options))
+        if url.host in self.errors:
+            raise self.errors[url.host]
+        return SimpleNamespace(cid=max(session.cids) + 1, host=url.host)
+
+    async def more(self) -> str:
+        """The portal of one more connection."""
+        made: Any = await self.further(self.session)
+        self.session.cids.add(made.cid)
+        return str(made.host)
+
+    def hosts(self) -> Sequence[str]:
+        tried, self.tried = self.tried, []
+        return [url.host for url, _ in tried]
+
+
+async def test_each_goes_where_the_session_has_the_fewest() -> None:
+    site = Site(place("a"), place("b"), place("c"))
+    assert [await site.more() for _ in range(5)] == ["b", "c", "a", "b", "c"]
+    site.session.cids -= {3, 0}  # both of a
+    assert [await site.more() for _ in range(4)] == ["a", "a", "a", "b"]
+
+
+async def test_all_go_to_the_first_where_no_other_is_known() -> None:
+    site = Site()
+    assert [await site.more() for _ in range(3)] == ["a"] * 3
+
+
+async def test_another_portal_is_tried_where_one_does_not_answer() -> None:
+    """And for a while first."""
+    site = Site(place("b"))
+    site.errors["b"] = ConnectTimeout("b is silent")
+    assert await site.more() == "a"
+    assert site.hosts() == ["b", "a"]
+    del site.errors["b"]
+    assert [await site.more() for _ in range(2)] == ["a", "a"]
+    assert site.hosts() == ["a", "a"]
+    site.now += FAILED_LATELY_S
+    assert [await site.more() for _ in range(2)] == ["b", "b"]
+
+
+async def test_one_error_tells_of_all() -> None:
+    site = Site(place("b"))
+    site.errors.update(a=ConnectFailed("a: refused"), b=ConnectTimeout("b: silent"))
+    with pytest.raises(ConnectTimeout, match=r"^b: silent; a: refused$"):
+        await site.more()
+
+
+async def test_a_portal_of_another_group_is_asked_once() -> None:
+    """For a session in that group it counts again."""
+    site = Site(place("b"))
+    site.errors["b"] = OTHER_GROUP
+    assert [await site.more() for _ in range(2)] == ["a", "a"]
+    assert site.hosts() == ["b", "a", "a"]
+    site.now += FAILED_LATELY_S
+    assert await site.more() == "a" and site.hosts() == ["a"]
+    del site.errors["b"]
+    site.session.parameters.target_portal_group_tag = GROUP + 1
+    assert await site.more() == "b"
+
+
+async def test_the_portal_of_the_first_connection_is_never_left_out() -> None:
+    site = Site()
+    site.errors["a"] = OTHER_GROUP
+    for _ in range(2):
+        with pytest.raises(LoginError):
+            await site.more()
+    assert site.hosts() == ["a", "a"]
+
+
+async def test_all_connections_are_of_one_target_and_one_mode() -> None:
+    """Where the first one fell back to Traditional iSCSI, so do the others, with its digests."""
+    site = Site(
+        place("b", iqn=f"{IQN}.other"),
+        place("c", fallback="iscsi"),
+        first=place("a", "iscsi", data_digest="CRC32C,None"),
+    )
+    assert [await site.more() for _ in range(2)] == ["c", "a"]
+    url, options = site.tried[0]
+    assert (url.scheme, options.fallback, options.data_digest) == ("iscsi", "none", "CRC32C,None")
