@@ -137,7 +137,7 @@ def _write_durably(task: DeviceTask, data: memoryview, nowait: bool) -> bool:
         raise
 
 
-def _is_repeated(error: StatusError) -> bool:
+def is_repeated(error: StatusError) -> bool:
     """Whether hosts take the answer for that of a command which was not carried out, and send the
     command again by themselves (SAM-5, Status codes)."""
     if error.status == sam.CHECK_CONDITION:
@@ -162,7 +162,7 @@ def _write_alone(task: DeviceTask, data: memoryview) -> None:
         if unit.write_through:  # as in ``_write``
             unit.flush(task.nexus)
     except StatusError as error:
-        if not _is_repeated(error):
+        if not is_repeated(error):
             raise
         log.warning(
             "%s: it may have been carried out: %s",

@@ -14,12 +14,13 @@ from typing import NamedTuple
 from iserblk.errors import RemoteProtocolError
 from iserblk.scsi import sense, third_party
 from iserblk.scsi.third_party import CopyStatus, Cscd, Segment
-from iserblk.target.scsi.block import check_writable
+from iserblk.target.scsi.block import check_writable, is_repeated
 from iserblk.target.scsi.ended import CheckCondition, ReservationConflict, invalid_field
 from iserblk.target.scsi.reservations import READS
 from iserblk.target.scsi.task import DeviceTask, check_wanted
 from iserblk.target.scsi.unit import COPY_LIMITS, LogicalUnit
 from iserblk.target.seam import DATA_OUT
+from iserblk.target.store.status import StatusError
 
 log = logging.getLogger(__name__)
 
@@ -188,5 +189,11 @@ def _copy(task: DeviceTask, piece: _Piece) -> None:
         try:
             unit.store.write(part, offset, unit.write_through, False)
             unit.unflushed.wrote(task.nexus)
+        except StatusError as error:
+            if not is_repeated(error):
+                raise
+            # A second run may read, as source, what this one has written.
+            log.warning("EXTENDED COPY: a part of it may have been carried out: %s", error.strerror)
+            raise CheckCondition(sense.COPY_ABORTED, sense.THIRD_PARTY_DEVICE_FAILURE) from None
         finally:
             unit.guard.leave(span)

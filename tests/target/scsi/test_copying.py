@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from iserblk.scsi.reservations import OutParameters
 from iserblk.scsi.third_party import CopyList, Cscd, Segment
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import DATA_OUT
+from iserblk.target.store.status import StatusError
 from tests.target.fake_store import FakeStore
 from tests.target.scsi_client import (
     GOOD,
@@ -27,6 +29,7 @@ SIZE = 4 << 20
 BLOCK = 512
 NOT_REACHABLE = (sense.COPY_ABORTED, sense.COPY_TARGET_NOT_REACHABLE)
 NO_TARGET = (sense.COPY_ABORTED, sense.UNREACHABLE_COPY_TARGET)
+DEVICE_FAILURE = (sense.COPY_ABORTED, sense.THIRD_PARTY_DEVICE_FAILURE)
 OUT_OF_RANGE = (sense.COPY_ABORTED, sense.NO_ADDITIONAL_SENSE)
 WRONG_LENGTH = (sense.ILLEGAL_REQUEST, sense.PARAMETER_LIST_LENGTH_ERROR)
 
@@ -102,6 +105,44 @@ def test_a_copy_within_a_lun_whose_ranges_overlap(place: Place, start: int, to: 
     assert (
         store.content[: to * BLOCK] == before[: to * BLOCK] and store.content[end:] == before[end:]
     )
+
+
+@pytest.mark.logs("EXTENDED COPY: a part of it may have been carried out: away$")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StatusError(errno.EBUSY, "away", sam.BUSY), DEVICE_FAILURE),
+        (
+            StatusError(
+                errno.EREMOTEIO,
+                "broken",
+                sam.CHECK_CONDITION,
+                sense.encode_fixed(sense.MEDIUM_ERROR, 0x0C, 0),
+            ),
+            (sense.MEDIUM_ERROR, sense.WRITE_ERROR),
+        ),
+    ],
+    ids=["BUSY", "MEDIUM ERROR"],
+)
+def test_a_copy_that_may_be_half_done_is_not_to_be_repeated_blindly(
+    monkeypatch: pytest.MonkeyPatch, error: StatusError, told: tuple[int, int]
+) -> None:
+    """The LUN is one of another target. Hosts repeat what ends with BUSY; this copy would then copy
+    its own blocks."""
+    place = Place()
+    store = place.stores[0]
+    place.client.lun = 0
+    place.client.code(bytes(6))
+    write = store.write
+
+    def once(data: memoryview, offset: int, durable: bool, nowait: bool) -> bool:
+        if store.calls:
+            raise error
+        return write(data, offset, durable, nowait)
+
+    monkeypatch.setattr(store, "write", once)
+    assert place.copy(Segment(2, 0, 0, 0, 5000, 0, 1)).code == told
+    assert [call[0] for call in store.calls] == ["write"]
 
 
 def test_blocks_of_different_sizes(place: Place) -> None:
