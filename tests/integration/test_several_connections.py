@@ -20,7 +20,7 @@ from tests.support.faults.behaviours import Cut
 from tests.support.faults.proxy import FaultProxy
 from tests.support.until import until
 
-pytestmark = pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED)
+pytestmark = pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED, logs.ASYNC_MESSAGE)
 
 SPEC = "lun:size=16M:wce=0"
 SIZE = 16 << 10
@@ -181,35 +181,54 @@ def test_the_last_connection_is_reinstated(
 
 @transport
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_session_that_is_gone_is_reinstated(
-    start_target: StartTarget, transport: str, count: int
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_target_that_is_started_again(
+    start_target: StartTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
+    count: int,
+    how: str,
 ) -> None:
-    """The target has lost its sessions: it refuses the login that was to reinstate a connection
-    with 020A, and session reinstatement brings all that is in flight to its end."""
+    """One that was killed has no session: it refuses the login that was to reinstate a connection
+    (020A), and session reinstatement brings all that is in flight to its end. One that stops asks
+    for the logout of each connection, and gets it."""
+    monkeypatch.setenv("LOGOUT_S", "10")
+    running = start_target(SPEC)
+    url = running.url.replace("iser://", f"{transport}://") + "/0"
+    options = {"connections": str(count), "error-recovery-level": "2"}
+    stop = False
+    done = 0
+
+    async def one(disk: AsyncDisk, at: int) -> None:
+        nonlocal done
+        turn = 0
+        while not stop:
+            turn += 1
+            data = bytearray([turn % 251, at]) * (SIZE // 2)
+            await write(disk, bytes(data), at * SIZE)
+            back = await read(disk, at * SIZE, SIZE)
+            assert back == data
+            done += 1
 
     async def main() -> None:
-        async with opened(start_target, transport, 2, count) as (disk, session):
-            done = 0
-
-            async def one(at: int) -> None:
-                nonlocal done
-                data = bytearray([at]) * SIZE
-                for _ in range(8):
-                    await write(disk, bytes(data), at * SIZE)
-                    back = await read(disk, at * SIZE, SIZE)
-                    assert back == data
-                    done += 1
-
-            async with trio.open_nursery() as nursery:
-                for at in range(16):
-                    nursery.start_soon(one, at)
-                await until(lambda: done > 16)
-                session.tsih += 1  # one that the target does not know
-                for connection in session.queue.connections.copy():
-                    connection.datamover.disconnect()
-            assert session.reconnects == 1
+        nonlocal running, stop
+        async with aio.open_disks([url], options) as disks, trio.open_nursery() as nursery:
+            disk = disks.disks[disks.default]
+            session: Session = disk.core.session  # type: ignore[attr-defined]
+            for at in range(16):
+                nursery.start_soon(one, disk, at)
+            for turn in range(2):
+                goal = done + 64
+                await until(lambda goal=goal: session.count == count and done >= goal)
+                listen = running.listen
+                await trio.to_thread.run_sync(getattr(running, how))
+                running = start_target(SPEC, listen=listen)
+                await until(lambda turn=turn: session.reconnects > turn)
+            assert session.reconnects == 2 and session.error is None
+            stop = True
 
     trio.run(main)
+    assert "did not log out" not in running.log.read_text()
 
 
 @transport

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 RECONNECTED = r"connection lost: |connected again after |: not connected|cannot re(connect|instate)"
 ONE_OF_SEVERAL = (
-    r": connection \d+ lost: |recovered from the loss of connection |: one connection less: "
-    r"|: \d+ connections so far: |the target takes \d+ connections of a session"
-    r"|the target agrees to error recovery level "
+    r": connection \d+ (lost|logged out): |recovered from the loss of connection "
+    r"|: one connection less: |: \d+ connections so far: "
+    r"|the target takes \d+ connections of a session|the target agrees to error recovery level "
 )
 ANOTHER_PORTAL = (
     r" is used, not |going over to |another portal is tried| is used: cannot connect to "

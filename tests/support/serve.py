@@ -1,7 +1,7 @@
 """``python -m tests.support.serve "LISTEN…" IQN SPEC…``: the real target, and what it holds.
 
 LOGIN_TIMEOUT_S in the environment: how long a peer may take for its login; ISER_HEADER: bytes of
-the iSER header.
+the iSER header; LOGOUT_S: how long initiators may take to log out, when SIGTERM has come.
 
 Prints ``ready URL``, and after each SIGUSR1 one line of JSON: descriptors, threads, and the live
 objects that every connection has. SIGTERM ends it in order.
@@ -29,7 +29,8 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
             await nursery.start(_watch, nursery.cancel_scope)
             header = int(os.environ.get("ISER_HEADER", "28"))
             luns = dict(enumerate(units))
-            await server.serve(listen.split(), iqn, luns, _ready, header=header)
+            logout_s = int(os.environ.get("LOGOUT_S", "0"))
+            await server.serve(listen.split(), iqn, luns, _ready, header=header, logout_s=logout_s)
     finally:
         for unit in units:
             unit.close()

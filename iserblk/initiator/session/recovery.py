@@ -69,6 +69,7 @@ TABLE: dict[tuple[Stage, Event], Stage] = {
     (Stage.LOGGING_OUT, Event.UNHEARD): Stage.LOST,
     (Stage.LOGGING_OUT, Event.CLOSED): Stage.RECOVERED,
     (Stage.LOGGING_OUT, Event.REMOVED): Stage.WAITING,
+    (Stage.LOST, Event.CLOSED): Stage.RECOVERED,
     (Stage.LOST, Event.REINSTATED): Stage.ASKING,
     (Stage.LOGGING_OUT, Event.REINSTATED): Stage.ASKING,
     (Stage.ASKING, Event.ANSWERED): Stage.REASSIGNING,
@@ -180,6 +181,13 @@ class Recovery:
     @property
     def over(self) -> bool:
         return self.stage is Stage.RECOVERED or self.stage is Stage.GIVEN_UP
+
+    def closed(self) -> None:
+        """It was logged out in order, by itself: its tasks have ended at the target."""
+        acknowledged = self._settle()
+        if acknowledged is not None:
+            self._send_again(acknowledged, lambda slot: slot.complete)
+            self._enter(Event.CLOSED)
 
     def reinstated(self, cid: int, now: float) -> None:
         """No connection was left, so no step could be taken; now there is one. It has logged the

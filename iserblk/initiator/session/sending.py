@@ -315,9 +315,31 @@ class SendQueue:
         """The connection that has the fewest commands in flight. Under the lock."""
         best = self.connection
         for connection in self.connections:
-            if connection.in_flight < best.in_flight:
+            if connection.in_flight < best.in_flight and not connection.leaving:
                 best = connection
         return best
+
+    def _choose_first(self) -> None:
+        """Under the lock: have ``connection`` be one that stays, if any does."""
+        if not self.connections:
+            return
+        first = self.connections[0]
+        for connection in self.connections:
+            if not connection.leaving:
+                first = connection
+                break
+        self.connection = first
+        self.portal = first.portal
+
+    def depart(self, connection: Connection) -> bool:
+        """Send no more commands on ``connection``. False, and nothing has changed: none would be
+        left for them."""
+        with self.lock:
+            if not any(each is not connection and not each.leaving for each in self.connections):
+                return False
+            connection.leaving = True
+            self._choose_first()
+            return True
 
     def flush(self) -> None:
         """Send what is queued. See Connection."""
@@ -643,9 +665,7 @@ class SendQueue:
         the only one, ``hold`` was called, and ``connection`` is still this one."""
         connection.lost = True
         self.connections.remove(connection)
-        if self.connections:
-            self.connection = self.connections[0]
-            self.portal = self.connection.portal
+        self._choose_first()
         for slot in self.slots[len(self.tasks) :]:
             if slot.state == SENT and slot.connection is connection:
                 cmd_sn = self.number_of(slot)

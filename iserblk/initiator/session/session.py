@@ -43,6 +43,7 @@ from iserblk.errors import (
     RemoteProtocolError,
 )
 from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.departure import Departure
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.life import Event, Life, State
@@ -187,7 +188,7 @@ class Answers:
             if head.ttt != bhs.NO_TAG:
                 queue.answer_ping(connection, bytes(message[at + 8 : at + 16]), head.ttt)
         elif opcode == bhs.ASYNC_MESSAGE:
-            session.async_message(pdu.AsyncMessage.unpack_from(message, at))
+            session.async_message(pdu.AsyncMessage.unpack_from(message, at), connection)
         elif opcode == bhs.REJECT:
             session.rejected(message, at, connection)
         else:
@@ -262,6 +263,7 @@ class Session:
         self.reassigned = 0
         self.losses = Losses()
         self._recoveries: list[Recovery] = []
+        self._departures: list[Departure] = []
         self._joined: deque[Connection] = deque()  # offered
         self.busy_poll_us = 0
         self.parting: Parting | None = None
@@ -472,22 +474,47 @@ class Session:
             sense,
         )
 
-    def async_message(self, message: pdu.AsyncMessage) -> None:
-        """Handle an Asynchronous Message (RFC 7143 section 11.9). An announced drop ends the
-        connection."""
+    def async_message(self, message: pdu.AsyncMessage, connection: Connection) -> None:
+        """Handle an Asynchronous Message (RFC 7143 section 11.9), which came on ``connection``. An
+        announced drop ends the connection."""
         words = reasons.async_event(message.event)
         log.warning("%s: asynchronous message: %s", self.portal, words)
         if message.event in (pdu.ASYNC_LOGOUT_REQUEST, pdu.ASYNC_NEGOTIATE):
-            self.leave("as the target had asked", min(message.parameter3, DRAIN_S))
+            self._log_out_one(connection, min(message.parameter3, DRAIN_S))
+        elif (
+            message.event == pdu.ASYNC_CONNECTION_DROP
+            and self.parameters.error_recovery_level == 2
+            and len(self.queue.connections) == 1
+        ):
+            self._drop(connection, message)
+            self._stay_away(message.parameter2)
+            raise ConnectionLost(f"{connection.portal}: the target announced: {words}")
         elif message.event == pdu.ASYNC_CONNECTION_DROP and len(self.queue.connections) > 1:
             # Parameter1: the CID, which may be that of another connection (section 11.9.1).
             for each in self.queue.connections.copy():
                 if each.cid == message.parameter1:
+                    self._drop(each, message)
                     each.datamover.disconnect()
         elif message.event in (pdu.ASYNC_CONNECTION_DROP, pdu.ASYNC_SESSION_DROP):
             self._stay_away(message.parameter2)
             self._over = True
             raise ConnectionLost(f"{self.portal}: the target announced: {words}")
+
+    def _drop(self, connection: Connection, message: pdu.AsyncMessage) -> None:
+        """The target is about to drop the connection, and says when it may be recovered from. (A
+        recovery that has begun keeps its times, section 7.5.2.)"""
+        connection.time2wait = message.parameter2
+        connection.time2retain = message.parameter3
+
+    def _log_out_one(self, connection: Connection, patience: float) -> None:
+        """The target asks for a logout of ``connection``, within ``patience`` seconds: log it out.
+        Where no connection would be left, the session is logged out, and goes on with another."""
+        if connection.leaving:
+            return
+        if self.queue.descriptors is None or not self.queue.depart(connection):
+            self.leave("as the target had asked", patience)
+        else:
+            self._departures.append(Departure(self.queue, connection, monotonic() + patience))
 
     def rejected(self, message: memoryview, at: int, connection: Connection) -> None:
         """Handle a Reject, which carries the header of the rejected PDU: end that task (section
@@ -582,7 +609,8 @@ class Session:
         if connection not in queue.connections:
             return
         last = len(queue.connections) == 1
-        if self._over or (last and not self._may_reinstate(connection, now)):
+        closed = self._departed(connection)
+        if self._over or (last and (closed or not self._may_reinstate(connection, now))):
             self._lose(error)
             return
         if self.logging_out:
@@ -593,7 +621,7 @@ class Session:
         text = str(error).removeprefix(f"{connection.portal}: ").removeprefix("connection lost: ")
         left = len(queue.connections) - 1
         log.warning(
-            "%s: connection %d lost: %s; %s",
+            "%s: connection %d logged out: %s; %s" if closed else "%s: connection %d lost: %s; %s",
             connection.portal,
             connection.cid,
             text,
@@ -613,8 +641,22 @@ class Session:
                 queue.hold()
             queue.lose(connection)
         self._end_one(connection)
+        if closed:
+            recovery.closed()
+        if not last and all(each.leaving for each in queue.connections):
+            self.leave("as the target had asked", DRAIN_S)
         if queue.driver.reconnect is not None:
             queue.driver.reconnect()
+
+    def _departed(self, connection: Connection) -> bool:
+        """``connection`` is over; whether it was logged out in order, as the target had asked."""
+        for departure in self._departures:
+            if departure.connection is connection:
+                self._departures.remove(departure)
+                if departure.closed:
+                    connection.time2wait = 0  # nothing is left to be recovered
+                return departure.closed
+        return False
 
     def _may_reinstate(self, connection: Connection, now: float) -> bool:
         """Whether another connection may go on where ``connection``, the last one, has ended."""
@@ -687,6 +729,13 @@ class Session:
         if self.reinstating:
             self._give_up_reinstating(now)
             return
+        for departure in self._departures.copy():
+            if self.logging_out or departure not in self._departures:
+                break  # the session comes first
+            departure.tick(now)
+            if departure.closed:
+                error = ConnectionLost("as the target had asked")
+                self._lose_one(departure.connection, error, now)
         for recovery in self._recoveries.copy():
             if recovery not in self._recoveries:
                 return  # all connections are lost
@@ -737,6 +786,7 @@ class Session:
         with self.queue.lock:
             self.queue.put_back()
             self._recoveries.clear()
+            self._departures.clear()
             self._over = self.logging_out = False
             self.parting = None
         self.queue.end_sent(self._unwanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -314,6 +315,35 @@ def test_time2retain_ends_the_reinstatement(benches: list[Bench]) -> None:
     assert "Time2Retain is over" in str(bench.session.suspended)
     late = bench.add(0)
     assert late.terminated
+
+
+@pytest.mark.parametrize(("wait", "retain"), [(3, 4), (0, 4), (3, 0), (int(PATIENCE_S) + 1, 9)])
+def test_a_drop_that_the_target_announces(one: Bench, wait: int, retain: int) -> None:
+    """With the times that it has announced, not those of the login."""
+    one.submit()
+    before = monotonic()
+    one.receive(
+        0,
+        pdu.AsyncMessage(
+            lun=bytes(8),
+            event=pdu.ASYNC_CONNECTION_DROP,
+            parameter1=0,
+            parameter2=wait,
+            parameter3=retain,
+            stat_sn=1,
+            exp_cmd_sn=1,
+            max_cmd_sn=MOST,
+        ),
+    )
+    assert one.session.reconnect_at >= before + wait and one.dms[0].terminated
+    if retain == 0 or wait > PATIENCE_S:
+        assert state(one) is State.SUSPENDED
+        return
+    assert state(one) is State.REINSTATING
+    one.progress(wait + retain - 0.1)
+    assert state(one) is State.REINSTATING
+    one.progress(0.1)
+    assert state(one) is State.SUSPENDED
 
 
 def test_given_up_by_the_reconnector(one: Bench) -> None:
