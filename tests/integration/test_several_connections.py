@@ -46,6 +46,10 @@ def recovered(session: Session, cuts: int) -> bool:
     return session.recovered == cuts
 
 
+def reconnected(session: Session, times: int) -> bool:
+    return session.reconnects == times
+
+
 # shows: SYSTEM-30
 @transport
 @level
@@ -217,13 +221,16 @@ def test_a_target_that_is_started_again(
             session: Session = disk.core.session  # type: ignore[attr-defined]
             for at in range(16):
                 nursery.start_soon(one, disk, at)
+
+            def works(goal: int) -> bool:
+                return session.count == count and done >= goal
+
             for turn in range(2):
-                goal = done + 64
-                await until(lambda goal=goal: session.count == count and done >= goal)
+                await until(partial(works, done + 64))
                 listen = running.listen
                 await trio.to_thread.run_sync(getattr(running, how))
                 running = start_target(SPEC, listen=listen)
-                await until(lambda turn=turn: session.reconnects > turn)
+                await until(partial(reconnected, session, turn + 1))
             assert session.reconnects == 2 and session.error is None
             stop = True
 

@@ -2,8 +2,9 @@
 
 A session may have connections to all portals of a portal group, and to no others (RFC 7143 sections
 2.1, 4.4.1). A new connection goes to the portal that has the fewest of the session, and to the next
-one where that does not answer. A portal that turns out to be of another group (login status 0208)
-is not asked again.
+one where that does not answer. Where it is to reinstate the last connection of the session, the
+portal of that one comes last. A portal that turns out to be of another group (login status 0208) is
+not asked again.
 """
 
 from __future__ import annotations
@@ -95,12 +96,16 @@ class Further:
                     ),
                 )
             places.setdefault(_name(url), place)
-        used = Counter(self._names.get(cid, next(iter(places))) for cid in session.cids)
+        known = next(iter(places))
+        used = Counter(self._names.get(cid, known) for cid in session.cids)
+        # Where none is left, the portal of the last one may have been the reason.
+        lost = self._names.get(session.free_cid(), known) if session.reinstating else ""
         now = self._clock()
 
-        def rank(name: str) -> tuple[bool, int]:
+        def rank(name: str) -> tuple[bool, bool, int]:
             failed = self._failed.get(name)
-            return failed is not None and now - failed < FAILED_LATELY_S, used[name]
+            lately = failed is not None and now - failed < FAILED_LATELY_S
+            return lately, name == lost, used[name]
 
         return [places[name] for name in sorted(places, key=rank)]
 

@@ -32,7 +32,7 @@ class Site:
         self.errors: dict[str, IserblkError] = {}
         self.tried: list[Place] = []
         self.session: Any = SimpleNamespace(
-            parameters=SimpleNamespace(target_portal_group_tag=GROUP), cids={0}
+            parameters=SimpleNamespace(target_portal_group_tag=GROUP), cids={0}, reinstating=False
         )
         self.further = Further(*(first or place("a")), self.join, lambda: self.now)
         self.further.others = lambda _session: others
@@ -41,7 +41,7 @@ class Site:
         self.tried.append((url, options))
         if url.host in self.errors:
             raise self.errors[url.host]
-        return SimpleNamespace(cid=max(session.cids) + 1, host=url.host)
+        return SimpleNamespace(cid=max(session.cids, default=0) + 1, host=url.host)
 
     async def more(self) -> str:
         """The portal of one more connection."""
@@ -59,6 +59,19 @@ async def test_each_goes_where_the_session_has_the_fewest() -> None:
     assert [await site.more() for _ in range(5)] == ["b", "c", "a", "b", "c"]
     site.session.cids -= {3, 0}  # both of a
     assert [await site.more() for _ in range(4)] == ["a", "a", "a", "b"]
+
+
+async def test_the_last_one_is_reinstated_elsewhere_first() -> None:
+    """Its portal may have been the reason for its loss, and would be waited for."""
+    site = Site(place("b"))
+    assert await site.more() == "b"
+    session = site.session
+    session.reinstating, session.cids = True, set()
+    for cid, host in ((0, "b"), (1, "a")):
+        session.free_cid = lambda cid=cid: cid
+        site.hosts()
+        await site.further(session)
+        assert site.hosts() == [host]
 
 
 async def test_all_go_to_the_first_where_no_other_is_known() -> None:
