@@ -798,6 +798,7 @@ class SendQueue:
     def take_connection(self, fresh: SendQueue) -> None:
         """Under the lock: take over the connection, the memory and the numbers of ``fresh``, which
         is idle. Nothing is sent before ``reopen``. May be repeated after an interrupt."""
+        before = self.connection  # until nothing refers to it any more, as ``connections``
         for slot, other in zip(self.slots, fresh.slots, strict=True):
             slot.take_memory(other)
             slot.connection = fresh.connection  # and refers no more to the one before
@@ -810,6 +811,8 @@ class SendQueue:
         self._cmd_sn = fresh._cmd_sn
         self._exp_cmd_sn = fresh._exp_cmd_sn
         self._unexpected = fresh._unexpected
+        if before is not self.connection:
+            before.lost = True
 
     def reopen(self, fresh: SendQueue) -> int:
         """Under the lock, after ``take_connection``: commands are sent from now on. Returns how

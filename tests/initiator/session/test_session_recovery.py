@@ -70,23 +70,28 @@ def _write(made: Session, waiter: CountingWaiter, data: bytes) -> TaskSlot:
     return slot
 
 
-def test_other_threads_may_look_at_the_connections_while_a_lost_one_dies() -> None:
-    """The list may be the last to refer to it, and other threads run while its memory is unmapped.
-    This memory looks at the list itself."""
+@pytest.mark.parametrize("listed", [True, False])
+def test_other_threads_may_look_at_the_connections_while_a_lost_one_dies(listed: bool) -> None:
+    """The queue may be the last to refer to it, and other threads run while its memory is unmapped.
+    This memory looks at the queue itself. At ErrorRecoveryLevel 2 the connection that was lost last
+    is not in the list any more."""
     kept = Kept()
     queue = kept.session.queue
     seen: list[list[str]] = []
 
     class Memory(bytes):
         def __del__(self) -> None:
-            seen.append([connection.portal for connection in queue.connections])
+            portals = [connection.portal for connection in queue.connections]
+            seen.append([*portals, queue.connection.portal])
 
     kept.lose()
-    queue.connections[0].early.append(Memory(b"of the connection"))
-    queue.connections[0].portal = "lost"
+    queue.connection.early.append(Memory(b"of the connection"))
+    queue.connection.portal = "lost"
     del kept.dm.user  # which refers to the connection, so that only the collector would free it
+    if not listed:
+        queue.connections.clear()
     kept.regain()
-    assert seen == [["portal:3260"]]
+    assert seen == [["portal:3260", "portal:3260"]]
 
 
 @pytest.mark.parametrize("first", [1, 0xFFFFFFFE])
