@@ -30,7 +30,7 @@ from tests.support.faults.framing import Unit
 from tests.support.faults.proxy import FaultProxy
 from tests.support.until import until
 
-pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED)
+pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED, logs.ONE_OF_SEVERAL)
 
 KIB = 1024
 PATIENCE_S = 30.0
@@ -113,13 +113,16 @@ async def test_a_delayed_write(
         assert found != new
 
 
+@pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize(("transport", "part"), CASES)
 async def test_recovery_is_not_overtaken(
-    start_target: StartTarget, face: str, transport: str, part: str
+    start_target: StartTarget, face: str, transport: str, part: str, level: int
 ) -> None:
     """The connection is lost during a write, the disk connects again and sends the write again, a
-    newer write follows; then the old write arrives. The newer data stays."""
+    newer write follows; then the old write arrives. The newer data stays. At ErrorRecoveryLevel 2
+    the session stays, too: only the connection is reinstated, and the write goes on, or is sent
+    again with its number."""
     when, size = PARTS[part]
     old, new = b"o" * size, b"n" * size
     hold = Hold(lambda unit: ready and when(unit))
@@ -129,6 +132,7 @@ async def test_recovery_is_not_overtaken(
         ("127.0.0.1", target.port), lambda number: ([hold] if number == 0 else [], [])
     ) as proxy:
         url = proxy.through(f"{target.url}/0").replace("iser:", f"{transport}:")
+        url += f"?error-recovery-level={level}"
         with trio.fail_after(PATIENCE_S):
             async with one_disk(face, url) as disk:
                 await write(disk, b"x" * size, 0)
@@ -144,5 +148,7 @@ async def test_recovery_is_not_overtaken(
                 assert await read(disk, 0, size) == new
                 await disk.flush()
                 assert len(proxy.links) == 2
+    reinstated = "connection 0 reinstated" if level == 2 else "session reinstated"
+    assert reinstated in target.log.read_text()
     async with one_disk(face, f"{target.url}/0") as disk:
         assert await read(disk, 0, size) == new

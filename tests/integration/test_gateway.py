@@ -151,12 +151,12 @@ async def test_data_and_identity(here: str, there: str, block: int) -> None:
 
 @pytest.mark.logs(logs.ONE_OF_SEVERAL)
 @WAYS
-@pytest.mark.parametrize("level", [0, 2])
-async def test_several_connections(here: str, there: str, level: int) -> None:
-    """Both sessions have two, of which one is cut now in front and now behind: the sessions go on,
-    and nothing that was acknowledged is lost."""
+@pytest.mark.parametrize(("level", "count"), [(0, 2), (2, 2), (2, 1)])
+async def test_several_connections(here: str, there: str, level: int, count: int) -> None:
+    """Both sessions have as many, of which one is cut now in front and now behind: the sessions go
+    on, at level 2 also with one, and nothing that was acknowledged is lost."""
     store = FakeStore(16 * SLICE)
-    options = f"?connections=2&error-recovery-level={level}"
+    options = f"?connections={count}&error-recovery-level={level}"
     chance = random.Random(level)
     async with (
         remote(store) as url,
@@ -174,7 +174,7 @@ async def test_several_connections(here: str, there: str, level: int) -> None:
             nonlocal done
             for cuts in range(6):
                 session = sessions[cuts % 2]
-                await until(lambda: session.count == 2 and session.queue.sent > 2)  # noqa: B023
+                await until(lambda: session.count == count and session.queue.sent > 2)  # noqa: B023
                 chance.choice(session.queue.connections).datamover.disconnect()
                 await until(lambda: session.recovered == cuts // 2 + 1)  # noqa: B023
             done = True
