@@ -17,7 +17,9 @@ from iserblk.disk import aio, blocking
 from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import CommandTimeout, LunChanged, OutOfRange, RemoteProtocolError
 from iserblk.initiator import reconnecting
+from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import TaskSlot
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.census import census
@@ -375,6 +377,36 @@ async def test_reservation_on_every_connection(start_target: StartTarget, face: 
             core = getattr(disk, "core", None) or disk.disk.core  # type: ignore[attr-defined]
             assert (core.info.write_cache, core.info.fua) == before
             await disk.flush()
+
+
+class Heard(LunListener):
+    """``all``: the sense data of commands that did not end with GOOD."""
+
+    def __init__(self) -> None:
+        self.all: list[bytes] = []
+
+    def hear(self, slot: TaskSlot) -> None:
+        self.all.append(bytes(slot.sense))
+
+
+@pytest.mark.logs(logs.ONE_OF_SEVERAL)
+@face
+async def test_the_reservation_stays_with_the_session(start_target: StartTarget, face: str) -> None:
+    """At ErrorRecoveryLevel 2 a connection that is reinstated belongs to the same nexus: nothing is
+    reserved again, and no unit attention comes."""
+    running = start_target("lun:size=8M")
+    heard = Heard()
+    more = {"reserve": "exclusive", "error-recovery-level": "2"}
+    async with _opened(face, running, **more) as (disk, session):
+        session.listeners.add(bytes(8), heard)
+        tsih = session.tsih
+        for turn in range(3):
+            session.queue.connection.datamover.disconnect()
+            await write(disk, bytes([turn]) * 4096, turn * 4096)
+            await disk.flush()
+            assert (session.recovered, session.reconnects) == (turn + 1, 0)
+        assert session.tsih == tsih and not heard.all
+    assert "session reinstated" not in running.log.read_text()
 
 
 @face

@@ -23,12 +23,15 @@ SIZE = 1 << 20
 DATA = os.urandom(65536)
 
 
+@pytest.mark.logs(logs.ONE_OF_SEVERAL)
+@pytest.mark.parametrize("level", ["0", "2"])
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("schemes", [("iscsi", "iscsi"), ("iser", "iser"), ("iser", "iscsi")])
 async def test_a_portal_dies(
-    start_target: StartTarget, face: str, schemes: tuple[str, str]
+    start_target: StartTarget, face: str, schemes: tuple[str, str], level: str
 ) -> None:
-    """The other portal takes over, whatever its transport; when it dies, the first one does."""
+    """The other portal takes over, whatever its transport; when it dies, the first one does. At
+    ErrorRecoveryLevel 2 the connection is reinstated there, where the target allows that."""
     target = start_target(f"lun:size={SIZE}")
     with two_portals((target.port, target.port)) as portals:
         urls = both(
@@ -37,7 +40,7 @@ async def test_a_portal_dies(
                 for portal, scheme in zip(portals, schemes, strict=True)
             )
         )
-        async with opened(face, *urls) as disks:
+        async with opened(face, *urls, options={"error-recovery-level": level}) as disks:
             (disk,) = disks.values()
             await write(disk, DATA, 0)
             for number, (dies, lives) in enumerate((portals, portals[::-1]), 1):
