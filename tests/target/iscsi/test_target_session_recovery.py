@@ -23,6 +23,7 @@ from tests.target.iscsi.several import (
     TcpPeer,
     cdb10,
 )
+from tests.vectors import bidirectional
 
 pytestmark = pytest.mark.logs(logs.IGNORED)
 
@@ -335,6 +336,42 @@ def test_r2ts_are_numbered_on_after_each_loss() -> None:
         assert peer.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
     peer.say_data_out(b"w" * 512, 0, pdu.ReadyToTransfer.unpack_from(peer.answer(bhs.R2T)[0]).ttt)
     assert peer.answer(bhs.SCSI_RESPONSE)[0][3] == 0
+
+
+def test_a_bidirectional_command_goes_on_after_each_loss() -> None:
+    """Over TCP: its Data-In is numbered on from the R2Ts that there were, and goes on where the
+    initiator has it."""
+    host = Host()
+    old, new = bytes(range(256)) * 4, b"\x5a" * 1024
+    host.store.content[5 * 512 : 7 * 512] = old
+    first = begun(TcpPeer, host, ("MaxRecvDataSegmentLength", "512"))
+    first.put(bidirectional.command(itt=1))
+    host.take_cmd_sn()
+    host.run()
+    assert pdu.ReadyToTransfer.unpack_from(first.answer(bhs.R2T)[0]).r2t_sn == 0
+    first.lose()
+    second = TcpPeer(host, 0)
+    assert second.log_in(("MaxRecvDataSegmentLength", "512")) == 0
+    second.acknowledges = False
+    reassign(second, exp_data_sn=1)
+    assert second.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    r2t = pdu.ReadyToTransfer.unpack_from(second.answer(bhs.R2T)[0])
+    assert r2t.r2t_sn == 1
+    second.say_data_out(new, 0, r2t.ttt)
+    assert second.opcodes() == [bhs.DATA_IN, bhs.DATA_IN, bhs.SCSI_RESPONSE]
+    units = [pdu.DataIn.unpack_from(head) for head, _ in second.heard[:2]]
+    assert [(unit.data_sn, unit.buffer_offset) for unit in units] == [(2, 0), (3, 512)]
+    second.lose()
+    third = joined(TcpPeer, host, 0)
+    reassign(third, exp_data_sn=3)
+    assert third.heard.pop(0)[0][2] == pdu.TMF_COMPLETE
+    (head, data), (last, _) = third.heard
+    unit = pdu.DataIn.unpack_from(head)
+    assert (unit.data_sn, unit.buffer_offset) == (3, 512)
+    assert data == bytes(one ^ two for one, two in zip(old, new, strict=True))[512:]
+    response = pdu.ScsiResponse.unpack_from(last)
+    assert (response.status, response.exp_data_sn, last[1] & bhs.RESIDUAL_FLAGS) == (0, 4, 0)
+    assert host.store.content[5 * 512 : 7 * 512] == new, "it is carried out once"
 
 
 def test_unsolicited_data_that_was_lost_is_asked_for() -> None:
