@@ -458,12 +458,15 @@ class SendQueue:
     def _regulated(self, slot: TaskSlot) -> bool:
         """Whether the control PDU of ``slot`` is to go through the window: no more unexpected PDUs
         may be sent, or it is a ping, which can wait, and whose answer then makes room for more of
-        them long before they are missed. Only where the target has declared a limit."""
+        them long before they are missed. Only where the target has declared a limit. With several
+        connections a ping does not wait: on a good connection it would, behind commands that are
+        lost on another one, and its connection would pass for dead."""
         unexpected = self._unexpected
         if self._open <= 0 or unexpected.limit == NO_LIMIT:
             return False
         ping = slot.bhs[0] & bhs.OPCODE_MASK == bhs.NOP_OUT
-        return unexpected.full or (ping and unexpected.outstanding > 0)
+        waits = ping and self.descriptors is None
+        return unexpected.full or (waits and unexpected.outstanding > 0)
 
     def end_control(self, slot: TaskSlot) -> None:
         slot.state = FREE

@@ -111,6 +111,17 @@ def test_each_silent_connection_is_pinged(two: Bench) -> None:
     assert two.dms[0].disconnected and not two.dms[1].disconnected
 
 
+def test_a_ping_does_not_wait_for_what_is_lost_elsewhere(benches: list[Bench]) -> None:
+    """It is immediate, though an answer is missing on the other connection: with a CmdSN it would
+    be behind the commands that are lost there, and good connections would pass for dead."""
+    bench = Bench(3, rdma_extensions=True, max_outstanding_unexpected_pdus=3)
+    benches.append(bench)
+    heard = max(connection.last_heard for connection in bench.session.queue.connections)
+    Ladder(bench.session).tick(heard + IDLE_S)
+    pings = [dm.sent[-1][1] for dm in bench.dms]
+    assert [ping[0] for ping in pings] == [bhs.NOP_OUT | bhs.IMMEDIATE] * 3
+
+
 def test_pings_of_the_target_are_answered_where_they_came(two: Bench) -> None:
     ping = pdu.NopIn(lun=bytes(8), itt=bhs.NO_TAG, ttt=5, stat_sn=1, exp_cmd_sn=1, max_cmd_sn=MOST)
     two.receive(1, ping)
@@ -223,7 +234,7 @@ def test_a_command_that_was_being_aborted_ends(two: Bench, acknowledged: bool) -
 
 def test_the_number_of_a_lost_ping_is_taken_by_another(benches: list[Bench]) -> None:
     """A PDU that is not immediate, and is no command, leaves a hole, too."""
-    bench = Bench(2, default_time2wait=0, rdma_extensions=True, max_outstanding_unexpected_pdus=2)
+    bench = Bench(2, default_time2wait=0, rdma_extensions=True, max_outstanding_unexpected_pdus=1)
     benches.append(bench)
     connection = bench.session.queue.connections[1]
     for _ in range(2):
