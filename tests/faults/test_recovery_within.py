@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import trio
 
-from iserblk.datamover.seam import Losses
-from iserblk.initiator.session.session import Session
 from iserblk.iscsi import bhs
+from tests.faults.load import load
 from tests.support import logs
-from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import Behaviour, Corrupt, Drop
 from tests.support.faults.framing import Unit
 from tests.support.faults.proxy import FaultProxy
@@ -22,10 +19,6 @@ from tests.support.target import TargetProcess, running_target
 pytestmark = pytest.mark.logs(logs.REJECTED)
 
 LEVEL_1 = "header-digest=crc32c&data-digest=crc32c&error-recovery-level=1"
-WORKERS = 8
-SHARE = 1 << 20  # bytes of each
-BLOCK = 512
-TURNS = 12
 UP = (bhs.SCSI_COMMAND, bhs.DATA_OUT)
 DOWN = (bhs.DATA_IN, bhs.R2T, bhs.SCSI_RESPONSE)
 HEADER = bhs.BHS_LENGTH + 4  # with its digest
@@ -59,32 +52,6 @@ def damage(seed: object) -> Callable[[bytearray], None]:
     return turn
 
 
-async def load(url: str, seed: int) -> Losses:
-    """Writes and reads side by side; each read finds what was written. Returns what the session
-    counts."""
-    async with one_disk("async", url) as disk, trio.open_nursery() as nursery:
-
-        async def work(number: int) -> None:
-            chance = random.Random(f"{seed}/{number}")
-            start = number * SHARE
-            model = bytearray(SHARE)
-            await write(disk, bytes(model), start)
-            for _ in range(TURNS):
-                at = chance.randrange(SHARE // BLOCK) * BLOCK
-                size = min(SHARE - at, chance.choice((1, 8, 16, 64, 200, 300)) * BLOCK)
-                model[at : at + size] = data = chance.randbytes(size)
-                await write(disk, data, start + at)
-                at = chance.randrange(SHARE // BLOCK) * BLOCK
-                size = min(SHARE - at, chance.choice((1, 8, 64, 500)) * BLOCK)
-                assert await read(disk, start + at, size) == bytes(model[at : at + size])
-            assert await read(disk, start, SHARE) == bytes(model)
-
-        for number in range(WORKERS):
-            nursery.start_soon(work, number)
-    session: Session = disk.core.session  # type: ignore[attr-defined]
-    return session.losses
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_damaged_data(target: TargetProcess, seed: int) -> None:
     """One PDU in twelve, both ways: Data-In, immediate data, Data-Outs, sense data."""
@@ -100,7 +67,7 @@ async def test_damaged_data(target: TargetProcess, seed: int) -> None:
 
     with FaultProxy(("127.0.0.1", target.port), plan) as proxy:
         url = proxy.through(f"{target.url}/0").replace("iser:", "iscsi:")
-        losses = await load(f"{url}?{LEVEL_1}", seed)
+        losses = (await load(f"{url}?{LEVEL_1}", seed)).losses
         assert len(proxy.links) == 1  # the session was never lost
     assert all(each.hit > 5 for each in hits), [each.hit for each in hits]
     snacks = sum(unit.opcode == bhs.SNACK_REQUEST for unit in proxy.links[0].up.units)
