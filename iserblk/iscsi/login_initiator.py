@@ -63,13 +63,10 @@ _TRADITIONAL = (
 _STREAM = (*_NORMAL[:3], "MaxRecvDataSegmentLength", *_NORMAL[3:])
 # The later connections of a session: what each negotiates for itself. All other keys are those of
 # the leading login.
-_LATER = (
-    "HeaderDigest",
-    "DataDigest",
-    "TargetRecvDataSegmentLength",
-    "InitiatorRecvDataSegmentLength",
+_LATER, _LATER_TRADITIONAL = (
+    tuple(name for name in names if name not in keys.LEADING_ONLY)
+    for names in (_NORMAL, _TRADITIONAL)
 )
-_LATER_TRADITIONAL = ("HeaderDigest", "DataDigest", "MaxRecvDataSegmentLength")
 # Discovery sessions have neither RDMAExtensions nor the keys that depend on it (RFC 7145 5.1).
 _DISCOVERY = (
     "HeaderDigest",

@@ -76,22 +76,32 @@ def protocols(capture: Path) -> dict[str, int]:
 ESP = "50"
 
 
-# shows: SYSTEM-47
-def test_nothing_but_esp_is_on_the_network(stack: ExitStack, tmp_path: Path) -> None:
-    # proves: ISER-11-3, ISER-GEN-2.4-1, ISER-GEN-8.1.6.4-2, ISER-IB00-2.4-1, ISER-IB00-3.1.6.4-2
-    # proves: ISER-7143-RFC7146-1
+def two_hosts(stack: ExitStack, tmp_path: Path) -> tuple[Host, Host, Path]:
+    """The initiator's and the target's, on one network, and the file of a LUN."""
     need("tcpdump", "tshark")
     client, target = make_host(stack, "client"), make_host(stack, "target")
     link(client, target, NET)
     file = tmp_path / "disk"
     with open(file, "wb") as whole:
         whole.truncate(8 << 20)
+    return client, target, file
+
+
+def served(stack: ExitStack, target: Host, file: Path) -> str:
+    """The URL of a target that takes every transport."""
+    listen = ",1,transport=iwarp+tcp+sctp"
+    return stack.enter_context(our_target(target, TARGET, [file], listen=listen))
+
+
+# shows: SYSTEM-47
+def test_nothing_but_esp_is_on_the_network(stack: ExitStack, tmp_path: Path) -> None:
+    # proves: ISER-11-3, ISER-GEN-2.4-1, ISER-GEN-8.1.6.4-2, ISER-IB00-2.4-1, ISER-IB00-3.1.6.4-2
+    # proves: ISER-7143-RFC7146-1
+    client, target, file = two_hosts(stack, tmp_path)
     capture = tmp_path / "capture"
     with captured(target, NET, capture):
         protect({CLIENT: client, TARGET: target})
-        url = stack.enter_context(
-            our_target(target, TARGET, [file], listen=",1,transport=iwarp+tcp+sctp")
-        )
+        url = served(stack, target, file)
         for scheme, rcap, provider in (
             ("iser", "iwarp", "iwarp"),
             ("iser", "iwarp-sctp", "iwarp-sctp"),
@@ -108,16 +118,9 @@ def test_nothing_but_esp_is_on_the_network(stack: ExitStack, tmp_path: Path) -> 
 # shows: SYSTEM-47
 def test_without_a_security_association_nothing_flows(stack: ExitStack, tmp_path: Path) -> None:
     # proves: ISER-11-3, ISER-GEN-8.1.6.4-2, ISER-IB00-3.1.6.4-2
-    need("tcpdump", "tshark")
-    client, target = make_host(stack, "client"), make_host(stack, "target")
-    link(client, target, NET)
-    file = tmp_path / "disk"
-    with open(file, "wb") as whole:
-        whole.truncate(8 << 20)
+    client, target, file = two_hosts(stack, tmp_path)
     protect({CLIENT: client, TARGET: target})
-    url = stack.enter_context(
-        our_target(target, TARGET, [file], listen=",1,transport=iwarp+tcp+sctp")
-    )
+    url = served(stack, target, file)
     assert client.call(lambda: trio.run(write_and_read, url + "/0", {})) == "iwarp"
     client.ip("xfrm", "state", "flush")  # the policies stay
     capture = tmp_path / "capture"

@@ -48,6 +48,15 @@ def flush(peer: Peer, itt: int = 1) -> None:
     peer.command(cdb10(SYNCHRONIZE_CACHE, 0), PLAIN, itt=itt)
 
 
+def flushing(kind: Kind) -> tuple[Host, Peer, Peer]:
+    """Two connections of one session; the first has a command that a thread carries out."""
+    host = Host(threads=True)
+    first = begun(kind, host)
+    second = joined(kind, host)
+    flush(first)
+    return host, first, second
+
+
 def reassign(peer: Peer, itt: int = 1, exp_data_sn: int = 0, **more: object) -> None:
     peer.manage(pdu.TMF_TASK_REASSIGN, itt, exp_data_sn=exp_data_sn, **more)  # type: ignore[arg-type]
 
@@ -86,10 +95,7 @@ def test_a_task_is_allegiant_until_its_connection_is_logged_out(kind: Kind) -> N
     """A connection that works, and one that has failed without a logout. Unknown tasks do not
     exist, and unknown connections are not found.
     """
-    host = Host(threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first)
+    host, first, second = flushing(kind)
     reassign(second)
     assert second.managed() == pdu.TMF_STILL_ALLEGIANT
     reassign(first)
@@ -116,10 +122,7 @@ def test_a_task_is_allegiant_until_its_connection_is_logged_out(kind: Kind) -> N
 @KINDS
 def test_a_connection_logs_itself_out_for_recovery(kind: Kind) -> None:
     """The response leaves, its tasks wait."""
-    host = Host(threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first)
+    host, first, second = flushing(kind)
     first.log_out(FOR_RECOVERY)
     assert first.logged_out().response == 0 and first.ended
     reassign(second)
@@ -133,10 +136,7 @@ def test_a_connection_logs_itself_out_for_recovery(kind: Kind) -> None:
 @KINDS
 def test_another_connection_logs_it_out_while_it_works(kind: Kind) -> None:
     """The answer comes when nothing of the old connection touches the initiator's buffers."""
-    host = Host(threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first)
+    host, first, second = flushing(kind)
     second.log_out(FOR_RECOVERY, 0)
     assert first.ended and first.connection.done and not second.heard
     first.close()
@@ -545,10 +545,7 @@ def test_a_connection_that_the_target_drops(kind: Kind, level: int, retain: int)
 @KINDS
 def test_tasks_end_when_nobody_comes_back(kind: Kind) -> None:
     """At the end of Time2Retain, with unit attention 47/7F where the session goes on."""
-    host = Host(threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first)
+    host, first, second = flushing(kind)
     first.command(cdb10(WRITE_10, 1), WRITES, 512, b"w" * 512, itt=2)
     first.lose()
     assert first.connection.kept and host.session.retention_s == 20
@@ -671,10 +668,7 @@ def test_nonsense_is_reassigned(kind: Kind) -> None:
 def test_a_request_that_is_not_immediate(kind: Kind) -> None:
     """It is rejected, in its turn or behind a command that it has overtaken: the buffers of that
     one are not its own."""
-    host = Host(threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first)
+    host, first, second = flushing(kind)
     first.lose()
     second.log_out(FOR_RECOVERY, 0)
     second.heard.clear()
@@ -792,10 +786,7 @@ def test_a_logout_of_the_session(kind: Kind) -> None:
 @KINDS
 def test_a_session_is_abandoned_with_all_that_is_kept(kind: Kind) -> None:
     """Session reinstatement, or a target that ends."""
-    host = Host(threads=True)
-    first = begun(kind, host)
-    second = joined(kind, host)
-    flush(first)
+    host, first, second = flushing(kind)
     first.lose()
     released: list[bool] = []
     first.connection.on_released = lambda: released.append(True)
