@@ -78,7 +78,7 @@ def test_the_only_connection_is_reinstated(one: Bench) -> None:
     """What the target has acknowledged is reassigned, the rest is sent again as it was, and both
     only when a ping behind the login has shown which is which.
 
-    proves: ISER-7.3.3-9, ISER-10.2.2-1
+    proves: ISER-5.2.3.2-5, ISER-7.3.3-9, ISER-10.2.2-1
     """
     session = one.session
     read, write = one.submit(READ), one.submit(WRITE)
