@@ -38,6 +38,7 @@ MODULES = (
     "iserblk.initiator.drivers.tasks",
     "iserblk.initiator.session.connection",
     "iserblk.initiator.session.deadlines",
+    "iserblk.initiator.session.fair_queue",
     "iserblk.initiator.session.life",
     "iserblk.initiator.session.sending",
     "iserblk.initiator.session.session",

@@ -192,14 +192,12 @@ def take(
 ) -> Operation[TaskSlot]:
     """Take a free slot, and wait for it if need be. Raises CommandTimeout when ``deadline`` has
     passed (0: never)."""
-    again = False
     while True:
-        slot = session.queue.take(waiter, again)
+        slot = session.queue.take(waiter)
         if slot is not None:
             return slot
         while waiter.pending:
             yield waiter
-        again = True
         if deadline and not session.error:
             check_time(session, deadline, name)
 

@@ -488,7 +488,7 @@ class Client:
                 elif command == nbd.WRITE and not request.flags:
                     slot = disk.begin_write(request.data, request.offset, request)
                 if slot is None:
-                    self._group.start_soon(self._carry_out, request, 0.0, name=self.name)
+                    self._carry_out_soon(request, 0.0)
                 else:
                     request.slot = slot
                 begun += 1
@@ -520,7 +520,7 @@ class Client:
         elif self._closing:
             self._transmission.refuse(request, nbd.ESHUTDOWN, "the server is ending")
         else:
-            self._group.start_soon(self._carry_out, request, deadline, name=self.name)
+            self._carry_out_soon(request, deadline)
 
     def _refuse_for_bug(self, request: Request) -> None:
         """While the exception is being handled, which is logged."""
@@ -536,6 +536,9 @@ class Client:
         if number == nbd.EIO and not self._closing:  # then the command was aborted by ourselves
             self._logs.failures.warning("%s: %s", self.name, error)
         self._transmission.refuse(request, number, str(error))
+
+    def _carry_out_soon(self, request: Request, deadline: float) -> None:
+        self._group.start_soon(self._carry_out, request, deadline, name=self.name, owner=self)
 
     async def _carry_out(self, request: Request, deadline: float) -> None:
         """Body of a strand: a request that takes more than one command. ``deadline``: when it has

@@ -74,7 +74,7 @@ class Answered(Protocol):
 
 
 class Request:
-    """One request, and at once the waiter of its command.
+    """One request, and at once the waiter of its command. ``owner``: see ``owner_of``.
 
     ``data``: for a READ the memory to be filled, for a WRITE what was received. ``buffer``: the
     request's own memory, with HEADROOM in front of the data; a small WRITE has its data in

@@ -34,17 +34,25 @@ _enough = False
 
 
 class Strand:
-    """A coroutine, and the group that it belongs to.
+    """A coroutine, and the group that it belongs to. ``owner``: the client that it works for, of a
+    front-end that has several; their commands take turns.
 
     ``abandon``: set while the strand is parked and the target may still use its buffer. Then
     ``abandon(waiter)`` must be awaited before the coroutine is closed."""
 
-    __slots__ = ("abandon", "coroutine", "group", "name", "waiter")
+    __slots__ = ("abandon", "coroutine", "group", "name", "owner", "waiter")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, object], group: Strands, name: str) -> None:
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, object],
+        group: Strands,
+        name: str,
+        owner: object = None,
+    ) -> None:
         self.coroutine = coroutine
         self.group = group
         self.name = name
+        self.owner = owner
         self.abandon: Callable[[Any], Awaitable[None]] | None = None
         self.waiter: Any = None
 
@@ -145,9 +153,11 @@ class Strands:
         function: Callable[..., Coroutine[Any, Any, object]],
         *arguments: object,
         name: str = "strand",
+        owner: object = None,
     ) -> Strand:
-        """Start ``function(*arguments)`` as a strand. ``name``: for error texts."""
-        strand = Strand(function(*arguments), self, name)
+        """Start ``function(*arguments)`` as a strand. ``name``: for error texts. ``owner``: see
+        Strand."""
+        strand = Strand(function(*arguments), self, name, owner)
         self._alive.add(strand)
         strand.wake()
         return strand

@@ -44,11 +44,12 @@ BUSY: Final = 8  # commands under way, from which number on other processes are 
 
 
 class TrioWaiter:
-    """Implements Waiter for one trio task, or one strand."""
+    """Implements Waiter for one trio task, or one strand. ``owner``: of the strand."""
 
-    __slots__ = ("pending", "strand", "task")
+    __slots__ = ("owner", "pending", "strand", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object = None) -> None:
+        self.owner = owner
         self.pending = 0
         self.task: trio.lowlevel.Task | None = None
         self.strand: Strand | None = None
@@ -215,7 +216,8 @@ class TrioDriver:
     # -- what the session calls -------------------------------------------------------------------
 
     def new_waiter(self) -> TrioWaiter:
-        return TrioWaiter()
+        strand = strands.running
+        return TrioWaiter() if strand is None else TrioWaiter(strand.owner)
 
     def blocked(self) -> None:
         self._writes.wake()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
@@ -19,6 +18,7 @@ from iserblk.errors import Busy, IserblkError, NotSupported, RemoteProtocolError
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
+from iserblk.initiator.session.fair_queue import FairQueue
 from iserblk.initiator.session.life import Life, State
 from iserblk.initiator.session.slots import (
     ABORTING,
@@ -32,6 +32,7 @@ from iserblk.initiator.session.slots import (
     TAKEN,
     TaskSlot,
     Waiter,
+    owner_of,
 )
 from iserblk.iscsi import bhs, pdu
 from iserblk.iscsi.serial import serial_lt
@@ -79,7 +80,7 @@ class SendQueue:
         self.portal = connection.portal
         self.corked = False
         self.driver: SessionDriver = Undriven(self.flush)
-        self.waiting: deque[TaskSlot] = deque()  # submitted, and QUEUED
+        self.waiting: Final[FairQueue[TaskSlot]] = FairQueue()  # submitted, and QUEUED
         self.max_cmd_sn = 0
         self._life = life
         self._io_timeout = io_timeout
@@ -88,7 +89,9 @@ class SendQueue:
         self._in_play = len(self.tasks)  # slots that are not withheld
         self._free_controls = slots[-CONTROL_SLOTS:]
         self._again: set[TaskSlot] = set()  # waiting, and sent before on a lost connection
-        self._takers: deque[Waiter] = deque()
+        self._takers: Final[FairQueue[Waiter]] = FairQueue()  # of slots
+        # Takers that were woken, each for a slot that was given back, and have not come yet.
+        self._promised: Final[set[Waiter]] = set()
         parameters = connection.parameters
         self._unexpected = FromInitiator(
             parameters.max_outstanding_unexpected_pdus if parameters.rdma_extensions else NO_LIMIT
@@ -106,35 +109,45 @@ class SendQueue:
 
     # -- submitting: any thread -------------------------------------------------------------------
 
-    def take(self, waiter: Waiter, again: bool = False) -> TaskSlot | None:
-        """A free slot. None: ``waiter.pending`` was raised by one; wait and try again. ``again``:
-        the caller has waited. If another thread has taken the slot meanwhile, the caller waits at
-        the head of the queue. No caller overtakes those that wait.
+    def take(self, waiter: Waiter) -> TaskSlot | None:
+        """A free slot. None: ``waiter.pending`` was raised by one; wait and try again. Callers that
+        wait have slots in the order in which they came, but owners take turns. No caller overtakes
+        them.
 
         Raises the session's error once it has failed.
         """
         if self._life.error is not None:
             raise self.fresh_error()
         slot = None
-        if again or not self._takers:
+        if not self._takers.entries and not self._promised:
             slot = self._pop_free()
         if slot is None:
             with self.lock:
                 if self._life.error is not None:
                     raise self.fresh_error()
-                # Queue the waiter before looking again: a thread that gives a slot back sees it.
-                waiter.pending += 1
-                if again:
-                    self._takers.appendleft(waiter)
-                else:
-                    self._takers.append(waiter)
-                if self._takers[0] is waiter:
-                    slot = self._pop_free()
+                slot = self._take_or_wait(waiter)
                 if slot is None:
                     return None
-                self._takers.popleft()
-                waiter.pending -= 1
         slot.state = TAKEN
+        return slot
+
+    def _take_or_wait(self, waiter: Waiter) -> TaskSlot | None:
+        """Under the lock."""
+        takers, promised = self._takers, self._promised
+        was_promised = waiter in promised
+        # Queue the waiter before looking: a thread that gives a slot back sees it.
+        waiter.pending += 1
+        if was_promised:
+            takers.put_first([waiter])
+            promised.remove(waiter)
+        else:
+            takers.add(waiter, owner_of(waiter))
+        slot = None
+        if takers.head() is waiter and (not promised or len(self._free) > len(promised)):
+            slot = self._pop_free()
+        if slot is not None:
+            takers.pop()
+            waiter.pending -= 1
         return slot
 
     def _pop_free(self) -> TaskSlot | None:
@@ -145,7 +158,9 @@ class SendQueue:
 
     def take_now(self) -> TaskSlot | None:
         """A free slot if there is one, no caller waits for one, and the session has not ended."""
-        if self._life.error is not None or self._takers:
+        if self._life.error is not None or self._takers.entries:
+            return None
+        if self._promised and len(self._free) <= len(self._promised):
             return None
         try:
             slot = self._free.pop()
@@ -155,20 +170,33 @@ class SendQueue:
         return slot
 
     def forget(self, waiter: Waiter) -> None:
-        """``waiter`` no longer waits for a free slot."""
+        """``waiter`` no longer waits for a free slot, nor comes for one."""
         with self.lock:
-            if waiter in self._takers:
-                self._takers.remove(waiter)
+            if self._takers.remove(waiter):
                 waiter.pending -= 1
+            self._promised.discard(waiter)
+            taker = self._promise()
+        if taker is not None:
+            taker.task_done()
 
     def wake_takers(self) -> None:
-        """Have all callers that wait for a slot look again. They check their deadlines, too: a slot
-        that was given back may be taken by a caller that has just come."""
+        """Have all callers that wait for a slot look again. They check their deadlines, too.
+        Promises to callers that do not come (a thread was interrupted) end here."""
         with self.lock:
-            takers = list(self._takers)
-            self._takers.clear()
+            self._promised.clear()
+            takers = self._takers.clear()
         for taker in takers:
             taker.task_done()
+
+    def _promise(self) -> Waiter | None:
+        """Under the lock: the taker whose turn it is, if a slot is free for it; it is to be told.
+        Until it comes, no other caller has the slot: else a client that begins a command for each
+        that ends would keep out all others."""
+        if not self._takers.entries or len(self._free) <= len(self._promised):
+            return None
+        taker = self._takers.pop()
+        self._promised.add(taker)
+        return taker
 
     def release(self, slot: TaskSlot) -> None:
         """Give back a slot that was taken and is not in flight."""
@@ -180,9 +208,9 @@ class SendQueue:
         slot.last = -1
         slot.deadline = 0.0
         self._free.append(slot)
-        if self._takers:
+        if self._takers.entries:
             with self.lock:
-                taker = self._takers.popleft() if self._takers else None
+                taker = self._promise()
             if taker is not None:
                 taker.task_done()
 
@@ -209,8 +237,8 @@ class SendQueue:
                 self._free.append(self._withheld.pop())
 
     def submit(self, slot: TaskSlot) -> None:
-        """Send the command of ``slot``. Queue it in order while the window is closed, or the
-        session is suspended.
+        """Send the command of ``slot``. Queue it while the window is closed, or the session is
+        suspended: in order, but owners take turns.
 
         ``slot.waiter.pending`` already counts it. Never raises: once the session has failed, the
         slot ends with its error at once. ``slot.deadline`` is its deadline; 0: the time for one
@@ -226,10 +254,12 @@ class SendQueue:
         with self.lock:
             failed = self._life.error is not None
             # (``_open`` is 0 while the session is suspended.)
-            queued = not failed and (self._open <= 0 or self.waiting or not self._send(slot))
+            queued = not failed and (
+                self._open <= 0 or self.waiting.entries or not self._send(slot)
+            )
             if queued:
                 slot.state = QUEUED
-                self.waiting.append(slot)
+                self.waiting.add(slot, owner_of(slot.waiter))
         if queued:
             if not self._life.connected and self.driver.reconnect is not None:
                 self.driver.reconnect()
@@ -355,8 +385,9 @@ class SendQueue:
     def send_waiting(self) -> None:
         """Send commands that waited, as far as the window and the memory allow."""
         with self.lock:
-            while self.waiting and self._open > 0 and self._send(self.waiting[0]):
-                self.waiting.popleft()
+            waiting = self.waiting
+            while waiting.entries and self._open > 0 and self._send(waiting.head()):
+                waiting.pop()
         if not self.corked:
             self.flush()
 
@@ -515,7 +546,7 @@ class SendQueue:
             if serial_lt(self._exp_cmd_sn, exp_cmd_sn):
                 self._exp_cmd_sn = exp_cmd_sn
                 self._unexpected.answered(exp_cmd_sn)
-            if not self.waiting or self._open <= 0:
+            if not self.waiting.entries or self._open <= 0:
                 return
         self.send_waiting()
 
@@ -600,9 +631,8 @@ class SendQueue:
         """End a task that the target has given up, or that was never sent. For ``Ladder``."""
         if slot.state == QUEUED:
             with self.lock:
-                if slot not in self.waiting:  # it went out a moment ago
+                if not self.waiting.remove(slot):  # it went out a moment ago
                     return
-                self.waiting.remove(slot)
                 self._again.discard(slot)
         elif slot.state in (SENT, ABORTING) and not slot.connection.lost:
             self._deallocate(slot)
@@ -710,7 +740,7 @@ class SendQueue:
         """Send commands again, as new ones, before any that wait. They are at no target any
         more."""
         with self.lock:
-            self.waiting = deque([*slots, *self.waiting])
+            self.waiting.put_first(slots)
             for slot in slots:
                 slot.state = QUEUED
         self.send_waiting()
@@ -777,8 +807,7 @@ class SendQueue:
         sent = [slot for slot in self.tasks if slot.state == SENT and slot.complete]
         sent.sort(key=lambda slot: (slot.cmd_sn - self._cmd_sn) & 0xFFFFFFFF)  # oldest first
         self._again.update(sent)
-        moved = set(sent)  # some may be queued already, by a call that was interrupted
-        self.waiting = deque([*sent, *(slot for slot in self.waiting if slot not in moved)])
+        self.waiting.put_first(sent)  # some may be there already, by a call that was interrupted
         for slot in sent:
             slot.stag = 0  # went with the connection
             if slot.direction == INLINE:
@@ -831,9 +860,8 @@ class SendQueue:
         self._open = 0
         self.waiting.clear()
         self._again.clear()
-        takers = list(self._takers)
-        self._takers.clear()
-        return takers
+        self._promised.clear()
+        return self._takers.clear()
 
     def end_all(self, takers: list[Waiter]) -> None:
         """After ``close``, when the connection is closed: every task ends with the session's error,

@@ -153,7 +153,7 @@ class Answers:
                 self._session.hear_sense(slot)
         elif status:
             slot.sense = b""
-        if max_cmd_sn != queue.max_cmd_sn or queue.waiting:
+        if max_cmd_sn != queue.max_cmd_sn or queue.waiting.entries:
             queue.take_window(exp_cmd_sn, max_cmd_sn)
         slot.state = TAKEN
         slot.waiter.task_done()
@@ -421,7 +421,7 @@ class Session:
             return 0
         if count:
             connection.last_heard = now
-        elif self.queue.waiting:
+        elif self.queue.waiting.entries:
             self.queue.send_waiting()  # no answer, but perhaps memory that is free again
         if self.parting is not None:
             self.parting.tick(now)
@@ -445,7 +445,7 @@ class Session:
                 count += came
             if queue.descriptors is not None:
                 queue.descriptors.update(connection)
-        if not count and queue.waiting:
+        if not count and queue.waiting.entries:
             queue.send_waiting()
         self.recover(now)
         if self.parting is not None:

@@ -28,7 +28,8 @@ ITT_MASK: Final = 0x7FFFFFFF
 
 
 class Waiter(Protocol):
-    """Waits for ``pending`` things at once. Made by a driver; reusable when ``pending`` is 0."""
+    """Waits for ``pending`` things at once. Made by a driver; reusable when ``pending`` is 0. One
+    that waits for a client of a front-end may have an ``owner``; see ``owner_of``."""
 
     pending: int
 
@@ -36,6 +37,13 @@ class Waiter(Protocol):
         """One of them is done: ``pending`` falls by one; at 0 the waiting thread or task is
         woken."""
         ...
+
+
+def owner_of(waiter: Waiter) -> object:
+    """Where commands wait for a slot, or for the command window, those of different owners take
+    turns. All waiters that have none share the turns of one owner. For what waits only: it is
+    slow."""
+    return getattr(waiter, "owner", None)
 
 
 # A generator that runs commands. It yields what it waits for: a Waiter, or seconds. When it is

@@ -356,7 +356,7 @@ def test_given_up_by_the_reconnector(one: Bench) -> None:
     one.progress()
     assert state(one) is State.SUSPENDED
     assert "not reinstated: the session does not exist" in str(one.session.suspended)
-    assert list(one.session.queue.waiting) == slots
+    assert one.session.queue.waiting.in_turn() == slots
 
 
 def test_a_ping_that_is_not_answered(one: Bench) -> None:
@@ -434,7 +434,7 @@ def test_interrupted(one: Bench, monkeypatch: pytest.MonkeyPatch, at: str) -> No
     one.progress()
     assert state(one) is State.SUSPENDED and one.dms[0].terminated
     assert [slot.state for slot in slots] == [QUEUED] * 2
-    assert list(one.session.queue.waiting) == slots
+    assert one.session.queue.waiting.in_turn() == slots
 
 
 def test_a_logout_that_may_have_been_carried_out_is_not_taken_for_none(
@@ -453,7 +453,7 @@ def test_a_logout_that_may_have_been_carried_out_is_not_taken_for_none(
     )
     bench.logged_out(2, request, pdu.LOGOUT_CID_NOT_FOUND, exp_cmd_sn=4)
     assert state(bench) is State.SUSPENDED
-    assert list(bench.session.queue.waiting) == slots
+    assert bench.session.queue.waiting.in_turn() == slots
 
 
 # -- flow control of immediate PDUs, over iSER ----------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,24 +110,110 @@ def test_who_waits_for_a_slot_is_passed_by_nobody() -> None:
     assert (first.pending, second.pending) == (0, 1)
     assert made.queue.take_now() is None  # kept for ``first``, which has not taken it yet
     assert made.queue.take(third) is None and third.pending == 1
-    assert made.queue.take(first, again=True) is slot
+    assert made.queue.take(first) is slot
     for waiter in (second, third):
         made.queue.release(slot)
-        assert waiter.pending == 0 and made.queue.take(waiter, again=True) is slot
+        assert waiter.pending == 0 and made.queue.take(waiter) is slot
+
+
+def test_the_last_that_waits_is_passed_by_nobody() -> None:
+    """A slot is kept for it though no caller is on the list any more. Else one that takes a slot
+    for each that it gives back would keep it out for ever."""
+    made, _ = session(depth=2)
+    slots = [made.queue.take(CountingWaiter()) for _ in range(2)]
+    assert slots[0] is not None and slots[1] is not None
+    first, second = CountingWaiter(), CountingWaiter()
+    assert made.queue.take(first) is None
+    made.queue.release(slots[0])
+    assert first.woken == 1 and made.queue.take_now() is None
+    assert made.queue.take(second) is None
+    made.queue.release(slots[1])
+    assert second.woken == 1 and made.queue.take_now() is None
+    assert made.queue.take(first) is not None and made.queue.take(second) is not None
+    made.queue.release(slots[1])
+    assert made.queue.take_now() is slots[1]
 
 
 def test_who_finds_the_slot_gone_waits_in_front() -> None:
+    made, _ = session(depth=2)
+    slots = [made.queue.take(CountingWaiter()) for _ in range(2)]
+    assert slots[0] is not None and slots[1] is not None
+    first, second = CountingWaiter(), CountingWaiter()
+    assert made.queue.take(first) is None
+    made.queue.release(slots[0])
+    made.queue.shrink()  # the target is full
+    assert made.queue.take(second) is None
+    assert made.queue.take(first) is None
+    made.queue.release(slots[1])
+    assert (first.pending, second.pending) == (0, 1)
+
+
+def test_a_promise_to_a_caller_that_does_not_come() -> None:
+    """The slot goes to the next that waits: at once where the caller says so, else (its thread was
+    interrupted) within a second."""
     made, _ = session(depth=1)
     slot = made.queue.take(CountingWaiter())
     assert slot is not None
-    first, second = CountingWaiter(), CountingWaiter()
-    assert made.queue.take(first) is None
+    first, second, third = CountingWaiter(), CountingWaiter(), CountingWaiter()
+    for waiter in (first, second, third):
+        assert made.queue.take(waiter) is None
     made.queue.release(slot)
-    assert made.queue.take_now() is slot  # no waiter is on the list any more
-    assert made.queue.take(second) is None
-    assert made.queue.take(first, again=True) is None
-    made.queue.release(slot)
-    assert (first.pending, second.pending) == (0, 1)
+    made.queue.forget(first)
+    assert (first.pending, second.pending, third.pending) == (0, 0, 1)
+    assert made.queue.take_now() is None
+    Ladder(made).tick(1.0)
+    assert third.pending == 0 and made.queue.take(third) is slot
+
+
+class Client(CountingWaiter):
+    """A waiter of a client."""
+
+    def __init__(self, owner: object) -> None:
+        super().__init__()
+        self.owner = owner
+
+
+def test_clients_take_turns_where_they_wait_for_slots() -> None:
+    """One that has a thousand requests does not make the others wait for all of them."""
+    made, _ = session(depth=2)
+    held = deque(made.queue.take_now() for _ in range(2))
+    crowd = deque(Client("flood") for _ in range(1000))
+    for waiter in crowd:
+        assert made.queue.take(waiter) is None
+
+    def give_back() -> None:
+        slot = held.popleft()
+        assert slot is not None
+        made.queue.release(slot)
+        came = crowd.popleft() if not crowd[0].pending else single
+        held.append(made.queue.take(came))
+        assert held[-1] is not None
+
+    single = Client("single")
+    for _ in range(100):  # each time it has one request, as soon as the last one has ended
+        assert made.queue.take(single) is None
+        give_back()
+        give_back()
+        assert single.pending == 0
+    assert single.woken == 100 and len(crowd) == 900
+    Ladder(made).tick(1.0)  # they all look whether their time is over
+    for waiter in crowd:
+        assert made.queue.take(waiter) is None
+    assert made.queue.take(single) is None
+    give_back()
+    give_back()
+    assert single.woken == 101
+
+
+def test_clients_take_turns_where_they_wait_for_the_window() -> None:
+    made, dm = session(window=1, depth=128)
+    flood = [command(made, Client("flood")) for _ in range(120)]
+    assert flood[0].state == SENT and flood[1].state == QUEUED
+    single = command(made, Client("single"))
+    for number in range(3):
+        dm.inbox.append(response(itt_of(dm.sent[number]), max_cmd_sn=number + 2))
+        made.progress(1.0)
+    assert [slot for slot, _ in dm.sent] == [flood[0], flood[1], single, flood[2]]
 
 
 def test_a_full_target_keeps_slots_back_and_gives_them_back() -> None:

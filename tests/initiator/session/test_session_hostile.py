@@ -259,7 +259,7 @@ class Victims:
         error = session.error
         assert isinstance(error, RemoteProtocolError | ConnectionLost), error
         assert session.queue.busy == session.queue.in_flight == 0
-        assert not session.queue.waiting
+        assert not session.queue.waiting.entries
 
 
 def _start(pair: str, acts: list[Any], seed: int) -> tuple[Session, Hostile, Victims]:

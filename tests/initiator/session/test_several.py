@@ -320,7 +320,7 @@ def test_a_logout_that_fails_ends_in_session_reinstatement(two: Bench, code: int
     two.logged_out(0, logout_of(two.dms[0]), code)
     assert two.session.life.state is State.SUSPENDED and two.dms[0].terminated
     assert [slot.state for slot in slots] == [QUEUED, QUEUED]
-    assert list(two.session.queue.waiting) == slots
+    assert two.session.queue.waiting.in_turn() == slots
 
 
 def test_a_logout_that_is_not_answered_ends_in_session_reinstatement(two: Bench) -> None:
@@ -391,7 +391,7 @@ def test_all_connections_lost_suspends_the_session(two: Bench) -> None:
     two.progress()
     assert two.session.life.state is State.SUSPENDED
     assert all(dm.terminated for dm in two.dms)
-    assert list(two.session.queue.waiting) == slots and two.session.fileno() == -1
+    assert two.session.queue.waiting.in_turn() == slots and two.session.fileno() == -1
 
 
 def test_a_lost_connection_can_be_replaced(two: Bench) -> None:
@@ -643,7 +643,7 @@ def test_a_refused_reassignment_ends_in_session_reinstatement(level2: Bench, cod
     ((_, sent),) = reassigning(level2)
     level2.answered(0, sent, code)
     assert level2.session.life.state is State.SUSPENDED and level2.dms[0].terminated
-    assert list(level2.session.queue.waiting) == slots
+    assert level2.session.queue.waiting.in_turn() == slots
 
 
 def test_an_unanswered_reassignment_ends_in_session_reinstatement(level2: Bench) -> None:

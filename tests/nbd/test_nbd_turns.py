@@ -1,0 +1,238 @@
+"""Clients of one session take turns: one that floods does not keep out the others.
+
+The disks are real ones; their session sends to a target that answers when the test says so."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from iserblk.disk.aio import TrioDisk
+from iserblk.disk.lun.geometry import Geometry
+from iserblk.disk.lun.operations import DiskCore
+from iserblk.errors import ConnectionLost
+from iserblk.initiator.drivers.tasks import TrioDriver
+from iserblk.iscsi import bhs, pdu
+from iserblk.nbd import messages as nbd
+from iserblk.nbd.exports import Export
+from iserblk.nbd.server import NbdServer
+from iserblk.nbd.transmission import MOST_REQUESTS
+from iserblk.scsi import luns
+from iserblk.scsi.opcodes import READ_16, WRITE_16
+from iserblk.waiting import strands
+from tests.initiator.fake import response, session
+from tests.support.fake_disk import lun_info
+from tests.support.nbd_client import RawClient, connected, request
+from tests.support.until import until
+
+BLOCK = 512
+DEPTH = 32
+AT_ONCE = 64 << 10  # bytes that one receive has, certainly
+LBA = 77  # that only the single request reads
+
+FLOODS = {
+    "read": request(nbd.READ, 0, BLOCK),
+    "unaligned read": request(nbd.READ, 1, 100),
+    "write": request(nbd.WRITE, 0, BLOCK) + bytes(BLOCK),
+    "FUA": request(nbd.WRITE, 0, BLOCK, flags=nbd.FLAG_FUA) + bytes(BLOCK),
+    "flush": request(nbd.FLUSH),
+}
+
+
+class Disk(TrioDisk):
+    """It does not ask the target for its size."""
+
+    async def refresh(self) -> int:
+        return self.core.size
+
+
+class Served:
+    """A server of ``exports`` disks, that share one session of DEPTH slots, at ``path``."""
+
+    def __init__(self, path: Path, exports: int, window: int) -> None:
+        self.path = path
+        self.session, self.datamover = session(DEPTH, window)
+        self._window = window
+        self._answered = 0
+        self.driver = TrioDriver(self.session)
+        disks = {}
+        for number in range(exports):
+            info = lun_info(number, size=1 << 20, block_size=BLOCK, physical_block_size=BLOCK)
+            core = DiskCore(self.session, luns.encode(number), info, Geometry(BLOCK, True))
+            disks[info.name] = Export(info.name, Disk(core, self.driver))
+        self.server = NbdServer(disks, "lun0", 0)
+
+    @property
+    def open(self) -> int:
+        """Requests of all clients."""
+        return sum(client._transmission.open for client in self.server._clients)
+
+    async def answer(self, settle: bool = True) -> bool:
+        """The target answers what it was sent first. False: it has answered everything."""
+        sent = self.datamover.sent
+        if self._answered == len(sent):
+            return False
+        _, message = sent[self._answered]
+        self._answered += 1
+        (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
+        window = self._answered + self._window
+        if message[0] & bhs.OPCODE_MASK == bhs.SCSI_COMMAND:
+            answer = response(itt, max_cmd_sn=window)
+        else:
+            answer = pdu.TaskManagementResponse(
+                response=pdu.TMF_COMPLETE, itt=itt, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=window
+            ).pack()
+        self.datamover.inbox.append(answer)
+        self.session.progress(trio.current_time())
+        if settle:
+            await self.settle()
+        return True
+
+    async def answer_all_sent(self) -> None:
+        for _ in range(len(self.datamover.sent) - self._answered):
+            assert await self.answer()
+
+    async def answer_while_it_ends(self) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked()
+            while await self.answer():
+                pass
+
+    async def settle(self) -> None:
+        """Until nothing can go on without another answer."""
+        strands.run()
+        await trio.testing.wait_all_tasks_blocked()
+        self.session.queue.flush()
+
+    async def flood(self, what: str) -> RawClient:
+        """A client that has as many requests open as it may, or as the server receives at once."""
+        client = await connected(self.path)
+        before = self.open
+        count = min(MOST_REQUESTS, AT_ONCE // len(FLOODS[what]))
+        await client.send(FLOODS[what] * count)
+        await until(lambda: self.open == before + count)
+        await self.settle()
+        return client
+
+    def was_sent(self, lba: int) -> bool:
+        sent = self.datamover.sent
+        return any(int.from_bytes(message[34:42], "big") == lba for _, message in sent)
+
+
+@asynccontextmanager
+async def served(place: Path, exports: int = 1, window: int = DEPTH) -> AsyncIterator[Served]:
+    """At the end everything must be answered."""
+    path = place / "nbd"
+    found = Served(path, exports, window)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen(100)
+        async with found.server.serving([listening]):
+            try:
+                yield found
+            except Exception:
+                found.session.fail(ConnectionLost("the test has failed"))
+                raise
+            while await found.answer():
+                pass
+    queue = found.session.queue
+    assert queue.busy == 0 and not queue.waiting.entries
+    assert found.server._memory.used == 0
+
+
+@pytest.mark.parametrize("window", [DEPTH, 4])
+@pytest.mark.parametrize("what", FLOODS)
+async def test_a_single_request_beside_a_flood(tmp_path: Path, what: str, window: int) -> None:
+    """It waits for no more than two commands of the other client for a slot, and no more than two
+    for the command window."""
+    async with (
+        served(tmp_path, window=window) as found,
+        await found.flood(what),
+        await connected(found.path) as single,
+    ):
+        for number in range(5):
+            lba = LBA + number
+            await single.send(request(nbd.READ, lba * BLOCK, BLOCK, cookie=number))
+            await found.settle()
+            waited = 0
+            while not found.was_sent(lba):
+                assert await found.answer()
+                waited += 1
+            assert waited <= 4
+            await found.answer_all_sent()
+            assert await single.reply(BLOCK) == (0, number, bytes(BLOCK))
+
+
+async def test_a_single_request_beside_several_floods(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path) as found,
+        await found.flood("read"),
+        await found.flood("write"),
+        await found.flood("FUA"),
+        await connected(found.path) as single,
+    ):
+        await single.send(request(nbd.READ, LBA * BLOCK, BLOCK, cookie=1))
+        await found.settle()
+        waited = 0
+        while not found.was_sent(LBA):
+            assert await found.answer()
+            waited += 1
+        assert waited <= 2 * 3
+
+
+async def test_exports_of_one_session(tmp_path: Path) -> None:
+    """Their clients wait for the same slots."""
+    async with (
+        served(tmp_path, exports=2) as found,
+        await found.flood("read"),
+        await connected(found.path, "lun1") as single,
+    ):
+        await single.send(request(nbd.READ, LBA * BLOCK, BLOCK, cookie=1))
+        await found.settle()
+        assert await found.answer() and await found.answer()
+        assert found.was_sent(LBA)
+
+
+async def test_two_floods_share_the_slots(tmp_path: Path) -> None:
+    """None of them has more than its half for long."""
+    async with served(tmp_path) as found, await found.flood("read"), await found.flood("write"):
+        for _ in range(4 * DEPTH):
+            assert await found.answer()
+        operations = [message[32] for _, message in found.datamover.sent[-2 * DEPTH :]]
+        assert operations.count(READ_16) == operations.count(WRITE_16) == DEPTH
+
+
+async def test_a_flood_whose_client_goes(tmp_path: Path) -> None:
+    """What it has open ends in its turns; the other client does not notice."""
+    async with served(tmp_path) as found, await connected(found.path) as single:
+        async with await found.flood("unaligned read"):
+            pass
+        for number in range(5):
+            await single.send(request(nbd.READ, (LBA + number) * BLOCK, BLOCK, cookie=number))
+            await found.settle()
+            await found.answer_all_sent()
+            await found.answer_all_sent()
+            assert await single.reply(BLOCK) == (0, number, bytes(BLOCK))
+        assert found.open > 500
+
+
+async def test_cancelled_while_clients_wait(tmp_path: Path) -> None:
+    """Some of them were woken for a slot, and do not come."""
+    with trio.CancelScope() as scope:
+        async with served(tmp_path) as found, await found.flood("FUA"), await found.flood("read"):
+            await found.answer(settle=False)
+            assert found.session.queue.take_now() is None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(found.answer_while_it_ends)
+                scope.cancel()
+    assert scope.cancelled_caught
+    queue = found.session.queue
+    assert queue.busy == 0
+    slots = [queue.take_now() for _ in range(DEPTH)]
+    assert None not in slots
