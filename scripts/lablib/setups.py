@@ -40,7 +40,9 @@ SETUPS = {
         Setup("rxe-tgt", "rxe0, and tgtd with iSER on it", ("tgt",)),
         Setup("rxe-initiator", "rxe0, the kernel's ib_iser, iscsid", ("open-iscsi",)),
         Setup(
-            "rxe-lio-initiator", "rxe0, and both LIO's target and ib_iser on it", ("open-iscsi",)
+            "rxe-lio-initiator",
+            "rxe0, and both LIO's target and ib_iser on it; tgtd, not started",
+            ("open-iscsi", "tgt"),
         ),
         Setup(
             "siw-initiator",

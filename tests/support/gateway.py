@@ -51,7 +51,7 @@ class MortalGateway:
     def __init__(
         self, behind: str, log: Path, *options: str, listen: str = "127.0.0.1:0", iqn: str = GATE
     ) -> None:
-        self._words = ("-v", "target", "--iqn", iqn, "--lun", behind, *options, "--listen")
+        self._words = ("target", "--iqn", iqn, "--lun", behind, *options, "--listen")
         self._listen = listen
         self.log = log
         self.start()
@@ -67,7 +67,3 @@ class MortalGateway:
     def kill(self) -> None:
         self._server.process.kill()
         self._server.process.communicate()
-
-    def reinstated(self) -> int:
-        """How often a session has taken the place of one that was still there."""
-        return self.log.read_text().count(": session reinstated")

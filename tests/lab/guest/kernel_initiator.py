@@ -45,10 +45,12 @@ def iscsiadm(*words: str) -> str:
 
 
 @contextmanager
-def logged_in(listen: str, settings: dict[str, str], interface: str = "iser") -> Iterator[Path]:
+def logged_in(
+    listen: str, settings: dict[str, str], interface: str = "iser", port: int = 3260
+) -> Iterator[Path]:
     """Log in; yields the session's block device. ``settings``: of the node record. ``interface``:
     iscsiadm's, `iser` for ib_iser, `default` for iscsi_tcp."""
-    node = ("-m", "node", "-T", IQN, "-p", f"{listen}:3260")
+    node = ("-m", "node", "-T", IQN, "-p", f"{listen}:{port}")
     iscsiadm(*node, "-o", "new", "-I", interface)
     for name, value in settings.items():
         iscsiadm(*node, "-o", "update", "-n", name, "-v", value)
