@@ -39,8 +39,8 @@ SECTIONS: list[tuple[str, str, StrEnum, Table]] = [
     ),
     (
         "One lost connection",
-        "`TABLE` in iserblk/initiator/session/recovery.py. The session goes on by others, or by one "
-        "that is reinstated; only when the recovery is given up, all of it is reconnected.",
+        "`TABLE` in iserblk/initiator/session/recovery.py. The session goes on by others, or by "
+        "one that is reinstated; only when the recovery is given up, all of it is reconnected.",
         recovery.Stage.LOST,
         recovery.TABLE,
     ),
