@@ -167,7 +167,6 @@ def response(unit: Unit) -> bool:
 WITHIN = {
     "Data-In": Harm(data_in(last=False), False, False, "damaged Data-In, sent again after a SNACK"),
     "SCSI Response": Harm(response, False, True, "lost statuses, sent again after a SNACK"),
-    "Data-Out": Harm(with_data(bhs.DATA_OUT), True, False, "damaged Data-Outs; new R2Ts ask again"),
     "command": Harm(
         with_data(bhs.SCSI_COMMAND),
         True,
