@@ -28,18 +28,14 @@ from tests.support.until import until
 # What a kernel does with the tasks of a connection that is gone may leave it unusable.
 LAB_OWN_GUEST = True
 
-# Each takes its time: LIO needs seconds to end a connection.
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.logs(
-        logs.ONE_OF_SEVERAL,
-        logs.RECONNECTED,
-        logs.LOST_POWER,
-        logs.DEADLINES,
-        logs.ASYNC_MESSAGE,
-        logs.REJECTED,
-    ),
-]
+pytestmark = pytest.mark.logs(
+    logs.ONE_OF_SEVERAL,
+    logs.RECONNECTED,
+    logs.LOST_POWER,
+    logs.DEADLINES,
+    logs.ASYNC_MESSAGE,
+    logs.REJECTED,
+)
 
 CLIENTS = 8
 CUTS = (2, 2, 0)  # by level
