@@ -99,6 +99,7 @@ ASCQ_WORDS = {
     0x3E02: "time-out inside the LUN",
     0x3F01: "the microcode has changed",
     0x3F03: "the INQUIRY data has changed",
+    0x3F05: "the device identifier has changed",
     0x3F0E: "the list of LUNs has changed",
     0x4300: "message error",
     0x4400: "failure inside the target",

@@ -66,6 +66,7 @@ class FakeLuns(FakeSession):
         self.luns = {0: lun or FakeLun()}
         self.asked: list[tuple[int, str]] = []
         self.error = None
+        self.can_reconnect = False
 
     def describe(self) -> dict[str, object]:
         return {}

@@ -51,7 +51,7 @@ from iserblk.initiator.session.slots import QUEUED, Operation, TaskSlot, Waiter
 from iserblk.metrics.counting import LunMetrics
 from iserblk.scsi import cdb
 from iserblk.scsi import lba as lba_data
-from iserblk.scsi.sense import MEDIUM_ERROR, Sense
+from iserblk.scsi.sense import MEDIUM_ERROR, PERHAPS_ANOTHER, Sense, decode
 
 log = logging.getLogger(__name__)
 
@@ -256,8 +256,23 @@ class DiskCore:
     def hear(self, slot: TaskSlot) -> None:
         """Implements LunListener."""
         self.sizing.hear(slot)
-        if self.durability.hear(slot):
+        if self.durability.hear(slot) or self._perhaps_another(slot):
             self.session.disconnect()
+
+    def _perhaps_another(self, slot: TaskSlot) -> bool:
+        """Whether the target has reported that another LUN may have taken the place of this one,
+        and a connection made anew would find out before a command is sent."""
+        reports = decode(slot.sense)
+        if (
+            not reports.is_unit_attention
+            or reports.code not in PERHAPS_ANOTHER
+            or not self.session.can_reconnect
+        ):
+            return False
+        log.warning(
+            "%s: %s; connecting anew, to see if it is the same LUN", self.info.name, reports
+        )
+        return True
 
     def retried(self) -> None:
         """Implements LunListener."""

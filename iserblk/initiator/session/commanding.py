@@ -48,6 +48,9 @@ class CommandSession(Protocol):
     def suspended(self) -> IserblkError | None: ...
 
     @property
+    def can_reconnect(self) -> bool: ...
+
+    @property
     def reconnects(self) -> int: ...
 
     @property

@@ -356,6 +356,11 @@ class Session:
         return self.life.absence if self.life.absent else None
 
     @property
+    def can_reconnect(self) -> bool:
+        """Whether another connection takes the place of one that is lost."""
+        return self.queue.driver.reconnect is not None
+
+    @property
     def reinstating(self) -> bool:
         """Whether a connection is wanted for the session that the target has kept without any."""
         return self.life.state is State.REINSTATING
@@ -665,7 +670,7 @@ class Session:
             and connection.time2retain > 0
             and connection.time2wait <= PATIENCE_S
             and self.more is not None
-            and self.queue.driver.reconnect is not None
+            and self.can_reconnect
             and not (self._spent or self.logging_out or self.parting is not None)
             and not self._any_late(now)
         )
