@@ -296,6 +296,11 @@ class Client:
             still.set()
 
     @property
+    def open_requests(self) -> int:
+        """Those that were received, and not answered yet."""
+        return self._transmission.open
+
+    @property
     def over(self) -> bool:
         """The client has ended, or is gone."""
         return self._over

@@ -34,7 +34,10 @@ _ACCEPT_PAUSE_S = 0.1  # when the process has no descriptor left
 
 class NbdServer:
     """``exports`` by name; ``default``: what an empty name means. ``tls`` other than OFF needs a
-    ``context``."""
+    ``context``.
+
+    ``memory``: what its clients share for their requests.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class NbdServer:
         self._default = default
         self._tls = tls
         self._context = context
-        self._memory = Memory()
+        self.memory = Memory()
         self._busy_poll_us = busy_poll_us
         self._logs = ClientLogs(log)
         self._clients: set[Client] = set()
@@ -101,7 +104,7 @@ class NbdServer:
         found = []
         for each in inherited:
             client = Client(
-                each.sock, _name(""), self._group, self._memory, self._busy_poll_us, self._logs
+                each.sock, _name(""), self._group, self.memory, self._busy_poll_us, self._logs
             )
             found.append((client, client.continued(each), each.sock))
         # All of them before the first can have gone: it is not the last one then.
@@ -133,6 +136,11 @@ class NbdServer:
             for client in self._clients:
                 nursery.start_soon(client.pause)
 
+    @property
+    def open_requests(self) -> int:
+        """Of all clients: those that were received, and not answered yet."""
+        return sum(client.open_requests for client in self._clients)
+
     def connections(self) -> list[Connection]:
         """While it is paused: the clients that are left."""
         return [client.connection() for client in self._clients if not client.over]
@@ -154,7 +162,7 @@ class NbdServer:
         """Clients that stall with their memory full of requests do not stop the others."""
         while True:
             await trio.sleep(STALL_S)
-            starved = self._memory.starved
+            starved = self.memory.starved
             for client in list(self._clients):
                 client.give_way(starved)
             self._logs.tell()
@@ -199,7 +207,7 @@ class NbdServer:
                 # A client that vanished without a word does not stay for ever.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-            client = Client(sock, name, group, self._memory, self._busy_poll_us, self._logs)
+            client = Client(sock, name, group, self.memory, self._busy_poll_us, self._logs)
             try:
                 with trio.CancelScope() as scope:
                     self._make_room(client, scope)

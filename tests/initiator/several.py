@@ -156,3 +156,15 @@ def logout_of(dm: Polled) -> bytes:
     """The Logout Request that was sent last."""
     found = [sent for _, sent in dm.sent if sent[0] & bhs.OPCODE_MASK == bhs.LOGOUT_REQUEST]
     return found[-1]
+
+
+def patient(bench: Bench) -> Bench:
+    """DefaultTime2Wait is 2 s by default: wait for it."""
+    bench.progress(bench.session.parameters.default_time2wait)
+    return bench
+
+
+def announced(event: int, **parameters: int) -> pdu.AsyncMessage:
+    return pdu.AsyncMessage(
+        lun=bytes(8), event=event, stat_sn=1, exp_cmd_sn=1, max_cmd_sn=MOST, **parameters
+    )

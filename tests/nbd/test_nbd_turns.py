@@ -71,7 +71,7 @@ class Served:
     @property
     def open(self) -> int:
         """Requests of all clients."""
-        return sum(client._transmission.open for client in self.server._clients)
+        return self.server.open_requests
 
     async def answer(self, settle: bool = True) -> bool:
         """The target answers what it was sent first. False: it has answered everything."""
@@ -143,7 +143,7 @@ async def served(place: Path, exports: int = 1, window: int = DEPTH) -> AsyncIte
                 pass
     queue = found.session.queue
     assert queue.busy == 0 and not queue.waiting.entries
-    assert found.server._memory.used == 0
+    assert found.server.memory.used == 0
 
 
 @pytest.mark.parametrize("window", [DEPTH, 4])

@@ -38,6 +38,11 @@ class FairQueue(Generic[T]):
         self._next += 1
         heappush(self.entries, (place, self._next, thing, owner))
 
+    def add_first(self, thing: T) -> None:
+        """Have ``thing``, which does not wait already, come before all others."""
+        self._front -= 1
+        heappush(self.entries, (_FRONT, self._front, thing, None))
+
     def put_first(self, things: list[T]) -> None:
         """Have ``things``, some of which may wait already, come before all others, in their
         order."""
@@ -75,6 +80,11 @@ class FairQueue(Generic[T]):
         for place, _, _, owner in entries:
             if place != _FRONT:
                 self._rounds[owner] = max(place, self._rounds.get(owner, place))
+
+    @property
+    def owners(self) -> set[object]:
+        """Those of what waits, but for what was put in front."""
+        return set(self._rounds)
 
     def in_turn(self) -> list[T]:
         """What waits, in the order in which ``pop`` would take it."""

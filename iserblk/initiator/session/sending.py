@@ -134,15 +134,18 @@ class SendQueue:
     def _take_or_wait(self, waiter: Waiter) -> TaskSlot | None:
         """Under the lock."""
         takers, promised = self._takers, self._promised
-        was_promised = waiter in promised
-        # Queue the waiter before looking: a thread that gives a slot back sees it.
-        waiter.pending += 1
-        if was_promised:
-            takers.put_first([waiter])
-            promised.remove(waiter)
-        else:
-            takers.add(waiter, owner_of(waiter))
         slot = None
+        if waiter in promised:
+            promised.remove(waiter)
+            slot = self._pop_free()
+            if slot is not None:
+                return slot
+            waiter.pending += 1
+            takers.add_first(waiter)
+        else:
+            waiter.pending += 1
+            takers.add(waiter, owner_of(waiter))
+        # Look only now: a thread that gives a slot back sees that the waiter is there.
         if takers.head() is waiter and (not promised or len(self._free) > len(promised)):
             slot = self._pop_free()
         if slot is not None:

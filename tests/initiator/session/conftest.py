@@ -15,3 +15,16 @@ def benches() -> Iterator[list[Bench]]:
     yield made
     for bench in made:
         bench.close()
+
+
+@pytest.fixture
+def two(benches: list[Bench]) -> Bench:
+    benches.append(Bench(2))
+    return benches[0]
+
+
+@pytest.fixture
+def level2(benches: list[Bench]) -> Bench:
+    benches.append(Bench(2, error_recovery_level=2, default_time2wait=0))
+    benches[0].reconnectable()
+    return benches[0]

@@ -29,7 +29,8 @@ def test_what_is_put_first_comes_first_and_once() -> None:
         queue.add(thing, thing[0])
     queue.put_first(["x", "b1"])
     queue.put_first(["y", "x"])
-    assert queue.clear() == ["y", "x", "b1", "a1", "a2"]
+    queue.add_first("z")
+    assert queue.clear() == ["z", "y", "x", "b1", "a1", "a2"]
     assert not queue.entries
 
 
@@ -46,7 +47,7 @@ class Thing:
         self.owner = owner
 
 
-@given(st.lists(st.one_of(st.sampled_from(OWNERS), st.sampled_from([0, 1, 2, 3, 4]))))
+@given(st.lists(st.one_of(st.sampled_from(OWNERS), st.sampled_from([0, 1, 2, 3, 4, 5]))))
 def test_order_and_bound(script: list[object]) -> None:
     """Owners add things; numbers take, remove, and put first. Things of an owner come in order. One
     that is its owner's first meets at most two of each other owner. And owners who have nothing
@@ -65,6 +66,9 @@ def test_order_and_bound(script: list[object]) -> None:
         elif step == 0 and there:
             gone = there.pop(len(there) // 2)
             assert queue.remove(gone)
+        elif step == 5:
+            first.insert(0, Thing(None))
+            queue.add_first(first[0])
         elif step == 1 and there:
             moved = there.pop(len(there) // 2)
             passed.pop(moved, None)
@@ -84,6 +88,6 @@ def test_order_and_bound(script: list[object]) -> None:
                 if thing in there:
                     counts[taken.owner] += 1
                     assert counts[taken.owner] <= 2
-        assert set(queue._rounds) == {each.owner for each in there}
+        assert queue.owners == {each.owner for each in there}
     assert len(queue.entries) == len(there) + len(first)
     assert len(queue.clear()) == len(there) + len(first)
