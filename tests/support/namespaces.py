@@ -115,6 +115,12 @@ def captured(host: Host, net: str, file: Path) -> Iterator[None]:
         process.communicate(timeout=_SLOW_S)
 
 
+def counted(file: Path, matching: str) -> int:
+    """How many packets of a capture match a filter of tcpdump's. (tshark is slow to start.)"""
+    text = run("tcpdump", "-r", str(file), "-nn", "-t", "-q", matching)
+    return len(text.splitlines())
+
+
 def decoded(file: Path, fields: list[str], *options: str) -> list[list[str]]:
     """The fields of each packet, by tshark's own decoders."""
     wanted = [word for field in fields for word in ("-e", field)]
