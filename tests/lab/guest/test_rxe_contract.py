@@ -9,7 +9,11 @@ from tests.contract.test_queuepair import *  # noqa: F403 (the suite itself)
 from tests.contract.test_queuepair_ends import *  # noqa: F403
 from tests.rcap.verbs import suite
 
-PROVIDERS = [suite.provider("rxe", mode) for mode in ("region", "window")]
+PROVIDERS = [
+    # The kernel's software iWARP has regions only: they are shown there.
+    pytest.param(suite.provider("rxe", "region"), marks=pytest.mark.long),
+    suite.provider("rxe", "window"),
+]
 
 __all__ = ["connect"]
 

@@ -96,7 +96,12 @@ def sessions() -> int:
     return run("dmesg").count("Power-on or device reset occurred")
 
 
-@pytest.fixture(params=[Tgtd, Lio], ids=["tgtd", "LIO"])
+@pytest.fixture(
+    params=[
+        pytest.param(Tgtd, id="tgtd"),
+        pytest.param(Lio, id="LIO", marks=pytest.mark.long),  # minutes, in an emulated machine
+    ]
+)
 def behind(request: pytest.FixtureRequest) -> Iterator[Behind]:
     made: Behind = request.param()
     try:
