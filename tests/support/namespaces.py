@@ -99,9 +99,10 @@ def link(one: Host, other: Host, net: str, mtu: int = 1500) -> None:
 @contextmanager
 def captured(host: Host, net: str, file: Path) -> Iterator[None]:
     """Write to ``file`` all packets on the host's link to ``net`` while the block runs. They are
-    whole: of SCTP tshark decodes nothing else."""
+    whole: of SCTP tshark decodes nothing else. The buffer (KiB) has a thousand of them, because an
+    emulated machine is slow to take them."""
     command = [*host.within, "tcpdump", "-i", f"to-{net}", "-U", "--immediate-mode"]
-    command += ["-w", str(file)]
+    command += ["-s", "65535", "-B", "65536", "-w", str(file)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
