@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import trio
 
 from iserblk.errors import Busy, ReservationConflict, ReservationLost
-from iserblk.initiator.connecting.reach import connect
-from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.options import Options
 from iserblk.scsi import reservations as pr
-from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.faces import FACES, one_disk, opened, read, write
-from tests.support.sessions import Host
+from tests.support.sessions import host_of
 from tests.support.target import ROOT, TargetProcess
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.RECONNECTED, logs.RESERVATION)
@@ -42,20 +37,6 @@ def target(start_target: StartTarget) -> TargetProcess:
 @pytest.fixture(params=["iser", "iscsi"])
 def url(request: pytest.FixtureRequest, target: TargetProcess) -> str:
     return target.url.replace("iser://", f"{request.param}://")
-
-
-@asynccontextmanager
-async def session_of(url: str) -> AsyncIterator[Host]:
-    """Raw commands to LUN 0."""
-    driver = TrioDriver(await connect(parse_url(url), Options(initiator_name=THIEF)))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(driver.run)
-        try:
-            yield Host(driver)
-        finally:
-            with trio.CancelScope(shield=True):
-                await driver.log_out()
-            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -180,7 +161,7 @@ async def test_taken_by_force(url: str, face: str, left: bool) -> None:
     """A disk that lost its reservation never writes to the LUN again."""
     async with one_disk(face, f"{url}/0", {**EXCLUSIVE, "reserve-key": "0xa"}) as disk:
         await write(disk, DATA, 0)
-        async with session_of(url) as thief:
+        async with host_of(url, THIEF) as thief:
             await thief.out(pr.REGISTER, 0, 0xB)
             await thief.out(pr.PREEMPT, 0xB, 0xA)
             await thief.write(b"n" * 512)

@@ -3,24 +3,18 @@ portal in use, and writes that were delayed on the way through the other are ref
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
 from iserblk.disk.multipath import failback, policy
-from iserblk.initiator.connecting.reach import connect
-from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.options import Options
 from iserblk.scsi import reservations as pr
-from iserblk.url import parse_url
 from tests.support import logs
 from tests.support.faces import FACES, opened, read, write
 from tests.support.faults.behaviours import Hold
 from tests.support.ported import ported_target
-from tests.support.sessions import Host
+from tests.support.sessions import host_of
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.ANOTHER_PORTAL, logs.LOST_POWER, logs.RECONNECTED)
@@ -37,22 +31,9 @@ EXCLUSIVE = {
 face = pytest.mark.parametrize("face", FACES)
 
 
-@asynccontextmanager
-async def onlooker(url: str) -> AsyncIterator[Host]:
-    driver = TrioDriver(await connect(parse_url(url), Options(initiator_name="iqn.2026-11.a:b")))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(driver.run)
-        try:
-            yield Host(driver)
-        finally:
-            with trio.CancelScope(shield=True):
-                await driver.log_out()
-            nursery.cancel_scope.cancel()
-
-
 async def holders(url: str) -> list[tuple[bool, int]]:
     """Per registration: whether it holds the LUN, and its relative target port."""
-    async with onlooker(url) as host:
+    async with host_of(url, "iqn.2026-11.a:b") as host:
         answer = await host.ask(pr.READ_FULL_STATUS)
     return [(each.holder, each.port) for each in pr.decode_full_status(answer)[1]]
 

@@ -121,3 +121,17 @@ async def hosts(scheme: str, store: FakeStore, *names: str) -> AsyncIterator[lis
     """The target, and a session for each name."""
     async with target(scheme, store) as place:
         yield [await place.log_in(name) for name in names]
+
+
+@asynccontextmanager
+async def host_of(url: str, name: str) -> AsyncIterator[Host]:
+    """The session of an initiator with this name, with LUN 0 of a target that runs."""
+    driver = TrioDriver(await connect(parse_url(url), Options(initiator_name=name)))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(driver.run)
+        try:
+            yield Host(driver)
+        finally:
+            with trio.CancelScope(shield=True):
+                await driver.log_out()
+            nursery.cancel_scope.cancel()

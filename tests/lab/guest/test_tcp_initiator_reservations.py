@@ -4,19 +4,13 @@ kernel asks for APTPL."""
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import trio
 
 from iserblk.errors import ReservationConflict
-from iserblk.initiator.connecting.reach import connect
-from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.options import Options
 from iserblk.scsi import reservations as pr
-from iserblk.url import parse_url
 from tests.lab.guest import kernel_initiator as kernel
 from tests.lab.guest.pr_calls import (
     CONFLICT,
@@ -26,7 +20,7 @@ from tests.lab.guest.pr_calls import (
     calls,
 )
 from tests.support.interop import Record
-from tests.support.sessions import Host
+from tests.support.sessions import host_of
 
 MIB = 1 << 20
 KEY, OTHER_KEY, NO_KEY = 0xA11CE, 0xB0B, 0xBAD
@@ -34,24 +28,13 @@ OTHER_NAME = "iqn.2026-11.lab:other"
 NO_CHAP = {"node.session.auth.authmethod": "None"}
 
 
-@asynccontextmanager
-async def other_host(listen: str) -> AsyncIterator[Host]:
-    """Another initiator, which asks what is reserved, and tries its commands."""
-    url = f"iscsi://{listen}:3260/{kernel.IQN}/0"
-    driver = TrioDriver(await connect(parse_url(url), Options(initiator_name=OTHER_NAME)))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(driver.run)
-        try:
-            yield Host(driver)
-        finally:
-            with trio.CancelScope(shield=True):
-                await driver.log_out()
-            nursery.cancel_scope.cancel()
+def url_at(listen: str) -> str:
+    return f"iscsi://{listen}:3260/{kernel.IQN}/0"
 
 
 async def keeps_out(listen: str) -> None:
     """The kernel holds an exclusive reservation, and the other host may neither read nor write."""
-    async with other_host(listen) as other:
+    async with host_of(url_at(listen), OTHER_NAME) as other:
         assert await other.keys() == [KEY]
         held = await other.held()
         assert held is not None
@@ -82,14 +65,14 @@ async def reserve_and_restart(
     write_directly(device, b"2" * 4096, file.parent)  # when the kernel has logged in again
     await keeps_out(listen)
     assert kernels.release(KEY, EXCLUSIVE_ACCESS_REG_ONLY) == 0
-    async with other_host(listen) as other:
+    async with host_of(url_at(listen), OTHER_NAME) as other:
         assert await other.held() is None and await other.keys() == [KEY]
         assert (await other.read()) == b"2" * 512
 
 
 async def preempt(kernels: Calls, listen: str, abort: bool) -> None:
     """The other host holds a reservation; the kernel takes it away."""
-    async with other_host(listen) as other:
+    async with host_of(url_at(listen), OTHER_NAME) as other:
         await other.out(pr.REGISTER, 0, OTHER_KEY)
         await other.out(pr.RESERVE, OTHER_KEY)
         assert kernels.reserve(KEY, WRITE_EXCLUSIVE) == CONFLICT
@@ -116,7 +99,7 @@ async def test_the_kernel_s_reservation_calls(tmp_path: Path, record: Record) ->
             for abort in (False, True):
                 await preempt(ours, listen, abort)
             assert ours.clear(KEY) == 0
-            async with other_host(listen) as other:
+            async with host_of(url_at(listen), OTHER_NAME) as other:
                 assert await other.keys() == []
                 await other.write(b"o" * 512)
     record(
