@@ -17,6 +17,8 @@ import hypothesis
 import pytest
 
 from iserblk import forms
+from iserblk.initiator.connecting import reach
+from iserblk.initiator.connecting.styles import Styles
 from tests.support import interop
 
 # The reference machine is slow and shared: hypothesis must not judge by the clock. In continuous
@@ -110,6 +112,12 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(f"{record.levelname} {record.getMessage()}")
+
+
+@pytest.fixture(autouse=True)
+def _no_style_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port of an earlier test may be another target's now."""
+    monkeypatch.setattr(reach, "STYLES", Styles())
 
 
 @pytest.fixture(autouse=True)
