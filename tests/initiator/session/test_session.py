@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from iserblk.errors import CommandRejected, ConnectionLost, RemoteProtocolError
 from iserblk.initiator.session.deadlines import Ladder
-from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN
+from iserblk.initiator.session.session import Session
+from iserblk.initiator.session.slots import FREE, QUEUED, SENT, TAKEN, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import (
     CountingWaiter,
@@ -116,15 +117,21 @@ def test_who_waits_for_a_slot_is_passed_by_nobody() -> None:
         assert waiter.pending == 0 and made.queue.take(waiter) is slot
 
 
+def promised() -> tuple[Session, list[TaskSlot], CountingWaiter]:
+    """A session of two slots, both taken, of which the first was given back to a waiter."""
+    made, _ = session(depth=2)
+    slots = [slot for _ in range(2) if (slot := made.queue.take(CountingWaiter())) is not None]
+    waiter = CountingWaiter()
+    assert made.queue.take(waiter) is None
+    made.queue.release(slots[0])
+    return made, slots, waiter
+
+
 def test_the_last_that_waits_is_passed_by_nobody() -> None:
     """A slot is kept for it though no caller is on the list any more. Else one that takes a slot
     for each that it gives back would keep it out for ever."""
-    made, _ = session(depth=2)
-    slots = [made.queue.take(CountingWaiter()) for _ in range(2)]
-    assert slots[0] is not None and slots[1] is not None
-    first, second = CountingWaiter(), CountingWaiter()
-    assert made.queue.take(first) is None
-    made.queue.release(slots[0])
+    made, slots, first = promised()
+    second = CountingWaiter()
     assert first.woken == 1 and made.queue.take_now() is None
     assert made.queue.take(second) is None
     made.queue.release(slots[1])
@@ -135,12 +142,8 @@ def test_the_last_that_waits_is_passed_by_nobody() -> None:
 
 
 def test_who_finds_the_slot_gone_waits_in_front() -> None:
-    made, _ = session(depth=2)
-    slots = [made.queue.take(CountingWaiter()) for _ in range(2)]
-    assert slots[0] is not None and slots[1] is not None
-    first, second = CountingWaiter(), CountingWaiter()
-    assert made.queue.take(first) is None
-    made.queue.release(slots[0])
+    made, slots, first = promised()
+    second = CountingWaiter()
     made.queue.shrink()  # the target is full
     assert made.queue.take(second) is None
     assert made.queue.take(first) is None

@@ -130,12 +130,7 @@ def test_without_a_security_association_nothing_flows(stack: ExitStack, tmp_path
 def test_a_gateway_behind_which_all_is_esp(stack: ExitStack, tmp_path: Path) -> None:
     """Where iSER enters the IP network, at a gateway, the far side is behind ESP."""
     # proves: ISER-11-5, ISER-GEN-8.1.6.4-4, ISER-IB00-3.1.6.4-3
-    need("tcpdump")
-    gateway, target = make_host(stack, "gateway"), make_host(stack, "target")
-    link(gateway, target, NET)
-    file = tmp_path / "disk"
-    with open(file, "wb") as whole:
-        whole.truncate(8 << 20)
+    gateway, target, file = two_hosts(stack, tmp_path)
     protect({CLIENT: gateway, TARGET: target})
     capture = tmp_path / "capture"
     with captured(target, NET, capture):
