@@ -86,7 +86,14 @@ class Server:
             )
         assert self.process.stdout is not None
         word, _, self.url = self.process.stdout.readline().strip().partition(" ")
-        assert word == "ready", log.read_text()
+        if word != "ready":
+            self.kill()
+            raise AssertionError(log.read_text())
+
+    def kill(self) -> None:
+        """End it at once, and wait: what it had open is free."""
+        self.process.kill()
+        self.process.communicate()
 
     def end(self, number: int) -> int:
         """Send a signal and wait; the exit status. The command must have printed only the ready
@@ -103,5 +110,4 @@ def serving(*arguments: object, log: Path, **changes: str) -> Iterator[Server]:
     try:
         yield server
     finally:
-        server.process.kill()
-        server.process.communicate()
+        server.kill()

@@ -295,7 +295,7 @@ async def test_a_target_that_moves_is_found_again(face: str, server: Isnsd, tmp_
             assert [str(each["portal"])[:5] for each in disk.info.paths] == ["iser:", "iser:"]
             await write(disk, b"moved" * 1024, 0)
             await disk.flush()
-            one.process.kill()
+            await trio.to_thread.run_sync(one.kill)  # the LUN's file has one user at a time
             with second as two:
                 assert two.url != one.url
                 assert await read(disk, 0, 5120) == b"moved" * 1024
