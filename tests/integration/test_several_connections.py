@@ -18,6 +18,7 @@ from tests.support import logs
 from tests.support.faces import one_disk, read, write
 from tests.support.faults.behaviours import Cut
 from tests.support.faults.proxy import FaultProxy
+from tests.support.transports import TRANSPORTS, by
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED, logs.ASYNC_MESSAGE)
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.logs(logs.ONE_OF_SEVERAL, logs.RECONNECTED, logs.ASYNC_
 SPEC = "lun:size=16M:wce=0"
 SIZE = 16 << 10
 BLOCKS = 64
-transport = pytest.mark.parametrize("transport", ["iser", "iscsi"])
+transport = pytest.mark.parametrize("transport", TRANSPORTS)
 level = pytest.mark.parametrize("level", [0, 1, 2])
 
 
@@ -34,7 +35,7 @@ async def opened(
     start_target: StartTarget, transport: str, level: int, count: int
 ) -> AsyncIterator[tuple[AsyncDisk, Session]]:
     target = start_target(SPEC)
-    url = target.url.replace("iser://", f"{transport}://") + "/0"
+    url = by(transport, f"{target.url}/0")
     options = {"connections": str(count), "error-recovery-level": str(level)}
     async with aio.open_disks([url], options) as disks:
         disk = disks.disks[disks.default]
@@ -125,7 +126,9 @@ def test_one_connection_after_the_other_is_cut(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize(("transport", "length"), [("iser", 36 << 10), ("iscsi", 200 << 10)])
+@pytest.mark.parametrize(
+    ("transport", "length"), [("iser", 36 << 10), ("iscsi", 200 << 10), ("stream", 36 << 10)]
+)
 def test_a_write_is_cut_anywhere(
     start_target: StartTarget, transport: str, length: int, count: int
 ) -> None:
@@ -135,8 +138,7 @@ def test_a_write_is_cut_anywhere(
     proves: ISER-10.2.2-2
     """
     target = start_target(SPEC)
-    url = f"{transport}{target.url.removeprefix('iser')}/0?connections={count}"
-    url += "&error-recovery-level=2"
+    url = by(transport, f"{target.url}/0", f"connections={count}&error-recovery-level=2")
     reassigned = 0
 
     async def cut_at(after: int) -> None:
@@ -198,7 +200,7 @@ def test_a_target_that_is_started_again(
     for the logout of each connection, and gets it."""
     monkeypatch.setenv("LOGOUT_S", "10")
     running = start_target(SPEC)
-    url = running.url.replace("iser://", f"{transport}://") + "/0"
+    url = by(transport, f"{running.url}/0")
     options = {"connections": str(count), "error-recovery-level": "2"}
     stop = False
     done = 0
@@ -251,7 +253,7 @@ def test_reads_and_writes_are_cut_anywhere(
     proves: ISER-10.2.2-2, ISER-10.2.2-3, ISER-10.2.2-7
     """
     target = start_target(SPEC)
-    url = f"{transport}{target.url.removeprefix('iser')}/0?error-recovery-level=2"
+    url = by(transport, f"{target.url}/0", "error-recovery-level=2")
     chance = random.Random(f"{transport}{length}{losses}")
     reassigned = 0
 

@@ -181,6 +181,7 @@ def test_disasters_with_unsolicited_data(recovers: None, cached: bool) -> None:
     ("options", "header"),
     [
         ("?style=stream", 28),
+        ("?style=stream&connections=2&error-recovery-level=2", 28),
         ("?style=stream&hello=yes", 28),
         ("?hello=yes", 28),
         ("?style=stream&header=12", 12),

@@ -125,7 +125,7 @@ class Agreement:
 
     def __init__(self) -> None:
         self.full_feature = False
-        self._rdma_extensions = False
+        self.iser = False  # the connection has left the byte stream of iSCSI
         self.header_digest = False
         self.data_digest = False
 
@@ -135,17 +135,11 @@ class Agreement:
             pairs = dict(text.decode_untrusted(data))
         except RemoteProtocolError:
             pairs = {}
-        self._rdma_extensions |= pairs.get("RDMAExtensions") == "Yes"
         if "HeaderDigest" in pairs:
             self.header_digest = pairs["HeaderDigest"] == "CRC32C"
         if "DataDigest" in pairs:
             self.data_digest = pairs["DataDigest"] == "CRC32C"
         self.full_feature = header[1] & 0x83 == 0x83 and header[36:38] == b"\0\0"
-
-    @property
-    def iser(self) -> bool:
-        """The connection has left the byte stream of iSCSI."""
-        return self.full_feature and self._rdma_extensions
 
 
 class IwarpFramer(_Cutting):
@@ -183,14 +177,18 @@ class IwarpFramer(_Cutting):
 
 
 class IscsiFramer(IwarpFramer):
-    """PDUs of Traditional iSCSI; both directions share an Agreement. Where login has agreed on
-    iSER, MPA start-up and FPDUs follow."""
+    """PDUs of Traditional iSCSI; both directions share an Agreement. Where the connection becomes
+    iSER behind the login, MPA start-up and FPDUs follow. The login itself does not always tell: a
+    further connection of a session inherits RDMAExtensions. No PDU begins with the byte with which
+    MPA start-up begins."""
 
     def __init__(self, agreement: Agreement) -> None:
         super().__init__()
         self._agreed = agreement
 
     def next_size(self) -> int | None:
+        if self._agreed.full_feature and self._held[:1] == mpa.REQUEST_KEY[:1]:
+            self._agreed.iser = True
         if self._agreed.iser:
             return super().next_size()
         if len(self._held) < bhs.BHS_LENGTH:
