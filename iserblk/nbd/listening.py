@@ -60,12 +60,16 @@ def listen_unix(path: str) -> Iterator[tuple[list[socket.socket], str]]:
         except OSError as error:
             words = error.strerror or str(error)
             raise refusal(error)(f"--socket {path}: {words}") from None
+        made = os.lstat(path)
         try:
             sock.listen(_BACKLOG)
             yield [sock], uri_of(sock)
         finally:
+            # Perhaps it was removed, and another server listens at this path by now.
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                found = os.lstat(path)
+                if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino):
+                    os.unlink(path)
 
 
 def _remove_stale(path: str) -> None:

@@ -46,6 +46,17 @@ def test_a_socket_is_there_while_it_is_used(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_the_socket_of_a_successor_stays(tmp_path: Path) -> None:
+    """The path was removed, and another server listens there when this one ends."""
+    path = tmp_path / "s"
+    with listening.listen_unix(str(path)):
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.bind(str(path))
+            opened_at = path.stat().st_ino
+    assert path.stat().st_ino == opened_at
+
+
 def test_a_relative_path_is_absolute_in_the_uri(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
