@@ -8,13 +8,13 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 GUARANTEED: Final = 1 << 20  # bytes that each client may have whatever the others have
-CLIENT_BYTES = 6 << 20  # bytes of the requests of one client; a single one may be larger
+CLIENT_BYTES = 5 << 20  # bytes of the requests of one client; a single one may be larger
 TOTAL_BYTES: Final = 64 << 20  # bytes of all clients
 KEPT_BYTES: Final = 16 << 20  # of buffers that no request uses
 HEADROOM: Final = 64  # bytes in front of the data of a buffer, for the header of its reply
 LEAST: Final = 4096  # bytes that the smallest buffer has behind its headroom
 CHUNK: Final = 256 << 10  # bytes
-_KEPT_CHUNKS: Final = 16
+_KEPT_CHUNKS: Final = 4  # a client with small requests needs two
 
 
 def size_of(length: int) -> int:
