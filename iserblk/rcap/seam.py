@@ -106,7 +106,7 @@ class Completion:
 class QueuePair(Protocol):
     """One connected RCaP stream: memory that the peer may use, work requests, completions."""
 
-    provider: str  # "iwarp", "memory", "verbs"
+    provider: str  # "iwarp", "iwarp-sctp", "memory", "verbs"
     iwarp: bool  # the RCaP is iWARP, so that the peer may be Linux siw
     ird: int  # RDMA Reads the peer may have outstanding towards us
     ord: int  # RDMA Reads we may have outstanding; more are queued by the provider, in order
