@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from iserblk.iscsi import chap
 from iserblk.iscsi.chap import Accounts, Credentials
 from iserblk.options import Options
 from iserblk.secret import Secret
-from iserblk.url import Url, split_url
+from iserblk.url import Url, parse_place
 
 _USERNAME = "LIBISCSI_CHAP_USERNAME"
 _PASSWORD = "LIBISCSI_CHAP_PASSWORD"
@@ -38,6 +39,8 @@ _ALGORITHMS = {
     "sha256": (chap.SHA256,),
     "sha3-256": (chap.SHA3_256,),
 }
+_OPTION = re.compile(r"--[a-z-]+=")
+_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*))(:ro)", re.DOTALL)  # as target.lunspec has it
 _MAXIMUM_FILE = 1 << 20
 _MAXIMUM_SECRETS = 4096  # bytes: two lines
 _STDERR = 2
@@ -236,7 +239,7 @@ def _key(name: str) -> str:
 
 def _hand_on(text: str, common: Mapping[str, str], descriptors: list[int]) -> str:
     """One URL, with its secrets in a new descriptor."""
-    url = split_url(text)
+    url = parse_place(text)
     given = {**{_key(name): value for name, value in common.items()}, **url.options}
     credentials = find_credentials(url, Options.from_pairs(given.items()))
     query = {name: value for name, value in url.options.items() if name not in _SECRETS}
@@ -249,7 +252,10 @@ def _hand_on(text: str, common: Mapping[str, str], descriptors: list[int]) -> st
     user = f"{url.user}@" if url.user else ""
     scheme, _, rest = text.partition("://")
     authority, slash, path = rest.partition("/")
-    path = path.partition("?")[0]
+    if slash:
+        path = path.partition("?")[0]
+    else:
+        authority = authority.partition("?")[0]
     words = "&".join(f"{name}={value}" if value else name for name, value in query.items())
     scheme = url.scheme  # the query's ``iser`` key may have changed it
     return f"{scheme}://{user}{authority.rpartition('@')[2]}{slash}{path}{words and '?' + words}"
@@ -261,14 +267,27 @@ def without_secrets(words: Sequence[str]) -> tuple[list[str], list[int]]:
     descriptors: list[int] = []
     found = []
     for word in words:
-        try:
-            url = split_url(word) if "://" in word else None
-            if url is not None and (url.password or "target-password" in url.options):
-                word = _hand_on(word, {}, descriptors)  # noqa: PLW2901
-        except IserblkError:
-            pass
-        found.append(word)
+        # Of `--lun`: several URLs in one word, and options in front of and behind a URL.
+        option = _OPTION.match(word)
+        head = option[0] if option else ""
+        rest = word[len(head) :]
+        pieces = rest.split(" ") if rest.count("://") > 1 else [rest]
+        found.append(head + " ".join(_without_secret(each, descriptors) for each in pieces))
     return found, descriptors
+
+
+def _without_secret(text: str, descriptors: list[int]) -> str:
+    if "://" not in text:
+        return text
+    match = _READ_ONLY.fullmatch(text)
+    text, tail = (match[1], match[2]) if match else (text, "")
+    try:
+        url = parse_place(text)
+        if url.password or "target-password" in url.options:
+            text = _hand_on(text, {}, descriptors)
+    except IserblkError:
+        pass
+    return text + tail
 
 
 def hide_command_line() -> None:

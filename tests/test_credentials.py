@@ -277,3 +277,32 @@ def test_command_lines() -> None:
         assert os.pread(descriptors[0], 100, 0).decode() == f"{OWN}\n"
     finally:
         os.close(descriptors[0])
+
+
+@pytest.mark.parametrize(
+    ("word", "hidden"),
+    [
+        (f"iser://u%{OWN}@h", "iser://u@h?FD"),  # of discover and doctor
+        (f"iscsi://u%{OWN}@h:1/?auth=md5", "iscsi://u@h:1/?auth=md5&FD"),
+        (f"iser://u%{OWN}@h?auth=md5", "iser://u@h?auth=md5&FD"),
+        # of the target's --lun
+        (f"--lun=iser://u%{OWN}@h/{IQN}/0", f"--lun=iser://u@h/{IQN}/0?FD"),
+        (f"iser://u%{OWN}@h/{IQN}/0:ro", f"iser://u@h/{IQN}/0?FD:ro"),
+        (f"iser://u%{OWN}@h/{IQN}:ro", f"iser://u@h/{IQN}:ro?FD"),
+        (f"iser://u%{OWN}@h/{IQN}?header=12:ro", f"iser://u@h/{IQN}?header=12&FD:ro"),
+        (
+            f"iser://u%{OWN}@h/{IQN}/0 iscsi://g/{IQN}/0 iser://u%{OWN}@i/{IQN}/0:ro",
+            f"iser://u@h/{IQN}/0?FD iscsi://g/{IQN}/0 iser://u@i/{IQN}/0?FD:ro",
+        ),
+    ],
+)
+def test_command_lines_of_discover_doctor_and_target(word: str, hidden: str) -> None:
+    (found,), descriptors = without_secrets([word])
+    try:
+        for fd in descriptors:
+            assert os.pread(fd, 100, 0).decode() == f"{OWN}\n"
+            hidden = hidden.replace("FD", f"chap-secret-fd={fd}", 1)
+        assert found == hidden
+    finally:
+        for fd in descriptors:
+            os.close(fd)
