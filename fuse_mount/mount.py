@@ -28,7 +28,7 @@ from fuse_mount.options import MountOptions, parse_options
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.metrics.address import default_option
-from iserblk.url import parse_url
+from iserblk.url import is_url, parse_url
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +150,8 @@ def whole_path(mountpoint: str) -> str:
     """The absolute path of ``mountpoint``. Raises UsageError."""
     if not mountpoint:
         raise UsageError("the mount point is empty: name a directory")
+    if is_url(mountpoint):
+        raise UsageError("a URL stands in place of the mount point: name a directory there")
     try:
         return os.path.abspath(mountpoint)
     except FileNotFoundError:

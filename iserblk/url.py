@@ -28,6 +28,7 @@ SLP_PORT = 427
 _DIRECTORIES = {"isns": ISNS_PORT, "slp": SLP_PORT}  # schemes of what tells where targets are
 MAXIMUM_LUN = 16383
 _EXAMPLE = "iser://HOST/iqn.2026-11.example:disk/0"
+_MEANT = re.compile(r"(iser|iscsi|isns|slp):", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"[^\W_]([\w.-]*[^\W_])?\.?")  # letters of any script, because of IDNA
 
 
@@ -60,6 +61,11 @@ _DIGEST = (
     "header-digest, data-digest: there are no iSCSI digests over iSER; the MPA CRC (mpa-crc=yes) "
     "protects the data; leave them out, or use an iscsi:// URL"
 )
+
+
+def is_url(text: str) -> bool:
+    """Whether ``text`` is meant as a URL, and not as a path. It may be wrong, and have a secret."""
+    return "://" in text or _MEANT.match(text) is not None
 
 
 def parse_url(text: str) -> Url:
@@ -113,7 +119,8 @@ def split_url(text: str, needs_target: bool = True) -> Url:
     accepted. Raises BadArgument."""
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise BadArgument(f"not a URL: it has no scheme; write {_EXAMPLE}")
+        what = "the // behind its scheme is missing" if is_url(text) else "it has no scheme"
+        raise BadArgument(f"not a URL: {what}; write {_EXAMPLE}")
     scheme = scheme.lower()
     if scheme not in ("iser", "iscsi") and (needs_target or scheme not in _DIRECTORIES):
         name = shown(scheme) if scheme.isalnum() else "in front of ://"

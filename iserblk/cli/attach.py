@@ -26,7 +26,7 @@ from iserblk.nbd.kernel.detaching import detach
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home
-from iserblk.url import parse_url
+from iserblk.url import is_url, parse_url
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ def command(
     is attached. Needs root. Loads the kernel's nbd module if necessary.
     """
     given = {**_options(words), **connection(options)}
-    urls = [text for text in arguments if "://" in text]
-    paths = [text for text in arguments if "://" not in text]
+    urls = [text for text in arguments if is_url(text)]
+    paths = [text for text in arguments if not is_url(text)]
     if not urls:
         raise BadArgument(f"{arguments[0]}: not a URL; write iser://HOST/TARGET-IQN/LUN")
     settle(urls, given)

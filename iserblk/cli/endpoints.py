@@ -27,7 +27,7 @@ from iserblk.disk.seam import (
     Extent,
 )
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
-from iserblk.url import parse_url
+from iserblk.url import is_url, parse_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -128,10 +128,6 @@ class FileEnd:
         await self._call(os.ftruncate, self.fd, 0)
         await self._call(os.ftruncate, self.fd, size)
         self.size = os.fstat(self.fd).st_size
-
-
-def is_url(text: str) -> bool:
-    return "://" in text
 
 
 def check_one_lun(urls: Sequence[str]) -> None:

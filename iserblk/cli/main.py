@@ -12,6 +12,7 @@ import errno
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ COMMANDS = {
     "stats": "Show requests and latencies of the LUNs in use.",
     "doctor": "Check this machine and a portal; say what to do about problems.",
 }
+
+_USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
 
 
 class _Commands(click.Group):
@@ -123,7 +126,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.UsageError as error:
         context = error.ctx
         path = context.command_path if context else "iserblk"
-        _complain(f"{error.format_message().rstrip('.')}. See `{path} --help`.")
+        # A word that is out of place may be a URL with a secret.
+        said = _USER_INFO.sub(r"\1://…@", error.format_message().rstrip("."))
+        _complain(f"{said}. See `{path} --help`.")
         command = context.command if context else None
         return command.usage_status if isinstance(command, UsageStatus) else BadArgument.exit_status
     except click.ClickException as error:

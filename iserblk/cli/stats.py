@@ -27,6 +27,7 @@ from iserblk.metrics.address import (
 )
 from iserblk.metrics.reading import ConnectionReading, OperationReading, together
 from iserblk.metrics.scraping import scrape
+from iserblk.url import is_url
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,8 @@ def _find(what: str) -> tuple[str, Address]:
     for place in (what, path, f"/dev/{what}"):
         if where is not None and (there := socket_of(place, where)).exists():
             return place, there
+    if is_url(what):  # it may have a secret
+        raise BadArgument("a URL stands in place of the device, mount point or socket: name that")
     if "/" in what:
         if Path(path).is_socket():
             return path, Path(path)

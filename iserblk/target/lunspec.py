@@ -24,7 +24,7 @@ from iserblk.target.store.lunfile import open_file
 from iserblk.target.store.statefile import MODES_SUFFIX, SUFFIX, StateFile
 from iserblk.target.store.store import Store
 from iserblk.target.store.volatile import VolatileStore
-from iserblk.url import parse_url
+from iserblk.url import is_url, parse_url
 
 BLOCK_SIZES = (512, 4096)
 MAXIMUM_SIZE = 1 << 62  # bytes
@@ -32,7 +32,6 @@ MAXIMUM_SIZE = 1 << 62  # bytes
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
-_REMOTE = re.compile(r"(iser|iscsi)://", re.ASCII | re.IGNORECASE)
 _REMOTE_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*)):ro", re.DOTALL)
 _KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 
@@ -63,7 +62,7 @@ def no_remote(_urls: tuple[str, ...], _read_only: bool) -> LogicalUnit:
 
 def parse_lun_spec(text: str) -> LunSpec:
     """Parse the value of ``--lun``. Raises BadArgument that names the option and what it takes."""
-    if _REMOTE.match(text):
+    if is_url(text):
         return _parse_remote(text)
     path, options = _split(text)
     spec = LunSpec(

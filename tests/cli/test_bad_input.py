@@ -193,6 +193,43 @@ def test_a_port_that_says_nothing() -> None:
     assert "with style=stream: no login within 0.2 s" in line
 
 
+# --- URLs that are none --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("info {}", 7, "the // behind its scheme is missing; write iser://HOST/"),
+        ("attach {}", 7, "the // behind its scheme is missing"),
+        ("attach {} /dev/nbd0", 7, "the // behind its scheme is missing"),
+        ("copy {} {at}/file", 7, "the // behind its scheme is missing"),
+        ("copy README.md {}", 7, "the // behind its scheme is missing"),
+        ("target --iqn iqn.2026-11.example:a --lun {}", 7, "the // behind its scheme is missing"),
+        ("mount {} {at}", 1, "the // behind its scheme is missing"),
+        ("mount iser://h/iqn.2026-11.example:a {}", 1, "a URL stands in place of the mount point"),
+        ("umount {}", 1, "a URL stands in place of the mount point"),
+        ("detach {}", 7, "a URL stands in place of the device"),
+        ("stats {}", 7, "a URL stands in place of the device"),
+        ("{}", 7, "No such command"),
+        ("discover {}", 7, "write HOST[:PORT], or a URL"),
+        ("doctor {}", 7, "write HOST[:PORT], or a URL"),
+        ("doctor host {}", 7, "unexpected extra argument"),
+        ("nbd {} --socket {at}/s", 7, "the // behind its scheme is missing"),
+    ],
+)
+def test_a_secret_in_what_is_no_url_is_not_shown(
+    words: str, status: int, said: str, place: Path
+) -> None:
+    """A slash is missing: each command says so, or what is in the wrong place, without the
+    secret."""
+    need_fuse()
+    wrong = f"iser:/user%hush@host/{IQN}/0"
+    line = bad(status, *words.replace("{}", wrong).replace("{at}", str(place)).split(" "))
+    assert said in line
+    assert "hush" not in line
+    assert list(place.iterdir()) == []
+
+
 # --- missing things ----------------------------------------------------------------------------
 
 
