@@ -112,7 +112,8 @@ async def check_portal(url: Url, options: Options, limits: Limits) -> PortalRepo
     if _only_login_tells(ways, url, options):
         await _choose_by_login(url, options, limits, portal, choice, login)
     elif choice.error is None:
-        await _log_in(url, options, limits, portal, login)
+        provider = await _log_in(url, options, limits, portal, login)
+        _settle(choice, provider, url, options)
     else:
         login.skipped = True
         what = "speaks iSER" if url.scheme == "iser" else "takes connections"
@@ -121,8 +122,8 @@ async def check_portal(url: Url, options: Options, limits: Limits) -> PortalRepo
     failed = WARNING if error is None else ERROR
     answers = [answer for way in ways for answer in way.answers]
     findings = [answer.finding(failed) for answer in (found, *answers, choice, login)]
-    provider = None if choice.error is not None else choice.text.partition(":")[0]
-    return PortalReport(portal, findings, provider, error)
+    chosen = None if choice.error is not None else choice.text.partition(":")[0]
+    return PortalReport(portal, findings, chosen, error)
 
 
 async def _resolve(url: Url, limits: Limits, answer: _Answer) -> list[Address]:
@@ -340,6 +341,20 @@ async def _choose_by_login(
         choice.error, choice.text = None, "iwarp: style=stream, if the login agrees to iSER"
 
 
+def _settle(choice: _Answer, provider: str, url: Url, options: Options) -> None:
+    """The login has the last word: with style=stream and with fallback=iscsi it may have gone on
+    without iSER. ``provider``: what ``_log_in`` has returned."""
+    if provider == TCP and not choice.text.startswith(f"{TCP}:"):
+        why = (
+            "as the login does not agree to iSER"
+            if url.iqn
+            else "as only a login to a target can agree to iSER; give a URL with the target's name"
+        )
+        choice.text = f"{TCP}: Traditional iSCSI, {why}"
+    elif provider and options.style == STREAM and provider != TCP:
+        choice.text = f"{provider}: style=stream, and the login agreed to iSER"
+
+
 async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answer: _Answer) -> str:
     """Check the login as other commands do it, then log out. Returns the provider; "": the login
     failed."""
@@ -366,6 +381,11 @@ async def _log_in(url: Url, options: Options, limits: Limits, portal: str, answe
     else:
         provider = str(session.describe()["provider"])
         answer.text = f"accepted {kind}, over {provider}, as {who}"
+        agreed = session.parameters
+        if agreed.max_connections < options.connections:
+            answer.text += f"; the target takes {agreed.max_connections} connection(s) of a session"
+        if agreed.error_recovery_level < options.error_recovery_level:
+            answer.text += f"; it agrees to error recovery level {agreed.error_recovery_level}"
         driver = TrioDriver(session)
         async with trio.open_nursery() as nursery:
             await nursery.start(driver.run)

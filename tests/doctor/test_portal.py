@@ -16,6 +16,7 @@ from iserblk.doctor.portal import Limits, PortalReport, check_portal
 from iserblk.errors import HostNotFound, NotSupported
 from iserblk.initiator.connecting import verbs
 from iserblk.initiator.connecting.iwarp import Address
+from iserblk.names import initiator_name
 from iserblk.options import Options
 from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.target.iscsi import listening
@@ -51,14 +52,25 @@ def fabric(monkeypatch: pytest.MonkeyPatch) -> Fabric:
 
 
 @asynccontextmanager
-async def target(rdma: bool = False) -> AsyncIterator[int]:
-    """The port of a target of ours."""
+async def target(
+    rdma: bool = False, transport: str = "", connections: int = 8, level: int = 2
+) -> AsyncIterator[int]:
+    """The port of a target of ours. ``connections``, ``level``: the most that it agrees to."""
     send, receive = trio.open_memory_channel[str](1)
     luns = {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)}
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                partial(serve, "127.0.0.1:0", IQN, luns, send.send_nowait, rdma=rdma)
+                partial(
+                    serve,
+                    f"127.0.0.1:0{transport and f',transport={transport}'}",
+                    IQN,
+                    luns,
+                    send.send_nowait,
+                    rdma=rdma,
+                    max_connections=connections,
+                    error_recovery_level=level,
+                )
             )
             ready = await receive.receive()
             yield int(ready.rpartition(":disk")[0].split("/")[2].rpartition(":")[2])
@@ -128,12 +140,35 @@ async def test_a_byte_stream_first(iqn: str, fabric: Fabric) -> None:
     fabric.missing = None
     async with target() as port:
         report = await look(port, iqn, Limits(), style="stream")
-    assert (report.error, report.choice) == (None, "iwarp")
+    assert (report.error, report.choice) == (None, "iwarp" if iqn else "tcp")
     assert at(report, "MPA").text == "not looked at: with style=stream it follows the login"
     assert at(report, "rdma_cm").text == "not looked at: style=stream"
-    assert at(report, "choice").text == "iwarp: style=stream, if the login agrees to iSER"
+    agreed = "iwarp: style=stream, and the login agreed to iSER"
+    none = "tcp: Traditional iSCSI, as only a login to a target can agree to iSER; give a URL with"
+    assert at(report, "choice").text.startswith(agreed if iqn else none)
     assert f", over {'iwarp' if iqn else 'tcp'}, as iqn." in at(report, "login").text
     assert {each.status for each in report.findings} == {OK, SKIPPED}
+
+
+@pytest.mark.logs("Traditional iSCSI is used")
+async def test_a_byte_stream_that_stays_one() -> None:
+    """With style=stream a target that does not agree to iSER is used without: not "iSER works"."""
+    async with target(transport="tcp") as port:
+        report = await look(port, IQN, Limits(), style="stream")
+    assert (report.error, report.choice) == (None, "tcp")
+    choice = at(report, "choice").text
+    assert choice == "tcp: Traditional iSCSI, as the login does not agree to iSER"
+    assert f"accepted to {IQN}, over tcp" in at(report, "login").text
+
+
+async def test_what_the_target_does_not_agree_to() -> None:
+    async with target(connections=2, level=1) as port:
+        report = await look(port, IQN, Limits(), connections=2, error_recovery_level=1)
+        assert at(report, "login").text.endswith(f"as {initiator_name('')}")
+        report = await look(port, IQN, Limits(), connections=4, error_recovery_level=2)
+    said = "; the target takes 2 connection(s) of a session; it agrees to error recovery level 1"
+    assert at(report, "login").text.endswith(said)
+    assert at(report, "login").status == OK
 
 
 async def test_only_a_byte_stream(monkeypatch: pytest.MonkeyPatch) -> None:
