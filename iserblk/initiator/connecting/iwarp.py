@@ -106,7 +106,11 @@ async def connect_tcp(
     reason = "no address"
     deadline = trio.current_time() + patience
     for family, sockaddr in addresses:
-        sock = trio.socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock = trio.socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:  # a name may have addresses of a family that is switched off here
+            reason = error.strerror or str(error)
+            continue
         try:
             unpace(sock, sockaddr)
             with trio.fail_at(deadline):

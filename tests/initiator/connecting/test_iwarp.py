@@ -7,7 +7,7 @@ import socket
 import pytest
 import trio
 
-from iserblk.errors import TransportError
+from iserblk.errors import ConnectFailed, TransportError
 from iserblk.initiator.connecting import iwarp
 from iserblk.initiator.connecting.reach import connect
 from iserblk.options import Options
@@ -15,6 +15,7 @@ from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.url import parse_url
 
 GRACE_S = 0.2
+NO_FAMILY = 250  # of addresses
 WANTS_CRC = 0x40  # of the byte behind the key (RFC 5044 section 7.1)
 
 
@@ -79,3 +80,14 @@ async def test_a_connection_within_the_machine_is_not_paced() -> None:
         with await iwarp.connect_tcp(addresses, "portal", 10) as sock:
             algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     assert algorithm.rstrip(b"\0") == b"reno"
+
+
+async def test_an_address_of_a_family_that_the_kernel_lacks_is_passed_over() -> None:
+    """As ::1 where IPv6 is switched off: a name may have another address."""
+    unknown = iwarp.Address(NO_FAMILY, ("::1", 1, 0, 0))
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        addresses = await iwarp.resolve("127.0.0.1", listener.socket.getsockname()[1])
+        (await iwarp.connect_tcp([unknown, *addresses], "portal", 10)).close()
+    with pytest.raises(ConnectFailed, match="cannot connect to portal: Address family not supp"):
+        await iwarp.connect_tcp([unknown], "portal", 10)
