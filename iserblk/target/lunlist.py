@@ -32,16 +32,18 @@ def parse_lun_list(text: str) -> dict[int, LunSpec]:
     BadArgument that names the line."""
     found: dict[int, LunSpec] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        word, _, spec = line.strip().partition(" ")
+        word, *rest = line.split(maxsplit=1) or [""]
         if not word or word.startswith("#"):
             continue
+        spec = rest[0].strip() if rest else ""
         what = f"luns, line {number}"
-        if not (word.isascii() and word.isdigit() and int(word[:6]) <= MAXIMUM_LUN and spec):
+        known = word.isascii() and word.isdigit() and len(word) <= 5 and int(word) <= MAXIMUM_LUN
+        if not (known and spec):
             raise BadArgument(f"{what}: write NUMBER FILE[:OPTION…], e.g. 7 /srv/disk:size=1G")
         if int(word) in found:
             raise BadArgument(f"{what}: LUN {int(word)} is in an earlier line")
         try:
-            found[int(word)] = parse_lun_spec(spec.strip())
+            found[int(word)] = parse_lun_spec(spec)
         except BadArgument as error:
             raise BadArgument(f"{what}: {error}") from None
     return found

@@ -14,10 +14,11 @@ IQN = "iqn.2026-11.example:disk"
 
 
 def test_lines() -> None:
-    text = "# disks\n\n7 /srv/a:size=1G\n  0   /srv/with space:ro  \n"
+    text = "# disks\n\n7 /srv/a:size=1G\n  0   /srv/with space:ro  \n\t8\t/srv/b\n"
     assert parse_lun_list(text) == {
         7: LunSpec("/srv/a", size=1 << 30),
         0: LunSpec("/srv/with space", read_only=True),
+        8: LunSpec("/srv/b"),
     }
 
 
@@ -27,6 +28,7 @@ def test_lines() -> None:
         ("7", "write NUMBER FILE"),
         ("x /srv/a", "write NUMBER FILE"),
         ("16384 /srv/a", "write NUMBER FILE"),
+        ("00000016384 /srv/a", "write NUMBER FILE"),
         ("\u0663 /srv/a", "write NUMBER FILE"),
         ("1 /srv/a", "LUN 1 is in an earlier line"),
         ("2 /srv/a:block=7", "`block=7`"),
