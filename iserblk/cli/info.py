@@ -88,6 +88,7 @@ def _show(info: LunInfo, why: object) -> None:
             ("extents (GET LBA STATUS)", yes_no(info.can_extents)),
             ("largest transfer", size_words(info.max_transfer)),
             ("best transfer", size_words(info.optimal_transfer) if info.optimal_transfer else "?"),
+            *([("gateway to", " → ".join(info.gateway_to))] if info.gateway_to else []),
         ],
     )
     rows = [(_WORDS.get(name, name), _value(value)) for name, value in info.connection.items()]

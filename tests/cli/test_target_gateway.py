@@ -26,6 +26,7 @@ NOBODY = f"iser://bob%{SECRET}@127.0.0.1:1"
         (7, f"{NOBODY}/{IQN}/0?head=12", "unknown option 'head'"),
         (7, f"{NOBODY}/{IQN}/0?header=13", "say 28 or 12"),
         (7, f"{NOBODY}/nothing/0", "is no iSCSI name"),
+        (7, f"{NOBODY}/{IQN}/0".replace("//", "/"), "the // behind its scheme is missing"),
         (27, f"{NOBODY.replace('iser', 'iscsi')}/{IQN}/0?header=12", "Traditional iSCSI"),
     ],
 )
@@ -57,6 +58,8 @@ def test_a_gateway_serves_files_and_luns(tmp_path: Path) -> None:
                 (1, False),
                 (7, True),
             ]
+            lines = [" ".join(line.split()) for line in good("info", gate.url).splitlines()]
+            assert lines.count(f"gateway to {IQN}") == 2
             behind = good_json("info", target.url)["disks"]
             assert [disk["serial"] for disk in disks[1:]] == [disk["serial"] for disk in behind]
             good("copy", tmp_path / "data", f"{gate.url}/1")
