@@ -20,6 +20,8 @@ OURS_NO_POLL = "iserblk-nopoll"
 OURS_NO_JOURNAL = "iserblk-nojournal"
 OURS_FLUSHED = "iserblk-flushed"
 OURS_TCP = "iserblk-tcp"
+# A C program that does only what a 4 KiB read cannot do without (floor.c).
+FLOOR = "floor"
 OURS_NBDKIT = "iserblk-nbdkit"
 OURS_NBDKIT_TCP = "iserblk-nbdkit-tcp"
 OURS_ISCSI = "iserblk-iscsi"

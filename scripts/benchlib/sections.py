@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from benchlib import proc, subjects
 from benchlib.goals import (
     CEILINGS,
+    FLOOR,
     GATEWAY_ISER_ISER,
     GATEWAY_ISER_TCP,
     GATEWAY_TCP_ISER,
@@ -54,6 +55,7 @@ class Section:
     memory_subjects: Sequence[str] = ()  # subjects that also run MEMORY_JOBS
     large_writes_only: Sequence[str] = ()  # subjects that run only large writes
     reads_only: Sequence[str] = ()
+    some_jobs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of these subjects
     mtu: int = 0  # of the network between client and target; 0: the loopback device
 
     def rows(self, *patterns: str) -> list[Row]:
@@ -64,6 +66,7 @@ class Section:
             for subject in self.openers
             if subject not in self.large_writes_only or (job.large and job.writes)
             if subject not in self.reads_only or not job.writes
+            if job.name in self.some_jobs.get(subject, (job.name,))
         ]
         found += [
             Row(self.name, job, subject) for job in MEMORY_JOBS for subject in self.memory_subjects
@@ -88,9 +91,11 @@ SECTIONS = (
             "memory": subjects.nbd_memory,
             "python-null": partial(subjects.nbd_null, sleep_us=0),
             CEILINGS["nbd"]: partial(subjects.nbd_null, sleep_us=150),
+            FLOOR: subjects.nbd_floor,
         },
         memory_subjects=(OURS, OURS_NO_CRC, OURS_NBDKIT, PEERS["nbd"]),
         large_writes_only=(OURS_FLUSHED,),
+        some_jobs={FLOOR: ("4k-randread-d1", "4k-randread-d32")},
     ),
     Section(
         "fuse",

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _TOP = Path(__file__).resolve().parents[2]
 _PLUGINS = Path(__file__).resolve().parent / "plugins"
+_FLOOR = Path(__file__).resolve().parent / "floor.c"
+_ISAL = Path("/usr/include/isa-l/crc.h")
 _BIND_TRIES = 5
 _HANG_S = 10.0
 
@@ -133,6 +135,11 @@ class Bench:
     def tgtd(self) -> tuple[Server, str]:
         """tgtd and the URL of its disk. Raises Absent."""
         return self.once("tgtd", self._start_tgtd)
+
+    @property
+    def file(self) -> Path:
+        """What backs our disk."""
+        return self._ours
 
     def size(self) -> int:
         return self._ours.stat().st_size
@@ -271,6 +278,26 @@ def nbd_null(bench: Bench, sleep_us: int) -> Endpoint:
     plugin = str(_PLUGINS / "null_plugin.py")
     arguments = ["python", plugin, f"size={bench.size()}", f"sleep_us={sleep_us}"]
     return _nbdkit(bench, f"python-{sleep_us}us", arguments)
+
+
+def nbd_floor(bench: Bench) -> Endpoint:
+    """The system calls, copies, checksums and wake-ups of a 4 KiB read over iSER, and nothing
+    else."""
+    program = str(_compile_floor(bench))
+    target = bench.start("floor-target", [program, "target", str(bench.file)], target=True)
+    port = target.wait_until(lambda: ready_url(target))
+    socket = bench.path("floor.sock")
+    server = bench.start("floor", [program, "server", port, str(bench.size()), str(socket)])
+    server.wait_until(lambda: ready_url(server))
+    return _through_nbd(socket, {"floor": server, "floor target": target})
+
+
+def _compile_floor(bench: Bench) -> Path:
+    if not _ISAL.exists():
+        raise Absent("floor: libisal-dev is not installed")
+    program = bench.path("floor-program")
+    run("gcc", ["gcc", "-O2", "-Wall", "-Werror", "-o", str(program), str(_FLOOR), "-lisal"])
+    return program
 
 
 def _nbdkit(bench: Bench, name: str, arguments: Sequence[str]) -> Endpoint:

@@ -1,0 +1,436 @@
+/* The floor of a 4 KiB read through NBD over iSER: the system calls, copies, checksums and wake-ups
+ * that it cannot do without, and nothing else.
+ *
+ *     floor target FILE                    prints "ready PORT"
+ *     floor server PORT SIZE SOCKET        prints "ready SOCKET"; SIZE: bytes of the export
+ *
+ * Messages are as long as those of iSER on software iWARP, and have their CRC32C, but say no more
+ * than the floor needs. The server takes one NBD client after another. What it does for a request:
+ * it receives the request, sends a command, receives the data and the response, checks both, copies
+ * the data to where it belongs, and sends the reply from there. The target receives the command,
+ * checks it, reads the file, and sends the data with the response. Whatever has come meanwhile
+ * shares each wait, receive and send. Neither looks on between messages: both sleep.
+ *
+ * Fails, with a line on stderr, at whatever is not as it should be. */
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <isa-l/crc.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum {
+	BLOCK = 4096,
+	CRC = 4,
+	CONTROL = 96,     /* a Send: DDP header 20, iSER header 28, BHS 48 */
+	TAGGED = 16,      /* the DDP header of an RDMA Write */
+	CONTROL_FRAME = CONTROL + CRC,
+	DATA_FRAME = TAGGED + BLOCK + CRC,
+	ANSWER = DATA_FRAME + CONTROL_FRAME,
+	MOST = 256,       /* requests in flight */
+	STAGING = 512 << 10,
+	REPLY = 16,       /* NBD */
+	REQUEST = 28,
+	OPTION = 16,
+	NBD_READ = 0,
+	NBD_DISC = 2,
+};
+
+enum { COMMAND = 1, DATA, RESPONSE };
+
+struct head {
+	uint16_t kind;
+	uint16_t slot;
+	uint32_t reserved;
+	uint64_t offset;
+};
+
+static void fail(const char *what)
+{
+	fprintf(stderr, "floor: %s: %s\n", what, errno ? strerror(errno) : "not understood");
+	exit(1);
+}
+
+static long check(long result, const char *what)
+{
+	if (result < 0)
+		fail(what);
+	return result;
+}
+
+static void refuse(const char *what)
+{
+	errno = 0;
+	fail(what);
+}
+
+static uint32_t crc(const void *data, int length)
+{
+	return ~crc32_iscsi((unsigned char *)data, length, ~0U);
+}
+
+static void seal(unsigned char *frame, int length)
+{
+	uint32_t value = crc(frame, length);
+	memcpy(frame + length, &value, CRC);
+}
+
+static struct head opened(const unsigned char *frame, int length)
+{
+	struct head head;
+	uint32_t value;
+	memcpy(&value, frame + length, CRC);
+	if (value != crc(frame, length))
+		refuse("a CRC");
+	memcpy(&head, frame, sizeof head);
+	return head;
+}
+
+/* Where the other end has gone, receiving finds that out. */
+static void send_all(int fd, struct iovec *vectors, int count)
+{
+	struct msghdr message = {.msg_iov = vectors, .msg_iovlen = count};
+	while (message.msg_iovlen) {
+		ssize_t done = sendmsg(fd, &message, MSG_NOSIGNAL);
+		if (done < 0 && (errno == EPIPE || errno == ECONNRESET))
+			return;
+		size_t sent = check(done, "send");
+		while (message.msg_iovlen && sent >= message.msg_iov->iov_len) {
+			sent -= message.msg_iov->iov_len;
+			message.msg_iov++;
+			message.msg_iovlen--;
+		}
+		if (message.msg_iovlen) {
+			message.msg_iov->iov_base = (char *)message.msg_iov->iov_base + sent;
+			message.msg_iov->iov_len -= sent;
+		}
+	}
+}
+
+/* As iserblk's own connections within a machine: without delays, not paced. */
+static int tcp_socket(void)
+{
+	int fd = check(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
+	int one = 1;
+	check(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one), "TCP_NODELAY");
+	setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+	return fd;
+}
+
+static struct sockaddr_in loopback(int port)
+{
+	return (struct sockaddr_in){
+		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+}
+
+static int waiting_for(int one, int other)
+{
+	int poll = check(epoll_create1(EPOLL_CLOEXEC), "epoll");
+	int both[] = {one, other};
+	for (int i = 0; i < (other < 0 ? 1 : 2); i++) {
+		struct epoll_event event = {.events = EPOLLIN, .data.fd = both[i]};
+		check(epoll_ctl(poll, EPOLL_CTL_ADD, both[i], &event), "epoll");
+	}
+	return poll;
+}
+
+static int wait_for(int poll, struct epoll_event *events, int most)
+{
+	int count;
+	do
+		count = epoll_wait(poll, events, most, -1);
+	while (count < 0 && errno == EINTR);
+	return check(count, "epoll");
+}
+
+static unsigned char staging[STAGING];
+
+/* -- the target ---------------------------------------------------------------------------------- */
+
+static unsigned char answers[MOST][ANSWER];
+
+static void serve(int connection, int file)
+{
+	int poll = waiting_for(connection, -1);
+	size_t have = 0;
+	for (;;) {
+		struct iovec vectors[MOST];
+		struct epoll_event event;
+		size_t at = 0;
+		int count = 0;
+		wait_for(poll, &event, 1);
+		/* No more than there are answers for at once. */
+		ssize_t came = recv(connection, staging + have, MOST * CONTROL_FRAME - have, MSG_DONTWAIT);
+		if (!came || (came < 0 && errno == ECONNRESET))
+			break;
+		if (came < 0 && errno == EAGAIN)
+			continue;
+		have += check(came, "receive");
+		for (; have - at >= CONTROL_FRAME; at += CONTROL_FRAME) {
+			struct head head = opened(staging + at, CONTROL);
+			unsigned char *answer = answers[count], *response = answer + DATA_FRAME;
+			if (head.kind != COMMAND)
+				refuse("a command");
+			if (pread(file, answer + TAGGED, BLOCK, head.offset) != BLOCK)
+				fail("the file");
+			head.kind = DATA;
+			memcpy(answer, &head, sizeof head);
+			seal(answer, TAGGED + BLOCK);
+			head.kind = RESPONSE;
+			memcpy(response, &head, sizeof head);
+			seal(response, CONTROL);
+			vectors[count++] = (struct iovec){answer, ANSWER};
+		}
+		have -= at;
+		memmove(staging, staging + at, have);
+		if (count)
+			send_all(connection, vectors, count);
+	}
+	close(poll);
+}
+
+static void run_target(const char *path)
+{
+	int file = check(open(path, O_RDONLY | O_CLOEXEC), path);
+	int listener = tcp_socket();
+	struct sockaddr_in address = loopback(0);
+	socklen_t length = sizeof address;
+	check(bind(listener, (void *)&address, length), "bind");
+	check(listen(listener, 1), "listen");
+	check(getsockname(listener, (void *)&address, &length), "getsockname");
+	printf("ready %d\n", ntohs(address.sin_port));
+	fflush(stdout);
+	for (;;) {
+		int connection = check(accept4(listener, NULL, NULL, SOCK_CLOEXEC), "accept");
+		serve(connection, file);
+		close(connection);
+	}
+}
+
+/* -- the server ---------------------------------------------------------------------------------- */
+
+static uint64_t size;
+static unsigned char received[MOST * REQUEST];  /* of the NBD client */
+static size_t unparsed;
+static unsigned char commands[MOST][CONTROL_FRAME];
+static unsigned char replies[MOST][REPLY + BLOCK];
+static int unused[MOST], free_slots;
+
+/* 0: the client has gone. */
+static int receive_exactly(int client, void *data, size_t length)
+{
+	if (!length)
+		return 1;
+	ssize_t came = recv(client, data, length, MSG_WAITALL);
+	return came > 0 && (size_t)came == length;
+}
+
+/* NBD's handshake, as far as a client without wishes needs it. 0: it has gone. */
+static int shake_hands(int client)
+{
+	unsigned char greeting[18] = "NBDMAGICIHAVEOPT\0\3", option[OPTION], data[4096], answer[20] = {0};
+	uint32_t flags, length, kind;
+	struct iovec whole = {greeting, sizeof greeting};
+	send_all(client, &whole, 1);
+	if (!receive_exactly(client, &flags, sizeof flags))
+		return 0;
+	for (;;) {
+		if (!receive_exactly(client, option, OPTION))
+			return 0;
+		memcpy(&kind, option + 8, 4);
+		memcpy(&length, option + 12, 4);
+		length = be32toh(length);
+		if (memcmp(option, "IHAVEOPT", 8) || length > sizeof data)
+			refuse("an option of the client");
+		if (!receive_exactly(client, data, length))
+			return 0;
+		if (be32toh(kind) == 1)  /* EXPORT_NAME */
+			break;
+		if (be32toh(kind) == 2)  /* ABORT */
+			return 0;
+		uint64_t magic = htobe64(0x3e889045565a9);
+		uint32_t unsupported = htobe32(0x80000001);
+		memcpy(answer, &magic, 8);
+		memcpy(answer + 8, &kind, 4);
+		memcpy(answer + 12, &unsupported, 4);
+		whole = (struct iovec){answer, 20};
+		send_all(client, &whole, 1);
+	}
+	unsigned char export[10 + 124] = {0};
+	uint64_t bytes = htobe64(size);
+	uint16_t transmission = htobe16(3);  /* HAS_FLAGS, READ_ONLY */
+	memcpy(export, &bytes, 8);
+	memcpy(export + 8, &transmission, 2);
+	whole = (struct iovec){export, be32toh(flags) & 2 ? 10 : sizeof export};  /* NO_ZEROES */
+	send_all(client, &whole, 1);
+	return 1;
+}
+
+static void set_reply(unsigned char *reply, uint32_t error)
+{
+	uint32_t magic = htobe32(0x67446698);
+	error = htobe32(error);
+	memcpy(reply, &magic, 4);
+	memcpy(reply + 4, &error, 4);
+}
+
+/* A command for each request. 0: the client has gone, or has said so. */
+static int take_requests(int client, int target)
+{
+	struct iovec vectors[MOST];
+	int count = 0, going_on = 1;
+	size_t at = 0;
+	ssize_t came = recv(client, received + unparsed, sizeof received - unparsed, MSG_DONTWAIT);
+	if (came < 0 && errno == EAGAIN)
+		return 1;
+	if (came <= 0)
+		return 0;
+	for (unparsed += came; going_on && unparsed - at >= REQUEST; at += REQUEST) {
+		unsigned char *request = received + at;
+		uint32_t magic, length;
+		uint16_t kind;
+		uint64_t offset;
+		memcpy(&magic, request, 4);
+		memcpy(&kind, request + 6, 2);
+		memcpy(&offset, request + 16, 8);
+		memcpy(&length, request + 24, 4);
+		kind = be16toh(kind);
+		offset = be64toh(offset);
+		if (be32toh(magic) != 0x25609513)
+			refuse("a request");
+		if (kind == NBD_DISC) {
+			going_on = 0;
+		} else if (kind != NBD_READ || be32toh(length) != BLOCK || offset % BLOCK || offset >= size) {
+			unsigned char reply[REPLY];
+			struct iovec whole = {reply, REPLY};
+			set_reply(reply, EINVAL);
+			memcpy(reply + 8, request + 8, 8);
+			send_all(client, &whole, 1);
+		} else {
+			if (!free_slots)
+				refuse("so many requests at once");
+			struct head head = {COMMAND, unused[--free_slots], 0, offset};
+			unsigned char *command = commands[head.slot];
+			memcpy(replies[head.slot] + 8, request + 8, 8);  /* the cookie */
+			memcpy(command, &head, sizeof head);
+			seal(command, CONTROL);
+			vectors[count++] = (struct iovec){command, CONTROL_FRAME};
+		}
+	}
+	unparsed -= at;
+	memmove(received, received + at, unparsed);
+	if (count)
+		send_all(target, vectors, count);
+	return going_on;
+}
+
+/* ``client`` < 0: there is none any more. */
+static void take_answers(int client, int target, size_t *have)
+{
+	struct iovec vectors[MOST];
+	int count = 0;
+	size_t at = 0;
+	ssize_t came = recv(target, staging + *have, STAGING - *have, MSG_DONTWAIT);
+	if (came < 0 && errno == EAGAIN)
+		return;
+	if (!came)
+		refuse("the end of the target");
+	*have += check(came, "receive");
+	while (*have - at >= CONTROL_FRAME) {
+		uint16_t kind;
+		memcpy(&kind, staging + at, 2);
+		if (kind == DATA) {
+			if (*have - at < DATA_FRAME)
+				break;
+			struct head head = opened(staging + at, TAGGED + BLOCK);
+			memcpy(replies[head.slot % MOST] + REPLY, staging + at + TAGGED, BLOCK);
+			at += DATA_FRAME;
+		} else if (kind == RESPONSE) {
+			struct head head = opened(staging + at, CONTROL);
+			unsigned char *reply = replies[head.slot % MOST];
+			if (free_slots == MOST)
+				refuse("an answer");
+			set_reply(reply, 0);
+			unused[free_slots++] = head.slot % MOST;
+			vectors[count++] = (struct iovec){reply, REPLY + BLOCK};
+			at += CONTROL_FRAME;
+		} else {
+			refuse("a frame");
+		}
+	}
+	*have -= at;
+	memmove(staging, staging + at, *have);
+	if (count && client >= 0)
+		send_all(client, vectors, count);
+}
+
+static void serve_client(int client, int target, size_t *have)
+{
+	int poll = waiting_for(target, client);
+	unparsed = 0;
+	for (int going_on = 1; going_on;) {
+		struct epoll_event events[2];
+		int count = wait_for(poll, events, 2);
+		for (int i = 0; i < count; i++)
+			if (events[i].data.fd == target)
+				take_answers(client, target, have);
+			else
+				going_on = take_requests(client, target);
+	}
+	close(poll);
+	poll = waiting_for(target, -1);
+	while (free_slots < MOST) {  /* what it has asked for still comes */
+		struct epoll_event event;
+		wait_for(poll, &event, 1);
+		take_answers(-1, target, have);
+	}
+	close(poll);
+}
+
+static void run_server(int port, const char *path)
+{
+	int target = tcp_socket(), listener = check(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), path);
+	struct sockaddr_in there = loopback(port);
+	struct sockaddr_un here = {.sun_family = AF_UNIX};
+	size_t have = 0;
+	if (strlen(path) >= sizeof here.sun_path)
+		refuse("so long a path");
+	strcpy(here.sun_path, path);
+	check(connect(target, (void *)&there, sizeof there), "the target");
+	check(bind(listener, (void *)&here, sizeof here), path);
+	check(listen(listener, 8), path);
+	for (free_slots = 0; free_slots < MOST; free_slots++)
+		unused[free_slots] = free_slots;
+	printf("ready %s\n", path);
+	fflush(stdout);
+	for (;;) {
+		int client = check(accept4(listener, NULL, NULL, SOCK_CLOEXEC), "accept");
+		if (shake_hands(client))
+			serve_client(client, target, &have);
+		close(client);
+	}
+}
+
+int main(int count, char **words)
+{
+	if (count == 3 && !strcmp(words[1], "target")) {
+		run_target(words[2]);
+	} else if (count == 5 && !strcmp(words[1], "server")) {
+		size = strtoull(words[3], NULL, 10) / BLOCK * BLOCK;
+		run_server(atoi(words[2]), words[4]);
+	}
+	fprintf(stderr, "floor target FILE | floor server PORT SIZE SOCKET\n");
+	return 2;
+}

@@ -1,0 +1,129 @@
+"""The floor (floor.c) serves what is in the file, to one client after another, and has a row."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from benchlib import goals, subjects
+from benchlib.load import Job
+from benchlib.nbd_load import BLOCK, Connection, LoadFailed
+from benchlib.sections import SECTIONS, measure
+from benchlib.servers import Absent
+from benchlib.subjects import Bench, Endpoint
+
+from iserblk.nbd import messages as nbd
+
+BLOCKS = 64
+JOB = Job("4k-randread-d4", "randread", BLOCK, 4)
+
+
+@pytest.fixture
+def content() -> bytes:
+    return os.urandom(BLOCKS * BLOCK)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, content: bytes) -> Iterator[Bench]:
+    file = tmp_path / "lun"
+    file.write_bytes(content)
+    with ExitStack() as stack:
+        yield Bench(stack, tmp_path, file, file)
+
+
+@pytest.fixture
+def floor(bench: Bench) -> Endpoint:
+    """With both its processes."""
+    return subjects.nbd_floor(bench)
+
+
+def requests(*offsets: int, length: int = BLOCK) -> bytes:
+    """READs; the cookie of each is its offset."""
+    return b"".join(
+        nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.READ, offset, offset, length)
+        for offset in offsets
+    )
+
+
+def exchange(sock: socket.socket, said: bytes, length: int) -> bytes:
+    sock.sendall(said)
+    return sock.recv(length, socket.MSG_WAITALL)
+
+
+def test_reads_what_is_in_the_file(floor: Endpoint, bench: Bench, content: bytes) -> None:
+    offsets = [number * 7 % BLOCKS * BLOCK for number in range(BLOCKS)]
+    for _ in range(2):  # one client after another
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(bench.path("floor.sock")))
+            Connection(sock, "any")
+            reply = nbd.SIMPLE_REPLY.size + BLOCK
+            got = exchange(sock, requests(*offsets), reply * len(offsets))
+            found = {}
+            for at in range(0, len(got), reply):
+                magic, error, cookie = nbd.SIMPLE_REPLY.unpack_from(got, at)
+                assert (magic, error) == (nbd.SIMPLE_REPLY_MAGIC, 0)
+                found[cookie] = got[at + nbd.SIMPLE_REPLY.size : at + reply]
+            assert found == {offset: content[offset : offset + BLOCK] for offset in offsets}
+            # This one leaves without its answers.
+            sock.sendall(requests(*offsets))
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 8192), (512, BLOCK), (BLOCKS * BLOCK, BLOCK)])
+def test_other_requests_are_refused(
+    floor: Endpoint, bench: Bench, offset: int, length: int
+) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(bench.path("floor.sock")))
+        Connection(sock, "any")
+        got = exchange(sock, requests(offset, length=length), nbd.SIMPLE_REPLY.size)
+    assert nbd.SIMPLE_REPLY.unpack(got) == (nbd.SIMPLE_REPLY_MAGIC, nbd.EINVAL, offset)
+
+
+def test_connection_that_is_no_nbd_client_ends_the_floor_with_words(
+    floor: Endpoint, bench: Bench
+) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(bench.path("floor.sock")))
+        sock.recv(18, socket.MSG_WAITALL)
+        sock.sendall(struct.pack(">I", 3) + bytes(16))
+        assert sock.recv(1) == b""
+    server = floor.servers["floor"]
+    server.wait_until(lambda: not server.running())
+    assert server.last_words() == "floor: an option of the client: not understood"
+
+
+def test_it_has_a_row_with_the_clients_of_the_others(bench: Bench) -> None:
+    section = next(each for each in SECTIONS if each.name == "nbd")
+    jobs = [row.job.name for row in section.rows(f"nbd/*/{goals.FLOOR}")]
+    assert jobs == ["4k-randread-d1", "4k-randread-d32"]
+    endpoint = section.openers[goals.FLOOR](bench)
+    sample = measure(endpoint, JOB, 0.2)
+    assert sample.measured.ios > 0
+    assert list(sample.cpu_seconds) == ["floor", "floor target", "fio"]
+
+
+def test_without_isal_it_is_absent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subjects, "_ISAL", Path("/nowhere/crc.h"))
+    with pytest.raises(Absent, match="libisal-dev is not installed"):
+        subjects.nbd_floor(bench)
+
+
+def test_a_file_that_is_smaller_than_told_fails_the_reads(floor: Endpoint, bench: Bench) -> None:
+    os.truncate(bench.file, BLOCK)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(bench.path("floor.sock")))
+        connection = Connection(sock, "any")
+        for _ in range(BLOCKS):
+            connection.request()
+        connection.send()
+        with pytest.raises((LoadFailed, ConnectionError)):
+            while True:
+                connection.answered()
+    target = floor.servers["floor target"]
+    target.wait_until(lambda: not target.running())
+    assert target.last_words().startswith("floor: the file")
