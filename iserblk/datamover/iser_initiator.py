@@ -96,7 +96,7 @@ class IserInitiator:
         self._awaiting: _BeforeReply | None = None
         self._said_hello = False
         self._style = style
-        self._inline_size = inline_size
+        self.inline_size = inline_size
         self._send = SEND_SE if qp.solicits else SEND
         self._allocation = Allocation()
         # Submitting threads append, the thread that flushes pops: both operations are atomic.
@@ -107,8 +107,16 @@ class IserInitiator:
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         if not self._allocation.enter(Event.ALLOCATE):
             return
-        self._give_memory(slots, self._inline_size)
+        self._give_memory(slots, self.inline_size)
         self.qp.post_receive(len(slots) + unexpected)
+
+    @property
+    def adds_resources(self) -> bool:
+        return self.qp.plain_headers
+
+    def add_resources(self, slots: list[PduSlot], receives: int) -> None:
+        self._give_memory(slots, self.inline_size)
+        self.qp.post_receive(receives)
 
     def _give_memory(self, slots: list[PduSlot], size: int) -> None:
         start = self._form.length

@@ -33,6 +33,10 @@ UNSOLICITED: Final = 4  # as INLINE, in a SCSI Data-Out that no R2T asked for
 BIDIRECTIONAL: Final = 5  # ``data`` as WRITE, ``data_in`` as READ; the AHS is ``inline``
 
 
+# ``bhs`` and ``inline`` of a slot that has no memory yet.
+BARE: Final = memoryview(b"")
+_NO_HEADER: Final = HeaderSlot(BARE, None, 0)
+
 # What is notified of a transfer (``TargetSlot.notices``).
 NOTIFY: Final = 1  # Data_Completion_Notify
 ACKNOWLEDGE: Final = 2  # Data_ACK_Notify
@@ -41,7 +45,8 @@ ACKNOWLEDGE: Final = 2  # Data_ACK_Notify
 class PduSlot:
     """One outgoing control-type PDU.
 
-    ``bhs``: 48 writable bytes, which the layer above fills, DataSegmentLength included.
+    ``bhs``: 48 writable bytes, which the layer above fills, DataSegmentLength included; BARE until
+    the datamover has given the slot its memory.
     ``inline``: writable bytes behind the BHS, ``inline_length`` of them in use. ``data``: at an
     initiator, the tagged buffer of the task, or None; ``direction``: where its data goes.
     ``stag``, ``base``: STag and Base Offset advertised for it; ``stag`` 0: none. ``data_in``,
@@ -65,9 +70,9 @@ class PduSlot:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.header: HeaderSlot
-        self.bhs: memoryview
-        self.inline: memoryview
+        self.header = _NO_HEADER
+        self.bhs: memoryview = BARE
+        self.inline: memoryview = BARE
         self.inline_length = 0
         self.data: memoryview | None = None
         self.direction = NO_DATA
@@ -84,8 +89,14 @@ class PduSlot:
         self.inline = other.inline
         self.request = other.request
         self.request.token = self
-        if self.request.header is not None:
-            self.header = self.request.header
+        self.request.header = self.header = other.header
+
+    def drop_memory(self) -> None:
+        """Let go of the memory. No PDU in it is in flight, or still to be sent."""
+        self.bhs = BARE
+        self.inline = BARE
+        self.header = _NO_HEADER
+        self.request.header = None
 
 
 class TargetSlot(PduSlot):
@@ -217,14 +228,18 @@ class InitiatorDatamover(Protocol):
     other and as ``send_control``.
 
     ``user``: the layer above sets it before ``enable_datamover`` and the first ``progress``.
-    ``queued``: not empty while PDUs wait for ``flush``. ``greeted``: False from
-    ``enable_datamover`` until the target has answered the Hello, where there is one. ``losses``:
-    what was lost and asked for again; the layer above may put another object in its place, between
-    two calls of ``progress`` and ``tick``."""
+    ``adds_resources``: whether ``add_resources`` may be called; else all slots are to be given
+    their memory at once. ``queued``: not empty while PDUs wait for ``flush``. ``greeted``: False
+    from ``enable_datamover`` until the target has answered the Hello, where there is one.
+    ``losses``: what was lost and asked for again; the layer above may put another object in its
+    place, between two calls of ``progress`` and ``tick``."""
 
     user: InitiatorUser
     greeted: bool
     losses: Losses
+
+    @property
+    def adds_resources(self) -> bool: ...
 
     @property
     def queued(self) -> Collection[object]: ...
@@ -233,6 +248,12 @@ class InitiatorDatamover(Protocol):
         """Give each slot its memory. Post receives for the answers to all slots, and for
         ``unexpected`` PDUs that answer nothing. A second call succeeds and changes nothing
         (RFC 7145 section 3.1.4)."""
+        ...
+
+    def add_resources(self, slots: list[PduSlot], receives: int) -> None:
+        """Give more slots of a connection whose resources are allocated their memory, and post
+        ``receives`` receives for the answers. From any thread; the caller holds its own lock.
+        Raises OSError or MemoryError when there is no memory; then no slot has any."""
         ...
 
     def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:

@@ -27,7 +27,7 @@ class StreamInitiator:
         self, stream: ByteStream, qp: StreamingPair, iser: IserInitiator, receive_data: int
     ) -> None:
         self._qp = qp
-        self._tcp = TcpInitiator(stream, qp.inline_size, receive_data)
+        self._tcp = TcpInitiator(stream, iser.inline_size, receive_data)
         self._iser = iser
         self.greeted = True  # there is no Hello before the end of the login
         self.losses = Losses()
@@ -54,6 +54,14 @@ class StreamInitiator:
         5.1.3, "early" allocation)."""
         self._tcp.allocate_connection_resources([], 0)
         self._iser.allocate_connection_resources(slots, unexpected)
+
+    @property
+    def adds_resources(self) -> bool:
+        return self._iser.adds_resources
+
+    def add_resources(self, slots: list[PduSlot], receives: int) -> None:
+        """See the seam."""
+        self._iser.add_resources(slots, receives)
 
     def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
         """See the seam. They serve iSER; Traditional iSCSI needs none."""

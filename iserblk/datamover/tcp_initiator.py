@@ -16,6 +16,7 @@ again ends the connection.
 from __future__ import annotations
 
 from collections.abc import Collection
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 from typing import Final
 
@@ -114,6 +115,7 @@ class TcpInitiator:
         """``inline_size``: data bytes that a slot may carry behind its BHS, at most.
         ``receive_data``: the MaxRecvDataSegmentLength that login declares."""
         self.greeted = True  # Traditional iSCSI has no Hello
+        self.adds_resources = True
         self._stream = stream
         self._inline_size = inline_size
         self._receive_data = receive_data
@@ -136,12 +138,17 @@ class TcpInitiator:
 
     def allocate_connection_resources(self, slots: list[PduSlot], unexpected: int) -> None:
         """See the seam. ``unexpected`` needs no memory: TCP holds back what does not fit."""
-        if not self._allocation.enter(Event.ALLOCATE):
-            return
-        for slot in slots:
-            memory = memoryview(bytearray(bhs.BHS_LENGTH + self._inline_size))
-            slot.bhs = memory[: bhs.BHS_LENGTH]
-            slot.inline = memory[bhs.BHS_LENGTH :]
+        if self._allocation.enter(Event.ALLOCATE) and slots:
+            self.add_resources(slots, 0)
+
+    def add_resources(self, slots: list[PduSlot], receives: int) -> None:
+        # BHS side by side, and the data in a mapping: pages that no PDU has filled cost nothing.
+        size = self._inline_size
+        headers = memoryview(bytearray(len(slots) * bhs.BHS_LENGTH))
+        inline = memoryview(mmap(-1, len(slots) * size, MAP_PRIVATE | MAP_ANONYMOUS))
+        for number, slot in enumerate(slots):
+            slot.bhs = headers[number * bhs.BHS_LENGTH : (number + 1) * bhs.BHS_LENGTH]
+            slot.inline = inline[number * size : (number + 1) * size]
 
     def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
         """None: ``send_control`` makes them of the task's buffer."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Lock
 from typing import Final, Protocol
 
@@ -115,7 +116,9 @@ class PduReceiver:
         self._stepwise = False
         held = self._staging[self._start : self._end]
         size = max(_LARGEST_HEADER + most_data + 8, _READ_AHEAD)
-        self._staging = memoryview(bytearray(size))
+        # There is room for the largest PDU, but few are staged whole: pages that no PDU has filled
+        # cost no memory.
+        self._staging = memoryview(mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS))
         self._staging[: len(held)] = held
         self._start, self._end = 0, len(held)
 

@@ -56,6 +56,7 @@ class MemoryQueuePair:
     can_receive_invalidate = True
     max_ulpdu = 0
     inline_size = 8192
+    plain_headers = True
 
     def __init__(
         self, *, ird: int, ord: int, private_data: bytes, receive_size: int, solicits: bool

@@ -124,6 +124,9 @@ class QueuePair(Protocol):
     # memory of the header slot; more is advertised. The slots of a device are registered memory,
     # of which there is little.
     inline_size: int
+    # Header slots are ordinary memory, of which any thread may allocate more at any time. False:
+    # they are registered with a device, and all of them are to be allocated before login ends.
+    plain_headers: bool
 
     def describe(self) -> dict[str, object]:
         """What was negotiated, for ``iserblk info`` and logs: JSON-ready names and values."""

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from iserblk.datamover.seam import INLINE, READ, WRITE, InitiatorDatamover, TargetDatamover
+from iserblk.datamover.seam import (
+    BARE,
+    INLINE,
+    READ,
+    WRITE,
+    InitiatorDatamover,
+    PduSlot,
+    TargetDatamover,
+)
 from iserblk.errors import ConnectionLost, TransportError
 from iserblk.iscsi import bhs, pdu
 from tests.contract.datamovers import EVERY_WAY, WAYS, Ends, drive, unsolicited
@@ -52,6 +60,28 @@ def test_inline_data_arrives_whole(ends: Ends, size: int) -> None:
     head, got, _ = ends.down.pdus[0]
     assert (head, got[:size]) == (unit, data)
     assert len(got) - size < 4
+
+
+def test_slots_may_be_added(ends: Ends) -> None:
+    """They are as those that were there from the start; these are not touched."""
+    before = [(slot.bhs, slot.inline) for slot in ends.slots]
+    late = [PduSlot(8), PduSlot(9)]
+    assert ends.initiator.adds_resources and all(slot.bhs is BARE for slot in late)
+    ends.initiator.add_resources(late, 2)
+    assert before == [(slot.bhs, slot.inline) for slot in ends.slots]
+    slots = [ends.slots[7], *late]
+    for tag, slot in enumerate(slots):
+        size = len(slot.inline)
+        assert size == len(before[0][1])
+        slot.direction = INLINE
+        slot.bhs[:] = struct.pack(">BBxxI8xI28x", 0, 0x80, size, tag)
+        slot.inline[:] = bytes((tag,)) * size
+        slot.inline_length = size
+        ends.initiator.send_control(slot)
+    ends.until(lambda: len(ends.down.pdus) == 3)
+    for tag, (head, got, _) in enumerate(ends.down.pdus):
+        assert head == bytes(slots[tag].bhs)
+        assert got == bytes((tag,)) * len(slots[tag].inline)
 
 
 @pytest.mark.parametrize("size", SIZES)

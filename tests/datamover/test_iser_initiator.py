@@ -251,6 +251,13 @@ def test_a_hello_in_its_fpdu() -> None:
         dm.connection_terminate()
 
 
+def test_receives_for_slots_that_are_added() -> None:
+    end = End(RFC_7145, SessionParameters())
+    before = end.receives
+    end.dm.add_resources([PduSlot(4), PduSlot(5)], 2)
+    assert end.receives == before + 2
+
+
 # -- the 12-byte header --------------------------------------------------------------------------
 
 

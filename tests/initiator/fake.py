@@ -27,6 +27,7 @@ class FakeDatamover:
         self.reassigned: list[PduSlot] = []
         self.inbox: deque[bytes | IserblkError] = deque()
         self.greeted = True
+        self.adds_resources = False
         self.losses = Losses()
         self.disconnected = False
         self.ticks = 0
@@ -39,6 +40,9 @@ class FakeDatamover:
         for slot in slots:
             memory = memoryview(bytearray(48 + 8192))
             slot.bhs, slot.inline = memory[:48], memory[48:]
+
+    def add_resources(self, slots: list[PduSlot], receives: int) -> None:
+        self.allocate_connection_resources(slots, 0)
 
     def allocate_data_outs(self, count: int, size: int) -> list[PduSlot]:
         slots = [PduSlot(index) for index in range(count)]

@@ -20,6 +20,7 @@ from iserblk.datamover.stream_initiator import StreamInitiator
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import ByteStream
 from iserblk.errors import ConnectionLost, ConnectTimeout, IserblkError, RemoteProtocolError
+from iserblk.initiator.session.connection import FIRST_SLOTS
 from iserblk.initiator.session.connection import Connection as SessionConnection
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import UNEXPECTED, Session
@@ -223,8 +224,11 @@ class Login:
     def _allow_data_outs(self, connection: SessionConnection) -> None:
         agreed = connection.parameters
         if self._connection.sends_data_outs(agreed):
-            size = min(agreed.first_burst_length, agreed.target_recv_data_segment_length)
             most_busy = FEW if self._options.unsolicited_data == "auto" else len(connection.memory)
+            if self._dm.adds_resources:
+                connection.allow_data_outs([], most_busy, DATA_OUT_SLOTS)
+                return
+            size = min(agreed.first_burst_length, agreed.target_recv_data_segment_length)
             connection.allow_data_outs(self._dm.allocate_data_outs(DATA_OUT_SLOTS, size), most_busy)
 
     async def _greet(self, session: Session) -> None:
@@ -278,7 +282,10 @@ class Login:
         connection is to join, with that CID; None: it is the first of a new one."""
         options, connection = self._options, self._connection
         digests = not connection.rdma or connection.traditional > 0
-        self._dm.allocate_connection_resources(slots, UNEXPECTED)
+        first = slots
+        if self._dm.adds_resources:
+            first = slots[:-CONTROL_SLOTS][:FIRST_SLOTS] + slots[-CONTROL_SLOTS:]
+        self._dm.allocate_connection_resources(first, UNEXPECTED)
         if not self.isid:
             self.isid = random_isid()
         login = LoginInitiator(

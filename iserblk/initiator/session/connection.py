@@ -7,13 +7,16 @@ import threading
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import InitiatorDatamover, PduSlot
+from iserblk.datamover.seam import BARE, InitiatorDatamover, PduSlot
 from iserblk.errors import TransportError
 from iserblk.initiator.session.unsolicited import DataOuts
 from iserblk.iscsi.keys import SessionParameters
 
 log = logging.getLogger(__name__)
 
+# Slots of commands that have memory from the start, where more can be added; and how many are then
+# given memory at a time, when one of them is first used. Most sessions use few of theirs.
+FIRST_SLOTS: Final = 8
 _ANY_AHS: Final = 255 * 4  # what TotalAHSLength can say
 
 
@@ -24,12 +27,14 @@ class Connection:
     under the session's lock; ``exp_stat_sn``, ``ended`` and ``last_heard`` are written by the
     runner of ``Session.progress``.
 
-    ``memory``: of each slot of the session, by its index; used by one slot at a time.
+    ``memory``: of each slot of the session, by its index; used by one slot at a time. Those that
+    have not been used yet may be BARE.
     ``parameters``, ``provider_reason``: of the login that made this connection.
     ``immediate_limit``: what a write may carry in its command; 0 where immediate data was not
     negotiated. ``begun``, ``ended``: commands that were sent here, and those of them that are over;
     the difference is in flight. ``bytes_begun``: of the former, where the session may have several
     connections; for statistics. ``lost``: it is over, and its datamover terminated.
+    ``lent``: slots have memory that they did not have at first.
     ``leaving``: no more commands are sent here, as the target has asked for its logout.
     ``control_cmd_sns``: then, the CmdSNs of control PDUs that were not answered. ``early``: PDUs
     that came before the session had it. ``time2wait``, ``time2retain``: seconds, of the login; or
@@ -38,6 +43,7 @@ class Connection:
 
     __slots__ = (
         "_flush_lock",
+        "_posted",
         "ahs_limit",
         "begun",
         "bytes_begun",
@@ -51,6 +57,7 @@ class Connection:
         "immediate_limit",
         "last_heard",
         "leaving",
+        "lent",
         "lost",
         "memory",
         "parameters",
@@ -69,7 +76,8 @@ class Connection:
         portal: str,
         cid: int = 0,
     ) -> None:
-        """``memory``: allocated by the datamover."""
+        """``memory``: allocated by the datamover; where it ``adds_resources``, only that of the
+        first slot and that for control PDUs need be."""
         self.datamover = datamover
         self.memory = memory
         self.parameters = parameters
@@ -102,12 +110,47 @@ class Connection:
         self.control_cmd_sns: list[int] = []
         self.early: list[bytes] = []
         self.unsent_pongs = 0  # answers to pings since the wire was last seen free
+        self.lent = False
+        self._posted: set[int] = set()  # the first index of groups of slots that have had memory
         self._flush_lock = threading.Lock()
 
-    def allow_data_outs(self, slots: list[PduSlot], most_busy: int) -> None:
-        """Before the first command: writes may have Data-Outs, which use ``slots``, while at most
-        ``most_busy`` commands are in flight."""
-        self.data_outs = DataOuts(slots, self.parameters, self.immediate_limit, most_busy)
+    def lend(self, slot: PduSlot) -> bool:
+        """Under the session's lock: give ``slot``, of the session, the memory that there is for its
+        index. False: the system has none."""
+        memory = self.memory[slot.index]
+        if memory.bhs is BARE:
+            first = slot.index - slot.index % FIRST_SLOTS
+            near = self.memory[first : first + FIRST_SLOTS]
+            bare = [each for each in near if each.bhs is BARE]
+            try:
+                self.datamover.add_resources(bare, 0 if first in self._posted else len(bare))
+            except (OSError, MemoryError) as error:
+                log.info("%s: no memory for another command: %s", self.portal, error)
+                return False
+            self._posted.add(first)
+            self.lent = True
+        if memory is not slot:
+            slot.take_memory(memory)
+        return True
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self.datamover.queued) or self.datamover.wants_write()
+
+    def take_back(self, count: int) -> None:
+        """Under the session's lock, while nothing is in flight or ``unsent``: take back the memory
+        that was lent, of the first ``count`` slots, which are for commands."""
+        self.data_outs.take_back()
+        if self.lent:
+            for memory in self.memory[FIRST_SLOTS:count]:
+                memory.drop_memory()
+            self.lent = False
+
+    def allow_data_outs(self, slots: list[PduSlot], most_busy: int, more: int = 0) -> None:
+        """Before the first command: writes may have Data-Outs, while at most ``most_busy`` commands
+        are in flight. They use ``slots``, and ``more`` that are allocated when they are needed."""
+        self.data_outs = DataOuts(slots, self.parameters, self.immediate_limit, most_busy, more)
 
     @property
     def in_flight(self) -> int:

@@ -106,6 +106,7 @@ class Ladder:
             if now >= step.until:
                 self._climb(step, now)
         session.queue.grow()
+        session.queue.take_memory_back()
         session.queue.wake_takers()
         self._abort_waiting(now)
         if session.suspended is None:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
+from iserblk.datamover.seam import BARE, BIDIRECTIONAL, INLINE, NO_DATA, WRITE, PduSlot
 from iserblk.errors import Busy, IserblkError, NotSupported, RemoteProtocolError
-from iserblk.initiator.session.connection import Connection
+from iserblk.initiator.session.connection import FIRST_SLOTS, Connection
 from iserblk.initiator.session.descriptors import Descriptors
 from iserblk.initiator.session.driving import SessionDriver, Undriven
 from iserblk.initiator.session.fair_queue import FairQueue
@@ -97,6 +97,7 @@ class SendQueue:
             parameters.max_outstanding_unexpected_pdus if parameters.rdma_extensions else NO_LIMIT
         )
         self._cmd_sn = 0
+        self._cmd_sn_seen = 0
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
 
@@ -239,6 +240,30 @@ class SendQueue:
                 self._in_play += 1
                 self._free.append(self._withheld.pop())
 
+    def take_memory_back(self) -> None:
+        """Call it about once a second: if nothing was sent since the last call, and nothing is in
+        flight, slots give back the memory that many commands at once have needed."""
+        quiet = self._cmd_sn == self._cmd_sn_seen
+        self._cmd_sn_seen = self._cmd_sn
+        if not quiet or self.busy:
+            return
+        lenders = [each for each in self.connections if each.lent or each.data_outs.added]
+        if not lenders:
+            return
+        with self.lock:
+            # A slot that is taken now has no use for its memory before ``_send``, which needs the
+            # lock.
+            if self._cmd_sn != self._cmd_sn_seen or self.sent:
+                return
+            if any(connection.unsent for connection in lenders):
+                return
+            # First these: when this is interrupted, those of the connections are lent again.
+            if any(connection.lent for connection in lenders):
+                for slot in self.tasks[FIRST_SLOTS:]:
+                    slot.drop_memory()
+            for connection in lenders:
+                connection.take_back(len(self.tasks))
+
     def submit(self, slot: TaskSlot) -> None:
         """Send the command of ``slot``. Queue it while the window is closed, or the session is
         suspended: in order, but owners take turns.
@@ -273,13 +298,16 @@ class SendQueue:
             self.driver.flush_soon()
 
     def _send(self, slot: TaskSlot, again: bool = False) -> bool:
-        """Number the command and hand it to the datamover. False, and it uses no CmdSN: the
-        datamover has nothing to advertise its data from until another task ends. ``again``: it
+        """Number the command and hand it to the datamover. False, and it uses no CmdSN: there is no
+        memory for it, or nothing to advertise its data from, until another task ends. ``again``: it
         keeps the numbers that it has. Under the lock."""
         connection = self.connection
         if self.descriptors is not None:
             connection = self._least_busy()
-            slot.take_memory(connection.memory[slot.index])
+            if not connection.lend(slot):
+                return False
+        elif slot.bhs is BARE and not connection.lend(slot):
+            return False
         if not again:
             slot.itt = (slot.itt + _STEP) & ITT_MASK
             slot.cmd_sn = self._cmd_sn
@@ -296,7 +324,7 @@ class SendQueue:
                 slot.inline_length = immediate = length
                 slot.direction = INLINE
             elif length <= connection.data_outs.limit:
-                pieces = connection.data_outs.take(length, self.busy)
+                pieces = connection.data_outs.take(length, self.busy, connection.datamover)
                 if pieces:
                     immediate = connection.data_outs.immediate
                     slot.inline[:immediate] = data[:immediate]
@@ -426,7 +454,7 @@ class SendQueue:
         slot = self._free_controls.pop()
         slot.connection = self.connection if connection is None else connection
         if self.descriptors is not None:
-            slot.take_memory(slot.connection.memory[slot.index])
+            slot.connection.lend(slot)  # there is memory for all of these
         slot.state = TAKEN
         slot.direction = NO_DATA
         slot.inline_length = 0
@@ -769,10 +797,12 @@ class SendQueue:
                 cmd_sn=self._cmd_sn,
                 exp_stat_sn=connection.exp_stat_sn,
             ).pack_into(control.bhs)
-            slot.take_memory(connection.memory[slot.index])
-            bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, slot.itt)
-            lost, slot.connection = slot.connection, connection
+            lost = slot.connection
             try:
+                if not connection.lend(slot):
+                    raise Busy("no memory")
+                bhs.ITT.pack_into(slot.bhs, bhs.ITT_OFFSET, slot.itt)
+                slot.connection = connection
                 connection.datamover.reassign(slot, control, lost.datamover)
             except Busy:
                 slot.connection = lost

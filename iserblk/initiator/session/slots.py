@@ -9,6 +9,7 @@ from iserblk.datamover.seam import BIDIRECTIONAL, NO_DATA, PduSlot
 from iserblk.initiator.session.connection import Connection
 
 NO_BYTES: Final = memoryview(b"")
+_LUN_0: Final = bytes(8)
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class TaskSlot(PduSlot):
         self.itt = index
         self.cmd_sn = 0
         self.connection: Connection  # that it was sent on last
-        self.lun = bytes(8)
+        self.lun = _LUN_0
         self.length = 0
         self.flags = 0
         self.first = 0

@@ -53,6 +53,7 @@ class IwarpQueuePair:
 
     iwarp = True
     inline_size = INLINE_SIZE
+    plain_headers = True
     can_receive_invalidate = True
     solicits = True  # RFC 5040 section 5.3 leaves no receiver the choice
 

@@ -55,6 +55,7 @@ class StreamingQueuePair:
 
     provider = "iwarp"
     inline_size = INLINE_SIZE
+    plain_headers = True
     can_receive_invalidate = True
     solicits = True
     iwarp = True

@@ -59,6 +59,7 @@ class VerbsQueuePair:
     provider = "verbs"
     max_ulpdu = 0
     inline_size = 8192
+    plain_headers = False
 
     def __init__(self, link: Link, *, receive_size: int, receives: int, budget: int) -> None:
         """Posts ``receives`` receives in advance: the first ``receives`` of ``post_receive`` are

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from iserblk.datamover.iser import CONTROL, MINIMUM_LENGTH, WSV, ControlHeader
 from iserblk.datamover.iser_initiator import IserInitiator, ZeroBasedInitiator
-from iserblk.datamover.seam import INLINE, UNSOLICITED, WRITE
+from iserblk.datamover.seam import INLINE, UNSOLICITED, WRITE, PduSlot
 from iserblk.errors import ConnectionLost
 from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.sending import CONTROL_SLOTS
@@ -221,6 +221,54 @@ def test_the_calls_of_the_seam() -> None:
     dm.user.sent_notify(outs[0])
     write_through(made, DATA[:16384])
     assert dm.sent[-1][0] is outs[0]
+
+
+def test_memory_for_data_outs_comes_with_the_first_of_them() -> None:
+    """Sessions without such writes have none; there is never more than was said."""
+    made, dm = session(depth=16, initial_r2t=False, immediate_data=True)
+    asked: list[tuple[int, int]] = []
+    allocate = dm.allocate_data_outs
+
+    def counted(count: int, size: int) -> list[PduSlot]:
+        asked.append((count, size))
+        return allocate(count, size)
+
+    dm.allocate_data_outs = counted  # type: ignore[method-assign]
+    made.queue.connection.allow_data_outs([], 16, 10)
+    write_through(made, DATA[:4096])
+    write_through(made, DATA)  # too long to travel whole
+    assert not asked
+    write_through(made, DATA[:65536])
+    assert asked == [(8, 8192)] and dm.sent[-1][0].direction == UNSOLICITED
+    write_through(made, DATA[:65536])
+    assert asked == [(8, 8192), (2, 8192)]
+    assert dm.sent[-1][0].direction == WRITE  # three are free, it takes seven
+    for slot, _ in dm.sent[3:10]:
+        dm.user.sent_notify(slot)
+    write_through(made, DATA[:65536])
+    assert len(asked) == 2 and dm.sent[-1][0].direction == UNSOLICITED
+    outs = made.queue.connection.data_outs
+    outs.take_back()  # not while some are on their way
+    for slot, _ in dm.sent[-7:]:
+        dm.user.sent_notify(slot)
+    write_through(made, DATA[:16384])
+    assert len(asked) == 2
+    dm.user.sent_notify(dm.sent[-1][0])
+    outs.take_back()
+    write_through(made, DATA[:16384])
+    assert asked[2:] == [(8, 8192)]
+
+
+def test_without_memory_for_data_outs_the_write_is_advertised() -> None:
+    made, dm = session(initial_r2t=False, immediate_data=True)
+
+    def refuse(count: int, size: int) -> list[PduSlot]:
+        raise OSError(12, "Cannot allocate memory")
+
+    dm.allocate_data_outs = refuse  # type: ignore[method-assign]
+    made.queue.connection.allow_data_outs([], DEPTH, 10)
+    slot = write_through(made, DATA[:65536])
+    assert [each for each, _ in dm.sent] == [slot] and slot.direction == WRITE
 
 
 @pytest.mark.parametrize(("level", "immediate"), [(1, SEGMENT), (2, 0)])
