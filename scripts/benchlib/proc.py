@@ -1,4 +1,4 @@
-"""Reads /proc: descendants of processes, CPU time, peak memory, listening sockets."""
+"""Reads /proc: descendants of processes, CPU time, memory, listening sockets."""
 
 from __future__ import annotations
 
@@ -60,6 +60,21 @@ def parse_peak_rss(status: str) -> int:
 def peak_rss(pids: Iterable[int]) -> int:
     """Sum of the peaks in bytes since ``reset_peak_rss``. Raises NoSuchProcess."""
     return sum(parse_peak_rss(_read(pid, "status")) for pid in pids)
+
+
+def parse_pss(smaps: str) -> int:
+    """Pss in bytes, from the text of PID/smaps_rollup: a page that several processes share counts
+    for each in part."""
+    for line in smaps.splitlines():
+        name, _, value = line.partition(":")
+        if name == "Pss":
+            return int(value.split()[0]) * 1024  # always in kB
+    raise NoSuchProcess  # a zombie has no memory
+
+
+def pss(pids: Iterable[int]) -> int:
+    """Sum of the present sizes in bytes. Raises NoSuchProcess."""
+    return sum(parse_pss(_read(pid, "smaps_rollup")) for pid in pids)
 
 
 def reset_peak_rss(pids: Iterable[int]) -> None:

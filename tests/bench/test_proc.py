@@ -36,6 +36,16 @@ def test_peak_rss_is_vmhwm_in_bytes() -> None:
         proc.parse_peak_rss("Name:\tx\nState:\tZ (zombie)\n")
 
 
+def test_pss_is_in_bytes() -> None:
+    text = "55d0-7ffc ---p 00000000 00:00 0  [rollup]\nRss:  99 kB\nPss:  12 kB\nPss_Anon:  7 kB\n"
+    assert proc.parse_pss(text) == 12 * 1024
+    with pytest.raises(proc.NoSuchProcess):
+        proc.parse_pss("")
+    before = proc.pss([os.getpid()])
+    held = bytearray(os.urandom(64 << 20))
+    assert proc.pss([os.getpid()]) > before + len(held) // 2
+
+
 @pytest.mark.skipif(sys.byteorder != "little", reason="the table above is of a little-endian host")
 def test_listeners_are_those_in_state_listen() -> None:
     assert proc.parse_listeners(TCP) == {"4711": ("127.0.0.1", 3260), "4712": ("0.0.0.0", 8080)}
