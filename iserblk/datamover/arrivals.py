@@ -2,7 +2,7 @@
 
 ``Arrivals`` gives numbered PDUs on in the order of their StatSN: those behind a lost one wait. So
 the layer above acknowledges no status that it must not (RFC 7143 section 7.9). ``Gaps`` has the
-Data-In and R2Ts of one task that are missing. Sans-IO.
+Data-In and R2Ts of one task that are missing. ``Awaited`` is an R2T that may be. Sans-IO.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ MOST_ASKED: Final = 16  # how often the same is asked for
 MOST_DAMAGED: Final = 64  # Data-In of one task, after the first: then its data does not come
 MOST_RUNS: Final = 4096  # of one task that are missing at once
 PATIENCE: Final = 2  # ticks, after which it is asked for again
+_DOUBLINGS: Final = 3  # of that, for what may not be missing
 _MASK: Final = 0xFFFFFFFF
 _HALF: Final = 1 << 31
 NOTHING: Final = memoryview(b"")  # a PDU whose task has ended meanwhile
@@ -103,6 +104,27 @@ class Gaps:
             begin, end, _, high = runs[at]
             runs[at] = begin, end, behind, high
             at += 1
+
+
+class Awaited:
+    """An R2T that a write waits for. Nothing shows whether it was lost, or whether the target has
+    not sent it yet. ``sn``: its R2TSN."""
+
+    __slots__ = ("_age", "_asked", "sn")
+
+    def __init__(self, sn: int) -> None:
+        self.sn = sn
+        self._age = 0  # ticks since it was waited for, or asked for
+        self._asked = 0  # how often
+
+    def due(self) -> bool:
+        """A tick: whether to ask for it, in pauses that grow, and not for ever."""
+        self._age += 1
+        if self._asked == MOST_ASKED or self._age < PATIENCE << min(self._asked, _DOUBLINGS):
+            return False
+        self._age = 0
+        self._asked += 1
+        return True
 
 
 class Arrivals:

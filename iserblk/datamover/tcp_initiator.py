@@ -6,7 +6,8 @@ data (immediate data, and the rest of the first burst where InitialR2T=No) goes 
 
 **ErrorRecoveryLevel 1 or more** (RFC 7143 sections 7.8, 7.9, 11.16) is chosen when full feature
 phase begins: then PDUs that come pass through other methods. A Data-In, R2T or status that is
-damaged or missing is asked for by SNACK. Statuses are notified in the order of their StatSN, and
+damaged or missing is asked for by SNACK; so is an R2T that a write has waited for, because not all
+targets send a lost one again by themselves. Statuses are notified in the order of their StatSN, and
 none before the data of its task is whole: so the layer above acknowledges nothing too early, and a
 buffer that a damaged Data-In was placed in is right before its command ends. What the target cannot
 send again ends with CHECK CONDITION, protocol service CRC error; a status that it cannot send
@@ -21,7 +22,15 @@ from struct import Struct
 from typing import Final
 
 from iserblk.datamover.allocation import Allocation, Event
-from iserblk.datamover.arrivals import MOST_ASKED, MOST_DAMAGED, MOST_RUNS, PATIENCE, Arrivals, Gaps
+from iserblk.datamover.arrivals import (
+    MOST_ASKED,
+    MOST_DAMAGED,
+    MOST_RUNS,
+    PATIENCE,
+    Arrivals,
+    Awaited,
+    Gaps,
+)
 from iserblk.datamover.seam import (
     BIDIRECTIONAL,
     INLINE,
@@ -132,6 +141,7 @@ class TcpInitiator:
         self._unsolicited = 0  # bytes of unsolicited data of a write, immediate data included
         self.losses = Losses()
         self._arrivals: Arrivals | None = None  # at ErrorRecoveryLevel 1 or more
+        self._awaited: dict[int, Awaited] = {}  # by ITT, as of the last tick
         self._snacks = _Transfer(None, None, bhs.NO_TAG)  # stands for them where PDUs are counted
 
     # -- down -------------------------------------------------------------------------------------
@@ -511,7 +521,7 @@ class TcpInitiator:
                 "iSCSI", f"Data-In {sn} at {offset}: {transfer.placed} came before"
             )
         if sn > transfer.sn:
-            self._miss(transfer, sn)
+            self._miss(transfer, sn, False)
         transfer.sn = sn + 1
         if size:
             if transfer.gaps is not None:
@@ -519,27 +529,33 @@ class TcpInitiator:
             transfer.placed = offset + size
         return True
 
-    def _miss(self, transfer: _Transfer, end: int) -> None:
-        """All Data-In and R2Ts from the next up to ``end`` are missing."""
+    def _miss(self, transfer: _Transfer, end: int, rest: bool) -> None:
+        """All Data-In and R2Ts from the next up to ``end`` are missing. ``rest``: there are no
+        others behind them."""
         begin = transfer.sn
         size = max(0 if each is None else len(each) for each in (transfer.sink, transfer.source))
         if end - begin > size:  # each has a byte at least
             raise RemoteProtocolError("iSCSI", f"DataSN or R2TSN {end}, expected {begin}")
         room = 0 if transfer.sink is None else len(transfer.sink)
-        self._add_gap(transfer, begin, end, transfer.placed, room)
+        self._add_gap(transfer, begin, end, transfer.placed, room, rest)
         transfer.sn = end
 
-    def _add_gap(self, transfer: _Transfer, begin: int, end: int, low: int, high: int) -> None:
+    def _add_gap(
+        self, transfer: _Transfer, begin: int, end: int, low: int, high: int, rest: bool
+    ) -> None:
+        """Note what is missing, and ask for it. ``rest``: nothing follows; then all that follows is
+        asked for, because LIO takes the number behind the last Data-In for one too high."""
         gaps = transfer.gaps
         if gaps is None:
             gaps = transfer.gaps = Gaps(begin, low, transfer.moved)
         gaps.add(begin, end, low, high)
+        gaps.rest |= rest
         if len(gaps.runs) > MOST_RUNS:
             raise RemoteProtocolError("iSCSI", f"task {transfer.itt:#x}: more is lost than comes")
         if gaps.damaged > MOST_DAMAGED:
             gaps.failed = True
         else:
-            self._ask_for_data(transfer, begin, end - begin)
+            self._ask_for_data(transfer, begin, 0 if rest else end - begin)
 
     def _ask_for_data(self, transfer: _Transfer, begin: int, length: int) -> None:
         self._snack(pdu.SNACK_DATA, begin, length, itt=transfer.itt)
@@ -588,7 +604,9 @@ class TcpInitiator:
             transfer.moved -= size
             if transfer.gaps is not None:
                 transfer.gaps.damaged += 1
-            self._add_gap(transfer, data_sn, data_sn + 1, offset, offset + size)
+            sink = transfer.sink
+            last = head[1] & STATUS_FLAG != 0 or (sink is not None and offset + size == len(sink))
+            self._add_gap(transfer, data_sn, data_sn + 1, offset, offset + size, last)
         elif opcode not in (bhs.DATA_IN, bhs.R2T):
             (stat_sn,) = _WORD.unpack_from(head, _STAT_SN_OFFSET)
             (itt,) = bhs.ITT.unpack_from(head, bhs.ITT_OFFSET)
@@ -704,7 +722,7 @@ class TcpInitiator:
                 return True  # the other fields mean nothing
             (exp_data_sn,) = _WORD.unpack_from(message, _EXP_DATA_SN_OFFSET)
             if exp_data_sn > transfer.sn:
-                self._miss(transfer, exp_data_sn)
+                self._miss(transfer, exp_data_sn, True)
             elif not exp_data_sn and not message[3]:
                 self._ask_for_rest(message, transfer, sink)
         gaps = transfer.gaps
@@ -794,9 +812,13 @@ class TcpInitiator:
             return
         for begin, length in arrivals.ask_again():
             self._snack(pdu.SNACK_STATUS, begin, length)
+        self._tx.settle()
+        self._settle_sent()
+        awaited: dict[int, Awaited] = {}
         for transfer in list(self._tasks.values()):
             gaps = transfer.gaps
             if gaps is None or gaps.failed or not gaps.runs:
+                self._await_r2t(transfer, awaited)
                 continue
             gaps.age += 1
             if gaps.age < PATIENCE:
@@ -809,7 +831,25 @@ class TcpInitiator:
             for begin, end, _, _ in gaps.runs:
                 last = end == transfer.sn
                 self._ask_for_data(transfer, begin, 0 if last and gaps.rest else end - begin)
+        self._awaited = awaited
         self._give_on()
+
+    def _await_r2t(self, transfer: _Transfer, awaited: dict[int, Awaited]) -> None:
+        """A tick of a task with nothing missing: if the target has all that it has asked for, but
+        not all data, ask for its next R2T, after a while. It rejects that if it has not sent it
+        (11.16). Not of a bidirectional task: a Reject could not be told from one about its
+        Data-In."""
+        source = transfer.source
+        if source is None or transfer.sink is not None:
+            return
+        if transfer.asked >= len(source) or transfer.unsent:
+            return
+        r2t = self._awaited.get(transfer.itt)
+        if r2t is None or r2t.sn != transfer.sn:
+            r2t = Awaited(transfer.sn)
+        if r2t.due():
+            self._ask_for_data(transfer, max(transfer.sn, 0), 0)
+        awaited[transfer.itt] = r2t
 
     def _give(self, message: memoryview, arrivals: Arrivals) -> None:
         arrivals.next()

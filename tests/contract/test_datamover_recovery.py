@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -62,8 +63,25 @@ def test_a_lost_data_in(ends: LossyEnds, what: str, nth: int) -> None:
     assert bytes(buffer) == DATA
     assert ends.responses() == [0]
     asked = [each for each in ends.snacks() if each.kind == pdu.SNACK_DATA]
-    assert [(each.itt, each.beg_run, each.run_length) for each in asked] in ([(0, nth, 1)], [])
-    assert asked or nth == 4
+    length = 0 if nth == 4 else 1  # what follows the last would be too high a number for LIO
+    assert [(each.itt, each.beg_run, each.run_length) for each in asked] in ([(0, nth, length)], [])
+    assert asked or (what, nth) == (DROP, 4)
+
+
+def test_a_last_data_in_that_is_damaged_again_and_again(ends: LossyEnds) -> None:
+    """All that follows it is asked for each time, and never more than the status shows to be there:
+    a target may end the connection over a number that is too high."""
+    ends.down_wire.fate = Once(
+        DAMAGE, bhs.DATA_IN, 0, lambda each: pdu.DataIn.unpack_from(each).data_sn == 4, times=3
+    )
+    ends.up_wire.fate = Once(DROP, bhs.SNACK_REQUEST, 1)
+    buffer = ends.read(0, SIZE)
+    ends.answer(0, DATA)
+    assert not ends.responses()
+    ends.tick(arrivals.PATIENCE)
+    assert ends.responses() == [0] and bytes(buffer) == DATA
+    assert [(each.beg_run, each.run_length) for each in ends.snacks()] == [(4, 0)] * 4
+    assert not ends.reasons
 
 
 def test_the_response_waits_for_the_data(ends: LossyEnds) -> None:
@@ -94,7 +112,7 @@ def test_a_status_with_data_that_is_missing(ends: LossyEnds) -> None:
     ends.settle()
     assert ends.responses() == [0] and bytes(buffer) == DATA
     (snack,) = ends.snacks()
-    assert (snack.beg_run, snack.run_length) == (3, 2)
+    assert (snack.beg_run, snack.run_length) == (3, 0)
 
 
 def test_a_target_that_does_not_count_data(ends: LossyEnds) -> None:
@@ -439,13 +457,106 @@ def test_an_r2t_that_only_seems_lost(ends: LossyEnds) -> None:
 
 
 def test_r2ts_behind_a_lost_one(ends: LossyEnds) -> None:
-    """The initiator asks for those that its number shows to be missing."""
+    """The initiator asks for those that its number shows to be missing. (What it has asked for
+    before, without knowing that, is lost.)"""
     ends.down_wire.fate = Once(DROP, bhs.R2T, 0, times=2)
+    ends.up_wire.fate = Once(DROP, bhs.SNACK_REQUEST, 0, times=2)
     whole = _write(ends, 0, DATA)
     ends.tick(6)
     assert whole[16384:] == DATA[16384:]
     kinds = [(each.kind, each.beg_run, each.run_length) for each in ends.snacks()]
-    assert kinds == [(pdu.SNACK_DATA, 0, 1)]
+    assert kinds == [(pdu.SNACK_DATA, 0, 0)] * 2 + [(pdu.SNACK_DATA, 0, 1)]
+
+
+def _to_the_initiator(ends: LossyEnds, ticks: int) -> None:
+    """Time at the initiator only: the target sends nothing again by itself."""
+    for _ in range(ticks):
+        ends.initiator.tick()
+        ends.settle()
+
+
+# shows: SYSTEM-40
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_lost_r2t_that_the_target_never_sends_again(ends: LossyEnds, nth: int) -> None:
+    """The initiator asks for the one that it expects and all that follow (11.16); the target sends
+    it as it was."""
+    data = DATA * 3
+    ends.down_wire.fate = Once(DROP, bhs.R2T, nth)
+    whole = bytearray(len(data))
+    ends.command(0, WRITE, memoryview(bytearray(data)))
+    ends.settle()
+    at = 16384
+    for _ in range(nth + 1):
+        size = min(len(data) - at, LEVEL_1.max_burst_length)
+        ends.target.get_data(ends.answers[0], memoryview(whole)[at : at + size], at)
+        ends.settle()
+        at += size
+    assert len(ends.down.filled) == nth
+    _to_the_initiator(ends, arrivals.PATIENCE - 1)
+    assert not ends.snacks()
+    _to_the_initiator(ends, 1)
+    (snack,) = ends.snacks()
+    assert (snack.kind, snack.itt, snack.ttt) == (pdu.SNACK_DATA, 0, bhs.NO_TAG)
+    assert (snack.beg_run, snack.run_length) == (nth, 0)
+    assert len(ends.down.filled) == nth + 1 and whole[16384:at] == data[16384:at]
+    r2ts = [each for each in ends.down_wire.sent if each[0] == bhs.R2T]
+    assert len(r2ts) == nth + 2 and r2ts[-1] == r2ts[-2]
+    assert not ends.reasons
+
+
+def test_an_r2t_that_the_target_has_not_sent_yet(ends: LossyEnds) -> None:
+    """It rejects what it is asked for (11.16), and is asked in pauses that grow, a few times; the
+    write goes on when the R2T comes."""
+    ends.command(0, WRITE, memoryview(bytearray(DATA)))
+    ends.settle()
+    asked_at = []
+    for tick in range(500):
+        before = len(ends.snacks())
+        _to_the_initiator(ends, 1)
+        asked_at += [tick + 1] * (len(ends.snacks()) - before)
+    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert asked_at[0] == arrivals.PATIENCE and len(asked_at) == arrivals.MOST_ASKED
+    assert pauses == [4, 8] + [16] * (arrivals.MOST_ASKED - 3)
+    assert ends.reasons == [(pdu.REJECT_PROTOCOL_ERROR, 0)] * arrivals.MOST_ASKED
+    whole = bytearray(SIZE)
+    ends.target.get_data(ends.answers[0], memoryview(whole)[16384:], 16384)
+    ends.settle()
+    assert whole[16384:] == DATA[16384:]
+    ends.respond(0)
+    ends.settle()
+    assert ends.responses() == [0]
+
+
+def test_writes_that_wait_for_no_r2t(ends: LossyEnds) -> None:
+    """One whose data has all been sent, unsolicited or asked for, waits for its response; and what
+    has not left yet the target cannot be silent about. Nor is asked about a read, or about a
+    bidirectional command: a Reject would count for its Data-In."""
+    ends.command(0, WRITE, memoryview(bytearray(DATA[:16384])))
+    _write(ends, 1, DATA)
+    ends.read(2, SIZE)
+    ends.commanded(3, BIDIRECTIONAL, memoryview(bytearray(DATA)), memoryview(bytearray(SIZE)))
+    ends.command(4, WRITE, memoryview(bytearray(DATA)))
+    ends.settle()
+    ends.target.get_data(ends.answers[4], memoryview(bytearray(SIZE))[16384:24576], 16384)
+    ends.target.flush()
+    ends.up_wire.send = lambda *_: -1  # type: ignore[method-assign]
+    ends.initiator.progress(0.0)
+    for _ in range(4 * arrivals.PATIENCE):
+        ends.initiator.tick()
+        ends.initiator.flush()
+    assert not ends.snacks()
+    assert ends.initiator.losses.snacks == 0
+
+
+def test_nothing_is_asked_for_at_level_0() -> None:
+    plain = LossyEnds(replace(LEVEL_1, error_recovery_level=0))
+    try:
+        plain.command(0, WRITE, memoryview(bytearray(DATA)))
+        plain.settle()
+        _to_the_initiator(plain, 100)
+        assert not plain.snacks()
+    finally:
+        plain.close()
 
 
 def test_data_that_never_comes_through(ends: LossyEnds) -> None:

@@ -528,7 +528,8 @@ class Session:
         words = reasons.reject_reason(reject.reason)
         header = bhs.data_segment_untrusted(message, at)
         recovers = self.parameters.error_recovery_level and reject.reason in pdu.REJECTS_OF_RECOVERY
-        level = logging.INFO if recovers else logging.WARNING
+        snack = len(header) > 0 and header[0] & bhs.OPCODE_MASK == bhs.SNACK_REQUEST
+        level = logging.INFO if recovers or snack else logging.WARNING
         log.log(level, "%s: target rejected a PDU: %s", self.portal, words)
         slot = None
         if len(header) >= bhs.BHS_LENGTH:

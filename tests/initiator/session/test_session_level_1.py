@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,6 +131,20 @@ def test_a_rejected_data_out_or_snack_does_not_end_its_task(level: int) -> None:
         bench.reject(bytes(header), reason)
     assert slot.state == SENT and len(bench.commands()) == 1
     bench.session.fail(RemoteProtocolError("iSCSI", "closing"))
+
+
+def test_a_rejected_snack_is_no_warning(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Its reason may be that the target has not sent yet what it was asked for (11.16)."""
+    slot = bench.submit(WRITE)
+    caplog.set_level(logging.INFO)
+    snack = pdu.SnackRequest(
+        kind=pdu.SNACK_DATA, itt=slot.itt, exp_stat_sn=100, beg_run=0, run_length=0
+    )
+    bench.reject(snack.pack(), pdu.REJECT_PROTOCOL_ERROR)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert slot.state == SENT
+    bench.reject(bytes(slot.bhs), pdu.REJECT_PROTOCOL_ERROR)
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
 
 
 def test_silence_with_commands_in_flight_is_asked_about_soon(bench: Bench) -> None:
