@@ -16,7 +16,7 @@ from iserblk.disk.multipath.failback import PathsReconnector
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
 from iserblk.disk.seam import DirectDisk, Extent, LunInfo
-from iserblk.initiator.drivers.tasks import TrioDriver, TrioWaiter
+from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Reconnector
 
 
@@ -49,7 +49,7 @@ class TrioDisk:
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None:
         core = self.core
-        waiter = TrioWaiter()
+        waiter = self.driver.new_waiter()
         slot = core.begin_read(buffer, offset, waiter) if not deadline else None
         if slot is not None:
             try:
@@ -68,7 +68,7 @@ class TrioDisk:
     ) -> None:
         core = self.core
         if not fua and not deadline:
-            waiter = TrioWaiter()
+            waiter = self.driver.new_waiter()
             slot = core.begin_write(buffer, offset, waiter)
             if slot is not None:
                 try:

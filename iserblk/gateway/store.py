@@ -5,6 +5,10 @@ target's data buffer is the one that is advertised to the other target. An opera
 has no task, no thread and no coroutine: it is the waiter of that command, and a strand ends all
 whose answers came together. What takes more (flushes, retries) is a strand each. All else comes
 from the target's threads, and waits there.
+
+All initiators share the session with the other target. Their operations have them as owners, and
+take turns: one initiator that floods does not keep out the others. (What comes from threads has the
+turns of one owner.)
 """
 
 from __future__ import annotations
@@ -36,15 +40,26 @@ _NOTHING: Final = memoryview(b"")
 
 
 class _Operation:
-    """One read, write or flush, and at once the waiter of its command. ``slot``: while it has that
-    command."""
+    """One read, write or flush, and at once the waiter of its command. ``owner``: see ``owner_of``.
+    ``slot``: while it has that command."""
 
-    __slots__ = ("buffer", "durable", "ended", "kind", "offset", "pending", "slot", "store")
+    __slots__ = (
+        "buffer",
+        "durable",
+        "ended",
+        "kind",
+        "offset",
+        "owner",
+        "pending",
+        "slot",
+        "store",
+    )
 
     def __init__(
         self,
         store: DiskStore,
         kind: int,
+        owner: object,
         ended: Ended,
         buffer: memoryview = _NOTHING,
         offset: int = 0,
@@ -52,6 +67,7 @@ class _Operation:
     ) -> None:
         self.store = store
         self.kind = kind
+        self.owner = owner
         self.ended = ended
         self.buffer = buffer
         self.offset = offset
@@ -90,24 +106,26 @@ class DiskStore:
 
     # -- operations in the loop -------------------------------------------------------------------
 
-    def begin_read(self, buffer: memoryview, offset: int, ended: Ended) -> object:
-        operation = _Operation(self, _READ, ended, buffer, offset)
+    def begin_read(self, buffer: memoryview, offset: int, owner: object, ended: Ended) -> object:
+        operation = _Operation(self, _READ, owner, ended, buffer, offset)
         operation.slot = self.disk.begin_read(buffer, offset, operation)
         if operation.slot is None:
-            self._group.start_soon(self._carry_out, operation, 0.0, name="gateway: read")
+            self._carry_out_soon(operation, 0.0, "gateway: read")
         return operation
 
-    def begin_write(self, data: memoryview, offset: int, durable: bool, ended: Ended) -> object:
-        operation = _Operation(self, _WRITE, ended, data, offset, durable)
+    def begin_write(
+        self, data: memoryview, offset: int, durable: bool, owner: object, ended: Ended
+    ) -> object:
+        operation = _Operation(self, _WRITE, owner, ended, data, offset, durable)
         if not durable:
             operation.slot = self.disk.begin_write(data, offset, operation)
         if operation.slot is None:
-            self._group.start_soon(self._carry_out, operation, 0.0, name="gateway: write")
+            self._carry_out_soon(operation, 0.0, "gateway: write")
         return operation
 
-    def begin_flush(self, ended: Ended) -> object:
-        operation = _Operation(self, _FLUSH, ended)
-        self._group.start_soon(self._carry_out, operation, 0.0, name="gateway: flush")
+    def begin_flush(self, owner: object, ended: Ended) -> object:
+        operation = _Operation(self, _FLUSH, owner, ended)
+        self._carry_out_soon(operation, 0.0, "gateway: flush")
         return operation
 
     def give_up(self, operation: object) -> None:
@@ -159,9 +177,14 @@ class DiskStore:
             _tell(operation, internal_error())
             return
         if deadline and not self._group.closing:
-            self._group.start_soon(self._carry_out, operation, deadline, name="gateway: again")
+            self._carry_out_soon(operation, deadline, "gateway: again")
         else:
             _tell(operation, internal_error() if deadline else None)
+
+    def _carry_out_soon(self, operation: _Operation, deadline: float, name: str) -> None:
+        self._group.start_soon(
+            self._carry_out, operation, deadline, name=name, owner=operation.owner
+        )
 
     async def _carry_out(self, operation: _Operation, deadline: float) -> None:
         """Body of a strand. ``deadline``: when it has to be done, where it has begun already."""

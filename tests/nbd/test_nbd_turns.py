@@ -11,28 +11,17 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
-from iserblk.disk.aio import TrioDisk
-from iserblk.disk.lun.geometry import Geometry
-from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import ConnectionLost
-from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.iscsi import bhs, pdu
 from iserblk.nbd import messages as nbd
 from iserblk.nbd.exports import Export
 from iserblk.nbd.server import NbdServer
 from iserblk.nbd.transmission import MOST_REQUESTS
-from iserblk.scsi import luns
 from iserblk.scsi.opcodes import READ_16, WRITE_16
-from iserblk.waiting import strands
-from tests.initiator.fake import response, session
-from tests.support.fake_disk import lun_info
 from tests.support.nbd_client import RawClient, connected, request
+from tests.support.turns import BLOCK, DEPTH, Answering
 from tests.support.until import until
 
-BLOCK = 512
-DEPTH = 32
 AT_ONCE = 64 << 10  # bytes that one receive has, certainly
 LBA = 77  # that only the single request reads
 
@@ -45,70 +34,20 @@ FLOODS = {
 }
 
 
-class Disk(TrioDisk):
-    """It does not ask the target for its size."""
-
-    async def refresh(self) -> int:
-        return self.core.size
-
-
-class Served:
+class Served(Answering):
     """A server of ``exports`` disks, that share one session of DEPTH slots, at ``path``."""
 
     def __init__(self, path: Path, exports: int, window: int) -> None:
+        super().__init__(window)
         self.path = path
-        self.session, self.datamover = session(DEPTH, window)
-        self._window = window
-        self._answered = 0
-        self.driver = TrioDriver(self.session)
-        disks = {}
-        for number in range(exports):
-            info = lun_info(number, size=1 << 20, block_size=BLOCK, physical_block_size=BLOCK)
-            core = DiskCore(self.session, luns.encode(number), info, Geometry(BLOCK, True))
-            disks[info.name] = Export(info.name, Disk(core, self.driver))
+        made = [self.disk(number) for number in range(exports)]
+        disks = {each.info.name: Export(each.info.name, each) for each in made}
         self.server = NbdServer(disks, "lun0", 0)
 
     @property
     def open(self) -> int:
         """Requests of all clients."""
         return self.server.open_requests
-
-    async def answer(self, settle: bool = True) -> bool:
-        """The target answers what it was sent first. False: it has answered everything."""
-        sent = self.datamover.sent
-        if self._answered == len(sent):
-            return False
-        _, message = sent[self._answered]
-        self._answered += 1
-        (itt,) = bhs.ITT.unpack_from(message, bhs.ITT_OFFSET)
-        window = self._answered + self._window
-        if message[0] & bhs.OPCODE_MASK == bhs.SCSI_COMMAND:
-            answer = response(itt, max_cmd_sn=window)
-        else:
-            answer = pdu.TaskManagementResponse(
-                response=pdu.TMF_COMPLETE, itt=itt, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=window
-            ).pack()
-        self.datamover.inbox.append(answer)
-        self.session.progress(trio.current_time())
-        if settle:
-            await self.settle()
-        return True
-
-    async def answer_all_sent(self) -> None:
-        for _ in range(len(self.datamover.sent) - self._answered):
-            assert await self.answer()
-
-    async def answer_while_it_ends(self) -> None:
-        with trio.CancelScope(shield=True):
-            await trio.testing.wait_all_tasks_blocked()
-            while await self.answer():
-                pass
-
-    async def settle(self) -> None:
-        """Until nothing can go on without another answer."""
-        strands.run()
-        await trio.testing.wait_all_tasks_blocked()
-        self.session.queue.flush()
 
     async def flood(self, what: str) -> RawClient:
         """A client that has as many requests open as it may, or as the server receives at once."""
@@ -119,10 +58,6 @@ class Served:
         await until(lambda: self.open == before + count)
         await self.settle()
         return client
-
-    def was_sent(self, lba: int) -> bool:
-        sent = self.datamover.sent
-        return any(int.from_bytes(message[34:42], "big") == lba for _, message in sent)
 
 
 @asynccontextmanager
@@ -160,11 +95,7 @@ async def test_a_single_request_beside_a_flood(tmp_path: Path, what: str, window
             lba = LBA + number
             await single.send(request(nbd.READ, lba * BLOCK, BLOCK, cookie=number))
             await found.settle()
-            waited = 0
-            while not found.was_sent(lba):
-                assert await found.answer()
-                waited += 1
-            assert waited <= 4
+            assert await found.answers_until_sent(lba) <= 4
             await found.answer_all_sent()
             assert await single.reply(BLOCK) == (0, number, bytes(BLOCK))
 
@@ -179,11 +110,7 @@ async def test_a_single_request_beside_several_floods(tmp_path: Path) -> None:
     ):
         await single.send(request(nbd.READ, LBA * BLOCK, BLOCK, cookie=1))
         await found.settle()
-        waited = 0
-        while not found.was_sent(LBA):
-            assert await found.answer()
-            waited += 1
-        assert waited <= 2 * 3
+        assert await found.answers_until_sent(LBA) <= 2 * 3
 
 
 async def test_exports_of_one_session(tmp_path: Path) -> None:

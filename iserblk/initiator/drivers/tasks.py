@@ -216,6 +216,7 @@ class TrioDriver:
     # -- what the session calls -------------------------------------------------------------------
 
     def new_waiter(self) -> TrioWaiter:
+        """A waiter for this task; in a strand, with its owner."""
         strand = strands.running
         return TrioWaiter() if strand is None else TrioWaiter(strand.owner)
 

@@ -520,7 +520,7 @@ def _start_read(task: DeviceTask, buffer: memoryview, loop: LoopStore, ended: En
             task.transferred = task.length
         ended(error)
 
-    return loop.begin_read(buffer[: task.length], task.offset, read)
+    return loop.begin_read(buffer[: task.length], task.offset, task.nexus, read)
 
 
 def _start_write(task: DeviceTask, buffer: memoryview, loop: LoopStore, ended: Ended) -> object:
@@ -541,7 +541,7 @@ def _start_write(task: DeviceTask, buffer: memoryview, loop: LoopStore, ended: E
                 return
         ended(error)
 
-    return loop.begin_write(buffer[: task.length], task.offset, durable, wrote)
+    return loop.begin_write(buffer[: task.length], task.offset, durable, task.nexus, wrote)
 
 
 def _start_flush(task: DeviceTask, loop: LoopStore, ended: Ended) -> object:
@@ -552,7 +552,7 @@ def _start_flush(task: DeviceTask, loop: LoopStore, ended: Ended) -> object:
         task.stop = None
         ended(unit.unflushed.end(nexus, begun, error))
 
-    return loop.begin_flush(flushed)
+    return loop.begin_flush(nexus, flushed)
 
 
 # -- READ CAPACITY ---------------------------------------------------------------------------------

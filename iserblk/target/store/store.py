@@ -85,16 +85,21 @@ class LoopStore(Store, Protocol):
     ``ended`` is called once when the operation has ended, with its error or None, never before the
     call has returned: only then the store has done with the buffer. ``batch_ended`` is called when
     a number of operations have ended, one after the other: then their answers can leave together.
-    The result of a call that begins an operation is for ``give_up``.
+    The result of a call that begins an operation is for ``give_up``. Operations of different
+    ``owner``s, which are nexuses, take turns where they have to wait.
     """
 
     batch_ended: Callable[[], None]
 
-    def begin_read(self, buffer: memoryview, offset: int, ended: Ended) -> object: ...
+    def begin_read(
+        self, buffer: memoryview, offset: int, owner: object, ended: Ended
+    ) -> object: ...
 
-    def begin_write(self, data: memoryview, offset: int, durable: bool, ended: Ended) -> object: ...
+    def begin_write(
+        self, data: memoryview, offset: int, durable: bool, owner: object, ended: Ended
+    ) -> object: ...
 
-    def begin_flush(self, ended: Ended) -> object: ...
+    def begin_flush(self, owner: object, ended: Ended) -> object: ...
 
     def give_up(self, operation: object) -> None:
         """The result is not wanted any more: end the operation early, if that is possible."""

@@ -28,30 +28,35 @@ UNMAP = bytes((0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0))
 
 
 class LoopFake(FakeStore):
-    """Implements LoopStore. Operations stay in ``begun`` until ``end`` is called."""
+    """Implements LoopStore. Operations stay in ``begun`` until ``end`` is called. ``owners``: those
+    of all that were begun."""
 
     def __init__(self, size: int = 1 << 20) -> None:
         super().__init__(size)
         self.batch_ended: Callable[[], None] = lambda: None
         self.begun: list[tuple[str, Ended]] = []
+        self.owners: list[object] = []
         self.given_up: list[object] = []
         self.settling: list[Callable[[], None]] = []
 
-    def _begin(self, name: str, ended: Ended, *more: object) -> object:
+    def _begin(self, name: str, owner: object, ended: Ended, *more: object) -> object:
+        self.owners.append(owner)
         self.begun.append((name, ended))
         self.calls.append((name, *more))
         return name
 
-    def begin_read(self, buffer: memoryview, offset: int, ended: Ended) -> object:
+    def begin_read(self, buffer: memoryview, offset: int, owner: object, ended: Ended) -> object:
         buffer[:] = self.content[offset : offset + len(buffer)]
-        return self._begin("read", ended, offset)
+        return self._begin("read", owner, ended, offset)
 
-    def begin_write(self, data: memoryview, offset: int, durable: bool, ended: Ended) -> object:
+    def begin_write(
+        self, data: memoryview, offset: int, durable: bool, owner: object, ended: Ended
+    ) -> object:
         self.content[offset : offset + len(data)] = data
-        return self._begin("write", ended, offset, durable)
+        return self._begin("write", owner, ended, offset, durable)
 
-    def begin_flush(self, ended: Ended) -> object:
-        return self._begin("flush", ended)
+    def begin_flush(self, owner: object, ended: Ended) -> object:
+        return self._begin("flush", owner, ended)
 
     def give_up(self, operation: object) -> None:
         self.given_up.append(operation)
@@ -120,6 +125,23 @@ def test_reads_writes_and_flushes_need_no_thread(store: LoopFake, begin: Any) ->
         assert one.ended == 1 and one.task.status == sam.GOOD
         assert one.task.transferred == (512 if cdb is READ else 0)
     assert store.content[512:1024] == b"f" * 512
+
+
+def test_each_nexus_owns_its_operations(
+    store: LoopFake, server: DeviceServer, unit: LogicalUnit
+) -> None:
+    """So that initiators take turns. The flush behind a write is that of its nexus, too."""
+    one, other = Client(server).nexus, Client(server, name="iqn.2026-11.example:other").nexus
+    Started(server, one, READ)
+    Started(server, other, WRITE)
+    Started(server, one, WRITE)
+    Started(server, other, FLUSH)
+    assert store.owners == [one, other, one, other]
+    del store.begun[:], store.owners[:]
+    begun = Started(server, other, WRITE)
+    unit.write_through = True  # the cache is turned off meanwhile
+    store.end()
+    assert store.owners == [other, other] and not begun.ended
 
 
 def test_what_else_may_wait_goes_to_a_thread(store: LoopFake, begin: Any) -> None:
