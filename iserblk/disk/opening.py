@@ -29,7 +29,7 @@ from iserblk.errors import (
 )
 from iserblk.initiator.connecting.reach import complete, connect
 from iserblk.initiator.drivers.tasks import TrioDriver
-from iserblk.initiator.reconnecting import Driver, Reconnector
+from iserblk.initiator.reconnecting import Driver, Reconnector, respite
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
 from iserblk.names import initiator_name
@@ -63,7 +63,7 @@ def reconnector(
         return PathsReconnector(
             Reconnector(
                 driver,
-                partial(paths.connect, session.isid),
+                partial(paths.connect, session.isid, partial(respite, session)),
                 partial(_resume_by, paths, session, cores),
                 lambda: len(paths.ways.all) > 1,
             ),
@@ -71,9 +71,14 @@ def reconnector(
         )
     return Reconnector(
         driver,
-        partial(connect, address.url, address.options, session.isid),
+        partial(_reinstate, session, address),
         partial(resume_all, cores),
     )
+
+
+async def _reinstate(session: Session, address: Address) -> Session:
+    await respite(session)
+    return await connect(address.url, address.options, session.isid)
 
 
 def _resume_by(

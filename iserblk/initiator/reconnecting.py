@@ -3,7 +3,7 @@
 A ``Reconnector`` runs in trio, beside the driver of its session or in another thread. One attempt
 is a login with the session's ISID and no TSIH. That is session reinstatement: the target ends
 whatever the lost connection left there (RFC 7143 section 6.3.5). So no old command can take effect
-after what is sent on the new connection.
+after what is sent on the new connection. The target may want some time for that: ``respite``.
 
 Where the target has kept the session without any connection (ErrorRecoveryLevel 2), attempts begin
 with a login with the session's TSIH and the CID of the last connection: connection reinstatement
@@ -54,6 +54,16 @@ MOST_LOST = 3  # connections lost during a login that was to reinstate one
 ADOPTED_S = 0.02  # between two looks whether the session has adopted the connection
 
 
+async def respite(session: Session) -> None:
+    """Wait until a login may reinstate ``session``: Time2Wait after a loss that was not announced
+    (RFC 7143 section 7.5.1). For the ``connect`` of its reconnector, which may also have ways that
+    reinstate nothing."""
+    left = session.reinstate_at - monotonic()
+    if left > 0:
+        log.info("%s: Time2Wait of the target: %.1f s", session.portal, left)
+        await trio.sleep(left)
+
+
 class Driver(SessionDriver, Protocol):
     """A driver whose session is reconnected."""
 
@@ -76,11 +86,12 @@ class Reconnector:
         resume: Callable[[Session], Operation[None]],
         others: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Call it in trio. ``connect`` returns a fresh session with the ISID of the old one; it is
-        called for each attempt. ``resume``: what has to be done on the fresh session before
-        anything is sent again; raises LunChanged or ReservationLost when nothing may be sent any
-        more. ``others``: whether ``connect`` has other portals to try than that of the connection
-        that was lost; then this one is tried once, and not for long."""
+        """Call it in trio. ``connect`` gives the target its ``respite``, and returns a fresh
+        session with the ISID of the old one; it is called for each attempt. ``resume``: what has to
+        be done on the fresh session before anything is sent again; raises LunChanged or
+        ReservationLost when nothing may be sent any more. ``others``: whether ``connect`` has other
+        portals to try than that of the connection that was lost; then this one is tried once, and
+        not for long."""
         self._driver = driver
         self._session = driver.session
         self._connect = connect
@@ -279,6 +290,8 @@ class Reconnector:
             fresh, self._fresh = self._fresh, None
         if fresh is not None:
             fresh.fail(ConnectionLost("given up"))
+            # What it has sent again must not land behind what the next one sends.
+            self._session.give_respite(fresh.parameters.default_time2wait)
         return problem
 
     async def _look(self, fresh: Session) -> None:

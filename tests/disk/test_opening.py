@@ -6,11 +6,13 @@ import logging
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from iserblk.disk import opening
 from iserblk.disk.multipath import paths
 from iserblk.disk.multipath.addresses import settle
-from iserblk.errors import ConnectionLost, RemoteProtocolError, ScsiError
+from iserblk.errors import ConnectionLost, LunChanged, RemoteProtocolError, ScsiError
+from iserblk.initiator import reconnecting
 from iserblk.initiator.session.listeners import LunListener
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import Operation
@@ -24,6 +26,8 @@ from iserblk.scsi.sense import (
 from iserblk.url import Url
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish
 from tests.disk.odd_luns import NO_MEDIUM, found, numbers
+from tests.initiator import fake
+from tests.initiator.test_reconnecting import Driver
 from tests.support import logs
 
 pytestmark = pytest.mark.logs(logs.LEFT_OUT)
@@ -119,3 +123,34 @@ async def test_the_first_session_has_the_isid_of_the_options(
     with pytest.raises(ConnectionLost):
         await opening.open_session(address)
     assert set(seen) == {bytes.fromhex("80a1b2c3d4e5")}
+
+
+@pytest.mark.logs(logs.RECONNECTED)
+async def test_a_session_is_reinstated_after_time2wait(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its ISID. The target wants that time for what the lost connection has left there."""
+    lost, dm = fake.session()
+    lost.isid = b"\x80abcde"
+    logins: list[tuple[float, bytes]] = []
+
+    async def connect(url: Url, options: Options, isid: bytes) -> Session:
+        logins.append((trio.current_time(), isid))
+        raise LunChanged("this is enough")
+
+    monkeypatch.setattr(opening, "connect", connect)
+    monkeypatch.setattr(reconnecting, "monotonic", trio.current_time)
+    driver = Driver(lost)
+    (address,) = settle(["iscsi://host/iqn.2026-11.example:disk/0"], {})
+    reconnector = opening.reconnector(driver, address, [])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reconnector.run)
+        dm.inbox.append(ConnectionLost("cut"))
+        lost.progress(0.0)
+        assert lost.reinstate_at > 0
+        lost.reinstate_at = trio.current_time() + 2.0  # on trio's clock
+        at = lost.reinstate_at
+        driver.regained = trio.Event()
+        await driver.regained.wait()  # it has ended
+        reconnector.stop()
+    assert logins == [(at, lost.isid)]

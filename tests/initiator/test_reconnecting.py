@@ -27,6 +27,7 @@ from iserblk.initiator.reconnecting import (
     MOST_PAUSE_S,
     ONE_WAY_S,
     Reconnector,
+    respite,
 )
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
@@ -430,6 +431,50 @@ async def test_the_session_comes_before_a_missing_connection(autojump_clock: Moc
         bench.lose()
         await bench.driver.regained.wait()
         assert ended == bench.attempts == [start]
+
+
+async def test_time2wait_comes_before_a_login(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That reinstates the session. Nothing is waited for where the target wants no time."""
+    monkeypatch.setattr(module, "monotonic", trio.current_time)
+    bench = Bench(None)
+
+    async def connect() -> Session:
+        await respite(bench.session)
+        return await bench._attempt()
+
+    bench.connect = connect
+    async with bench.running():
+        for wait in (2.0, 0.0, 20.0):
+            await trio.sleep(100)
+            start = trio.current_time()
+            bench.lose()
+            bench.session.reinstate_at = start + wait  # on trio's clock
+            await bench.driver.regained.wait()
+            assert bench.attempts.pop() == start + wait
+
+
+async def test_an_attempt_that_fails_behind_its_login_has_a_time2wait(
+    autojump_clock: MockClock,
+) -> None:
+    """It may have sent again what was written: that must not land behind the next attempt. One that
+    fails before its login has sent nothing."""
+    bench = Bench(REFUSED, None)
+
+    def refuse(_fresh: Session) -> None:
+        seen.append(bench.session.reinstate_at)
+        if len(seen) < 3:
+            raise ConnectionLost("cut off")
+
+    seen: list[float] = []
+    bench.look = refuse
+    async with bench.running():
+        bench.lose()
+        before = bench.session.reinstate_at
+        await bench.driver.regained.wait()
+    assert seen[0] == before < seen[1] < seen[2]
+    assert bench.session.reinstate_at == seen[2]
 
 
 # -- ErrorRecoveryLevel 2: the target keeps the session ------------------------------------------

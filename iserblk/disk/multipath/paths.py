@@ -5,8 +5,9 @@ comes first on a fresh session: it reads the ALUA state of the port, and gives u
 not carry out commands, so that the next attempt takes another. ``Paths.reset`` comes later: where
 the port is in another target portal group than the one before, a LOGICAL UNIT RESET ends what the
 lost session may have left at the target. Through the same group session reinstatement has done that
-(RFC 7143 section 6.3.5). When the port in use refuses a command for its access state, the session
-leaves it (``watch``). ``disk/multipath/failback.py`` goes back to a better portal.
+(RFC 7143 section 6.3.5), and only there the login waits for Time2Wait. When the port in use refuses
+a command for its access state, the session leaves it (``watch``). ``disk/multipath/failback.py``
+goes back to a better portal.
 
 Where no port carries out commands, and the target lets initiators set the states of its ports
 (explicit ALUA), ``look`` asks it to make the port that it is looking at active. This takes the LUN
@@ -80,8 +81,11 @@ class Paths(LunListener):
         self._names: dict[int, tuple[str, ...]] = {}  # identifiers, by LUN
         self._first: _Group | None = None  # the group through which all LUNs were used at first
 
-    async def connect(self, isid: bytes = b"") -> Session:
+    async def connect(
+        self, isid: bytes = b"", respite: Callable[[], Awaitable[None]] | None = None
+    ) -> Session:
         """A session by the first way that takes a login. Call ``settled`` when it comes into use.
+        ``respite``: waits; it comes before a login that would reinstate a session that was lost.
         Raises the error of the first way that was tried, with the errors of the others in its
         text."""
         now = self._clock()
@@ -91,10 +95,10 @@ class Paths(LunListener):
         order = self.ways.order(now)
         if wanted is not None:
             order.sort(key=lambda way: way is not wanted)
-        session = await self._connect_by(order, isid, errors)
+        session = await self._connect_by(order, isid, respite, errors)
         if session is None and self._before is not None and self.find_more is not None:
             fresh = self.ways.add([(each, _name(each)) for each in await self.find_more()])
-            session = await self._connect_by(fresh, isid, errors)
+            session = await self._connect_by(fresh, isid, respite, errors)
         if session is not None:
             return session
         first, *others = errors
@@ -103,11 +107,17 @@ class Paths(LunListener):
         raise first
 
     async def _connect_by(
-        self, ways: Sequence[Way[Address]], isid: bytes, errors: list[IserblkError]
+        self,
+        ways: Sequence[Way[Address]],
+        isid: bytes,
+        respite: Callable[[], Awaitable[None]] | None,
+        errors: list[IserblkError],
     ) -> Session | None:
         """A session by the first of these ways that takes a login. None: none does; their errors
         are in ``errors`` then."""
         for way in ways:
+            if respite is not None and self._may_reinstate(way):
+                await respite()
             try:
                 url, options = way.address
                 session = await connect(url, options, isid or options.isid)
@@ -125,6 +135,19 @@ class Paths(LunListener):
                 log.warning("%s is used: %s", way.name, "; ".join(map(str, errors)))
             return session
         return None
+
+    def _may_reinstate(self, way: Way[Address]) -> bool:
+        """Whether a session through the portal group of ``way`` was lost. It counts as that group
+        where it is not known which it is."""
+        left = {self._group}.union(*self._used.values()) if self._group else set()
+        url = way.address[0]
+        tag = self.groups.get(place_of(url))
+        return any(
+            group is not None
+            and group[0] == url.iqn.lower()
+            and (tag is None or group[1] is None or group[1] == tag)
+            for group in left
+        )
 
     def _others(self, session: Session) -> list[Address]:
         """Where further connections of ``session`` may go: to portals of its portal group, as far

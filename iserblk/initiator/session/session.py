@@ -225,8 +225,10 @@ class Session:
     ``logging_out``: a logout of the whole session was sent; connections that end are no loss.
 
     ``parting``: the logout, while it is LEAVING. ``suspended_at``: when the last connection was
-    lost. ``reconnect_at``: the target wants no login before that. ``left_nothing``: the lost
-    connection ended in order, with no task at the target. ``reconnects``, and ``replayed``
+    lost. ``reconnect_at``: the target wants no login before that, it has said. ``reinstate_at``:
+    what was lost without a word must not be logged out before that, explicitly or by a login that
+    reinstates the session. ``left_nothing``: the lost connection ended in order, with no task at
+    the target. ``reconnects``, and ``replayed``
     (commands that were sent once more): for statistics.
     """
 
@@ -269,6 +271,7 @@ class Session:
         self.parting: Parting | None = None
         self.suspended_at = 0.0
         self.reconnect_at = 0.0
+        self.reinstate_at = 0.0
         self.left_nothing = False
         self.logging_out = False
         self._over = False  # the target has ended the session, with all connections
@@ -546,7 +549,10 @@ class Session:
     def parted(self, message: pdu.LogoutResponse, parting: Parting) -> None:
         """The Logout Response has come, to a logout that the target or we wanted: end the
         connection."""
-        self._stay_away(message.time2wait)
+        if message.response == pdu.LOGOUT_CID_NOT_FOUND:  # its Time2Wait means nothing (11.15.3)
+            self._stay_away(self.queue.connection.time2wait)
+        else:
+            self._stay_away(message.time2wait)
         self.left_nothing = not message.response and not self.queue.sent
         self._over = True
         raise ConnectionLost(f"{self.portal}: logged out, {parting.why}")
@@ -571,6 +577,11 @@ class Session:
                 if not self.life.connected:
                     return
         self.queue.flush()
+
+    def give_respite(self, time2wait: float) -> None:
+        """A connection was lost without a word: its target wants ``time2wait`` seconds before what
+        was on it is logged out (RFC 7143 sections 7.5, 13.15)."""
+        self.reinstate_at = max(self.reinstate_at, monotonic() + min(time2wait, MOST_WAIT_S))
 
     # -- several connections: the runner of progress ----------------------------------------------
 
@@ -781,6 +792,9 @@ class Session:
                 return
             if not self.reinstating:
                 self.suspended_at = monotonic()
+            if not self._over:  # nothing was announced
+                for connection in self.queue.connections:
+                    self.give_respite(connection.time2wait)
             self.life.enter(Event.LOSS, error.with_traceback(None))
             self.queue.hold()
         self._clean_up()

@@ -200,6 +200,63 @@ async def test_a_session_that_was_not_settled_counts_as_a_failure(bench: Bench) 
     assert bench.paths.ways.all[0].failures == 1
 
 
+@pytest.mark.parametrize(
+    "known, waits",
+    [
+        ({"a": 1, "b": 2, "c": 3}, ["b", "c", "respite", "a"]),
+        ({"a": 1, "b": 1, "c": 3}, ["respite", "b", "c", "respite", "a"]),
+        ({"a": 1, "c": 3}, ["respite", "b", "c", "respite", "a"]),
+    ],
+)
+async def test_time2wait_is_for_the_portal_group_that_was_lost(
+    bench: Bench, known: dict[str, int], waits: list[str]
+) -> None:
+    """Through another group a login ends nothing at the target, and may come at once. A group that
+    is not known may be the same."""
+    await bench.session()
+    bench.paths.groups = {f"{host}:3260": group for host, group in known.items()}
+    bench.errors = {host: ConnectFailed(f"{host}: down") for host in "abc"}
+    bench.tried.clear()
+
+    async def respite() -> None:
+        bench.tried.append("respite")
+
+    with pytest.raises(ConnectFailed):
+        await bench.paths.connect(b"", respite)
+    assert bench.tried == waits
+
+
+async def test_time2wait_is_for_groups_that_were_lost_before_they_were_in_use(
+    bench: Bench,
+) -> None:
+    """What was sent through one of them may be at the target still, until a reset."""
+    await bench.session()
+    bench.paths.groups = {f"{host}:3260": group for host, group in bench.groups.items()}
+    fresh = await bench.session(settled=False)
+    finish(bench.paths.reset(0, fresh))
+    assert bench.tried == ["b"] and bench.resets == [0]
+    bench.errors = {host: ConnectFailed(f"{host}: down") for host in "abc"}
+    bench.tried.clear()
+
+    async def respite() -> None:
+        bench.tried.append("respite")
+
+    with pytest.raises(ConnectFailed):
+        await bench.paths.connect(b"", respite)
+    assert sorted(bench.tried) == ["a", "b", "c", "respite", "respite"]
+    assert bench.tried[bench.tried.index("c") - 1] != "respite"
+
+
+async def test_an_opening_waits_for_nothing(bench: Bench) -> None:
+    """There is no session yet."""
+
+    async def respite() -> None:
+        raise AssertionError
+
+    await bench.paths.connect(b"", respite)
+    assert bench.tried == ["a"]
+
+
 async def test_going_over_takes_the_wanted_way_once(bench: Bench) -> None:
     """Nothing is wrong with the way that was left."""
     session = await bench.session()

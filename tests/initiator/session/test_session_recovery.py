@@ -13,6 +13,7 @@ from iserblk.errors import CommandTimeout, ConnectionLost, LunChanged, RemotePro
 from iserblk.initiator.commands import command as run_command
 from iserblk.initiator.commands import fill_write
 from iserblk.initiator.session.deadlines import STEP_S, Ladder
+from iserblk.initiator.session.logout import MOST_WAIT_S
 from iserblk.initiator.session.sending import CONTROL_SLOTS
 from iserblk.initiator.session.session import Session
 from iserblk.initiator.session.slots import QUEUED, SENT, TAKEN, TaskSlot
@@ -469,6 +470,48 @@ def test_target_asks_for_a_logout(event: int) -> None:
     assert command(made, waiter).state == SENT
 
 
+@pytest.mark.parametrize("response, wait", [(0, 7), (1, 3), (3, 7)])
+def test_time2wait_of_a_logout(response: int, wait: int) -> None:
+    """That of the answer, in place of that of the login; but where the target does not know the
+    connection it means nothing (RFC 7143 section 11.15.3)."""
+    kept = Kept(default_time2wait=3)
+    made = kept.session
+    _event(kept.dm, pdu.ASYNC_LOGOUT_REQUEST, parameter3=20)
+    made.progress(monotonic())
+    (logout,) = _logouts(kept.dm)
+    itt = int.from_bytes(logout[16:20], "big")
+    numbers = {"stat_sn": 101, "exp_cmd_sn": 2, "max_cmd_sn": 40}
+    kept.dm.inbox.append(
+        pdu.LogoutResponse(response=response, itt=itt, time2wait=7, **numbers).pack()
+    )
+    before = monotonic()
+    made.progress(before)
+    assert before + wait <= made.reconnect_at <= monotonic() + wait
+    assert not made.reinstate_at
+
+
+@pytest.mark.parametrize("agreed, wait", [(0, 0), (2, 2), (3600, MOST_WAIT_S)])
+def test_time2wait_of_the_login_counts_from_a_loss_without_a_word(agreed: int, wait: float) -> None:
+    """For what reinstates the session (RFC 7143 sections 7.5.1, 13.15), and from each loss anew."""
+    kept = Kept(default_time2wait=agreed)
+    for _ in range(2):
+        before = monotonic()
+        kept.lose()
+        assert before + wait <= kept.session.reinstate_at <= monotonic() + wait
+        assert not kept.session.reconnect_at
+        kept.regain(default_time2wait=agreed)
+
+
+def test_the_longer_time2wait_counts() -> None:
+    """What is over already is not waited for again."""
+    session = Kept().session
+    session.give_respite(9)
+    before = session.reinstate_at
+    session.give_respite(2)
+    assert session.reinstate_at == before
+    assert not session.reconnect_at
+
+
 def test_logout_that_cannot_wait_longer() -> None:
     kept = Kept()
     made = kept.session
@@ -497,6 +540,7 @@ def test_target_announces_a_drop(event: int) -> None:
     kept.session.progress(monotonic())
     assert slot.state == QUEUED and "drop" in str(kept.session.suspended)
     assert 1 < kept.session.reconnect_at - monotonic() <= 20
+    assert not kept.session.reinstate_at  # that of the login does not count then
 
 
 def test_scsi_event_is_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
