@@ -15,7 +15,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from iserblk.errors import IserblkError, LoginError
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    HostNotFound,
+    IserblkError,
+    LoginError,
+)
 from iserblk.initiator.session.connection import Connection
 from iserblk.initiator.session.session import Session
 from iserblk.iscsi import pdu
@@ -54,7 +61,7 @@ class Further:
 
     async def __call__(self, session: Session) -> Connection:
         """One more connection, to be offered to ``session``, which is not changed. Raises the error
-        of the portal that was tried first, with those of the others in its text."""
+        that tells most about the session, with those of the other portals in its text."""
         group = session.parameters.target_portal_group_tag
         errors: list[IserblkError | OSError] = []
         for url, options in self._order(session, group):
@@ -71,10 +78,10 @@ class Further:
             self._failed.pop(name, None)
             self._names[connection.cid] = name
             return connection
-        first, *more = errors
-        if more:
-            first.args = ("; ".join(map(str, errors)),)
-        raise first
+        telling = max(errors, key=_weight)  # the first of several that weigh the same
+        if len(errors) > 1:
+            telling.args = ("; ".join(map(str, errors)),)
+        raise telling
 
     def _order(self, session: Session, group: int) -> list[Place]:
         """The portals, in the order in which to try them."""
@@ -108,6 +115,17 @@ class Further:
             return lately, name == lost, used[name]
 
         return [places[name] for name in sorted(places, key=rank)]
+
+
+def _weight(error: IserblkError | OSError) -> int:
+    """How much an error tells about whether another attempt makes sense. A portal that cannot be
+    reached may come back; what the target has answered counts more: it may have lost the session.
+    A portal of another group has not been asked about it."""
+    if isinstance(error, LoginError) and error.status == pdu.LOGIN_CANNOT_INCLUDE:
+        return 0
+    if isinstance(error, ConnectFailed | ConnectTimeout | HostNotFound | OSError):
+        return 1
+    return 2 if isinstance(error, ConnectionLost) else 3
 
 
 def _none(_session: Session) -> Sequence[Place]:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from iserblk.errors import ConnectFailed, ConnectTimeout, IserblkError, LoginError
+from iserblk.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    IserblkError,
+    LoginError,
+    RemoteProtocolError,
+)
 from iserblk.initiator.connecting.further import FAILED_LATELY_S, Further, Place
 from iserblk.iscsi import pdu
 from iserblk.options import Options
@@ -29,7 +36,7 @@ class Site:
 
     def __init__(self, *others: Place, first: Place | None = None) -> None:
         self.now = 100.0
-        self.errors: dict[str, IserblkError] = {}
+        self.errors: dict[str, IserblkError | OSError] = {}
         self.tried: list[Place] = []
         self.session: Any = SimpleNamespace(
             parameters=SimpleNamespace(target_portal_group_tag=GROUP), cids={0}, reinstating=False
@@ -97,6 +104,43 @@ async def test_one_error_tells_of_all() -> None:
     site.errors.update(a=ConnectFailed("a: refused"), b=ConnectTimeout("b: silent"))
     with pytest.raises(ConnectTimeout, match=r"^b: silent; a: refused$"):
         await site.more()
+
+
+def no_session(name: str) -> LoginError:
+    return LoginError(f"{name}: the target has no such session", 0x020A)
+
+
+def other_group(name: str) -> LoginError:
+    return LoginError(f"{name}: another group", pdu.LOGIN_CANNOT_INCLUDE)
+
+
+@pytest.mark.parametrize(
+    "b, a, telling",
+    [
+        (ConnectFailed("b: refused"), no_session("a"), "a"),
+        (no_session("b"), ConnectFailed("a: refused"), "b"),
+        (OSError("b: no route"), no_session("a"), "a"),
+        (ConnectTimeout("b: silent"), RemoteProtocolError("iSCSI", "a: what?"), "a"),
+        (ConnectTimeout("b: silent"), ConnectionLost("a: cut"), "a"),
+        (ConnectionLost("b: cut"), no_session("a"), "a"),
+        (other_group("b"), ConnectFailed("a: refused"), "a"),
+        (other_group("b"), ConnectionLost("a: cut"), "a"),
+        (ConnectFailed("b: refused"), other_group("a"), "b"),
+    ],
+)
+async def test_what_a_target_has_answered_is_told(
+    b: IserblkError | OSError, a: IserblkError, telling: str
+) -> None:
+    """Not that another portal cannot be reached: after that a connection would be reinstated again
+    and again, though the target has lost the session. And of the session's group, not of another:
+    after that it would not be tried again, though the right portal may come back."""
+    site = Site(place("b"))
+    errors, words = {"a": a, "b": b}, f"{b}; {a}"
+    site.errors.update(errors)
+    with pytest.raises(type(errors[telling])) as raised:
+        await site.more()
+    assert raised.value is errors[telling] and site.hosts() == ["b", "a"]
+    assert str(raised.value) == words
 
 
 async def test_a_portal_of_another_group_is_asked_once() -> None:
