@@ -966,7 +966,10 @@ class TargetConnection:
             self._answers.task_management(request, pdu.TMF_REJECTED)
         elif request.function == pdu.TMF_ABORT_TASK:
             slot = self._tasks.get(request.referenced_task_tag)
-            if slot is not None and slot.state == WAITING:
+            answered = None if slot is not None else self._lost_answer(request.referenced_task_tag)
+            if answered is not None:
+                self._abort_answered(answered, request)
+            elif slot is not None and slot.state == WAITING:
                 session.discard(slot)
                 self._answers.task_management(request, pdu.TMF_COMPLETE)
             elif slot is None and not self._window.give_up(request.ref_cmd_sn, request.cmd_sn):
@@ -994,6 +997,43 @@ class TargetConnection:
                 self._device.reset_lun(lun)
             others = (lun,) if request.function in _OF_ALL_SESSIONS else ()
             self._abort(session.tasks_on(lun), request, others)
+
+    def _lost_answer(self, itt: int) -> TargetTask | None:
+        """The task with this tag, if it was answered on a connection that has been logged out for
+        recovery since, and the initiator has not acknowledged the answer. Of a connection that
+        works it does not exist any more: what was sent there comes, or is asked for by SNACK."""
+        slot = self.session.answered.get(itt)
+        return slot if slot is not None and slot.connection.recovered else None
+
+    def _abort_answered(self, slot: TargetTask, request: pdu.TaskManagementRequest) -> None:
+        """Carry out an ABORT TASK of a ``_lost_answer``: the task becomes allegiant to this
+        connection, its status is sent again, and then the response (RFC 7143 section 11.5.1). Over
+        iSER an ABORT TASK advertises no buffer: a read whose data may not have come ends without a
+        status, as it would not be true."""
+        session = self.session
+        old = slot.connection
+        if old in session.connections:  # as in ``_reassign``
+            self._unanswered += 1
+            old.on_closed.append(partial(self._later, partial(self._abort_answered_later, request)))
+            return
+        assert self.parameters is not None
+        reads = slot.task.direction & DATA_IN and slot.task.transferred and not slot.acknowledged
+        if reads and self.parameters.rdma_extensions:
+            session.acknowledged(slot)
+            if slot.buffer is not None:
+                self._pool.give(slot.buffer)
+                slot.buffer = None
+            session.let_go(old)
+        elif not self._free:
+            self._answers.task_management(request, pdu.TMF_REJECTED)
+            return
+        else:
+            self._take_over(slot, self._free.pop(), 0)
+        self._answers.task_management(request, pdu.TMF_COMPLETE)
+
+    def _abort_answered_later(self, request: pdu.TaskManagementRequest) -> None:
+        self._unanswered -= 1
+        self._manage(request)
 
     def _abort(
         self,
@@ -1197,8 +1237,6 @@ class TargetConnection:
     def _reassign(self, request: pdu.TaskManagementRequest, fresh: TargetTask) -> None:
         """Make a task allegiant to this connection, and go on with it (RFC 7143 section 7.2.2).
         ``fresh``: a slot with the buffers that the initiator advertises."""
-        if self.done:
-            return
         session = self.session
         slot = session.reassignable(request.referenced_task_tag)
         response = pdu.TMF_COMPLETE
@@ -1210,12 +1248,19 @@ class TargetConnection:
             response = pdu.TMF_STILL_ALLEGIANT
         elif slot.connection in session.connections:
             # It is logged out, but its buffers may be in use until it is closed.
-            slot.connection.on_closed.append(partial(self._reassign_later, request, fresh))
+            reassign = partial(self._reassign, request, fresh)
+            slot.connection.on_closed.append(partial(self._later, reassign))
             return
         self._answers.task_management(request, response)
         if slot is None or response:
             self.recycle(fresh)
             return
+        self._take_over(slot, fresh, request.exp_data_sn)
+
+    def _take_over(self, slot: TargetTask, fresh: TargetTask, exp_data_sn: int) -> None:
+        """Make a task of a connection that is closed one of this connection, with the memory of
+        ``fresh``, and go on with it, or answer it again."""
+        session = self.session
         old = slot.connection
         answered = session.answer_again(slot)
         both = slot.flags & bhs.FLAGS_BIDIRECTIONAL == bhs.FLAGS_BIDIRECTIONAL
@@ -1229,7 +1274,7 @@ class TargetConnection:
                 luns.encode(slot.lun) if slot.lun >= 0 else bytes(8),
                 slot.itt,
                 both,
-                request.exp_data_sn,
+                exp_data_sn,
                 sent,
                 slot.resume_at,
             ),
@@ -1244,10 +1289,12 @@ class TargetConnection:
                 slot.immediate = bhs.IMMEDIATE  # its CmdSN has moved the window already
             self.respond(slot)
 
-    def _reassign_later(self, request: pdu.TaskManagementRequest, fresh: TargetTask) -> None:
+    def _later(self, run: Callable[[], None]) -> None:
         """The old connection of a task is closed."""
+        if self.done:
+            return
         try:
-            self._reassign(request, fresh)
+            run()
         except TransportError as error:
             log.info("a connection ended: %s", error)
             self.abandon()

@@ -724,6 +724,156 @@ def _no_data(peer: Peer) -> ControlHeader | None:
     return peer.writes_from(bytes(4096))
 
 
+def aborted(peer: Peer) -> list[int]:
+    """StatSNs of the answer to a task that ends with GOOD, and of the response to its abort behind
+    it, and nothing else."""
+    assert peer.opcodes() == [bhs.SCSI_RESPONSE, bhs.TASK_MANAGEMENT_RESPONSE]
+    answer = pdu.ScsiResponse.unpack_from(peer.heard[0][0])
+    managed = pdu.TaskManagementResponse.unpack_from(peer.heard[1][0])
+    assert (answer.itt, answer.status, answer.response) == (1, 0, 0)
+    assert managed.response == pdu.TMF_COMPLETE
+    peer.heard.clear()
+    return [answer.stat_sn, managed.stat_sn]
+
+
+def unheard(kind: Kind, cdb: bytes, *what: object, **more: object) -> tuple[Host, Peer, Peer]:
+    """A command was answered on the first connection, which has failed. The initiator has not
+    acknowledged the answer."""
+    host = Host()
+    host.store.content[:1024] = b"r" * 1024
+    first = begun(kind, host)
+    second = joined(kind, host)
+    first.acknowledges = False
+    first.command(cdb, *what, **more)  # type: ignore[arg-type]
+    first.lose()
+    second.heard.clear()
+    return host, first, second
+
+
+# shows: SYSTEM-41
+@KINDS
+def test_an_answered_task_without_allegiance_is_aborted(kind: Kind) -> None:
+    """Its status is sent again, on this connection, and then the response (RFC 7143 section
+    11.5.1); the command is not carried out again, and the window does not move twice."""
+    host, _, second = unheard(kind, cdb10(WRITE_10, 1), WRITES, 512, b"w" * 512)
+    window = host.session.max_cmd_sn
+    second.log_out(FOR_RECOVERY, 0)
+    assert second.logged_out().response == 0
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    status, response = aborted(second)
+    assert response == status + 1
+    assert host.session.max_cmd_sn == window and len(host.store.calls) == 1
+    assert not host.session.lost
+    second.acknowledge()
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    assert not host.session.answered
+
+
+@KINDS
+def test_a_status_that_an_abort_has_brought_may_be_lost_too(kind: Kind) -> None:
+    host, _, second = unheard(kind, bytes(16))
+    second.log_out(FOR_RECOVERY, 0)
+    second.heard.clear()
+    second.acknowledges = False
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    aborted(second)
+    second.lose()
+    third = joined(kind, host, 1)
+    third.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    aborted(third)
+
+
+@KINDS
+def test_an_answered_task_is_aborted_when_its_connection_is_closed(kind: Kind) -> None:
+    """One that is logged out while it works: its buffers may be in use until then."""
+    host = Host()
+    first = begun(kind, host)
+    second = joined(kind, host)
+    first.acknowledges = False
+    first.command(bytes(16))
+    second.log_out(FOR_RECOVERY, 0)
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert not second.heard
+    first.close()
+    assert second.heard.pop(0)[0][0] == bhs.LOGOUT_RESPONSE
+    aborted(second)
+
+
+@KINDS
+def test_the_allegiance_of_an_answered_task_is_not_taken_unasked(kind: Kind) -> None:
+    """Its connection works, or has failed without a logout: an ABORT TASK belongs there, where the
+    task has ended. Its status is kept, and a TASK REASSIGN finds it later."""
+    host = Host()
+    first = begun(kind, host)
+    second = joined(kind, host)
+    first.acknowledges = False
+    first.command(bytes(16))
+    for peer in (second, first):
+        peer.heard.clear()
+        peer.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+        assert peer.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    first.lose()
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    second.log_out(FOR_RECOVERY, 0)
+    second.heard.clear()
+    reassign(second)
+    assert response_of(second).status == 0
+
+
+def test_an_answered_read_is_aborted_over_tcp() -> None:
+    """Its data comes again with its status: GOOD means that it is there."""
+    host, _, second = unheard(TcpPeer, cdb10(READ_10, 2), READS, 1024)
+    second.log_out(FOR_RECOVERY, 0)
+    second.heard.clear()
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert second.opcodes() == [bhs.DATA_IN, bhs.TASK_MANAGEMENT_RESPONSE]
+    head, data = second.heard[0]
+    assert data == b"r" * 1024 and head[1] & 1
+    assert second.heard[1][0][2] == pdu.TMF_COMPLETE
+
+
+def test_an_answered_read_is_aborted_over_iser() -> None:
+    """There is no buffer that its data could go to, so it has no status either. Its memory is
+    free."""
+    host = Host()
+    first = begun(IserPeer, host)
+    second = joined(IserPeer, host)
+    assert isinstance(first, IserPeer)
+    first.acknowledges = False
+    header = first.reads_into(bytearray(1024))
+    first.command(cdb10(READ_10, 2), READS, 1024, itt=5, header=header)
+    first.lose()
+    assert host.session.pool.used
+    second.log_out(FOR_RECOVERY, 0)
+    assert second.logged_out().response == 0
+    second.manage(pdu.TMF_ABORT_TASK, 5, ref_cmd_sn=host.cmd_sn - 1)
+    assert second.managed() == pdu.TMF_COMPLETE
+    assert not host.session.pool.used and 5 not in host.session.answered
+    second.manage(pdu.TMF_ABORT_TASK, 5, ref_cmd_sn=host.cmd_sn - 1)
+    assert second.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_status_outlives_the_abort_of_its_task(level: int) -> None:
+    """Over TCP, on a connection that works: the task does not exist any more (11.6.1 c), and a
+    status that was lost is sent again as it was."""
+    host = Host(level=level)
+    peer = begun(TcpPeer, host)
+    peer.acknowledges = False
+    peer.command(bytes(16))
+    answer, _ = peer.answer(bhs.SCSI_RESPONSE)
+    peer.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
+    assert peer.managed() == pdu.TMF_TASK_DOES_NOT_EXIST
+    stat_sn = pdu.ScsiResponse.unpack_from(answer).stat_sn
+    peer.say(
+        pdu.SnackRequest(kind=pdu.SNACK_STATUS, exp_stat_sn=stat_sn, beg_run=stat_sn, run_length=1)
+    )
+    host.run()
+    assert peer.answer(bhs.SCSI_RESPONSE)[0] == answer
+
+
 @KINDS
 @pytest.mark.parametrize("level", [0, 2])
 def test_a_logout_of_one_connection(kind: Kind, level: int) -> None:
