@@ -2,7 +2,9 @@
 """``iserblk.sockets.wire.Wire`` on a descriptor, with system calls that keep the GIL for few bytes.
 
 Every buffer is taken through the buffer protocol and released before return: no pointer outlives a
-call. The descriptor is non-blocking, and each call also passes MSG_DONTWAIT, so none can wait.
+call. Nor does an array: a connection costs this small object only, and threads that send on several
+connections share nothing. The descriptor is non-blocking, and each call also passes MSG_DONTWAIT,
+so none can wait.
 """
 
 from cpython.buffer cimport (
@@ -11,6 +13,7 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.errno cimport EAGAIN, EINTR, errno
 
 import os
@@ -35,6 +38,9 @@ cdef extern from "string.h" nogil:
 
 cdef enum:
     MAX_BUFFERS = 1024  # IOV_MAX
+    # Arrays for so many buffers lie on the stack (12 KiB), of which a call touches what it uses. A
+    # send of more takes memory for itself, which such a send does not notice.
+    FEW_BUFFERS = 128
     # From so many bytes on, copying takes longer than a switch of threads: the GIL is released.
     LARGE = 65536
 
@@ -45,8 +51,6 @@ cdef class SyscallWire:
     cdef int fd
     cdef public bint end_of_record
     cdef ssize_t last_received
-    cdef Py_buffer out_views[MAX_BUFFERS]
-    cdef iovec out_vectors[MAX_BUFFERS]
 
     def __cinit__(self, int fd, bint end_of_record):
         self.fd = fd
@@ -61,18 +65,29 @@ cdef class SyscallWire:
         cdef int error
         cdef int flags = MSG_DONTWAIT | MSG_NOSIGNAL
         cdef msghdr message
+        cdef Py_buffer few_views[FEW_BUFFERS]
+        cdef iovec few_vectors[FEW_BUFFERS]
+        cdef Py_buffer *views = few_views
+        cdef iovec *vectors = few_vectors
+        cdef void *memory = NULL
         if self.end_of_record:
             flags |= MSG_EOR
-        if count > MAX_BUFFERS:
-            raise ValueError("too many buffers")
+        if count > FEW_BUFFERS:
+            if count > MAX_BUFFERS:
+                raise ValueError("too many buffers")
+            memory = PyMem_Malloc(count * (sizeof(Py_buffer) + sizeof(iovec)))
+            if memory == NULL:
+                raise MemoryError
+            views = <Py_buffer *>memory
+            vectors = <iovec *>(views + count)
         memset(&message, 0, sizeof(message))
-        message.msg_iov = self.out_vectors
+        message.msg_iov = vectors
         message.msg_iovlen = count
         try:
             while taken < count:
-                PyObject_GetBuffer(buffers[taken], &self.out_views[taken], PyBUF_SIMPLE)
-                self.out_vectors[taken].iov_base = self.out_views[taken].buf
-                self.out_vectors[taken].iov_len = self.out_views[taken].len
+                PyObject_GetBuffer(buffers[taken], &views[taken], PyBUF_SIMPLE)
+                vectors[taken].iov_base = views[taken].buf
+                vectors[taken].iov_len = views[taken].len
                 taken += 1
             if size >= LARGE:
                 with nogil:
@@ -82,7 +97,8 @@ cdef class SyscallWire:
             error = errno
         finally:
             for index in range(taken):
-                PyBuffer_Release(&self.out_views[index])
+                PyBuffer_Release(&views[index])
+            PyMem_Free(memory)
         return result(sent, error)
 
     def receive(self, list buffers):

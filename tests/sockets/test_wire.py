@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -50,6 +51,24 @@ def test_buffers_of_every_kind(make: Make, pair: tuple[socket.socket, socket.soc
     assert bytes(first + second[:14]) == b"first second third"
     assert make(pair[0]).send([b"x"], 1) == 1
     assert make(pair[1]).receive([memoryview(second)[50:]]) == 1 and second[50] == ord("x")
+
+
+@pytest.mark.parametrize("count", [1, 128, 129, 1024])
+def test_as_many_buffers_as_the_system_takes(
+    make: Make, pair: tuple[socket.socket, socket.socket], count: int
+) -> None:
+    pieces = [bytes((number & 255,)) * 3 for number in range(count)]
+    wired = make(pair[0])
+    with pytest.raises((ValueError, OSError)):
+        wired.send([*pieces, *[b"x"] * 1024], 3 * count + 1024)
+    assert wired.send(pieces, 3 * count) == 3 * count  # type: ignore[arg-type]
+    room = bytearray(4096)
+    assert make(pair[1]).receive([memoryview(room)]) == 3 * count
+    assert room[: 3 * count] == b"".join(pieces)
+
+
+def test_a_socket_takes_little_memory(pair: tuple[socket.socket, socket.socket]) -> None:
+    assert sys.getsizeof(compiled(pair[0])) <= 128
 
 
 def test_not_now(make: Make, pair: tuple[socket.socket, socket.socket]) -> None:
