@@ -175,10 +175,12 @@ class TcpTarget:
     def add_resources(self, slots: Sequence[TargetSlot], inline_size: int, receives: int) -> None:
         """See the seam. ``receives`` needs no memory: TCP holds back what does not fit."""
         self._allocation.need_resources()
-        for slot in slots:
-            memory = memoryview(bytearray(bhs.BHS_LENGTH + inline_size))
-            slot.bhs = memory[: bhs.BHS_LENGTH]
-            slot.inline = memory[bhs.BHS_LENGTH :]
+        size = bhs.BHS_LENGTH + inline_size
+        memory = memoryview(bytearray(size * len(slots)))
+        for at, slot in enumerate(slots):
+            start, end = at * size, (at + 1) * size
+            slot.bhs = memory[start : start + bhs.BHS_LENGTH]
+            slot.inline = memory[start + bhs.BHS_LENGTH : end]
 
     def notice_numbers(self, numbers: SessionNumbers) -> None:
         """See the seam. ``numbers`` is read when an R2T is queued."""

@@ -35,6 +35,8 @@ DEFAULT_RECEIVE_SIZE: Final = 8268  # iSER header 28, BHS 48, 8192 of data: what
 READ_ROUNDS: Final = 16
 LARGE_READ: Final = 16 * 1024
 EMSS_PERIOD: Final = 65536  # bytes sent after which the LLP's segment size is looked up again
+TRIM_S: Final = 10.0  # staging that was not in use for so long gives its memory back
+SMALL_HEADERS: Final = 8192  # bytes of header slots that are allocated at once
 INLINE_SIZE: Final = 16384  # a copy of 1 µs saves a round trip: two thirds more 16 KiB writes
 
 
@@ -47,8 +49,9 @@ class IwarpQueuePair:
     the peer declares that it takes more (``allow_ulpdu``). ``llp``: what lies below DDP; None: MPA
     on TCP.
 
-    Memory: 512 KiB of staging, of which only used pages cost memory, and one buffer of
-    ``receive_size`` bytes while a message arrives in several segments.
+    Memory: 512 KiB of staging, of which only pages cost memory that were used in the last
+    ``TRIM_S`` seconds of traffic, and one buffer of ``receive_size`` bytes while a message arrives
+    in several segments.
     """
 
     iwarp = True
@@ -109,6 +112,7 @@ class IwarpQueuePair:
         self._wire = lower.wire
         self._leftover = params.leftover
         self._records = lower.records
+        self._trim_at = 0.0  # on the clock of ``progress``
         self._pending = False  # the LLP has more, or an error, that no descriptor shows
         self._kick = False  # requests were queued since the queue was last looked at
         self._blocked = False  # the kernel takes no more for now
@@ -200,6 +204,10 @@ class IwarpQueuePair:
 
     def progress(self, now: float) -> list[seam.Completion]:
         if self._error is None and not self._closed:
+            if now >= self._trim_at:
+                self._trim_at = now + TRIM_S
+                with self._rx_lock:
+                    self._rx.trim()
             self._receive()
             tx = self._tx
             if self._has_failed():
@@ -384,9 +392,12 @@ class IwarpQueuePair:
 def header_slots(count: int, size: int) -> list[seam.HeaderSlot]:
     """See ``QueuePair.alloc_headers``. They belong to no connection: a queue pair that is still to
     come may use them."""
-    # One mapping: pages that no message has filled cost nothing.
     step = SlotFrame.room(size)
-    memory = memoryview(mmap(-1, max(count, 1) * step, MAP_PRIVATE | MAP_ANONYMOUS))
+    total = max(count, 1) * step
+    # Of a mapping, pages that no message has filled cost nothing; but a process may have only so
+    # many mappings (vm.max_map_count).
+    small = total <= SMALL_HEADERS
+    memory = memoryview(bytearray(total) if small else mmap(-1, total, MAP_PRIVATE | MAP_ANONYMOUS))
     places = range(0, count * step, step)
     return [SlotFrame(size, memory[at : at + step]).slot(index) for index, at in enumerate(places)]
 

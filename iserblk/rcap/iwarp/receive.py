@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from typing import Final
 
 from iserblk.crc import crc32c
@@ -28,6 +28,7 @@ from iserblk.rcap.stags import NOTHING, Region, StagTable
 
 STAGING_SIZE: Final = 512 * 1024
 MIN_ROOM: Final = 128 * 1024  # with less room behind the staged bytes, these move to the front
+KEPT_STAGING: Final = 16 * 1024  # bytes of staging that ``trim`` keeps in any case
 DIRECT_MIN: Final = 16 * 1024  # a shorter rest is cheaper to copy than to receive separately
 
 # Control words of the segments that make up nearly all traffic, compared as a whole.
@@ -51,9 +52,9 @@ class ReceiveCore:
     """
 
     __slots__ = ("_assembly", "_consumed", "_crc", "_direct", "_direct_last", "_direct_read",
-                 "_direct_region", "_direct_size", "_head", "_ird", "_read_msn", "_receive_size",
-                 "_rtr_send", "_segment_kind", "_send_msn", "_send_offset",
-                 "_settle", "_skip", "_staging", "_stags", "_tail", "_view", "completions",
+                 "_direct_region", "_direct_size", "_head", "_ird", "_most", "_read_msn",
+                 "_receive_size", "_rtr_send", "_segment_kind", "_send_msn", "_send_offset",
+                 "_settle", "_skip", "_staging", "_stags", "_tail", "_used", "_view", "completions",
                  "opened", "posted", "reads", "reads_received", "responses",
                  "terminate")  # fmt: skip
 
@@ -82,6 +83,8 @@ class ReceiveCore:
         self._view = memoryview(self._staging)
         self._head = 0  # staging[_head:_tail] was received and is not parsed yet
         self._tail = 0
+        self._most = 0  # bytes of staging that were in use since the last ``trim``
+        self._used = 0  # bytes of staging that may have memory
         self.completions: list[seam.Completion] = []
         self.opened = False
         self.terminate = b""
@@ -131,13 +134,28 @@ class ReceiveCore:
             direct = min(count, len(self._direct))
             self._direct = self._direct[direct:]
             count -= direct
-        self._tail += count
+        self._tail = tail = self._tail + count
+        if tail > self._most:  # noqa: PLR1730 (a call of ``max`` takes longer)
+            self._most = tail
         if not self._skip or self._finish_direct():
             self._parse()
 
     def partial(self) -> bool:
         """Whether an FPDU has begun to arrive and is not complete."""
         return self._tail != self._head or self._skip != 0
+
+    def trim(self) -> None:
+        """Call it now and then: give back the memory of staging that was not in use since the last
+        call. What is staged, and the ``data`` of completions, stays as it is."""
+        most = self._most
+        holds = self._tail != self._head or self.completions
+        self._most = self._tail if holds else 0
+        used = max(self._used, most)
+        keep = (max(most, KEPT_STAGING) + PAGESIZE - 1) & -PAGESIZE
+        if used > keep:
+            self._staging.madvise(MADV_DONTNEED, keep, len(self._staging) - keep)
+            used = keep
+        self._used = used
 
     def divert(self, region: Region) -> None:
         """Place no more bytes into ``region``: the rest of a segment under way is discarded."""

@@ -13,7 +13,7 @@ from iserblk.errors import RemoteProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, mpa, rdmap
 from iserblk.rcap.iwarp.reads import RTR_TOKEN, OutstandingRead
-from iserblk.rcap.iwarp.receive import ReceiveCore
+from iserblk.rcap.iwarp.receive import KEPT_STAGING, ReceiveCore
 from iserblk.rcap.stags import StagTable
 from tests.rcap.fpdu import decode_fpdu
 from tests.rcap.wire import pattern
@@ -630,3 +630,46 @@ def test_any_bytes_raise_nothing_else_and_stay_inside(
     assert receiver.read_only == before
     assert len(receiver.core.responses) <= 2
     assert len(receiver.events) <= 6
+
+
+def test_staging_that_is_not_used_gives_its_memory_back() -> None:
+    """A burst fills staging; what comes after it needs little. Pages that were given back are
+    zero."""
+    receiver = Receiver()
+    burst = tagged(WRITE, receiver.stag, 0, pattern(4000)) * 60
+    send = untagged(SEND, 1, b"a message")
+    receiver.feed(burst)
+    receiver.core.trim()
+    (room,) = receiver.core.get_buffers()
+    assert bytes(room[: len(burst)]) == burst  # it was in use since the call before
+    receiver.feed(send)
+    receiver.core.trim()
+    (room,) = receiver.core.get_buffers()
+    assert bytes(room[: len(send)]) == send
+    kept = KEPT_STAGING
+    assert bytes(room[:kept]) == (send + burst[len(send) :])[:kept]
+    assert bytes(room[kept : len(burst)]) == bytes(len(burst) - kept)
+    receiver.feed(burst)  # and it can be used again
+    assert receiver.memory == pattern(4000)
+
+
+def test_what_is_staged_stays() -> None:
+    """Trimmed while the end of a message is still to come, and while one waits to be read."""
+    receiver = Receiver(crc=False)
+    filler = tagged(WRITE, receiver.stag, 0, pattern(4000)) * 20
+    message = untagged(SEND, 1, pattern(3000))
+    receiver.feed(filler)
+    receiver.feed(message[:2500])
+    for _ in range(3):
+        receiver.core.trim()
+    receiver.feed(message[2500:])
+    assert receiver.events == [(seam.RECEIVE, None, pattern(3000), 0, False)]
+    core = receiver.core
+    (room,) = core.get_buffers()
+    large = filler + untagged(SEND, 2, b"behind it")
+    room[: len(large)] = large
+    core.received(len(large))
+    for _ in range(3):
+        core.trim()
+    (event,) = core.completions
+    assert event.data is not None and bytes(event.data) == b"behind it"
