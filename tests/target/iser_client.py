@@ -93,7 +93,8 @@ class IserClient:
     PDUs. ``store``: the content of LUN 0. ``on_reset``: as TargetConnection's; ``budget``: its
     memory for data. ``datamover``: the target's. ``accounts``: its users, if it has any.
     ``device``, ``store``: of another client of the same target. ``lun``: of the only LUN.
-    ``max_ulpdu``: what the target declares. ``solicited_only``: of its config."""
+    ``max_ulpdu``: what the target declares. ``solicited_only``: of its config. ``at_once``: it
+    allocates all slots at login."""
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class IserClient:
         solicits: bool = True,
         isid: bytes = b"\x80abcde",
         solicited_only: bool = True,
+        at_once: bool = True,
     ) -> None:
         self.ours, theirs = memory_pair(
             ord=ord, receive_size=MINIMUM_LENGTH + 8192, solicits=solicits
@@ -138,6 +140,7 @@ class IserClient:
             portal="10.0.0.1:3260",
             port=port,
             budget=self.budget,
+            at_once=at_once,
         )
 
         def offload(slot: TargetTask) -> None:

@@ -135,6 +135,12 @@ class BufferPool:
             self.give(buffer)
         return larger
 
+    def trim(self) -> None:
+        """Keep no free buffers."""
+        for free in self._free:
+            free.clear()
+        self._kept = 0
+
     def close(self) -> None:
         """Give all buffers back to the budget. No thread may use any of them any more."""
         self._budget.used -= self.used

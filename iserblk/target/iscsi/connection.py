@@ -11,10 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final
 
 from iserblk.datamover.seam import PduSlot, Resumption, TargetDatamover
-from iserblk.errors import Busy, RemoteProtocolError, TransportError
+from iserblk.errors import Busy, ConnectionLost, RemoteProtocolError, TransportError
 from iserblk.iscsi import bhs, keys, pdu
 from iserblk.iscsi.keys import SessionParameters
 from iserblk.iscsi.login_target import Joinable, LoginTarget
@@ -66,6 +67,13 @@ QUEUE_DEPTH: Final = 128  # commands that an initiator may have outstanding
 UNEXPECTED: Final = 32  # immediate PDUs in addition to these (MaxOutstandingUnexpectedPDUs)
 PINGS: Final = 1  # answers to pings of ours, in addition to these
 LOGIN_SLOTS: Final = 4
+# Of one connection: a slot is free only when the datamover reports its response as sent.
+TASK_SLOTS: Final = 2 * QUEUE_DEPTH
+BATCH_SLOTS: Final = 16  # that are made at a time
+# Bytes that are set aside for the slots that are still to be made. They take 0.6 MiB, and Python
+# takes memory from the system by the MiB.
+RESERVE: Final = 1 << 20
+FEW_COMMANDS: Final = 16  # between two calls of ``trim``: the session is idle
 ACKNOWLEDGED: Final = 65536  # bytes of Data-In for which an acknowledgement is asked for (A-bit)
 CONTROL_SLOTS: Final = QUEUE_DEPTH + UNEXPECTED  # for answers to NOP, text, task management
 UNANSWERED: Final = 64  # task management requests of a connection, until more are rejected
@@ -119,7 +127,11 @@ class TargetConnection:
         port: TargetPort = ONLY_PORT,
         budget: DataBudget | None = None,
         on_cold_reset: Callable[[TargetConnection], None] = lambda _: None,
+        at_once: bool = True,
     ) -> None:
+        """``at_once``: the memory of slots is registered with a device, and there is little of it:
+        all that the depth may need is allocated at login. False: it is any memory of the process,
+        is allocated when it is needed, and ``trim`` gives it back."""
         self._dm = datamover
         self._device = device
         self._task_sets = device.task_sets
@@ -157,6 +169,9 @@ class TargetConnection:
         self._pool = session.pool
         self._free: list[TargetTask] = []
         self._slots: list[TargetTask] = []  # free or not
+        self._at_once = at_once
+        self._reserve: mmap | None = None
+        self._looked = 0  # ExpCmdSN at the last ``trim``
         # What the initiator has acknowledged, where that matters.
         self._notes = False
         self._keeps = False  # responses until they are acknowledged
@@ -299,6 +314,7 @@ class TargetConnection:
             self.abandon()
         self._dm.connection_terminate()
         self._budget.keepers.pop(self._dm.forget_kept, None)
+        self._give_up_reserve()
         self._closed = True
         self.session.leave(self)
         self._end_awaiting()
@@ -478,19 +494,77 @@ class TargetConnection:
 
     def _allocate(self) -> None:
         """Allocate what the session needs beside the login buffers, before the final Login Response
-        promises it (RFC 7145 section 5.1.2)."""
+        promises it (RFC 7145 section 5.1.2).
+
+        Where slots are made later, their memory is promised nevertheless: a mapping as large as all
+        of them is made now. The system counts it against every limit that could refuse memory to
+        this process (address space, data, commit limit), though pages that nothing touches take no
+        memory. So the login fails where it always did. Should memory be refused later, the mapping
+        is given up and all slots are made in its place."""
         login = self.login
         self._dm.notice_key_values(login.parameters)
         if not login.discovery:
-            # Twice the depth: a slot is free only when the datamover reports its response as sent.
-            self._free = [TargetTask(i) for i in range(2 * QUEUE_DEPTH)]
-            self._slots = list(self._free)
-            for slot in self._free:
-                slot.connection = self
-            self._dm.add_resources(self._free, SENSE_INLINE, QUEUE_DEPTH)
+            if not self._at_once:
+                self._reserve = _set_aside_memory()
+            self._make_slots(TASK_SLOTS if self._at_once else BATCH_SLOTS, QUEUE_DEPTH)
         unasked = login.depth * login.unsolicited_of_each
         self._dm.add_resources([], 0, UNEXPECTED + PINGS + unasked)
         self._answers.enlarge(CONTROL_INLINE, CONTROL_SLOTS)
+
+    def _make_slots(self, count: int, receives: int = 0) -> None:
+        """Add ``count`` slots. Raises as ``add_resources``; then nothing has changed."""
+        made = len(self._slots)
+        fresh = [TargetTask(index) for index in range(made, made + count)]
+        for slot in fresh:
+            slot.connection = self
+        self._dm.add_resources(fresh, SENSE_INLINE, receives)
+        self._slots += fresh
+        self._free += fresh
+
+    def _more_slots(self) -> None:
+        """Make slots when none is free. Raises RemoteProtocolError when the initiator has begun
+        more than it may; and ConnectionLost when there is no memory after all, because another
+        thread has taken what the reserve had held."""
+        left = TASK_SLOTS - len(self._slots)
+        if left <= 0:
+            raise RemoteProtocolError("iSCSI", "more commands than MaxCmdSN allows")
+        try:
+            try:
+                self._make_slots(min(left, BATCH_SLOTS))
+            except (OSError, MemoryError):
+                self._give_up_reserve()
+                self._make_slots(left)
+        except (OSError, MemoryError):
+            raise ConnectionLost("there is no memory for the commands of the session") from None
+        if len(self._slots) >= TASK_SLOTS:
+            self._give_up_reserve()
+
+    def _give_up_reserve(self) -> None:
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.close()
+
+    def trim(self) -> None:
+        """Call it about twice a minute: if the session is idle, give back memory that only a busy
+        one needs."""
+        before, self._looked = self._looked, self._window.exp_cmd_sn
+        if (self._looked - before) & MASK32 > FEW_COMMANDS:
+            return
+        self._pool.trim()
+        free = self._free
+        if self._at_once or len(free) <= BATCH_SLOTS or len(free) < len(self._slots):
+            return
+        if any(slot.busy for slot in free):
+            return
+        if self._reserve is None:
+            try:
+                self._reserve = _set_aside_memory()
+            except OSError:
+                return  # what login has promised stays where it is
+        for slot in self._slots[BATCH_SLOTS:]:
+            slot.request.token = slot.transfer.token = None  # else each would refer to itself
+        del self._slots[BATCH_SLOTS:]
+        self._free = list(self._slots)
 
     def _enter_full_feature_phase(self, header: bytes, data: bytes) -> None:
         """Apply the result of the login, whose final response is given."""
@@ -635,7 +709,7 @@ class TargetConnection:
             log.warning("%s: command with CmdSN %d ignored", self._portal, cmd_sn)
             return
         if not self._free:
-            raise RemoteProtocolError("iSCSI", "more commands than MaxCmdSN allows")
+            self._more_slots()
         slot = self._free.pop()
         slot.itt = itt
         slot.edtl = edtl
@@ -1229,7 +1303,7 @@ class TargetConnection:
             self._answers.task_management(request, pdu.TMF_REJECTED)
             return
         if not self._free:
-            raise RemoteProtocolError("iSCSI", "more tasks than the target has room for")
+            self._more_slots()
         fresh = self._free.pop()
         self._dm.map_task(fresh)
         self._reassign(request, fresh)
@@ -1346,6 +1420,11 @@ class TargetConnection:
         if self._deferred and self._dm.next_deadline() is not None:
             return True
         return self._dm.wants_write()
+
+
+def _set_aside_memory() -> mmap:
+    """Raises OSError when the system has not that much."""
+    return mmap(-1, RESERVE, MAP_PRIVATE | MAP_ANONYMOUS)
 
 
 def _refuse(task: ScsiTask, code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from ctypes import addressof, c_ubyte
 from pathlib import Path
 
@@ -157,3 +158,19 @@ def test_waking_within_waking_is_no_circle() -> None:
     budget.wait(lambda: woken.append("two"))
     budget.wake()
     assert woken == ["one", "two"]
+
+
+def test_an_idle_session_keeps_no_free_buffers() -> None:
+    budget = DataBudget()
+    pool = BufferPool(budget)
+    used, free = pool.take(4096), [pool.take(size) for size in (4096, 65536, MIB)]
+    used[:4] = b"used"
+    gone = [weakref.ref(buffer.obj) for buffer in free[2:]]
+    while free:
+        pool.give(free.pop())
+    pool.trim()
+    gc.collect()
+    assert [ref() for ref in gone] == [None]
+    assert (pool.used, budget.used) == (4096, 4096) and bytes(used[:4]) == b"used"
+    pool.give(used)
+    assert budget.used == 0 and pool.take(4096).obj is used.obj

@@ -163,7 +163,7 @@ async def test_a_group_of_iser_alone(caplog: pytest.LogCaptureFixture) -> None:
         assert found.name == IQN
         with pytest.raises(LoginError, match="error in the login"):
             await connect(parse_url(plain), Options())
-        assert "the portal group takes iSER only" in caplog.text
+        await until(lambda: "the portal group takes iSER only" in caplog.text)
 
 
 @pytest.mark.parametrize(("windows", "reply"), [(True, 0x80), (False, 0xC0)])
