@@ -134,6 +134,8 @@ def split_url(text: str, needs_target: bool = True) -> Url:
     quote: Callable[[str], str] = shown if "@" not in path else _hidden
     user, password, portal = _user_info(authority)
     host, port = "", SLP_PORT
+    if not portal and scheme == "isns":
+        raise BadArgument("the URL has no host; write isns://HOST[:PORT]")
     if portal or scheme != "slp":  # slp:// alone means all agents of the network
         host, port = _host_port(portal, _DIRECTORIES.get(scheme, DEFAULT_PORT))
     if not path and needs_target:

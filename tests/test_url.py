@@ -216,6 +216,8 @@ def test_servers_and_agents() -> None:
         url = parse_place(text)
         assert (url.host, url.port, url.iqn) == (host, port, iqn)
     assert parse_place("slp://?scope=a,b").options == {"scope": "a,b"}
+    with pytest.raises(BadArgument, match=r"no host; write isns://HOST"):
+        parse_place("isns://")
     for wrong in ("isns://", "slp://:427", "slp://host:0"):
         with pytest.raises(BadArgument):
             parse_place(wrong)

@@ -488,7 +488,7 @@ class LoginInitiator:
 
     def _refused(self, status: int, data: bytes | memoryview) -> LoginError:
         words = reasons.login_status(status)
-        name = self._config.target_name
+        name, credentials = self._config.target_name, self._config.credentials
         if status >> 8 == 1:
             self._collector.add(data)
             pairs = self._collector.take()
@@ -497,8 +497,11 @@ class LoginInitiator:
             return LoginError(f"{words}{where}", status, address)
         words += self.hint
         if status == _AUTHENTICATION_FAILURE:
-            none = "" if self._chap else "; none were given: write USER@ and chap-secret-file="
-            return AuthenticationError(f"login refused: {words}{none}", status)
+            if not self._chap:
+                words += "; none were given: write USER@ and chap-secret-file="
+            elif credentials is not None and credentials.target_secret:
+                words += "; for mutual CHAP the target needs a secret of its own"
+            return AuthenticationError(f"login refused: {words}", status)
         if status in _NOT_FOUND:
             return TargetNotFound(f"no target {name}: {words}", status)
         return LoginError(f"login to {name or 'discovery session'} refused: {words}", status)

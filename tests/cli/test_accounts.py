@@ -182,6 +182,33 @@ def test_a_target_that_authenticates_nobody(tmp_path: Path) -> None:
         shows_nothing(line, (tmp_path / "log").read_text())
 
 
+def test_a_target_that_cannot_prove_who_it_is(tmp_path: Path) -> None:
+    """It has accounts and no secret of its own, and mutual CHAP is asked for."""
+    accounts = private(tmp_path / "accounts", f"host:{OWN}\n")
+    both = private(tmp_path / "both", f"{OWN}\n{THEIRS}\n")
+    arguments = ["target", "--listen", "127.0.0.1:0", "--iqn", IQN, "--chap-accounts", accounts]
+    with serving(*arguments, "--lun", f"{tmp_path / 'a'}:size=1M", log=tmp_path / "log") as server:
+        url = f"{server.url}/0".replace("iser://", "iser://host@")
+        line = bad(24, "info", url, "--chap-secret-file", both)
+    portal = server.url.split("/")[2]
+    assert line.startswith(f"iserblk: {portal}: login refused: authentication failed")
+    assert "for mutual CHAP the target needs a secret of its own" in line
+    shows_nothing(line)
+
+
+def test_a_gateway(setting: Setting, tmp_path: Path) -> None:
+    """Its command line has the secret no longer than any other, with `:ro` and `--lun=`, too."""
+    lun = f"--lun={setting.url(f'host%{OWN}@')}:ro"
+    arguments = ["target", "--listen", "127.0.0.1:0", "--iqn", f"{IQN}.gate", lun]
+    with serving(*arguments, log=tmp_path / "log") as gate:
+        seen = command_lines()
+        assert f"--lun=iser://host@{setting.host}" in seen
+        shows_nothing(seen)
+        (disk,) = good_json("info", gate.url)["disks"]
+        assert disk["read_only"] and disk["gateway_to"] == [IQN]
+    shows_nothing((tmp_path / "log").read_text())
+
+
 def test_wrong_files(setting: Setting, tmp_path: Path) -> None:
     open_file = private(tmp_path / "open", OWN)
     open_file.chmod(0o644)

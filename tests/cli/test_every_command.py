@@ -95,7 +95,8 @@ def test_verbs_without_a_device() -> None:
 
 
 def test_no_such_target_or_lun(url: str) -> None:
-    assert f"{IQN}x" in bad(21, "info", f"{url}x")
+    portal = url.split("/")[2]
+    assert f"{portal}: no target {IQN}x" in bad(21, "info", f"{url}x")
     assert "no LUN 7" in bad(21, "info", f"{url}/7")
 
 

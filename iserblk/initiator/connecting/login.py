@@ -19,7 +19,13 @@ from iserblk.datamover.seam import INLINE, InitiatorDatamover, PduSlot
 from iserblk.datamover.stream_initiator import StreamInitiator
 from iserblk.datamover.tcp_initiator import TcpInitiator
 from iserblk.datamover.tcp_stream import ByteStream
-from iserblk.errors import ConnectionLost, ConnectTimeout, IserblkError, RemoteProtocolError
+from iserblk.errors import (
+    ConnectionLost,
+    ConnectTimeout,
+    IserblkError,
+    LoginError,
+    RemoteProtocolError,
+)
 from iserblk.initiator.session.connection import FIRST_SLOTS
 from iserblk.initiator.session.connection import Connection as SessionConnection
 from iserblk.initiator.session.sending import CONTROL_SLOTS
@@ -326,7 +332,13 @@ class Login:
                     self._dm.progress(monotonic())
                 outgoing.extend(login.receive(*self._received.popleft()))
         except ConnectionLost as error:
-            raise ConnectionLost(f"{self._portal}: during login: {error}{login.hint}") from None
+            hint = login.hint
+            if connection.rdma and connection.streaming is None and options.header != HEADER_LENGTH:
+                hint = f"; header={options.header} must be told to the target, too"
+            raise ConnectionLost(f"{self._portal}: during login: {error}{hint}") from None
+        except LoginError as error:
+            error.args = (f"{self._portal}: {error}",)
+            raise
         except RemoteProtocolError as error:
             raise at_portal(self._portal, error) from None
         return login
