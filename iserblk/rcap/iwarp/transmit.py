@@ -470,7 +470,8 @@ class SendCore:
     # --- endings ---
 
     def detach(self, region: Region) -> None:
-        """Let go of the memory of ``region``: bytes still to be sent from it are copied.
+        """Let go of the memory of ``region``: bytes still to be sent from it are copied, and no
+        others: what the batch has of other writes may be a MiB.
 
         The IRD bounds the work: one copy for each Read Response under way, of its range.
         """
@@ -480,7 +481,11 @@ class SendCore:
         message = self._message
         if isinstance(message, ReadResponse) and message.region is region:
             message.detach()
-        self.batch[:] = [bytes(piece) for piece in self.batch]
+        owner = region.view.obj  # that of every part of it, too
+        batch = self.batch
+        for index, piece in enumerate(batch):
+            if isinstance(piece, memoryview) and piece.obj is owner:
+                batch[index] = bytes(piece)
 
     def abort(self, terminate: bytes) -> None:
         """Drop all that is not framed; end the stream with this Terminate (b"": without any).
