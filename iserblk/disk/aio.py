@@ -31,6 +31,7 @@ class TrioDisk:
         self.begin_write = core.begin_write
         self.end_read = core.ended
         self.end_write = core.ended_write
+        self.take_over = core.take_over
         self.hold = driver.hold
         self.release = driver.release
         self.abandon = driver.abandon

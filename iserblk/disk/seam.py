@@ -191,6 +191,11 @@ class DirectDisk(AsyncDisk, Protocol):
     ``waiter.task_done`` is called when the command has ended. The caller then calls ``end_read`` or
     ``end_write`` once. It returns 0.0 when the request is done, or else a deadline: go on with
     ``read_into`` or ``write`` and this deadline. It raises the error of the request.
+
+    ``take_over``, called before ``end_write``, may save a copy of the data: a disk that keeps what
+    is not flushed keeps ``buffer``, in which the data is, and returns another one of the same size,
+    which is the caller's from then on. None: ``buffer`` stays the caller's. Nothing else may use
+    any of ``buffer``, whatever is in it beside the data.
     """
 
     async def read_into(self, buffer: memoryview, offset: int, deadline: float = 0.0) -> None: ...
@@ -208,6 +213,8 @@ class DirectDisk(AsyncDisk, Protocol):
     def end_read(self, slot: TaskSlot, /) -> float: ...
 
     def end_write(self, slot: TaskSlot, /) -> float: ...
+
+    def take_over(self, slot: TaskSlot, buffer: bytearray, /) -> bytearray | None: ...
 
     def hold(self) -> bool:
         """Have commands that are begun from now on leave together, at ``release``. Returns the

@@ -513,6 +513,11 @@ class Client:
             if request.command == nbd.READ:
                 deadline = self._disk.end_read(slot)
             else:
+                buffer = request.buffer
+                if buffer is not None:  # of a large write
+                    other = self._disk.take_over(slot, buffer)
+                    if other is not None:
+                        request.buffer = other
                 deadline = self._disk.end_write(slot)
         except IserblkError as error:
             self._refuse(request, error)

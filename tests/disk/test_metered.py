@@ -96,7 +96,10 @@ class Bench:
 
 
 SLOTS = 3
-DIRECT = ("begin_read", "begin_write", "end_read", "end_write", "hold", "release", "abandon")
+DIRECT = (
+    *("begin_read", "begin_write", "end_read", "end_write", "take_over"),
+    *("hold", "release", "abandon"),
+)
 NAMES = ("refresh", "read_into", "write", "flush", "trim", "zero", "extents", "cache")
 BUFFER = memoryview(bytearray(512))
 REQUESTS: list[tuple[int, int, tuple[Any, ...], dict[str, Any]]] = [

@@ -12,7 +12,7 @@ from iserblk.disk.seam import AsyncDisk
 from iserblk.errors import IserblkError
 from tests.integration.conftest import StartTarget
 from tests.support import logs
-from tests.support.faces import FACES, one_disk, read, write
+from tests.support.faces import FACES, NBD, one_disk, read, write
 from tests.support.until import until
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES, logs.RECONNECTED)
@@ -52,6 +52,28 @@ async def test_lost_cache_is_made_good(start_target: StartTarget, face: str, jou
                 running = start_target(SPEC, listen=running.listen)
         assert await read(disk, 0, len(model)) == model
         await disk.flush()
+        running.kill()
+        running = start_target(SPEC, listen=running.listen)
+        assert await read(disk, 0, len(model)) == model
+
+
+async def test_large_writes_through_nbd_are_made_good(start_target: StartTarget) -> None:
+    """The journal keeps them where the server received them; see ``DirectDisk.take_over``."""
+    running = start_target(SPEC)
+    async with one_disk(NBD, f"{running.url}/0", {"journal": "4M"}) as disk:
+        model = bytearray(8 * MIB)
+        chance = random.Random(8)
+        for step in range(96):
+            length = chance.choice((128 * KIB, 192 * KIB, MIB, 4 * KIB))
+            offset = chance.randrange((len(model) - length) // 4096) * 4096
+            data = chance.randbytes(length)
+            await write(disk, data, offset)
+            model[offset : offset + length] = data
+            if step % 32 == 17:
+                await disk.flush()
+            if step % 32 == 27:
+                running.kill()
+                running = start_target(SPEC, listen=running.listen)
         running.kill()
         running = start_target(SPEC, listen=running.listen)
         assert await read(disk, 0, len(model)) == model

@@ -15,7 +15,7 @@ import trio.testing
 from iserblk.errors import CommandTimeout
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.nbd import messages as nbd
-from iserblk.nbd.buffers import CLIENT_BYTES, Memory
+from iserblk.nbd.buffers import CLIENT_BYTES, HEADROOM, Memory
 from iserblk.nbd.client import Client
 from iserblk.nbd.exports import Export
 from iserblk.nbd.handshake import Tls
@@ -93,6 +93,35 @@ async def test_byte_by_byte() -> None:
         assert await one.raw.replies({1: 0, 2: 0}) == {1: Reply(0, 1), 2: Reply(0, 2)}
         await one.raw.send(request(nbd.READ, 100, 6, 3))
         assert await one.raw.reply(6) == Reply(0, 3, b"slowly")
+
+
+async def test_buffers_of_large_writes_that_the_disk_takes_over() -> None:
+    """What it has is not written into any more, and the next write lands in what it gave."""
+
+    class Keeping(DirectFake):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: list[bytearray] = []
+            self.gave: list[bytearray] = []
+
+        def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+            if len(self.kept) == 3:
+                return None
+            self.kept.append(buffer)
+            self.gave.append(bytearray(len(buffer)))
+            return self.gave[-1]
+
+    disk = Keeping()
+    async with served(disk) as (one,):
+        written = [os.urandom(MIB) for _ in range(5)]
+        for number, data in enumerate(written):
+            await one.raw.send(write(data, 0, number) + write(b"small", MIB, 9))
+            await until(lambda: len(disk.begun) == 2)
+            disk.end()
+            assert set(await one.raw.replies({number: 0, 9: 0})) == {number, 9}
+        assert [bytes(each[HEADROOM:]) for each in disk.kept] == written[:3]
+        assert [id(each) for each in disk.kept[1:]] == [id(each) for each in disk.gave[:2]]
+        assert disk.gave[2][HEADROOM:] == written[4]
 
 
 async def test_a_client_that_sends_no_more_gets_its_answers() -> None:

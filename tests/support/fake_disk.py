@@ -313,6 +313,9 @@ class AsyncFake:
     def end_write(self, slot: TaskSlot) -> float:
         raise AssertionError("no command was begun")
 
+    def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+        return None
+
     def hold(self) -> bool:
         return False
 

@@ -3,7 +3,8 @@
 They are sent again when the target has lost its cache. The journal holds a change (WRITE, UNMAP,
 WRITE SAME) from before its submission until a flush covers it, or until it has failed. While its
 command runs, the journal has a view of the caller's buffer. It copies the data before the caller
-gets the buffer back. So an acknowledged change is in the journal at every moment.
+gets the buffer back, or keeps the buffer, and the caller has another one (``take_over``). So an
+acknowledged change is in the journal at every moment.
 
 While a command runs, ``Journal.changes`` says what it changes, at the index of its slot; the blocks
 are ``first`` and ``last`` of the slot.
@@ -16,7 +17,8 @@ Flushes: the changes that have ended since the last flush began are a **batch**.
 present batch. When it succeeds, it drops that batch and all before it; when it fails, they stay for
 the next flush. Closed batches that the same flushes cover are merged into one, with chunks that are
 more than half full. So the memory is at most twice the size of the data, plus a chunk for each
-flush under way, however many flushes fail.
+flush under way, however many flushes fail. Memory that has become free is kept for data to come:
+chunks, and buffers by their size. Where one kind is lacking, the other is given up for it.
 """
 
 from __future__ import annotations
@@ -50,14 +52,16 @@ class Entry(NamedTuple):
 
 class _Batch:
     """Changes that have ended. ``chunks``: copies. ``others``: the changes without a copy:
-    commands, and pieces of an operation that still has its buffer. ``size``: bytes that all of it
-    counts as, once the batch is closed. ``flushes``: how many flushes that cover it are under way;
-    a flush of a younger batch covers all older ones as well."""
+    commands, and pieces of an operation that still has its buffer. ``buffers``: those that were
+    taken over, each with the change whose data is in it. ``size``: bytes that all of it counts as,
+    once the batch is closed. ``flushes``: how many flushes that cover it are under way; a flush of
+    a younger batch covers all older ones as well."""
 
-    __slots__ = ("chunks", "flushes", "others", "size")
+    __slots__ = ("buffers", "chunks", "flushes", "others", "size")
 
     def __init__(self) -> None:
         self.others: dict[int, Entry] = {}
+        self.buffers: list[tuple[Entry, bytearray]] = []
         self.chunks: list[Chunk] = []
         self.size = 0
         self.flushes = 0
@@ -105,6 +109,8 @@ class Journal:
         self._batch = _Batch()
         self._closed: list[_Batch] = []  # a flush of these is under way, or has failed
         self._spare: list[Chunk] = []
+        self._spare_buffers: dict[int, list[bytearray]] = {}  # by size
+        self._spared = 0  # bytes of these
         self._replays = 0  # under way: they read chunks
         self._flushing = False  # by a caller that found the journal full
         self._waiters: list[Waiter] = []
@@ -163,6 +169,31 @@ class Journal:
             self.copies.size += _size(entry)
         return entry.sequence
 
+    def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+        """As ``keep``, without a copy: ``buffer``, in which the data is, belongs to the journal
+        from now on. Returns another one of the same size for the caller, with some content. None,
+        and nothing was done: the command has failed, or there is nothing to keep, or no memory."""
+        change = self.changes[slot.index]
+        size = len(buffer)
+        with self.copies:
+            if not change.sequence or change.command_block or not _good(change):
+                return None
+            free = self._spare_buffers.get(size)
+            if free:
+                other = free.pop()
+                self._spared -= size
+            else:
+                del self._spare[: -(-size // CHUNK)]
+                try:
+                    other = bytearray(size)
+                except MemoryError:
+                    return None
+            self.copies.size += len(change.data)
+            self._batch.buffers.append((_entry(change), buffer))
+            change.sequence = 0
+            change.data = NO_BYTES
+            return other
+
     def settle(self, sequences: Iterable[int]) -> None:
         """Copy what is left of these changes: the caller is about to get back their buffer."""
         with self.copies:
@@ -191,7 +222,12 @@ class Journal:
 
     def _next_chunk(self) -> Chunk:
         """A chunk to fill, of the present batch. Called under the lock."""
-        chunk = self._spare.pop() if self._spare else Chunk(self._block)
+        if self._spare:
+            chunk = self._spare.pop()
+        else:
+            self._spare_buffers.clear()
+            self._spared = 0
+            chunk = Chunk(self._block)
         chunk.used = chunk.at = 0
         self._batch.chunks.append(chunk)
         return chunk
@@ -221,6 +257,8 @@ class Journal:
                     self._closed.remove(batch)
                     self.copies.size -= batch.size
                     self._spare_chunks(batch.chunks)
+                    for _, buffer in batch.buffers:
+                        self._keep_buffer(buffer)
 
     def not_flushed(self, batches: Batches) -> None:
         """Keep these batches: the flush has failed."""
@@ -242,6 +280,7 @@ class Journal:
                 continue
             del closed[at]
             older.others.update(younger.others)
+            older.buffers += younger.buffers
             older.size += younger.size
             for chunk in younger.chunks:
                 if older.chunks and older.chunks[-1].take_in(chunk):
@@ -255,6 +294,22 @@ class Journal:
         if not self._replays:
             self._spare += chunks
             del self._spare[self.limit // CHUNK + 2 :]
+
+    def _keep_buffer(self, buffer: bytearray) -> None:
+        """As ``_spare_chunks``, for a buffer that was taken over."""
+        if self._replays:
+            return
+        size = len(buffer)
+        most = self.limit + self.limit // 4  # buffers are larger than what is in them
+        spare = self._spare_buffers
+        if self._spared + size > most:  # perhaps of sizes that are not used any more
+            same = spare.pop(size, [])
+            spare.clear()
+            spare[size] = same
+            self._spared = size * len(same)
+        if self._spared + size <= most:
+            spare.setdefault(size, []).append(buffer)
+            self._spared += size
 
     def full(self, length: int) -> bool:
         """Whether a write of ``length`` bytes has to flush first (``claim_flush``). Changes in
@@ -305,6 +360,7 @@ class Journal:
             ]
             for batch in (*self._closed, self._batch):
                 found += map(_owned, batch.others.values())
+                found += [entry for entry, _ in batch.buffers]
                 for chunk in batch.chunks:
                     for sequence, first, data in chunk.entries():
                         last = first + len(data) // self._block - 1

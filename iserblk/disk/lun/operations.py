@@ -457,6 +457,17 @@ class DiskCore:
         finally:
             self.ranges.changed()
 
+    def take_over(self, slot: TaskSlot, buffer: bytearray) -> bytearray | None:
+        """Before ``ended_write``: have the journal keep ``buffer``, in which the data of the write
+        is, in place of a copy. Returns another buffer of the same size in its place. None: the
+        caller still has ``buffer``."""
+        durability = self.durability
+        journal = durability.journal
+        if journal is None:
+            return None
+        durability.wrote()
+        return journal.take_over(slot, buffer)
+
     def _failed(self, slot: TaskSlot, again: bool) -> float:
         problem = failure(slot, self.info.name)
         deadline = slot.deadline

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot
@@ -139,6 +140,119 @@ def test_what_is_in_flight_counts_up_to_half_of_the_bound(kept: int, in_flight: 
     ):
         begun += 1
     assert begun == in_flight
+
+
+# -- buffers that are taken over -------------------------------------------------------------------
+
+HEAD = 64  # bytes in front of the data
+
+
+def taken_over(bench: Bench, lba: int, byte: int, buffer: bytearray | None = None) -> bytearray:
+    """Write a block whose buffer the journal takes over. Returns the one in its place."""
+    buffer = buffer or bytearray(HEAD + BLOCK)
+    buffer[HEAD:] = bytes((byte,)) * BLOCK
+    slot = bench.core.begin_write(memoryview(buffer)[HEAD:], lba * BLOCK, CountingWaiter())
+    assert slot is not None
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    other = bench.core.take_over(slot, buffer)
+    assert other is not None and other is not buffer and len(other) == len(buffer)
+    assert bench.core.ended_write(slot) == 0.0
+    other[:] = b"\xee" * len(other)  # it is the caller's
+    return other
+
+
+def test_buffer_that_was_taken_over_is_sent_again() -> None:
+    bench = Bench()
+    taken_over(bench, 0, 1)
+    bench.write(0, 1, 2)
+    taken_over(bench, 1, 3)
+    assert bench.kept == 3 * BLOCK
+    for _ in range(2):
+        bench.target.cached.clear()
+        reconnect(bench.core, bench.target)
+        assert bench.holds(0, 1, 2) and bench.holds(1, 1, 3)
+    bench.run(bench.core.flush())
+    assert bench.kept == 0 and bench.target.stable[1] == b"\3" * BLOCK
+
+
+def test_buffer_is_given_away_again_when_a_flush_covers_it() -> None:
+    bench = Bench()
+    mine = [bytearray(HEAD + BLOCK) for _ in range(2)]
+    others = [taken_over(bench, at, at, mine[at]) for at in range(2)]
+    assert not any(other is buffer for other in others for buffer in mine)
+    flush = bench.core.flush()
+    next(flush)
+    late = bytearray(HEAD + BLOCK)
+    others.append(taken_over(bench, 2, 2, late))
+    bench.session.end(bench.session.flight[0], sense=MEDIUM_ERROR)
+    with pytest.raises(ScsiError):
+        next(flush)
+    others.append(taken_over(bench, 3, 3))  # nothing was flushed
+    assert not any(other is buffer for other in others for buffer in (*mine, late))
+    bench.run(bench.core.flush())
+    assert bench.kept == 0
+    again = [taken_over(bench, at, at) for at in range(4)]
+    assert sum(any(each is buffer for buffer in (*mine, late)) for each in again) == 3
+
+
+def test_no_buffer_that_a_replay_sends_is_given_away() -> None:
+    bench = Bench()
+    mine = bytearray(HEAD + BLOCK)
+    taken_over(bench, 0, 1, mine)
+    journal = bench.core.durability.journal
+    assert journal is not None
+    (entry,) = journal.begin_replay()
+    journal.flushed(journal.begin_flush())
+    other = taken_over(bench, 1, 2)
+    assert other is not mine
+    assert entry.data is not None and bytes(entry.data) == b"\1" * BLOCK
+    journal.end_replay()
+
+
+@pytest.mark.parametrize(
+    "bench", [Bench(), Bench(limit=None), Bench(wce=False)], ids=["failed", "off", "durable"]
+)
+def test_what_is_not_kept_is_not_taken_over(bench: Bench) -> None:
+    buffer = bytearray(BLOCK)
+    slot = bench.core.begin_write(memoryview(buffer), 0, CountingWaiter())
+    assert slot is not None
+    fails = bench.core.durability.journal is not None
+    bench.session.end(slot, sense=MEDIUM_ERROR if fails else b"")
+    assert bench.core.take_over(slot, buffer) is None
+    if fails:
+        with pytest.raises(ScsiError):
+            bench.core.ended_write(slot)
+    else:
+        assert bench.core.ended_write(slot) == 0.0
+    assert bench.kept == 0
+
+
+@pytest.mark.parametrize("sizes", [(1 << 20, 3 << 19), (3 << 19, 1 << 20)])
+def test_memory_that_is_free_is_bounded_whatever_its_kind(sizes: tuple[int, int]) -> None:
+    limit = 6 << 20
+    journal = Journal(limit, BLOCK, [TaskSlot(0)])
+    (change,) = journal.changes
+
+    def keep(size: int, copies: bool) -> None:
+        buffer = bytearray(HEAD + size)
+        journal.add(change.slot, memoryview(buffer)[HEAD:])
+        if copies:
+            journal.keep(change)
+        else:
+            assert journal.take_over(change.slot, buffer) is not None
+
+    def free() -> int:
+        buffers = sum(len(each) for kind in journal._spare_buffers.values() for each in kind)
+        assert journal._spared == buffers
+        return buffers + sum(len(each.data) for each in journal._spare)
+
+    for copies, size in [(True, 1 << 16), *((False, size) for size in sizes)] * 2:
+        for _ in range(limit // size):
+            keep(size, copies)
+        assert journal.size == limit
+        journal.flushed(journal.begin_flush())
+        assert limit - (1 << 20) <= free() <= limit + (limit >> 2)
 
 
 def test_one_flushes_and_the_others_wait() -> None:

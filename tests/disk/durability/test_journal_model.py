@@ -37,6 +37,7 @@ from tests.support import logs
 pytestmark = pytest.mark.logs(logs.LOST_POWER, logs.LOST_WRITES)
 
 BLOCKS = 6
+HEAD = 16  # bytes of a buffer in front of the data
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Machine:
         self.now = 0
         self.changes: list[Change] = []
         self.running: list[Change] = []
+        self.buffers: list[bytearray] = []  # that were returned for those that were taken over
 
     def content(self) -> bytes:
         return (len(self.changes) + 1).to_bytes(4, "big") * (BLOCK // 4)
@@ -82,14 +84,23 @@ class Machine:
         first, blocks = at % BLOCKS, 1 + size % 4
         blocks = min(blocks, BLOCKS - first)
         change = Change(first, blocks, self.content(), self.now)
-        change.buffer = bytearray(change.content * blocks)
-        view = memoryview(change.buffer)
+        change.buffer = self.buffer(change.content * blocks)
+        view = memoryview(change.buffer)[-blocks * BLOCK :]
         change.waiter = CountingWaiter()
         if size % 8 < 6:
             change.slot = self.core.begin_write(view, first * BLOCK, change.waiter)
         if change.slot is None:
             change.operation = self.core.write(view, first * BLOCK, fua=size % 8 == 7)
         self.begin(change)
+
+    def buffer(self, content: bytes) -> bytearray:
+        """One that ends with ``content``; a used one where there is one."""
+        for buffer in self.buffers:
+            if len(buffer) == HEAD + len(content):
+                self.buffers.remove(buffer)
+                buffer[HEAD:] = content
+                return buffer
+        return bytearray(HEAD) + content
 
     def zero(self, at: int, size: int) -> None:
         first, blocks = at % BLOCKS, min(1 + size % 3, BLOCKS - at % BLOCKS)
@@ -118,10 +129,16 @@ class Machine:
                         if waits.pending:
                             return
             assert change.slot is not None
+            if self.now % 2:
+                other = self.core.take_over(change.slot, change.buffer)
+                if other is not None:
+                    assert len(other) == len(change.buffer)
+                    change.buffer = other
+                    self.buffers.append(other)
             again = self.core.ended_write(change.slot)
             change.slot = None
             if again:
-                view = memoryview(change.buffer)
+                view = memoryview(change.buffer)[HEAD:]
                 change.operation = self.core.write(view, change.first * BLOCK, deadline=again)
                 self.step(change)
                 return
