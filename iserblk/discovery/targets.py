@@ -13,6 +13,7 @@ from iserblk.errors import IserblkError
 from iserblk.initiator.connecting.iwarp import connect_tcp, resolve
 from iserblk.initiator.connecting.reach import choose
 from iserblk.initiator.connecting.send_targets import send_targets
+from iserblk.initiator.connecting.styles import STREAM
 from iserblk.iscsi.send_targets import Portal, TargetRecord
 from iserblk.options import Options
 from iserblk.url import Url, name_portal
@@ -60,7 +61,9 @@ async def find_targets(url: Url, options: Options, probe: bool) -> Found:
         source = f"isns://{name_portal(url.host, url.port)}"
         return await _found(source, "iscsi", await ask_isns(url, options), {}, options, probe)
     answer = await send_targets(url, options)
-    known = {(answer.portal.host, answer.portal.port): True} if answer.scheme == "iser" else {}
+    # On a byte stream SendTargets is no iSER, whatever the scheme: only a login to a target tells.
+    iser = answer.scheme == "iser" and options.style != STREAM
+    known = {(answer.portal.host, answer.portal.port): True} if iser else {}
     source = f"{answer.scheme}://{name_portal(answer.portal.host, answer.portal.port)}"
     return await _found(source, answer.scheme, answer.targets, known, options, probe)
 
@@ -116,7 +119,7 @@ async def takes_iser(portal: Portal, options: Options) -> bool:
         with trio.fail_after(PROBE_TIMEOUT_S):
             addresses = await resolve(portal.host, portal.port)
             name = name_portal(portal.host, portal.port)
-            if options.style == "stream":
+            if options.style == STREAM:
                 (await connect_tcp(addresses, name, PROBE_TIMEOUT_S)).close()
                 return True
             qp, _ = await choose(addresses, options, name)

@@ -79,6 +79,13 @@ async def test_the_portal_that_answered_over_iser_is_known_to_take_it(world: Wor
     assert not world.probed
 
 
+async def test_a_byte_stream_does_not_tell_who_takes_iser(world: World) -> None:
+    found = await find_targets(ask_at("10.1.0.1"), Options(style="stream"), probe=False)
+    (target,) = found.targets
+    assert [way.iser for way in target.ways] == [None, None]
+    assert found.url(target, target.ways[0]) == f"iser://10.1.0.1:3260/{IQN}"
+
+
 async def test_over_tcp_nothing_is_known_of_any_portal(world: World) -> None:
     world.answer = world.answer._replace(scheme="iscsi")
     found = await find_targets(ask_at("10.1.0.1", "iscsi"), Options(), probe=False)
