@@ -204,7 +204,7 @@ def _host_port(portal: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
     if not colon:
         return host, default
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
-        raise BadArgument("the URL's port is not a number from 1 to 65535")
+        raise BadArgument("the port is not a number from 1 to 65535")
     return host, int(port)
 
 

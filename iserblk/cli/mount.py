@@ -8,10 +8,11 @@ from fuse_mount.mount import mount_background, mount_foreground, whole_path
 from iserblk.cli.main import UsageStatus
 from iserblk.cli.notify import ready
 from iserblk.cli.options import connection, connection_options
+from iserblk.url import is_url
 
 
 @click.command("mount", cls=UsageStatus)
-@click.argument("urls", metavar="URL…", nargs=-1, required=True)
+@click.argument("urls", metavar="URL…", nargs=-1)
 @click.argument("mountpoint", metavar="MOUNTPOINT")
 @click.option(
     "-f",
@@ -38,6 +39,9 @@ def command(
     options below as NAME=VALUE. It ignores the usual words of fstab lines (defaults, _netdev,
     nofail, noauto, user, x-…).
     """
+    if not urls:  # click gives the only argument to the last one
+        missing = "MOUNTPOINT" if is_url(mountpoint) else "URL…"
+        raise click.UsageError(f"Missing argument '{missing}'.", click.get_current_context())
     given = [f"{name}={value}" for name, value in connection(options).items()]
     escaped = [word.replace("\\", "\\\\").replace(",", "\\,") for word in given]
     if foreground:

@@ -184,6 +184,10 @@ async def _ask_sctp(way: _Ways, limits: Limits, portal: str) -> None:
         qp = await sctp.connect_sctp(
             [way.address], portal, limits.tcp, private_data=connection_flags(True), ird=READ_DEPTH
         )
+    except NotSupported as error:
+        answer.error, answer.text = error, str(error)
+        answer.remedy = "modprobe sctp (as root), or use rcap=iwarp"
+        return
     except IserblkError as error:
         answer.error, answer.text = error, str(error)
         answer.remedy = "give the target's portal group transport=sctp; check firewalls for SCTP"

@@ -112,7 +112,10 @@ def listen_tcp(listen: str) -> Iterator[tuple[list[socket.socket], str]]:
             sock.bind(address)
             sock.listen(_BACKLOG)
         except OSError as error:
-            raise refusal(error)(f"--listen {listen}: {error.strerror}") from None
+            words = error.strerror
+            if error.errno == errno.EADDRINUSE:
+                words = "the port is in use; choose another, or 0"
+            raise refusal(error)(f"--listen {listen}: {words}") from None
         yield [sock], uri_of(sock)
 
 

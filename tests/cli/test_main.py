@@ -152,9 +152,18 @@ def test_wrong_usage_is_7(arguments: list[str], words: str) -> None:
         assert iserblk().returncode == 7
 
 
-@pytest.mark.parametrize("arguments", [["mount"], ["mount", "-x"], ["umount"]])
-def test_wrong_usage_of_mount_is_1(arguments: list[str]) -> None:
-    bad(1, *arguments)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mount"], "Missing argument"),
+        (["mount", "iser://h/iqn.2026-11.example:a"], "Missing argument 'MOUNTPOINT'"),
+        (["mount", "/mnt"], "Missing argument 'URL…'"),
+        (["mount", "-x"], "No such option"),
+        (["umount"], "Missing argument"),
+    ],
+)
+def test_wrong_usage_of_mount_is_1(arguments: list[str], words: str) -> None:
+    assert words in bad(1, *arguments)
 
 
 def test_nobody_reads() -> None:

@@ -45,7 +45,7 @@ def test_nbd_on_tcp(url: str, tmp_path: Path) -> None:
         assert re.fullmatch(r"nbd://127\.0\.0\.1:\d+", server.url)
         assert run("nbdinfo", "--size", server.url).strip() == str(4 * MIB)
         listen = server.url.removeprefix("nbd://")
-        assert "in use" in bad(28, "nbd", url, "--listen", listen)
+        assert "the port is in use; choose another, or 0" in bad(28, "nbd", url, "--listen", listen)
         assert server.end(signal.SIGINT) == 130
 
 

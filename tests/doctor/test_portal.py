@@ -161,6 +161,17 @@ async def test_a_byte_stream_that_stays_one() -> None:
     assert f"accepted to {IQN}, over tcp" in at(report, "login").text
 
 
+async def test_a_kernel_without_sctp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise NotSupported("this kernel has no SCTP")
+
+    monkeypatch.setattr("iserblk.initiator.connecting.sctp.check_available", missing)
+    async with target() as port:
+        report = await look(port, IQN, Limits(), rcap="iwarp-sctp")
+    assert report.error is not None and report.error.exit_status == 27
+    assert at(report, "SCTP").remedy.startswith("modprobe sctp")
+
+
 async def test_what_the_target_does_not_agree_to() -> None:
     async with target(connections=2, level=1) as port:
         report = await look(port, IQN, Limits(), connections=2, error_recovery_level=1)
