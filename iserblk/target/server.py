@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ from iserblk.target.ports import (
 )
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.waiting.busy_polling import Pace
-from iserblk.waiting.descriptors import WriteWatch
+from iserblk.waiting.multiplexing import multiplexer
 from iserblk.waiting.watching import Watch
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class TargetServer:
         self._access: Access | None = None
         self._busy_poll_us = busy_poll_us
         self.device = DeviceServer(luns, iqn, ports)
-        self._connections: dict[TargetConnection, WriteWatch] = {}
+        self._connections: dict[TargetConnection, None] = {}
         self._sessions: dict[_SessionName, TargetSession] = {}
         # By session name: sessions that have ended, except for tasks that threads still run.
         self._elders: dict[_SessionName, set[TargetSession]] = {}
@@ -162,7 +162,7 @@ class TargetServer:
         if isinstance(accepted, SocketStream):
             await self._serve_stream(accepted, portal, peer, port)
         elif accepted is not None:
-            await self.serve_queue_pair(accepted, portal, peer, port)
+            await self.serve_queue_pair(accepted, portal, peer, port, at_once=False)
 
     async def _serve_stream(
         self, stream: SocketStream, portal: str, peer: str, port: TargetPort
@@ -181,21 +181,29 @@ class TargetServer:
                     portal,
                     peer,
                     port,
+                    at_once=False,
                 )
             finally:
                 qp.close()
 
     async def serve_queue_pair(
-        self, qp: QueuePair, portal: str, peer: str, port: TargetPort = ONLY_PORT
+        self,
+        qp: QueuePair,
+        portal: str,
+        peer: str,
+        port: TargetPort = ONLY_PORT,
+        at_once: bool = True,
     ) -> None:
         """Serve one iSER connection of any provider until its end. Closes ``qp``. Raises only
-        Cancelled."""
+        Cancelled. ``at_once``: see TargetConnection."""
         with _contained(peer):
             try:
                 flags = ConnectionFlags.unpack(qp.peer_private_data)
                 datamover = self._iser(qp, flags.send_invalidate)
                 receive_data = qp.receive_size - MINIMUM_LENGTH
-                await self._serve(datamover, receive_data, 0, qp.max_ulpdu, portal, peer, port)
+                await self._serve(
+                    datamover, receive_data, 0, qp.max_ulpdu, portal, peer, port, at_once
+                )
             finally:
                 qp.close()
 
@@ -208,6 +216,7 @@ class TargetServer:
         portal: str,
         peer: str,
         port: TargetPort,
+        at_once: bool,
     ) -> None:
         """``traditional``: the MaxRecvDataSegmentLength of Traditional iSCSI; 0: there is none."""
         tsih = self._take_tsih()
@@ -233,27 +242,25 @@ class TargetServer:
                 solicited_only=not traditional and self._iser is IserTarget,
             )
         )
-        recovers = trio.Event()  # what was lost is asked for again
         try:
             connection = TargetConnection(
                 datamover,
                 self.device,
                 login,
-                on_login=lambda connection: self._logged_in(connection, recovers),
+                on_login=self._logged_in,
                 on_reset=self._reset,
                 on_cold_reset=self._end_others,
                 portal=portal,
                 port=port,
                 budget=self._budget,
+                at_once=at_once,
             )
         except BaseException:
             # No memory for a login, or a peer that has already left.
             del self._tsihs[tsih]
             raise
         connection.session.on_over = partial(self._session_over, connection.session, tsih)
-        writes = WriteWatch(connection, lambda: _progress_quietly(connection))
-        connection.on_output = writes.wake
-        self._connections[connection] = writes
+        self._connections[connection] = None
         in_loop: set[TargetTask] = set()  # tasks that neither a thread nor the initiator has
         error: IserblkError | None = None
         async with trio.open_nursery() as threads:
@@ -261,11 +268,8 @@ class TargetServer:
             try:
                 async with trio.open_nursery() as nursery:
                     self._login_begins(connection, nursery.cancel_scope)
-                    nursery.start_soon(writes.run)
-                    nursery.start_soon(_watch, connection, peer)
-                    nursery.start_soon(_tick, connection, recovers)
                     try:
-                        await _Pump(connection, writes, self._busy_poll_us).run()
+                        await _Pump(connection, self._busy_poll_us).run(nursery, peer)
                         if login.problem:
                             log.warning("%s: login refused: %s", peer, login.problem)
                         log.info("%s: session ended", peer)
@@ -411,15 +415,13 @@ class TargetServer:
         self._tsihs[tsih] = None
         return tsih
 
-    def _logged_in(self, connection: TargetConnection, recovers: trio.Event) -> None:
+    def _logged_in(self, connection: TargetConnection) -> None:
         """Register the session of a login. If a session with the same name exists, the login
         reinstates it: the old session ends first, with all its tasks (RFC 7143 section 6.3.5). The
         portal group is part of the name."""
         login = connection.login
         session = connection.session
         self._logins.pop(connection, None)
-        if connection.recovers:
-            recovers.set()
         if login.discovery or login.joined is not None:
             return
         name = _name_of(session)
@@ -515,80 +517,108 @@ def _name_of(session: TargetSession) -> _SessionName:
 
 
 class _Pump:
-    """Calls ``progress`` of a connection whenever data comes."""
+    """Calls ``progress`` of a connection whenever data comes, and when a socket that was full takes
+    more."""
 
-    def __init__(self, connection: TargetConnection, writes: WriteWatch, busy_poll_us: int) -> None:
+    def __init__(self, connection: TargetConnection, busy_poll_us: int) -> None:
         self._connection = connection
-        self._writes = writes
         self._fd = connection.fileno()
         self._pace = Pace(busy_poll_us)
         self._watch = Watch()
+        self._shared = multiplexer()
+        self._full = False  # the socket takes no more: output waits
+        self._login: trio.Event | None = trio.Event()  # set at its end; None: it has been
         self._scope = trio.CancelScope()
-        self._problem: BaseException | None = None  # of ``_ready``
+        self._stopped = False
+        self._problem: BaseException | None = None  # of ``_come``
 
-    async def run(self) -> None:
-        """Until the session has ended."""
-        connection, fd = self._connection, self._fd
-        deadline = trio.current_time() + LOGIN_TIMEOUT_S
+    async def run(self, nursery: trio.Nursery, peer: str) -> None:
+        """Until the session has ended. ``nursery``: for another task of the connection."""
+        connection = self._connection
+        self._add()
         try:
             with self._scope:
-                connection.on_done = self._scope.cancel
-                while not connection.done:
-                    if connection.parameters is None:
-                        with trio.move_on_at(deadline) as scope:
-                            await trio.lowlevel.wait_readable(fd)
-                        if scope.cancelled_caught:
-                            raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
-                        connection.progress(monotonic())
-                    else:
-                        self._rest()
-                        await trio.lowlevel.wait_readable(fd)
-                        connection.silent = False
-                        connection.progress(self._pace.work())
-                    if connection.wants_write():
-                        self._writes.wake()
+                connection.on_done = self._stop
+                connection.on_output = self._look_at_output
+                with trio.move_on_after(LOGIN_TIMEOUT_S) as limit:
+                    if self._login is not None:
+                        await self._login.wait()
+                if limit.cancelled_caught:
+                    raise TransportError(f"no login within {LOGIN_TIMEOUT_S:g} s")
+                if connection.recovers:
+                    nursery.start_soon(_tick, connection)
+                await _look_after(connection, peer)
         finally:
+            self._stopped = True
             self._watch.close()
+            self._shared.remove(self._fd)
         if self._problem is not None:
             raise self._problem
         # The last answer (to a logout, or to a login that failed) still has to leave.
-        with trio.move_on_after(LAST_WORDS_S):
-            # (Once a session, rarely at all.)
-            while connection.wants_write() and not connection.cut:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        with trio.move_on_after(LAST_WORDS_S), suppress(TransportError):
+            while connection.wants_write() and not connection.cut:
+                await trio.lowlevel.wait_writable(self._fd)
+                connection.progress(monotonic())
 
-    def _rest(self) -> None:
-        pace = self._pace
-        pace.rest(self._connection.answered)
-        if pace.near:
-            self._watch.attend(self._fd, pace.until, self._ready)
+    def _add(self) -> None:
+        try:
+            self._shared.add(self._fd, self._come)
+        except OSError as error:
+            raise TransportError(f"cannot wait for the initiator: {error.strerror}") from None
 
-    def _ready(self) -> bool:
-        """See Watch: in place of the task's turn."""
+    def _stop(self) -> None:
+        self._stopped = True
+        self._scope.cancel()
+
+    def _come(self) -> None:
+        """Data has come, or the end of the connection; or the socket takes more."""
+        if self._stopped:
+            return
         connection = self._connection
-        if connection.done:
-            return False
         connection.silent = False
         try:
             connection.progress(self._pace.work())
         except BaseException as error:
             self._problem = error
-            self._scope.cancel()
+            self._stop()
+            return
+        if connection.done:
+            self._stop()
+            return
+        self._look_at_output()
+        pace = self._pace
+        pace.rest(connection.answered)
+        if self._login is not None:
+            if connection.parameters is None:
+                return
+            self._login.set()
+            self._login = None
+        if pace.near:
+            self._watch.attend(self._fd, pace.until, self._ready)
+
+    def _look_at_output(self) -> None:
+        full = self._connection.wants_write()
+        if full is not self._full and not self._stopped:
+            self._full = full
+            self._shared.watch_output(self._fd, full)
+
+    def _ready(self) -> bool:
+        """See Watch: before the multiplexer has its turn."""
+        if self._connection.done:
             return False
-        if connection.wants_write():
-            self._writes.wake()
-        self._rest()
-        return True
+        self._come()
+        return not self._stopped
 
 
-async def _watch(connection: TargetConnection, peer: str) -> None:
+async def _look_after(connection: TargetConnection, peer: str) -> None:
     """End a session whose initiator has vanished without closing the connection. Neither TCP nor
     the network reports that, and the session would keep its memory and its name for ever."""
     asked = False
     while not connection.done:
         connection.silent = True
         await trio.sleep(PING_S)
-        if not connection.silent or connection.parameters is None:  # a login has its own limit
+        connection.trim()
+        if not connection.silent:
             asked = False
         elif not connection.greeted:
             log.warning("%s: session ended: the initiator sent no Hello", peer)
@@ -601,9 +631,8 @@ async def _watch(connection: TargetConnection, peer: str) -> None:
             asked = True
 
 
-async def _tick(connection: TargetConnection, recovers: trio.Event) -> None:
-    """Have the connection ask for what was lost, where it is one that can lose PDUs."""
-    await recovers.wait()
+async def _tick(connection: TargetConnection) -> None:
+    """Have the connection ask for what was lost."""
     while not connection.done:
         await trio.sleep(TICK_S)
         try:
@@ -611,17 +640,6 @@ async def _tick(connection: TargetConnection, recovers: trio.Event) -> None:
         except TransportError as error:
             log.info("a connection ended: %s", error)
             connection.abandon()
-
-
-def _progress_quietly(connection: TargetConnection) -> None:
-    """Call ``progress`` for the task that waits to write. An error ends the connection; its
-    pump notices that by itself."""
-    connection.silent = False  # the initiator takes what the target sends
-    try:
-        connection.progress(monotonic())
-    except IserblkError as error:
-        log.info("connection ended while sending: %s", error)
-        connection.abandon()
 
 
 @contextmanager

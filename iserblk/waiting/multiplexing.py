@@ -1,0 +1,90 @@
+"""One task of trio that waits for the descriptors of many connections.
+
+A task that waits by itself costs, for each message, two passes through trio's loop, and a system
+call that has the kernel watch its descriptor once more. With many connections, each with few
+commands in flight, that is more than a command takes. Here descriptors stay registered with an
+epoll instance, and one task waits for that: what has come on any of them is handled by plain calls,
+all in one turn.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+
+import trio
+
+_AT_ONCE = 64  # descriptors, after which trio has a turn
+
+
+class Multiplexer:
+    """Calls a function for each of many descriptors, when that can be read from. As long as there
+    are none it has no task, and no descriptor of its own."""
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None
+        self._ready: dict[int, Callable[[], None]] = {}
+
+    def add(self, fd: int, ready: Callable[[], None]) -> None:
+        """Call ``ready`` when ``fd`` can be read from, and again as long as it can; also when there
+        is an error. ``ready`` must not wait, nor raise anything. Raises OSError when no descriptor
+        is left, or the system has no room for it."""
+        epoll = self._epoll
+        if epoll is None:
+            epoll = self._epoll = select.epoll()
+            trio.lowlevel.spawn_system_task(self._run, epoll, name="wait for connections")
+        try:
+            epoll.register(fd, select.EPOLLIN)
+        except OSError:
+            self._close_unused()
+            raise
+        self._ready[fd] = ready
+
+    def watch_output(self, fd: int, wanted: bool) -> None:
+        """``wanted``: call the function of ``fd`` also when it can be written to."""
+        if self._epoll is not None:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+
+    def remove(self, fd: int) -> None:
+        """Call nothing for ``fd`` any more. To be called before it is closed."""
+        del self._ready[fd]
+        if self._epoll is not None:
+            self._epoll.unregister(fd)
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        epoll = self._epoll
+        if epoll is not None and not self._ready:
+            self._epoll = None
+            trio.lowlevel.notify_closing(epoll.fileno())
+            epoll.close()
+
+    @trio.lowlevel.enable_ki_protection  # an interrupt in ``ready`` would lose what has come
+    async def _run(self, epoll: select.epoll) -> None:
+        functions = self._ready
+        try:
+            while not epoll.closed:
+                await trio.lowlevel.wait_readable(epoll.fileno())
+                if epoll.closed:
+                    return
+                for fd, _ in epoll.poll(0, _AT_ONCE):
+                    ready = functions.get(fd)
+                    if ready is not None:  # else what came before it has ended its connection
+                        ready()
+        except trio.ClosedResourceError:
+            pass
+        finally:
+            epoll.close()
+
+
+_here: trio.lowlevel.RunVar[Multiplexer] = trio.lowlevel.RunVar("multiplexer")
+
+
+def multiplexer() -> Multiplexer:
+    """All connections of a trio loop share one."""
+    try:
+        return _here.get()
+    except LookupError:
+        made = Multiplexer()
+        _here.set(made)
+        return made
