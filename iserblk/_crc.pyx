@@ -29,6 +29,6 @@ def crc32c(data, unsigned int value=0):
             crc = crc32_iscsi(rest, LARGE, crc)
         rest += LARGE
         left -= LARGE
-    crc = crc32_iscsi(rest, <int>left, crc)
+    crc = crc32_iscsi(rest, <int>left, crc)  # below LARGE: an int holds it
     PyBuffer_Release(&view)
     return ~crc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -78,6 +79,19 @@ def test_compiled_as_long_as_no_source_is_newer(checkout: Path) -> None:
     assert show(checkout) == (forms.STALE, {".py"})
     (checkout / "setup.py").unlink()  # then it is installed, and times tell nothing
     assert show(checkout) == ("", {SUFFIX})
+
+
+WRAPPING = {"i64", "i32", "i16", "u8"}
+
+
+def test_no_module_computes_with_numbers_that_wrap() -> None:
+    """A peer's numbers must not overflow: only Python's own integers are exact."""
+    for module in forms.MODULES:
+        tree = ast.parse(Path(forms.source_of(module)).read_text())
+        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+        names |= {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
+        names |= {each.name for each in ast.walk(tree) if isinstance(each, ast.alias)}
+        assert not names & WRAPPING, module
 
 
 def test_every_module_is_there() -> None:

@@ -3,8 +3,8 @@
 
 Every buffer is taken through the buffer protocol and released before return: no pointer outlives a
 call. Nor does an array: a connection costs this small object only, and threads that send on several
-connections share nothing. The descriptor is non-blocking, and each call also passes MSG_DONTWAIT,
-so none can wait.
+connections share nothing. All lengths are those of the buffers: none comes from a peer. The
+descriptor is non-blocking, and each call also passes MSG_DONTWAIT, so none can wait.
 """
 
 from cpython.buffer cimport (

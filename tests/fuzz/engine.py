@@ -76,6 +76,28 @@ class Case:
             data[at:] = other[int(chance.random() * (len(other) + 1)) :]
 
 
+class EdgeCase(Case):
+    """Bytes that have one number each: ``width`` bytes at ``at`` are ``value``. What a row chooses
+    by chance is the same in each run."""
+
+    __slots__ = ("at", "value", "width")
+
+    def __init__(self, samples: Sequence[bytes]) -> None:
+        super().__init__(random.Random(0), samples)
+        self.at = self.width = self.value = 0
+
+    @property
+    def data(self) -> bytes:
+        return self.mutated(self.chance.choice(self._samples))
+
+    def mutated(self, sample: bytes) -> bytes:
+        data = bytearray(sample)
+        end = self.at + self.width
+        if end <= len(data):
+            data[self.at : end] = self.value.to_bytes(self.width, "big")
+        return bytes(data)
+
+
 class Row(NamedTuple):
     """``run`` takes a case and may raise ``allowed``, nothing else. ``each``: byte sequences that
     one case feeds."""
@@ -97,16 +119,20 @@ def decoder(
     return Row(name, lambda case: (decode(case.data), None)[1], samples, allowed)
 
 
-def run(row: Row, sequences: int, seed: int | None = None) -> None:
-    """``sequences`` byte sequences. Fails with what it takes to run the failing case again."""
-    first = 0
+def fresh_seed() -> int:
+    return int.from_bytes(os.urandom(4), "big")
+
+
+def run(row: Row, sequences: int, seed: int | None = None, first: int = 0) -> None:
+    """``sequences`` byte sequences, from the case ``first`` on. Fails with what it takes to run the
+    failing case again."""
     replay = os.environ.get(REPLAY)
     count = max(1, sequences // row.each)
     if replay:
         words = replay.partition(":")
         seed, first, count = int(words[0], 0), int(words[2] or "0", 0), 1 if words[2] else count
     elif seed is None:
-        seed = int.from_bytes(os.urandom(4), "big")
+        seed = fresh_seed()
     chance = random.Random()
     case = Case(chance, row.samples)
     allowed = row.allowed

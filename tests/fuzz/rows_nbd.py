@@ -70,7 +70,7 @@ def _stream(case: Case, samples: list[bytes]) -> bytes:
     )
 
 
-class _Owner:
+class Owner:
     """Implements Answered."""
 
     def answered(self, request: Request) -> None:
@@ -98,7 +98,7 @@ def _requests(mode: str) -> list[bytes]:
 
 
 _SAMPLES = {mode: _requests(mode) for mode in MODES}
-_EVERYTHING = 0x1DFD  # all flags that this server has, but READ_ONLY
+EVERY_FLAG = 0x1DFD  # all flags that this server has, but READ_ONLY
 
 
 def _transmission(mode: str, case: Case) -> None:
@@ -111,10 +111,10 @@ def _transmission(mode: str, case: Case) -> None:
         structured,
         mode == EXTENDED,
         structured and chance.random() < 0.8,
-        _EVERYTHING | (2 if chance.random() < 0.2 else 0),
+        EVERY_FLAG | (2 if chance.random() < 0.2 else 0),
     )
     stream = _stream(case, _SAMPLES[mode])
-    transmission = Transmission(agreed, _Owner(), memory)
+    transmission = Transmission(agreed, Owner(), memory)
     try:
         while stream and not transmission.ended:
             count = 0
@@ -163,8 +163,8 @@ def _answer(case: Case, transmission: Transmission, found: list[Request]) -> Non
 def _behind(case: Case) -> None:
     """What came behind the handshake."""
     length = case.chance.choice((0, 100, CHUNK, CHUNK + 1))
-    agreed = Negotiated("lun0", False, False, False, _EVERYTHING)
-    transmission = Transmission(agreed, _Owner(), Memory(), (case.data + bytes(length))[:length])
+    agreed = Negotiated("lun0", False, False, False, EVERY_FLAG)
+    transmission = Transmission(agreed, Owner(), Memory(), (case.data + bytes(length))[:length])
     _answer(case, transmission, transmission.resume())
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from iserblk.disk.lun.geometry import Geometry
+from iserblk.errors import ScsiError
+from iserblk.gateway.statuses import status_error
 from iserblk.scsi import (
     alua,
     capacity,
@@ -17,6 +22,7 @@ from iserblk.scsi import (
     third_party,
 )
 from iserblk.scsi.status import CHECK_CONDITION, GOOD, RESERVATION_CONFLICT
+from iserblk.target.ports import AccessStates, TargetPorts
 from iserblk.target.scsi.commands import COMMANDS
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.target.seam import DATA_OUT, NO_DATA, Nexus
@@ -116,6 +122,11 @@ _MOVED = reservations.encode_move_parameters(reservations.MoveParameters(7, 8, 3
 _OUT = reservations.OutParameters(7, 8, reservations.APTPL)
 
 
+def _luns(data: bytes) -> None:
+    assert 8 <= luns.length_of_report(data) <= 8 + 0xFFFFFFFF
+    assert len(luns.decode_report_luns(data)) <= len(data) // 8
+
+
 def _port_groups(data: bytes) -> None:
     groups = alua.decode_report(data)
     assert alua.length_of_report(data) >= 4
@@ -124,8 +135,108 @@ def _port_groups(data: bytes) -> None:
 
 _UNMAP = lba.unmap_parameters([(0, 8), (8, 8), (31, 1)])
 
+# -- parameter lists, as the target carries them out -----------------------------------------------
+
+_BLOCKS = 64
+
+
+class _Place:
+    """Two LUNs behind two portal groups, and a host at each. The first may have registered with key
+    8 at LUN 0."""
+
+    def __init__(self, registered: bool) -> None:
+        ports = TargetPorts((1, 2))
+        states = {1: alua.ACTIVE_OPTIMIZED, 2: alua.ACTIVE_NON_OPTIMIZED}
+        ports.configure(AccessStates(states, frozenset(states)))
+        self.hosts = [
+            Nexus(f"iqn.2026-11.example:host{tag}", b"\x80abcde", port=port)
+            for tag, port in ports.by_tag.items()
+        ]
+        self.stores = [FakeStore(_BLOCKS * 512) for _ in range(2)]
+        self.server = DeviceServer(
+            {lun: LogicalUnit(store, serial=f"L{lun}") for lun, store in enumerate(self.stores)},
+            "iqn.2026-11.example:disk",
+            ports,
+        )
+        if registered:
+            assert not self.say(0, *_REGISTER)
+
+    def say(self, host: int, make: Callable[[int], bytes], data: bytes) -> int:
+        """The status. The lengths in the CDB are right: so the list itself is looked at."""
+        most = 0xFF if make is cdb.mode_select6 else 0xFFFF
+        task = self.server.begin(self.hosts[host], 0, make(len(data) & most))
+        if not task.status and task.length:
+            buffer = memoryview(bytearray(data[: task.length].ljust(task.length, b"\0")))
+            assert self.server.run(task, buffer, False)
+        return task.status
+
+
+def _cscd(lun: int) -> third_party.Cscd:
+    names = LogicalUnit(FakeStore(512), serial=f"L{lun}").names
+    name = next(each for each in names if each[1] == inquiry.TYPE_NAA)
+    return third_party.Cscd(third_party.IDENTIFICATION, *name, 512)
+
+
+def _copy_list(*segments: third_party.Segment) -> bytes:
+    return third_party.encode_copy_list(
+        third_party.CopyList(7, [_cscd(0), _cscd(1)], list(segments))
+    )
+
+
+_REGISTER = (
+    partial(reservations.reserve_out, reservations.REGISTER, 0),
+    reservations.encode_parameters(reservations.OutParameters(0, 8)),
+)
+_LISTS: tuple[tuple[Callable[[int], bytes], bytes], ...] = (
+    _REGISTER,
+    (third_party.extended_copy, _copy_list(third_party.Segment(2, 0, 1, 0, 8, 0, 16))),
+    (
+        third_party.extended_copy,
+        _copy_list(third_party.Segment(2, 2, 0, 0, 8, 4, 0), third_party.Segment(2, 0, 1, 0)),
+    ),
+    (alua.set_target_port_groups, alua.encode_set({1: alua.ACTIVE_OPTIMIZED, 2: alua.STANDBY})),
+    (cdb.unmap, _UNMAP),
+    (cdb.mode_select6, mode.encode_sense6(0, mode.short_descriptor(_BLOCKS, 512), _PAGES)),
+    (cdb.mode_select10, mode.encode_sense10(0, mode.long_descriptor(_BLOCKS, 512), _PAGES)),
+    (partial(reservations.reserve_out, reservations.REGISTER_AND_IGNORE, 0), _SPECIFIED),
+    *(
+        (
+            partial(reservations.reserve_out, action, reservations.WRITE_EXCLUSIVE),
+            reservations.encode_parameters(reservations.OutParameters(8, 8)),
+        )
+        for action in (
+            reservations.RESERVE,
+            reservations.RELEASE,
+            reservations.PREEMPT,
+            reservations.PREEMPT_AND_ABORT,
+            reservations.CLEAR,
+        )
+    ),
+    (partial(reservations.reserve_out, reservations.REGISTER_AND_MOVE, 0), _MOVED),
+)
+
+
+def _parameter_lists(case: Case) -> None:
+    """Of one host and the other. The LUNs keep their sizes."""
+    chance = case.chance
+    place = _Place(chance.random() < 0.7)
+    for _ in range(3):
+        make, sample = chance.choice(_LISTS)
+        status = place.say(int(chance.random() * 2), make, case.mutated(sample))
+        assert status in (GOOD, CHECK_CONDITION, RESERVATION_CONFLICT)
+    assert all(len(store.content) == _BLOCKS * 512 for store in place.stores)
+
+
+def _gateway(data: bytes) -> None:
+    """What a remote target answers, as ours tells it."""
+    found = sense.decode(data)
+    told = status_error(ScsiError("no", CHECK_CONDITION, found))
+    if told.status == CHECK_CONDITION:
+        assert sense.decode(told.sense).key == found.key
+
+
 ROWS = (
-    decoder("luns", luns.decode_report_luns, luns.encode_report_luns([0, 1, 255, 256, 16383])),
+    decoder("luns", _luns, luns.encode_report_luns([0, 1, 255, 256, 16383])),
     decoder("lun", luns.decode, *(luns.encode(each) for each in (0, 255, 256, 16383)), allowed=()),
     decoder("capacity10", capacity.decode10, capacity.encode10(1 << 20, 512)),
     decoder("capacity16", capacity.decode16, capacity.encode16(_CAPACITY)),
@@ -192,4 +303,12 @@ ROWS = (
     Row("extents", _extents, (_STATUS,)),
     Row("command", _command, _SAMPLE_CDBS, ()),
     Row("unmap", _unmap, (_UNMAP,), ()),
+    Row("parameter lists", _parameter_lists, tuple(sample for _, sample in _LISTS), (), 3),
+    decoder(
+        "sense through a gateway",
+        _gateway,
+        sense.encode_fixed(sense.MEDIUM_ERROR, 0x11, 0, 77),
+        sense.encode_descriptor(sense.MEDIUM_ERROR, 0x11, 0, 1 << 33),
+        allowed=(),
+    ),
 )

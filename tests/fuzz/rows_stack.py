@@ -119,6 +119,7 @@ def _pdu_stream(case: Case) -> None:
 _SENSE = response(0, status=2, sense=bytes((0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 0)))
 _ANSWERS: tuple[bytes, ...] = (
     response(0),
+    response(0, flags=0x8A, residual=512, bidi_residual=7),
     _SENSE,
     pdu.NopIn(itt=bhs.NO_TAG, ttt=7, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack(),
     pdu.TaskManagementResponse(response=0, itt=0, stat_sn=100, exp_cmd_sn=1, max_cmd_sn=32).pack(),

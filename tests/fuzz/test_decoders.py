@@ -6,9 +6,14 @@ A few thousand sequences each; a million with ``--long``. A failure names what r
 from __future__ import annotations
 
 import ast
+import functools
 import logging
+import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 
@@ -36,6 +41,7 @@ ALL = (
 ROWS = {row.name: row for row in ALL}
 FEW = 4000
 MILLION = 1_000_000
+PARTS = 4  # of a million, for each processor: they do not take equally long
 PACKAGE = Path(__file__).resolve().parents[2] / "iserblk"
 
 # Decoders that no row reaches, and the tests that give them any bytes instead.
@@ -44,6 +50,8 @@ ELSEWHERE = {
     "datamover/iser_initiator.py:IserInitiator.deallocate_task_resources":
         "tests/initiator/session/test_session_hostile.py",
     "initiator/connecting/login.py:Login.control_notify": "tests/faults/test_hostile_target.py",
+    "target/iscsi/connection.py:TargetConnection._more_slots":
+        "tests/target/iscsi/test_connection_resources.py",
     "target/iscsi/accepting.py:is_iwarp": "tests/target/iscsi/test_accepting.py",
     "initiator/connecting/login.py:at_portal": "tests/faults/test_hostile_target.py",
     "discovery/slp_connection.py:ask_by_stream": "tests/target/announcing/test_announcing_slp.py",
@@ -55,6 +63,20 @@ ELSEWHERE = {
     "metrics/scraping.py:_ask": "tests/metrics/test_serving.py",
     "metrics/scraping.py:scrape": "tests/metrics/test_serving.py",
 }  # fmt: skip
+
+# What takes numbers out of bytes that no peer has sent.
+OURS = {
+    "datamover/tcp_initiator.py:TcpInitiator.reassign": "a command of ours",
+    "datamover/tcp_target.py:TcpTarget._data_in": "a response of ours",
+    "discovery/multicast.py:destination": "ancillary data of the kernel",
+    "discovery/slp_connection.py:answers": "a request of ours",
+    "disk/lun/reservation.py:host_key": "a hash",
+    "initiator/session/deadlines.py:Ladder._end_reset": "a task management request of ours",
+    "initiator/session/sending.py:SendQueue.number_of": "a PDU of ours",
+    "initiator/session/sending.py:SendQueue.plug_gap": "a ping of ours",
+    "target/scsi/block.py:_xor_into": "data: tests/target/scsi/test_block.py has it",
+    "target/scsi/commands.py:_command": "the table of commands",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -75,32 +97,75 @@ def test_few(name: str) -> None:
     engine.run(ROWS[name], FEW if ROWS[name].each == 1 else FEW // 4)
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPoolExecutor]:
+    """As many as there are processors. Each imports the rows once."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+def a_part(name: str, first: int, sequences: int, seed: int) -> None:
+    logging.disable(logging.CRITICAL)
+    engine.run(ROWS[name], sequences, seed, first)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", ROWS)
-def test_a_million(name: str) -> None:
-    engine.run(ROWS[name], MILLION)
+def test_a_million(name: str, processes: ProcessPoolExecutor) -> None:
+    row = ROWS[name]
+    if os.environ.get(engine.REPLAY):
+        engine.run(row, MILLION)
+        return
+    seed = engine.fresh_seed()
+    cases = MILLION // row.each
+    step = -(-cases // (PARTS * (os.cpu_count() or 1)))
+    parts = [
+        processes.submit(a_part, name, first, min(step, cases - first) * row.each, seed)
+        for first in range(0, cases, step)
+    ]
+    for part in parts:
+        part.result()
 
 
 # -- every decoder has a row -----------------------------------------------------------------------
 
+# How numbers are taken out of bytes.
+_TAKES = ("unpack", "unpack_from", "iter_unpack", "from_bytes")
 
-def decoders(path: Path) -> list[str]:
-    """Functions that end in ``_untrusted``, or raise RemoteProtocolError themselves."""
+
+def refuses(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """It ends in ``_untrusted``, or raises RemoteProtocolError itself."""
+    return node.name.endswith("_untrusted") or any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Name)
+        and each.func.id in ("RemoteProtocolError", "MissingKey", "protocol_error")
+        for each in ast.walk(node)
+    )
+
+
+def reads(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """It takes numbers out of bytes, whether it refuses any or not. (``Class.unpack`` is another
+    function, which is one of these itself.)"""
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr in _TAKES
+        and not re.search(r"\b[A-Z][a-z]\w*$", ast.unparse(each.func.value))
+        for each in ast.walk(node)
+    )
+
+
+def decoders(
+    path: Path, is_one: Callable[[ast.FunctionDef | ast.AsyncFunctionDef], bool] = refuses
+) -> list[str]:
+    """The functions of a module that ``is_one`` is true of."""
     found: list[str] = []
-
-    def raises(node: ast.AST) -> bool:
-        return any(
-            isinstance(each, ast.Call)
-            and isinstance(each.func, ast.Name)
-            and each.func.id in ("RemoteProtocolError", "MissingKey", "protocol_error")
-            for each in ast.walk(node)
-        )
 
     def walk(node: ast.AST, prefix: str) -> None:
         for each in ast.iter_child_nodes(node):
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                if each.name.endswith("_untrusted") or raises(each):
+                if is_one(each):
                     found.append(f"{path.relative_to(PACKAGE)}:{prefix}{each.name}")
             elif isinstance(each, ast.ClassDef):
                 walk(each, f"{prefix}{each.name}.")
@@ -111,6 +176,7 @@ def decoders(path: Path) -> list[str]:
     return found
 
 
+@functools.cache
 def reached() -> set[str]:
     """The functions that a short run of all rows calls."""
     called: set[str] = set()
@@ -124,7 +190,9 @@ def reached() -> set[str]:
     sys.setprofile(watch)
     try:
         for row in ROWS.values():
-            engine.run(row, 120 if row.each == 1 else 50 * row.each, seed=7)
+            engine.run(
+                row, (50 if row.each > 1 else 120 + 20 * len(row.samples)) * row.each, seed=7
+            )
     finally:
         sys.setprofile(None)
     return called
@@ -143,6 +211,19 @@ def test_every_decoder_has_a_row() -> None:
     assert not stale, f"a row reaches these, or they are gone: {stale}"
     for place in ELSEWHERE.values():
         assert (PACKAGE.parent / place).exists()
+
+
+@pytest.mark.plain("sees the calls of Python functions")
+def test_what_takes_numbers_out_of_bytes_has_a_row() -> None:
+    """Also where it refuses none. What no row reaches has bytes of our own, of this machine's
+    kernel, or of a test elsewhere: OURS says which."""
+    known = {name for path in PACKAGE.rglob("*.py") for name in decoders(path, reads)}
+    called = reached()
+    assert len(known) > 100
+    missing = sorted(known - called - set(OURS) - set(ELSEWHERE))
+    assert not missing, f"no row of tests/fuzz reaches {missing}"
+    stale = sorted(name for name in OURS if name not in known or name in called)
+    assert not stale, f"a row reaches these, or they are gone: {stale}"
 
 
 # -- and the engine itself -------------------------------------------------------------------------

@@ -5,6 +5,8 @@ Compiled against the headers of the distribution. The layouts of pyverbs' object
 below. When this module is imported, they are checked against the sizes of pyverbs' types: with
 another pyverbs the import fails, and ``engine.PlainEngine`` is used instead. Pointers are taken
 from objects that the caller keeps alive; after ``Engine.close`` the engine uses none of them.
+Numbers are taken as the C types of the arguments: what does not fit raises OverflowError, and
+nothing is posted. Of a peer there are only STags and Tagged Offsets, which are passed on.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno

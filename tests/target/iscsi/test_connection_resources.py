@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from iserblk.datamover.iser import ControlHeader
-from iserblk.errors import Busy, ConnectionLost
+from iserblk.datamover.iser import CONTROL, WSV, ControlHeader
+from iserblk.errors import Busy, ConnectionLost, RemoteProtocolError
 from iserblk.iscsi import bhs
+from iserblk.rcap import seam
 from iserblk.rcap.iwarp.queuepair import header_slots
 from iserblk.rcap.iwarp.transmit import SlotFrame
 from iserblk.rcap.seam import HeaderSlot
@@ -27,7 +28,7 @@ from iserblk.target.iscsi.connection import (
     TASK_SLOTS,
 )
 from tests.datamover.test_stream_target import Target
-from tests.target.iser_client import IserClient, rw10
+from tests.target.iser_client import IserClient, rw10, tasks_of
 from tests.vectors import streaming_login as golden
 
 FEW = 8  # slots: those of the login
@@ -256,3 +257,24 @@ def test_all_at_once_where_memory_is_registered(monkeypatch: pytest.MonkeyPatch)
     assert [count for count in asked if count] == [TASK_SLOTS]
     client.connection.trim()
     assert slots_alive(client) == TASK_SLOTS
+
+
+def test_more_commands_than_slots() -> None:
+    """Immediate commands need no place in the command window, and these wait for their data: the
+    connection ends where the slots do, and no sooner."""
+    client = IserClient(at_once=False).logged_in([])
+    stag, base = client.ours.advertise(memoryview(bytearray(512)), seam.REMOTE_READ)
+    head = bytearray(28)
+    ControlHeader(CONTROL | WSV, stag, base, 0, 0).pack_into(memoryview(head))
+
+    def send(itt: int) -> None:
+        unit = bytearray(client.scsi(rw10(0x2A, 512), 0xA0, 512, itt))
+        unit[0] |= bhs.IMMEDIATE
+        client.send(bytes(head + unit))
+        client.connection.progress(0.0)  # and none of what is asked for is answered
+
+    for itt in range(TASK_SLOTS):
+        send(itt)
+    assert len(tasks_of(client.connection)) == TASK_SLOTS
+    with pytest.raises(RemoteProtocolError, match="more commands than"):
+        send(TASK_SLOTS)
