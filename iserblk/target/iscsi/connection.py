@@ -1098,10 +1098,12 @@ class TargetConnection:
                 self._pool.give(slot.buffer)
                 slot.buffer = None
             session.let_go(old)
-        elif not self._free:
+        elif not self._free and len(self._slots) >= TASK_SLOTS:
             self._answers.task_management(request, pdu.TMF_REJECTED)
             return
         else:
+            if not self._free:
+                self._more_slots()
             self._take_over(slot, self._free.pop(), 0)
         self._answers.task_management(request, pdu.TMF_COMPLETE)
 

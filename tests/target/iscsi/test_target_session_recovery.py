@@ -7,6 +7,7 @@ import pytest
 from iserblk.datamover.iser import ControlHeader
 from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
+from iserblk.target.iscsi.connection import BATCH_SLOTS, TASK_SLOTS
 from tests.support import logs
 from tests.target.iscsi.several import (
     KINDS,
@@ -736,15 +737,17 @@ def aborted(peer: Peer) -> list[int]:
     return [answer.stat_sn, managed.stat_sn]
 
 
-def unheard(kind: Kind, cdb: bytes, *what: object, **more: object) -> tuple[Host, Peer, Peer]:
+def unheard(
+    kind: Kind, cdb: bytes, *what: object, threads: bool = False
+) -> tuple[Host, Peer, Peer]:
     """A command was answered on the first connection, which has failed. The initiator has not
     acknowledged the answer."""
-    host = Host()
+    host = Host(threads=threads)
     host.store.content[:1024] = b"r" * 1024
     first = begun(kind, host)
     second = joined(kind, host)
     first.acknowledges = False
-    first.command(cdb, *what, **more)  # type: ignore[arg-type]
+    first.command(cdb, *what)  # type: ignore[arg-type]
     first.lose()
     second.heard.clear()
     return host, first, second
@@ -782,6 +785,28 @@ def test_a_status_that_an_abort_has_brought_may_be_lost_too(kind: Kind) -> None:
     third = joined(kind, host, 1)
     third.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=host.cmd_sn - 1)
     aborted(third)
+
+
+@KINDS
+@pytest.mark.parametrize("count", [BATCH_SLOTS, TASK_SLOTS])
+def test_an_answered_task_is_aborted_while_all_slots_are_in_use(kind: Kind, count: int) -> None:
+    """More are made. If there may be no more, the request is rejected; the status is kept, and the
+    request may come again."""
+    host, _, second = unheard(kind, bytes(16), threads=True)
+    ref_cmd_sn = host.cmd_sn - 1
+    second.log_out(FOR_RECOVERY, 0)
+    second.heard.clear()
+    for itt in range(2, 2 + count):
+        cdb = cdb10(SYNCHRONIZE_CACHE, 0)
+        second.command(cdb, itt=itt, cmd_sn=host.cmd_sn, immediate=bhs.IMMEDIATE)
+    assert len(host.running) == count and not second.heard
+    second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=ref_cmd_sn)
+    if count == TASK_SLOTS:
+        assert second.managed() == pdu.TMF_REJECTED
+        host.finish()
+        second.answer(bhs.SCSI_RESPONSE)
+        second.manage(pdu.TMF_ABORT_TASK, 1, ref_cmd_sn=ref_cmd_sn)
+    aborted(second)
 
 
 @KINDS
