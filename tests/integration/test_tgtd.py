@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -34,6 +35,7 @@ from iserblk.scsi import cdb, luns
 from iserblk.url import parse_url
 from tests.support import logs
 from tests.support.blockwork import everything
+from tests.support.endurance import disk_and_session
 from tests.support.faces import FACES, one_disk, read, write
 from tests.support.interop import Record
 from tests.support.sessions import Host
@@ -156,6 +158,30 @@ async def test_writes_come_back(tgtd: Tgtd, face: str, digest: str, unasked: str
             await write(disk, data, 1024)
             assert await read(disk, 1024, size) == data
         await disk.flush()
+
+
+@pytest.mark.logs(logs.RECONNECTED)
+@pytest.mark.parametrize("face", FACES)
+async def test_a_lost_session_is_reinstated_after_time2wait(
+    tgtd: Tgtd, face: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On which the login has agreed. A target that wants none is not waited for."""
+    caplog.set_level(logging.INFO)
+    try:
+        for wait in (1, 0):
+            tgtd.set(HeaderDigest="None", DataDigest="None", DefaultTime2Wait=str(wait))
+            async with disk_and_session(face, tgtd.url, {}) as (disk, session):
+                assert session.parameters.default_time2wait == wait
+                caplog.clear()
+                session.disconnect()
+                data = random.Random(wait).randbytes(MIB)
+                await write(disk, data, 4096)
+                assert await read(disk, 4096, MIB) == data
+                assert session.reconnects == 1
+            told = [each for each in caplog.messages if "Time2Wait of the target" in each]
+            assert len(told) == wait
+    finally:
+        tgtd.set(DefaultTime2Wait="2")
 
 
 # shows: SYSTEM-5
