@@ -139,9 +139,9 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "iscsi", "discovery.isns", "discovery.isns_connection"),
         *("discovery.slp", "discovery.slp_connection", "discovery.multicast"),
     },
-    "target.access": {"errors", "names"},
+    "target.access": {"errors", "names", "url"},
     "target.lunspec": {"errors", "url", "target.store", "target.scsi"},
-    "target.lunlist": {"errors", "target.lunspec", "target.scsi"},
+    "target.lunlist": {"errors", "url", "target.lunspec", "target.scsi"},
     "target.server": {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
         *(

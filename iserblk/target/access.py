@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from iserblk.errors import BadArgument
 from iserblk.names import check_name
+from iserblk.url import MAXIMUM_LUN
 
-MAXIMUM_LUN = 16383
 _ANY = "*"
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _MOST_WORDS = 3

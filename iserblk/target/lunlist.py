@@ -21,10 +21,9 @@ from iserblk.target.lunspec import (
     parse_lun_spec,
 )
 from iserblk.target.scsi.unit import LogicalUnit
+from iserblk.url import MAXIMUM_LUN
 
 log = logging.getLogger(__name__)
-
-MAXIMUM_LUN = 16383
 
 
 def parse_lun_list(text: str) -> dict[int, LunSpec]:
