@@ -39,12 +39,6 @@ _ASYNC = {
     5: "all active tasks of a LUN are being terminated",
     255: "vendor-specific event",
 }
-_LOGOUT = {
-    0: "closed",
-    1: "connection ID not found",
-    2: "connection recovery not supported",
-    3: "cleanup failed",
-}
 _LOGIN = {
     0x0000: "success",
     0x0101: "the target has moved temporarily",

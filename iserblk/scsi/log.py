@@ -38,7 +38,6 @@ _RESOURCE = struct.Struct(">HBBIB3x")
 _PARAMETER = struct.Struct(">HBB")
 _BINARY_LIST = 0x03  # FORMAT AND LINKING of a bounded or unbounded binary list parameter
 _SPF = 0x40
-_PAGE_CODE = 0x3F
 _MOST = 0xFFFFFFFF
 
 

@@ -19,7 +19,6 @@ from iserblk.rcap.iwarp import ddp
 
 INTERVAL: Final = 512
 MARKER: Final = Struct(">HH")
-MARKER_SIZE: Final = 4
 
 
 class MarkerFramer:

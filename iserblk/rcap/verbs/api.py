@@ -17,8 +17,6 @@ from iserblk.errors import NotSupported
 WR_RDMA_WRITE = 0
 WR_SEND = 2
 WR_RDMA_READ = 4
-WR_LOCAL_INV = 7
-WR_BIND_MW = 8
 WR_SEND_WITH_INV = 9
 
 # ibv_send_flags
@@ -35,9 +33,8 @@ MW_BIND = 16
 WC_WITH_INV = 8
 WC_INVALIDATED = WC_WITH_INV | 4
 
-# ibv_device_cap_flags, ibv_transport_type, ibv_mw_type, ibv_qp_state, ibv_qp_type
+# ibv_device_cap_flags, ibv_mw_type, ibv_qp_state, ibv_qp_type
 DEVICE_MW_TYPE_2 = 1 << 23 | 1 << 24  # 2A, 2B
-TRANSPORT_IWARP = 1
 LINK_ETHERNET = 2
 MW_TYPE_2 = 2
 QPS_INIT, QPS_RTR, QPS_RTS, QPS_ERR = 1, 2, 3, 6
