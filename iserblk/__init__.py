@@ -1,6 +1,9 @@
 """A userspace iSER/iSCSI initiator: remote SCSI LUNs as block devices and as files.
 
-    with iserblk.open_disks(["iser://192.0.2.1/iqn.2026-11.example:disk/0"], {}) as disks: ...
+    with iserblk.open_disks(["iser://192.0.2.1/iqn.2026-11.example:disk/0"]) as disks:
+        disk = disks.disks["lun0"]
+        disk.write(memoryview(b"data" * 128), 0)
+        disk.flush()
     async with iserblk.aio.open_disks(...) as disks: ...
 
 ``open_disks`` is for threads, ``iserblk.aio`` for trio; ``iserblk.disk.seam`` describes the methods

@@ -133,11 +133,12 @@ async def _pump(
 
 @asynccontextmanager
 async def open_disks(
-    urls: Sequence[str], options: Mapping[str, str], *, metrics_later: bool = False
+    urls: Sequence[str], options: Mapping[str, str] | None = None, *, metrics_later: bool = False
 ) -> AsyncIterator[TrioDiskSet]:
-    """Log in to every URL, find its disks; log out at the end. ``metrics_later``: another process
-    still has the place where they are to be served. Raises what connecting raises."""
-    addresses = await discover_ways(await join_same_luns(settle(urls, options)))
+    """Log in to every URL, find its disks; log out at the end. ``options`` hold for each URL that
+    has no others (docs/cli.md). ``metrics_later``: another process still has the place where they
+    are to be served. Raises what connecting raises."""
+    addresses = await discover_ways(await join_same_luns(settle(urls, options or {})))
     metrics = MetricsPorts(() if metrics_later else addresses)
     drivers: list[TrioDriver] = []
     reconnectors: list[Reconnector | PathsReconnector] = []

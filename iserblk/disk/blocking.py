@@ -231,7 +231,8 @@ class ThreadDiskSet:
         self.close()
 
 
-def open_disks(urls: Sequence[str], options: Mapping[str, str]) -> ThreadDiskSet:
-    """Log in to every URL and find its disks. Raises BadArgument, NotSupported, TransportError,
+def open_disks(urls: Sequence[str], options: Mapping[str, str] | None = None) -> ThreadDiskSet:
+    """Log in to every URL and find its disks. ``options`` hold for each URL that has no others
+    (docs/cli.md). Raises BadArgument, NotSupported, TransportError,
     LoginError, NoSuchLun…; then no thread, descriptor or session is left."""
-    return ThreadDiskSet(settle(urls, options))
+    return ThreadDiskSet(settle(urls, options or {}))

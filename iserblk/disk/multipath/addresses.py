@@ -29,6 +29,8 @@ def settle(urls: Sequence[str], options: Mapping[str, str]) -> list[Address]:
     only one scheme knows holds for the URLs of that scheme, if there are any. URLs that name the
     same LUN through different portals become one address. Raises BadArgument or NotSupported before
     anything is connected."""
+    if isinstance(urls, str):  # from Python: each of its characters would be taken for a URL
+        raise BadArgument("a list of URLs is needed, and here is a text: write [URL]")
     if not urls:
         raise BadArgument("no URL: give at least one, e.g. iser://HOST/iqn.2026-11.example:disk/0")
     common = dict(options)

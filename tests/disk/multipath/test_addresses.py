@@ -94,6 +94,7 @@ def test_names_of_targets_are_compared_without_case() -> None:
     ("urls", "options", "words"),
     [
         ([], {}, "no URL: give at least one"),
+        (f"iser://h/{IQN}/0", {}, "a list of URLs is needed"),
         ([url("192.0.2.1"), url("192.0.2.1")], {}, "given twice"),
         ([url("192.0.2.1")], {"queue-depth": "many"}, "queue-depth"),
         ([url("192.0.2.1")], {"no-such-option": "1"}, "no-such-option"),
