@@ -1,20 +1,23 @@
-"""Many sessions of one target: none costs more than the first."""
+"""Many sessions of one target: none costs more than the first, nor than it needs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import trio
+from trio.testing import MockClock
 
 from iserblk.datamover.iser import HEADER_LENGTH
-from iserblk.iscsi import pdu
+from iserblk.iscsi import bhs, pdu
 from iserblk.rcap import seam
 from iserblk.rcap.inprocess import MemoryQueuePair, memory_pair
+from iserblk.target.iscsi.connection import BATCH_SLOTS
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import TargetServer
+from iserblk.target.server import PING_S, TargetServer
 from tests.iscsi import logins
 from tests.target.fake_store import FakeStore
 
@@ -87,3 +90,36 @@ async def test_the_last_login_is_as_cheap_as_the_first() -> None:
     for counts in (of_logins, of_pings):
         first, last = counts[1 : 1 + FEW], counts[-FEW:]
         assert max(last) < max(first) + SESSIONS // 2
+
+
+async def test_a_session_that_has_become_idle_gives_memory_back(mock_clock: MockClock) -> None:
+    """In the second of the looks at it: after the first it is known to have been busy."""
+    mock_clock.autojump_threshold = 0.02
+    server = TargetServer(IQN, {0: LogicalUnit(FakeStore(1 << 20), serial="S", block=512)})
+    ours, theirs = memory_pair()
+    ours.post_receive(200)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            partial(server.serve_queue_pair, theirs, "10.0.0.1:3260", "peer", at_once=False)
+        )
+        await answered(ours, 0x23, logins.request(PAIRS))
+        (connection,) = server._connections
+        assert len(connection._slots) == BATCH_SLOTS
+        for number in range(3 * BATCH_SLOTS):
+            work = seam.WorkRequest(seam.SEND_SE)
+            command = bhs.SCSI_COMMAND_FIELDS.pack(
+                bhs.SCSI_COMMAND, 0x81, 0, bytes(8), number, 0, 100 + number, 0, bytes(16)
+            )
+            work.data = memoryview(HEAD + command)
+            ours.post([work])
+        heard = 0
+        while heard < 3 * BATCH_SLOTS:
+            await trio.lowlevel.wait_readable(ours.fileno())
+            heard += len(ours.progress(0.0))
+        assert len(connection._slots) == 3 * BATCH_SLOTS
+        await trio.sleep(PING_S + 1)
+        assert len(connection._slots) == 3 * BATCH_SLOTS and not connection.done
+        await trio.sleep(PING_S)
+        assert len(connection._slots) == BATCH_SLOTS
+        nursery.cancel_scope.cancel()
+    ours.close()
