@@ -87,3 +87,17 @@ def test_wrong_words(tmp_path: Path) -> None:
 
 def test_help_says_so() -> None:
     assert "HOST:PORT[,GROUP]" in good("target", "--help")
+
+
+def test_the_wrong_protocol_for_a_group(tmp_path: Path) -> None:
+    """One line that says which protocol the portal takes."""
+    start = ["target", "--iqn", IQN, "--lun"]
+    only_iser = [*start, f"{tmp_path}/a:size=1M", "--listen", "127.0.0.1:0,transport=iwarp"]
+    with serving(*only_iser, log=tmp_path / "log") as server:
+        line = bad(5, "info", server.url.replace("iser:", "iscsi:"))
+        assert "if the portal takes iSER alone, use an iser:// URL" in line
+    only_tcp = [*start, f"{tmp_path}/b:size=1M", "--listen", "127.0.0.1:0,transport=tcp"]
+    with serving(*only_tcp, log=tmp_path / "log") as server:
+        assert server.url.startswith("iscsi://")
+        line = bad(4, "info", server.url.replace("iscsi:", "iser:"))
+        assert "the responder rejected the connection; is it an iSER portal?" in line
