@@ -33,10 +33,11 @@ class Server:
 
     A context manager: it ends them on exit. ``log`` has the server's output (stdout and stderr).
     ``starter``: what the process that was started is called, where one that it starts is the
-    server.
+    server. ``start_timeout_s``: how long ``wait_until`` waits.
     """
 
     starter = ""
+    start_timeout_s = START_TIMEOUT_S
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Server:
     def wait_until(self, ready: Callable[[], T | None]) -> T:
         """Return the first true value of ``ready``. Raises Absent if the server ends before that,
         or takes too long."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.start_timeout_s
         while time.monotonic() < deadline:
             value = ready()
             if value:
@@ -110,7 +111,7 @@ class Server:
                 raise Absent(f"{self.name} ended with status {status}: {self.last_words()}")
             time.sleep(_POLL_S)
         raise Absent(
-            f"{self.name} was not ready after {START_TIMEOUT_S:.0f} s: {self.last_words()}"
+            f"{self.name} was not ready after {self.start_timeout_s:.0f} s: {self.last_words()}"
         )
 
     def stop(self) -> None:

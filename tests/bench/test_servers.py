@@ -54,7 +54,7 @@ def test_server_that_dies_is_quoted(tmp_path: Path) -> None:
 def test_server_that_is_never_ready_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(Server, "start_timeout_s", 0.1)
     with (
         Server("shell", ["sleep", "60"], tmp_path) as server,
         pytest.raises(Absent, match=r"shell was not ready after .* it said nothing"),
