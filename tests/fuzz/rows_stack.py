@@ -268,7 +268,7 @@ def _say_anything(host: Host, peer: Peer, chance: random.Random) -> None:
 
 def _iser_target(case: Case) -> None:
     """Messages of an initiator that has logged in (or has not)."""
-    client = IserClient()
+    client = IserClient(at_once=False)
     try:
         _talk(client, case)
     finally:  # each has a descriptor, which would stay open until a garbage collection

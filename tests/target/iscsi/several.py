@@ -397,6 +397,7 @@ class TcpPeer(Peer):
                 on_reset=_reset(host),
                 portal="10.0.0.1:3260",
                 budget=host.budget,
+                at_once=False,
             )
         )
 
@@ -442,6 +443,7 @@ class IserPeer(Peer):
                 on_reset=_reset(host),
                 portal="10.0.0.1:3260",
                 budget=host.budget,
+                at_once=False,
             )
         )
 

@@ -62,6 +62,7 @@ class Client:
             portal="10.0.0.1:3260",
             budget=budget,
             on_cold_reset=self._cold_reset,
+            at_once=False,
         )
 
         def offload(slot: TargetTask) -> None:
