@@ -1,6 +1,7 @@
 """Compiles what pays: ``setup.py build_ext --inplace``. Everything works without: more slowly, and
 over RDMA devices without memory windows. With ISERBLK_PLAIN=1 the modules of ``iserblk.forms``
-are left out."""
+are left out. ISERBLK_OPTIMIZE: the level of gcc's optimisation for these modules; the default is
+2."""
 
 import os
 import runpy
@@ -41,7 +42,7 @@ if os.environ.get("ISERBLK_PLAIN", "0") in ("", "0"):
     sources = [str(Path(*module.split(".")).with_suffix(".py")) for module in forms["MODULES"]]
     extensions += mypycify(
         ["--config-file=pyproject.toml", *sources],
-        opt_level="2",
+        opt_level=os.environ.get("ISERBLK_OPTIMIZE", "2"),
         multi_file=True,  # for several processors
         group_name=forms["LIBRARY"].removesuffix("__mypyc"),
     )
