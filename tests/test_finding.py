@@ -82,6 +82,7 @@ ELSEWHERE: dict[str, str] = {
 PRIVATE: dict[str, set[str]] = {
     "tests/datamover/test_stream_initiator.py": {"_receives"},
     "tests/datamover/test_tcp_stream.py": {"_lock"},
+    "tests/disk/durability/test_journal.py": {"_spare", "_spare_buffers", "_spared"},
     "tests/disk/durability/test_journal_model.py": {"_lost"},
     "tests/disk/durability/test_promise_turning_volatile.py": {"_batch", "_closed", "_spare"},
     "tests/disk/lun/test_reservation.py": {"_look", "_unlock"},
@@ -100,11 +101,13 @@ PRIVATE: dict[str, set[str]] = {
     "tests/rcap/iwarp/test_streaming.py": {"_pair", "_stream"},
     "tests/rcap/test_stags.py": {"_free"},
     "tests/rcap/verbs/test_open_pairs.py": {"_open"},
+    "tests/target/iscsi/test_connection_resources.py": {"_make_slots"},
     "tests/target/iscsi/test_session_aborted.py": {"_numbers"},
     "tests/target/iser_client.py": {"_tasks"},
     "tests/target/store/test_volatile.py": {"_cached"},
     "tests/target/test_server.py": {"_cmd_sn", "_device", "_nexuses"},
     "tests/target/test_server_endings.py": {"_budget", "_connections", "_tsihs"},
+    "tests/target/test_server_many.py": {"_connections", "_sessions", "_slots"},
     "tests/target/test_target_iser_rules.py": {"_free"},
     "tests/test_crc.py": {"_crc"},
 }

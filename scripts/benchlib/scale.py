@@ -37,8 +37,8 @@ from benchlib.subjects import Bench, with_iscsi
 
 CLIENT = "client"
 TARGET = "target"
-_CLIENT = Path(__file__).resolve().parent / "scale_load.py"
-_GRACE_S = 120.0  # beyond the time of the load, before a client counts as hung
+CLIENT = Path(__file__).resolve().parent / "scale_load.py"
+GRACE_S = 120.0  # beyond the time of the load, before a client counts as hung
 _AT_AN_END = 8  # sessions: how long the first and the last of them take to open
 _PIPE_WIDTH = 160
 
@@ -154,14 +154,14 @@ def started_client(url: str, load: Load, seconds: float) -> Iterator[Client]:
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-P", str(_CLIENT), *words],
+            ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-P", str(CLIENT), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
         ) as process,
     ):
-        watchdog = threading.Timer(seconds + _GRACE_S, process.kill)
+        watchdog = threading.Timer(seconds + GRACE_S, process.kill)
         watchdog.start()
         try:
             yield Client(process, errors)

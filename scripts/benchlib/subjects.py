@@ -35,7 +35,7 @@ T = TypeVar("T")
 _TOP = Path(__file__).resolve().parents[2]
 _PLUGINS = Path(__file__).resolve().parent / "plugins"
 _FLOOR = Path(__file__).resolve().parent / "floor.c"
-_ISAL = Path("/usr/include/isa-l/crc.h")
+ISAL = Path("/usr/include/isa-l/crc.h")
 _BIND_TRIES = 5
 _HANG_S = 10.0
 
@@ -293,7 +293,7 @@ def nbd_floor(bench: Bench) -> Endpoint:
 
 
 def _compile_floor(bench: Bench) -> Path:
-    if not _ISAL.exists():
+    if not ISAL.exists():
         raise Absent("floor: libisal-dev is not installed")
     program = bench.path("floor-program")
     run("gcc", ["gcc", "-O2", "-Wall", "-Werror", "-o", str(program), str(_FLOOR), "-lisal"])

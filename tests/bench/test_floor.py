@@ -108,7 +108,7 @@ def test_it_has_a_row_with_the_clients_of_the_others(bench: Bench) -> None:
 
 
 def test_without_isal_it_is_absent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subjects, "_ISAL", Path("/nowhere/crc.h"))
+    monkeypatch.setattr(subjects, "ISAL", Path("/nowhere/crc.h"))
     with pytest.raises(Absent, match="libisal-dev is not installed"):
         subjects.nbd_floor(bench)
 

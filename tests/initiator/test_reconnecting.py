@@ -73,7 +73,7 @@ class Bench:
         self.fresh: list[fake.FakeDatamover] = []
         self.looked = 0
         self.look: Callable[[Session], None] | None = None
-        self.connect: Callable[[], Awaitable[Session]] = self._attempt
+        self.connect: Callable[[], Awaitable[Session]] = self.attempt
         self.resume: Callable[[Session], Operation[None]] = self._check
         self.others = False
         self.reconnector = Reconnector(
@@ -86,7 +86,7 @@ class Bench:
     def _resume(self, fresh: Session) -> Operation[None]:
         return self.resume(fresh)
 
-    async def _attempt(self) -> Session:
+    async def attempt(self) -> Session:
         self.attempts.append(trio.current_time())
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if outcome is not None:
@@ -442,7 +442,7 @@ async def test_time2wait_comes_before_a_login(
 
     async def connect() -> Session:
         await respite(bench.session)
-        return await bench._attempt()
+        return await bench.attempt()
 
     bench.connect = connect
     async with bench.running():
