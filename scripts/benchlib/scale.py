@@ -37,7 +37,7 @@ from benchlib.subjects import Bench, with_iscsi
 
 CLIENT = "client"
 TARGET = "target"
-CLIENT = Path(__file__).resolve().parent / "scale_load.py"
+PROGRAM = Path(__file__).resolve().parent / "scale_load.py"
 GRACE_S = 120.0  # beyond the time of the load, before a client counts as hung
 _AT_AN_END = 8  # sessions: how long the first and the last of them take to open
 _PIPE_WIDTH = 160
@@ -154,7 +154,7 @@ def started_client(url: str, load: Load, seconds: float) -> Iterator[Client]:
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-P", str(CLIENT), *words],
+            ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-P", str(PROGRAM), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -126,7 +126,7 @@ def test_run_that_fails_names_its_row(tmp_path: Path, file: Path) -> None:
 def test_client_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "hangs.py"
     program.write_text("import sys; sys.stdin.readline()")
-    monkeypatch.setattr(scale, "CLIENT", program)
+    monkeypatch.setattr(scale, "PROGRAM", program)
     monkeypatch.setattr(scale, "GRACE_S", 0.0)
     with (
         scale.started_client("iser://x", Load(1, 1), 0.1) as client,
