@@ -43,6 +43,10 @@ _MAX_TASKS = 128
 # a fake disk: 25 K IOPS with 12, 36 K with 64.
 _MAX_BACKGROUND = 64
 
+# pyfuse3 logs each answer that the kernel refuses. With ENOENT (fuse(4)) nobody waits for it any
+# more: the request was interrupted, or its file system was unmounted.
+_REFUSED = "fuse_reply_* failed"
+
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _UNMOUNT_TIMEOUT_S = 120.0
@@ -195,6 +199,7 @@ async def _serve(
             early = number
         nursery.cancel_scope.cancel()
 
+    logging.getLogger("pyfuse3").addFilter(is_of_use)
     failed: Sequence[str] = ()
     # Before the mount: a signal that kills this process would leave a dead mount.
     with trio.open_signal_receiver(*_ENDING) as signals:
@@ -220,6 +225,12 @@ async def _serve(
     if failed:
         raise MountFailed(f"{mountpoint}: data may be lost: {'; '.join(failed)}")
     return early
+
+
+def is_of_use(record: logging.LogRecord) -> bool:
+    """A filter for what pyfuse3 logs."""
+    said = record.getMessage()
+    return _REFUSED not in said or not said.endswith(os.strerror(errno.ENOENT))
 
 
 def _source(url: str) -> str:
