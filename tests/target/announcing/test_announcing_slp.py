@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -154,15 +154,17 @@ class Directory:
 
     async def serve(self, stream: trio.SocketStream) -> None:
         data = b""
-        async with stream:
-            while more := await stream.receive_some():
-                data += more
-                while (length := slp.length_untrusted(data)) and length <= len(data):
-                    self._take(slp.message_untrusted(data))
-                    xid = slp.message_untrusted(data).xid
-                    data = data[length:]
-                    acknowledge = self.error.to_bytes(2, "big")
-                    await stream.send_all(slp.encode(slp.SERVICE_ACKNOWLEDGE, xid, acknowledge))
+        # An announcer that is cancelled does not wait for the answer: its socket is reset.
+        with suppress(trio.BrokenResourceError):
+            async with stream:
+                while more := await stream.receive_some():
+                    data += more
+                    while (length := slp.length_untrusted(data)) and length <= len(data):
+                        self._take(slp.message_untrusted(data))
+                        xid = slp.message_untrusted(data).xid
+                        data = data[length:]
+                        acknowledge = self.error.to_bytes(2, "big")
+                        await stream.send_all(slp.encode(slp.SERVICE_ACKNOWLEDGE, xid, acknowledge))
 
     def _take(self, message: slp.Message) -> None:
         self.heard.append((message.function, message.flags))
