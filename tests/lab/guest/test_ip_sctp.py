@@ -201,6 +201,7 @@ def test_a_portal_that_speaks_something_else_on_sctp(stack: ExitStack) -> None:
             client.call(lambda: trio.run(work))
 
 
+@pytest.mark.long
 def test_doctor_asks_the_portal(stack: ExitStack, tmp_path: Path) -> None:
     client, target = two_hosts(stack, 1500)
     url = stack.enter_context(

@@ -221,7 +221,9 @@ def test_detach_from_a_target_that_hangs(mortal: TargetProcess) -> None:
     nothing_left()
 
 
-@pytest.mark.parametrize("words", [[], ["--nbdkit"]], ids=["own", "nbdkit"])
+@pytest.mark.parametrize(
+    "words", [[], pytest.param(["--nbdkit"], marks=pytest.mark.long)], ids=["own", "nbdkit"]
+)
 def test_attach_cleans_up_after_a_server_that_died(
     words: list[str], target: TargetProcess, tmp_path: Path
 ) -> None:

@@ -52,7 +52,9 @@ def answered() -> int:
     return int(numbers[0]) + int(numbers[4])
 
 
-@pytest.mark.parametrize("reserve", ["", "?reserve=exclusive"])
+@pytest.mark.parametrize(
+    "reserve", ["", pytest.param("?reserve=exclusive", marks=pytest.mark.long)]
+)
 def test_no_request_notices_more_than_a_pause(
     reserve: str, target: TargetProcess, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ def tidy() -> Iterator[None]:
     nothing_left()
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp"])
+@pytest.mark.parametrize("way", ["unix", pytest.param("tcp", marks=pytest.mark.long)])
 def test_a_file_system(way: str, target: TargetProcess, tmp_path: Path, record: Record) -> None:
     run("modprobe", "nbd")
     socket = tmp_path / "nbd.sock"

@@ -111,7 +111,9 @@ def test_requests_wait_for_a_successor(target: TargetProcess) -> None:
 
 
 # The kernel's limit with several connections: 60 s, and much longer than the test may take.
-@pytest.mark.parametrize(("connections", "io_timeout"), [(2, 15), (1, 3600)])
+@pytest.mark.parametrize(
+    ("connections", "io_timeout"), [pytest.param(2, 15, marks=pytest.mark.long), (1, 3600)]
+)
 def test_requests_under_way_are_sent_again(
     connections: int, io_timeout: int, target: TargetProcess
 ) -> None:
@@ -178,7 +180,8 @@ def test_without_a_successor_requests_fail(target: TargetProcess) -> None:
         run("dd", f"if={DEVICE}", "of=/dev/null", "bs=4k", "count=1", "skip=8", "iflag=direct")
 
 
-@pytest.mark.parametrize("how", ["alive", "killed"])
+# (Living servers hand over in test_none_handover.)
+@pytest.mark.parametrize("how", [pytest.param("alive", marks=pytest.mark.long), "killed"])
 def test_a_file_system_sees_a_pause(how: str, target: TargetProcess, tmp_path: Path) -> None:
     """fio writes and compares while the server is replaced."""
     with attached(f"{target.url}/1", DEVICE, "-o", "io-timeout=2"):

@@ -15,7 +15,9 @@ TREE = Path(__file__).parents[2] / "scsi"  # any directory with some files
 
 
 # shows: SYSTEM-2, SYSTEM-13, SYSTEM-37, SYSTEM-53
-@pytest.mark.parametrize(("immediate", "initial_r2t"), [("Yes", "No"), ("No", "Yes")])
+@pytest.mark.parametrize(
+    ("immediate", "initial_r2t"), [("Yes", "No"), pytest.param("No", "Yes", marks=pytest.mark.long)]
+)
 def test_a_disk_of_the_kernel(
     immediate: str, initial_r2t: str, tmp_path: Path, record: Record
 ) -> None:
