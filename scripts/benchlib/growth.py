@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from benchlib.report import by_process, rate_text
 from benchlib.results import Row, Spread
 from benchlib.sections import explain, measure
 from benchlib.servers import Absent
-from benchlib.storage import FILE_SIZE, fill, place_for_files
+from benchlib.storage import FILE_SIZE, fill, places
 from benchlib.subjects import Bench, Endpoint, nbd_server
 
 _CLIENT = Path(__file__).resolve().parent / "nbd_load.py"
@@ -175,12 +174,7 @@ def growth(seconds: float, rounds: int) -> None:
     about = machine.describe()
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     with ExitStack() as stack:
-        scratch, disks = (
-            Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=where))
-            )
-            for where in ("/tmp", place_for_files())
-        )
+        scratch, disks = places(stack)
         file = disks / "lun"
         fill([file], FILE_SIZE)
         status = stack.enter_context(Console(stderr=True).status("starting"))

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from benchlib.command import run_command
 from benchlib.load import Job, JobFailed
 from benchlib.sections import SECTIONS, explain, measure
 from benchlib.servers import Absent, Server
-from benchlib.storage import FILE_SIZE, fill, place_for_files
+from benchlib.storage import FILE_SIZE, fill, places
 from benchlib.subjects import Bench, Endpoint, iserblk
 
 _START_TIMEOUT_S = 300.0
@@ -80,11 +79,12 @@ def parse_dump(text: str) -> Count:
 
 class Counting(Bench):
     """A bench whose servers of ours run under callgrind. ``counted``: what callgrind writes, by the
-    server."""
+    server, into the directory ``dumps``."""
 
     def __init__(self, stack: ExitStack, directory: Path, ours: Path, theirs: Path) -> None:
         super().__init__(stack, directory, ours, theirs)
         self.counted: dict[Server, Path] = {}
+        self.dumps = directory
 
     def start(
         self,
@@ -97,7 +97,7 @@ class Counting(Bench):
         """See Bench."""
         if command[0] not in iserblk():
             return super().start(name, command, stop_signal, environment, target)
-        out = self.path(f"{name}.callgrind")
+        out = self.dumps / f"{name}.callgrind"
         command = [
             "valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}",
             # Not the script, which makes room for this with execve.
@@ -190,17 +190,13 @@ def instructions(name: str, seconds: float, keep: Path | None) -> None:
     row = known[name]
     section = next(section for section in SECTIONS if section.name == row.section)
     with ExitStack() as stack:
-        scratch, disks = (
-            Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=where))
-            )
-            for where in ("/tmp", place_for_files())
-        )
+        scratch, disks = places(stack)
         files = (disks / "ours", disks / "theirs")
         fill(files, FILE_SIZE)
         directory = keep or scratch
         directory.mkdir(parents=True, exist_ok=True)
-        bench = Counting(stack, directory, *files)
+        bench = Counting(stack, scratch, *files)
+        bench.dumps = directory
         try:
             endpoint = section.openers[row.subject](bench)
             if not bench.counted:

@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,7 @@ from benchlib.load import JobFailed
 from benchlib.results import Row, Sample
 from benchlib.sections import SECTIONS, measure
 from benchlib.servers import Absent
-from benchlib.storage import FILE_SIZE, fill, place_for_files
+from benchlib.storage import FILE_SIZE, fill, places
 from benchlib.subjects import Bench
 
 HERTZ = 100  # more would slow down a process of 40 threads: py-spy stops every thread
@@ -216,12 +215,7 @@ def profile(name: str, seconds: int, keep: Path | None) -> None:
     if spy is None:
         raise click.UsageError("py-spy is missing: .venv/bin/python -m pip install py-spy")
     with ExitStack() as stack:
-        scratch, disks = (
-            Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=where))
-            )
-            for where in ("/tmp", place_for_files())
-        )
+        scratch, disks = places(stack)
         files = (disks / "ours", disks / "theirs")
         fill(files, FILE_SIZE)
         directory = keep or scratch

@@ -32,7 +32,7 @@ from benchlib.load import JobFailed
 from benchlib.report import rate_text
 from benchlib.results import Spread
 from benchlib.servers import Absent, Server
-from benchlib.storage import FILE_SIZE, fill, place_for_files
+from benchlib.storage import FILE_SIZE, fill, places
 from benchlib.subjects import Bench, with_iscsi
 
 CLIENT = "client"
@@ -296,12 +296,7 @@ def scale(seconds: float, rounds: int) -> None:
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     rows = [Row(load, subject) for load in LOADS for subject in SUBJECTS]
     with ExitStack() as stack:
-        scratch, disks = (
-            Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=where))
-            )
-            for where in ("/tmp", place_for_files())
-        )
+        scratch, disks = places(stack)
         files = (disks / "ours", disks / "theirs")
         fill(files, FILE_SIZE)
         status = stack.enter_context(Console(stderr=True).status("starting"))

@@ -22,6 +22,16 @@ def place_for_files() -> Path:
     return Path(tempfile.gettempdir())
 
 
+def places(stack: ExitStack) -> tuple[Path, Path]:
+    """Two directories that are there as long as ``stack``: for sockets and logs, whose path is
+    short, and for the files behind the disks."""
+    scratch, disks = (
+        Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="iserblk-bench-", dir=where)))
+        for where in ("/tmp", place_for_files())
+    )
+    return scratch, disks
+
+
 def fill(paths: Sequence[Path], size: int) -> None:
     """Write the same random bytes into all files, completely allocated and on the disk."""
     with ExitStack() as stack:
