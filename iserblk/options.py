@@ -18,7 +18,7 @@ from iserblk.secret import Secret
 PORTAL = "portal"  # of ``Options.discover``: the target itself is asked, by SendTargets
 SMALLEST_JOURNAL = 64 << 10
 MOST_CONNECTIONS = 8  # of one session
-BUSY_POLL_US = 300  # longer than a round trip on a local network
+BUSY_POLL_US = 1000  # longer than a round trip on a local network, in virtual machines, too
 _SIZE = re.compile("([0-9]{1,19})([kKmMgGtT]?)")
 
 

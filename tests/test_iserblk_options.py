@@ -23,7 +23,7 @@ def test_defaults() -> None:
         io_timeout=30.0,
         queue_depth=128,
         journal=64 << 20,
-        busy_poll_us=300,
+        busy_poll_us=1000,
         immediate_data=True,
         unsolicited_data="auto",
         header_digest="None",

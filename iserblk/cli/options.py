@@ -42,7 +42,7 @@ CONNECTION = (
     (
         "busy-poll",
         "US",
-        "While answers come quickly, stay awake up to US microseconds for the next. Default 300.",
+        "While answers come quickly, stay awake up to US microseconds for the next. Default 1000.",
     ),
     ("immediate-data", "yes|no", "Send small writes with their command. Default yes."),
     (

@@ -17,25 +17,39 @@ ENOUGH = 2 * HITS  # hits counted at most; an exception halves the count: the fi
 NEAR_S = 5e-3  # between two messages of one conversation, at most
 CROWDED_S = 200e-6  # of waiting for the processor: a peer of the conversation takes less
 SOBER_S = 0.1  # asleep between messages after that
+ROOM = 4  # times what it usually takes: stay awake for so long at most
+_USUAL = 0.125  # the weight of one message in what it usually takes
 
 
 class Pace:
     """Measures how closely the messages of one connection follow each other: its driver stays awake
     when single messages do so closely.
 
-    With a single processor it never does, because the sender of the next message needs the
-    processor.
+    It does so for ROOM times the time that a message usually takes, and within a limit. So a fast
+    network does not pay for a limit that allows for slow ones. With a single processor it never
+    stays awake, because the sender of the next message needs the processor.
 
     ``near``: single messages follow each other within NEAR_S, or within a limit that is longer: a
     ``Watch`` is worth its while.
     """
 
-    __slots__ = ("_answered", "_hits", "_idle", "_limit", "_most", "_singly", "near", "until")
+    __slots__ = (
+        "_answered",
+        "_hits",
+        "_idle",
+        "_limit",
+        "_most",
+        "_singly",
+        "_usual",
+        "near",
+        "until",
+    )
 
     def __init__(self, limit_us: int) -> None:
-        """``limit_us``: how long to stay awake after a message, in microseconds; 0: never."""
+        """``limit_us``: stay awake after a message no longer; in microseconds, 0: never."""
         self._limit = limit_us * 1e-6 if len(os.sched_getaffinity(0)) > 1 else 0.0
         self._most = max(self._limit, NEAR_S)
+        self._usual = self._limit
         self._hits = 0
         self._singly = 0
         self._idle = 0.0
@@ -55,7 +69,7 @@ class Pace:
         if self._hits < HITS or not self._limit:
             self.until = 0.0
             return False
-        self.until = now + self._limit
+        self.until = now + min(self._limit, ROOM * self._usual)
         return True
 
     def work(self) -> float:
@@ -63,6 +77,7 @@ class Pace:
         now = monotonic()
         gap = now - self._idle
         if gap < self._limit:
+            self._usual += (gap - self._usual) * _USUAL
             if self._hits < ENOUGH:
                 self._hits += 1
         else:

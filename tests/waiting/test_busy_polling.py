@@ -7,7 +7,7 @@ import os
 import pytest
 
 from iserblk.waiting import busy_polling
-from iserblk.waiting.busy_polling import CROWDED_S, ENOUGH, HITS, NEAR_S, SOBER_S, Pace, Turns
+from iserblk.waiting.busy_polling import CROWDED_S, ENOUGH, HITS, NEAR_S, ROOM, SOBER_S, Pace, Turns
 
 
 class Clock:
@@ -34,13 +34,15 @@ class Conversation:
         self.asked = 0
         self.answered = 0
         self.near = 0
+        self.awake = 0.0
         self.limit = limit_us * 1e-6
         self.pace = Pace(limit_us)
 
     def commands(self, count: int, gap_us: float, at_once: int = 1) -> None:
         for _ in range(count):
             if self.pace.rest(self.answered):
-                assert self.pace.until == self.clock.now + self.limit
+                self.awake = self.pace.until - self.clock.now
+                assert 0 < self.awake <= 1.001 * self.limit
                 self.asked += 1
             else:
                 assert not self.pace.until
@@ -81,6 +83,19 @@ def test_slow_clients_let_it_sleep(clock: Clock) -> None:
     talk = Conversation(clock)
     talk.commands(100, gap_us=301)
     assert talk.asked == 0
+
+
+def test_it_stays_awake_in_proportion_to_what_messages_usually_take(clock: Clock) -> None:
+    talk = Conversation(clock, limit_us=1000)
+    talk.commands(100, gap_us=50)
+    assert talk.awake == pytest.approx(ROOM * 50e-6, rel=0.01)
+    talk.commands(100, gap_us=150)
+    assert talk.awake == pytest.approx(ROOM * 150e-6, rel=0.01)
+    talk.commands(100, gap_us=900)
+    assert talk.awake == pytest.approx(1000e-6)
+    talk.commands(2, gap_us=5000)  # these are no messages of the conversation
+    talk.commands(1, gap_us=900)
+    assert talk.awake == pytest.approx(1000e-6)
 
 
 def test_never_when_told_so(clock: Clock) -> None:
