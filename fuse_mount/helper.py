@@ -17,6 +17,8 @@ from fuse_mount.errors import MountError, MountFailed, UsageError
 from fuse_mount.mount import mount_background
 from iserblk.credentials import hide_command_line
 
+SHORT_OPTIONS = "sfnvN:o:t:"  # those that mount(8) gives its helpers
+
 
 def main(arguments: Sequence[str]) -> int:
     """Mount in the background. Returns the exit status of mount(8)."""
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _mount(arguments: Sequence[str]) -> None:
     try:
-        options, words = getopt.gnu_getopt(list(arguments), "sfnvN:o:t:")
+        options, words = getopt.gnu_getopt(list(arguments), SHORT_OPTIONS)
     except getopt.GetoptError as error:
         raise UsageError(f"{error}; write mount -t iserblk URL MOUNTPOINT [-o OPTIONS]") from None
     if len(words) != 2:

@@ -21,7 +21,9 @@ _SWALLOWED = frozenset(
     }
 )
 
-_FLAGS = _SWALLOWED | {"ro", "rw", "allow_other", "direct_io", "auto_cache", "kernel_cache"}
+FLAGS = ("ro", "rw", "allow_other", "direct_io", "auto_cache", "kernel_cache")
+NUMBERS = ("uid", "gid", "umask")
+_NO_VALUE = _SWALLOWED | set(FLAGS)
 
 FUSE_CONF = Path("/etc/fuse.conf")
 
@@ -58,11 +60,11 @@ def parse_options(lists: Iterable[str]) -> MountOptions:
     disk: dict[str, str] = {}
     for word in _words(lists):
         name, equals, value = word.partition("=")
-        if name in ("uid", "gid", "umask"):
+        if name in NUMBERS:
             mount[name] = _number(name, value, 8 if name == "umask" else 10)
         elif name == "comment" or name.startswith(("x-", "X-")):
             continue
-        elif equals and name in _FLAGS:
+        elif equals and name in _NO_VALUE:
             raise UsageError(f"-o {word}: {name} takes no value")
         elif name.replace("_", "-") == "target-password":
             raise UsageError(

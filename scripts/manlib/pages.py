@@ -1,0 +1,335 @@
+"""The manual pages. Their text is that of the commands' help and of docs/cli.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from fuse_mount import helper
+from iserblk import __version__
+from iserblk.options import OPTION_NAMES
+from manlib.commands import Command, Option
+from manlib.markdown import Block, Section, walk
+from manlib.roff import Page, bold, inline, italic
+
+_LINK = re.compile(r"\[([^]]+)\]\(([^)#]*)(?:#([^)]*))?\)")
+_UNITS = "mount(8), fstab and systemd"
+_OF_URLS = ("Addresses", "Authentication", "For one host alone", "Targets that have moved")
+_ENVIRONMENT = {
+    "LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD": "User and secret of CHAP, where a URL has"
+    " none.",
+    "LIBISCSI_CHAP_TARGET_USERNAME, LIBISCSI_CHAP_TARGET_PASSWORD": "The target's, for mutual"
+    " CHAP.",
+    "CREDENTIALS_DIRECTORY": "Where `chap-secret-credential` looks; systemd sets it.",
+    "NOTIFY_SOCKET": "Where to tell that the command is ready; systemd sets it.",
+    "LISTEN_FDS": "Sockets for `iserblk nbd`; systemd sets it.",
+    "XDG_RUNTIME_DIR": "Users other than root have the sockets of metrics in a directory below it.",
+    "ISERBLK_PLAIN": "1: do not use the compiled form of the data path.",
+}
+_FILES = {
+    "/etc/iserblk/NAME.conf": "A named LUN, see `iserblk.conf(5)`.",
+    "/etc/iscsi/initiatorname.iscsi": "The name of this machine's initiator.",
+    "/run/iserblk": "State and sockets of attached devices, and of metrics.",
+}
+_HELPER_OPTIONS = {
+    "o": ("OPT,OPT", "Options, as for `iserblk mount`."),
+    "f": ("", "Check what was given, and mount nothing (`mount --fake`)."),
+    "v": ("", "Log everything."),
+    "N": ("NAMESPACE", "Not supported: refused."),
+    "s": ("", "Ignored (sloppy)."),
+    "n": ("", "Ignored (there is no /etc/mtab to write)."),
+    "t": ("TYPE", "Ignored: the type is iserblk."),
+}
+
+
+class Manual:
+    """All pages. ``document``: docs/cli.md. ``date``: of the pages, as YYYY-MM-DD."""
+
+    def __init__(
+        self, program: Command, commands: Sequence[Command], document: Section, date: str
+    ) -> None:
+        self._program, self._commands, self._document = program, commands, document
+        self._date = date
+        self._of_command: dict[str, Section] = {}
+        known = {each.name for each in commands}
+        others = [part for part in document.parts if part.title not in (*_OF_URLS, "Commands")]
+        for part in document.part("Commands").parts:
+            names = part.title.split(", ")
+            if set(names) <= known:
+                self._of_command.update(dict.fromkeys(names, part))
+            else:
+                others.append(part)
+        self._of_conf = [part for part in others if _is_of_conf(part)]
+        self._of_iserblk = [part for part in others if not _is_of_conf(part)]
+        self._home = dict(self._homes())
+
+    def pages(self) -> Iterator[Page]:
+        yield self._iserblk()
+        yield from map(self._command, self._commands)
+        yield self._url()
+        yield self._conf()
+        yield self._mount_helper()
+        yield self._plugin()
+
+    def _page(self, name: str, section: int) -> Page:
+        return Page(name, section, self._date, __version__)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def _iserblk(self) -> Page:
+        page = self._page("iserblk", 1)
+        page.named(["iserblk"], self._program.summary)
+        page.heading("Synopsis")
+        page.synopsis([rf"{bold('iserblk')} [{bold('-v')}|{bold('-q')}] {italic('COMMAND')} \&..."])
+        page.heading("Description")
+        for text in self._program.paragraphs:
+            page.paragraph(text)
+        page.paragraph("iserblk-url(7) describes addresses, options and authentication.")
+        page.heading("Commands")
+        for each in self._commands:
+            page.definition(bold(f"iserblk-{each.name}") + "(1)", each.summary)
+        page.heading("Options")
+        _options(page, self._program.options)
+        for part in self._of_iserblk:
+            page.heading(part.title)
+            self._section(page, part)
+        for title, rows in (("Environment", _ENVIRONMENT), ("Files", _FILES)):
+            page.heading(title)
+            for tag, text in rows.items():
+                page.definition(bold(tag), text)
+        _see_also(page, ["iserblk-url(7)", "iserblk.conf(5)", "mount.iserblk(8)",
+                         *(f"iserblk-{each.name}(1)" for each in self._commands)])  # fmt: skip
+        return page
+
+    def _command(self, command: Command) -> Page:
+        page = self._page(f"iserblk-{command.name}", 1)
+        page.named([f"iserblk-{command.name}"], _as_name(command.summary))
+        page.heading("Synopsis")
+        words = [bold(f"iserblk {command.name}"), f"[{italic('option')} \\&...]"]
+        page.synopsis([" ".join([*words, *map(italic, command.arguments)])])
+        page.heading("Description")
+        for text in command.paragraphs:
+            page.paragraph(text)
+        page.heading("Options")
+        _options(page, command.own())
+        if command.of_connection():
+            page.subheading("Options of the connection")
+            page.paragraph("iserblk-url(7) says more about these; a URL's own override them.")
+            _options(page, command.of_connection())
+        self._notes(page, command)
+        page.heading("Exit status")
+        if command.mounts:
+            page.paragraph("That of mount(8): 0 done, 1 wrong usage, 2 system, 32 failed.")
+        else:
+            page.paragraph("0: done. iserblk(1) lists the others.")
+        _see_also(page, ["iserblk(1)", "iserblk-url(7)", "iserblk.conf(5)"])
+        return page
+
+    def _notes(self, page: Page, command: Command) -> None:
+        """What docs/cli.md has on the command. A section that is about several commands belongs to
+        the first of them; the others have what begins with their name."""
+        section = self._of_command.get(command.name)
+        if section is None:
+            return
+        blocks = section.blocks
+        if section.title.split(", ")[0] != command.name:
+            name = f"`{command.name}` "
+            blocks = [each for each in blocks if each.lines and each.lines[0].startswith(name)]
+        if blocks:
+            page.heading("Notes")
+            self._blocks(page, blocks)
+
+    # --- other pages ----------------------------------------------------------------------------
+
+    def _url(self) -> Page:
+        page = self._page("iserblk-url", 7)
+        page.named(["iserblk-url"], "addresses of LUNs, their options, and authentication")
+        addresses = self._document.part("Addresses")
+        page.heading("Synopsis")
+        first = next(each for each in addresses.blocks if each.kind == "code")
+        page.example(first.lines)
+        page.heading("Description")
+        self._blocks(page, [each for each in addresses.blocks if each is not first])
+        for part in addresses.parts:
+            page.heading(part.title)
+            self._section(page, part)
+        for title in _OF_URLS[1:]:
+            page.heading(title)
+            self._section(page, self._document.part(title))
+        page.heading("All options")
+        page.paragraph(f"{', '.join(f'`{name}`' for name in OPTION_NAMES)}.")
+        _see_also(page, ["iserblk(1)", "iserblk.conf(5)", "mount.iserblk(8)"])
+        return page
+
+    def _conf(self) -> Page:
+        page = self._page("iserblk.conf", 5)
+        page.named(["iserblk.conf"], "LUNs that have a name on this machine")
+        page.heading("Synopsis")
+        page.synopsis([bold("/etc/iserblk/") + italic("NAME") + bold(".conf")])
+        page.heading("Description")
+        page.paragraph(
+            "Each file is one LUN, or all of one target, with the options to use it with. It has"
+            " lines `KEY=VALUE`, as systemd's EnvironmentFile=; lines that begin with # are"
+            " comments. The units `iserblk-attach@NAME` and `iserblk-mount@NAME` read it."
+        )
+        for part in self._of_conf:
+            page.heading(part.title)
+            self._section(page, part)
+        _see_also(page, ["iserblk(1)", "iserblk-attach(1)", "iserblk-mount(1)", "iserblk-url(7)",
+                         "systemd.exec(5)", "fstab(5)"])  # fmt: skip
+        return page
+
+    def _mount_helper(self) -> Page:
+        page = self._page("mount.iserblk", 8)
+        page.named(["mount.iserblk"], "mount LUNs as files, for mount(8) and /etc/fstab")
+        page.heading("Synopsis")
+        where = [italic("URL"), italic("MOUNTPOINT"), f"[{bold('-o')} {italic('OPT,OPT')}]"]
+        page.synopsis([
+            " ".join([bold("mount -t iserblk"), *where]),
+            " ".join([bold("mount.iserblk"), *where, f"[{bold('-sfnv')}]"]),
+        ])  # fmt: skip
+        page.heading("Description")
+        page.paragraph(
+            "mount(8) runs this for the type iserblk. It does the same as `iserblk mount`: it ends"
+            " when the files are usable, and the server stays in the background. umount(8) or"
+            " `iserblk umount` ends it."
+        )
+        page.heading("Options")
+        for letter in helper.SHORT_OPTIONS.replace(":", ""):
+            metavar, text = _HELPER_OPTIONS[letter]
+            page.definition(_tag([f"-{letter}"], metavar), text)
+        page.heading("Notes")
+        self._blocks(page, self._of_command["mount"].blocks)
+        page.heading("Units and fstab")
+        self._section(page, self._document.part(_UNITS))
+        page.heading("Exit status")
+        page.paragraph("That of mount(8): 0 done, 1 wrong usage, 2 system, 32 mount failed.")
+        _see_also(page, ["iserblk-mount(1)", "iserblk-url(7)", "iserblk.conf(5)", "mount(8)",
+                         "fstab(5)"])  # fmt: skip
+        return page
+
+    def _plugin(self) -> Page:
+        page = self._page("nbdkit-iserblk-plugin", 1)
+        page.named(["nbdkit-iserblk-plugin"], "remote SCSI LUNs as exports of nbdkit")
+        page.heading("Synopsis")
+        page.synopsis([
+            f"{bold('nbdkit python')} {italic('PLUGIN')} {bold('uri=')}{italic('URL')}"
+            f" [{bold('uri=')}{italic('URL')} \\&...] [{italic('option')}={italic('value')}"
+            " \\&...]",
+            f"{bold('iserblk nbd --nbdkit')} \\&...",
+        ])  # fmt: skip
+        page.heading("Description")
+        page.paragraph(
+            "This plugin serves the LUNs of the URLs over NBD. `PLUGIN` is the file"
+            " `nbd_plugin/iserblk.py` of iserblk. `iserblk nbd --nbdkit` starts nbdkit with it."
+            " The exports are called lun0, lun1 and so on; the default export is that of the first"
+            " URL. Secrets are better in a file than in a URL: `chap-secret-file=` and its full"
+            " path."
+        )
+        page.heading("Parameters")
+        page.definition(
+            bold("uri=") + italic("URL"),
+            "A LUN, or without `/LUN` all of a target, see iserblk-url(7). Repeatable.",
+        )
+        page.definition(
+            f"{italic('option')}={italic('value')}",
+            "An option of iserblk-url(7), with hyphens or underscores:"
+            f" {', '.join(f'`{name}`' for name in OPTION_NAMES)}.",
+        )
+        page.heading("Examples")
+        page.example(["nbdkit python PLUGIN uri=iser://HOST/iqn.2026-11.example:disk/0",
+                      "nbdinfo nbd://localhost"])  # fmt: skip
+        _see_also(page, ["iserblk-nbd(1)", "iserblk-url(7)", "nbdkit(1)",
+                         "nbdkit-python-plugin(3)"])  # fmt: skip
+        return page
+
+    # --- docs/cli.md ----------------------------------------------------------------------------
+
+    def _homes(self) -> Iterator[tuple[str, str]]:
+        """Anchor of a section, and the page that has it."""
+        for title in _OF_URLS:
+            for each in walk(self._document.part(title)):
+                yield each.anchor(), "iserblk-url(7)"
+        for part in (self._document.part("Commands"), *self._of_iserblk):
+            for each in walk(part):
+                yield each.anchor(), "iserblk(1)"
+        for name, section in reversed(self._of_command.items()):
+            yield section.anchor(), f"iserblk-{name}(1)"
+        for part in self._of_conf:
+            for each in walk(part):
+                yield each.anchor(), "iserblk.conf(5)"
+
+    def _section(self, page: Page, section: Section) -> None:
+        self._blocks(page, section.blocks)
+        for part in section.parts:
+            page.subheading(part.title)
+            self._section(page, part)
+
+    def _blocks(self, page: Page, blocks: Iterable[Block]) -> None:
+        here = f"{page.name}({page.section})"
+        for block in blocks:
+            if block.kind == "code":
+                page.example(block.lines)
+            elif block.kind == "item":
+                page.item(self._unlinked(block.lines[0], here))
+            elif block.kind == "text":
+                page.paragraph(self._unlinked(block.lines[0], here))
+            else:
+                for row in block.rows:
+                    tag, *texts = (self._unlinked(cell, here) for cell in row)
+                    default = f". Default: {texts[1]}." if texts[1:] and texts[1] else ""
+                    page.definition(inline(tag), texts[0] + default)
+
+    def _unlinked(self, text: str, here: str) -> str:
+        """The text with pages in place of links."""
+
+        def name(match: re.Match[str]) -> str:
+            words, file, anchor = match.groups()
+            if file:
+                place = f"docs/{file}"
+            else:
+                place = self._home.get(anchor) or here
+                if place == here:
+                    return str(words)
+            told = words in ("below", file) or words.lower() == anchor
+            return place if told else f"{words} ({place})"
+
+        return _LINK.sub(name, text)
+
+
+def _is_of_conf(section: Section) -> bool:
+    """Whether the section is about the files of named LUNs."""
+    return any("/etc/iserblk" in line for each in walk(section) for line in _lines(each.blocks))
+
+
+def _lines(blocks: Iterable[Block]) -> Iterator[str]:
+    for block in blocks:
+        yield from block.lines
+        for row in block.rows:
+            yield from row
+
+
+def _as_name(summary: str) -> str:
+    return summary[:1].lower() + summary[1:].rstrip(".")
+
+
+def _tag(names: Sequence[str], metavar: str) -> str:
+    tag = ", ".join(map(bold, names))
+    return f"{tag} {italic(metavar)}" if metavar else tag
+
+
+def _options(page: Page, options: Iterable[Option]) -> None:
+    for option in options:
+        text = option.text + (" May be repeated." if _is_silent(option) else "")
+        page.definition(_tag(option.names, option.metavar), text)
+
+
+def _is_silent(option: Option) -> bool:
+    return option.repeatable and bool(option.metavar) and "repeat" not in option.text
+
+
+def _see_also(page: Page, names: Iterable[str]) -> None:
+    page.heading("See also")
+    here = f"{page.name}({page.section})"
+    words = [name.partition("(") for name in names if name != here]
+    page.raw(", ".join(f"{bold(name)}({section}" for name, _, section in words))

@@ -1,0 +1,253 @@
+"""Completions, in the shells themselves. `iserblk` there prints its arguments, one a line; it is
+the real one where the completion asks for targets."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import socket
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from manlib.commands import commands
+
+from fuse_mount.options import FLAGS
+from iserblk.cli.main import COMMANDS
+from iserblk.options import OPTION_NAMES
+from tests.support.nbdkit import need
+from tests.support.target import IQN, ROOT, running_target
+
+PROMPT = b"READY> "
+BASH = "share/bash-completion/completions/iserblk"
+
+
+class Place:
+    """A directory with what completions look for, and files of completions that look there."""
+
+    def __init__(self, directory: Path, made: Path) -> None:
+        self.directory = directory
+        conf, run, dev = directory / "conf", directory / "run", directory / "dev"
+        for each in (conf, run / "nbd3", run / "nbd12", dev, directory / "bin"):
+            each.mkdir(parents=True)
+        for name in ("disk.conf", "data.conf", "disk.chap"):
+            (conf / name).touch()
+        for name in ("nbd0", "nbd3", "nbd3p1", "nbd12", "null"):
+            (dev / name).touch()
+        self.mounts = directory / "mounts"
+        self.mounts.write_text(
+            "proc /proc proc rw 0 0\n"
+            "iser://host/iqn.x:a /mnt/luns fuse.iserblk rw 0 0\n"
+            "iser://host/iqn.x:b /mnt/two\\040words fuse.iserblk rw 0 0\n"
+        )
+        self.asked = directory / "asked"
+        program = directory / "bin/iserblk"
+        program.write_text(
+            "#!/bin/sh\n"
+            'case $1 in -q)\n'
+            f"  echo \"$*\" >>{shlex.quote(str(self.asked))}\n"
+            f'  exec {sys.executable} -P -m iserblk.cli "$@" ;;\n'
+            "esac\n"
+            "echo BEGIN\n"
+            'for word; do printf "<%s>\\n" "$word"; done\n'
+            "echo END\n"
+        )  # fmt: skip
+        program.chmod(0o755)
+        self.files: dict[str, Path] = {}
+        for path in made.rglob("*iserblk*"):
+            if path.is_file() and path.parts[-2][:3] != "man":
+                text = path.read_text(encoding="utf-8")
+                text = text.replace("/etc/iserblk/", f"{conf}/").replace("/run/iserblk/", f"{run}/")
+                text = text.replace("/proc/self/mounts", str(self.mounts))
+                text = text.replace("in /dev/nbd", f"in {dev}/nbd")
+                copy = directory / path.name
+                copy.write_text(text, encoding="utf-8")
+                self.files[path.name] = copy
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.directory}/bin:/usr/bin:/bin",
+            "HOME": str(self.directory),
+            "PYTHONPATH": str(ROOT),
+            "LC_ALL": "C.UTF-8",
+            "TERM": "dumb",
+            "INPUTRC": "/dev/null",
+        }
+
+
+class Terminal:
+    """A shell at a terminal."""
+
+    def __init__(self, words: list[str], place: Place) -> None:
+        self._master, slave = pty.openpty()
+        modes = termios.tcgetattr(slave)
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
+        termios.tcsetwinsize(slave, (100, 400))
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *words],
+            stdin=slave, stdout=slave, stderr=slave, env=place.environment, cwd=place.directory,
+        )  # fmt: skip
+        os.close(slave)
+        self._until(PROMPT)
+
+    def _until(self, end: bytes) -> bytes:
+        seen = b""
+        while not seen.endswith(end):
+            seen += os.read(self._master, 65536)
+        return seen
+
+    def arguments(self, keys: bytes) -> list[str]:
+        """What `iserblk` got after these keys, and a Return."""
+        os.write(self._master, keys + b"\r")
+        self.said = self._until(PROMPT).replace(b"\r", b"").decode()
+        between = self.said.rpartition("BEGIN\n")[2].partition("END\n")[0]
+        return [line[1:-1] for line in between.splitlines()]
+
+    def close(self) -> None:
+        os.close(self._master)  # SIGHUP
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def place(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("completion"), made)
+
+
+@contextmanager
+def running_bash(place: Place, *more: str) -> Iterator[Terminal]:
+    """A bash in which M-* inserts all completions."""
+    need("bash", "setsid")
+    begin = place.directory / "bashrc"
+    lines = [
+        f"PS1='{PROMPT.decode()}'",
+        "bind 'set enable-bracketed-paste off' 'set bell-style none' 2>/dev/null",
+        f"source {place.files['iserblk']}",
+        *more,
+    ]
+    begin.write_text("\n".join([*lines, ""]))
+    terminal = Terminal(["bash", "--noprofile", "--rcfile", str(begin), "-i"], place)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+@pytest.fixture(scope="module")
+def bash(place: Place) -> Iterator[Terminal]:
+    with running_bash(place) as terminal:
+        yield terminal
+
+
+def all_in_bash(bash: Terminal, line: str) -> list[str]:
+    return bash.arguments(f"{line}\x1b*".encode())
+
+
+LINES = [
+    ("iserblk att", ["attach"]),
+    ("iserblk -v umo", ["-v", "umount"]),
+    ("iserblk --ver", ["--verbose", "--version"]),
+    ("iserblk attach --re", ["attach", "--replace", "--reserve", "--reserve-key"]),
+    ("iserblk attach --rcap ", ["attach", "--rcap", "auto", "iwarp", "iwarp-sctp", "verbs"]),
+    ("iserblk target --rcap ", ["target", "--rcap", "iwarp", "verbs"]),
+    ("iserblk info --rcap=v", ["info", "--rcap=verbs"]),
+    ("iserblk bench --rw randw", ["bench", "--rw", "randwrite"]),
+    ("iserblk nbd --tls req", ["nbd", "--tls", "require"]),
+    ("iserblk attach -o rcap=ve", ["attach", "-o", "rcap=verbs"]),
+    ("iserblk mount -o ro,allow", ["mount", "-o", "ro,allow_other"]),
+    ("iserblk mount -o ro,uid=5,fallback=i", ["mount", "-o", "ro,uid=5,fallback=iscsi"]),
+    ("iserblk info d", ["info", "data", "disk"]),
+    ("iserblk info isc", ["info", "iscsi://"]),
+    ("iserblk detach {dev}", ["detach", "/dev/nbd12", "/dev/nbd3"]),
+    ("iserblk umount /mnt/l", ["umount", "/mnt/luns"]),
+    ("iserblk umount /mnt/t", ["umount", "/mnt/two words"]),
+    ("iserblk umount /nothing", ["umount", "/nothing"]),
+    ("iserblk frobnicate ", ["frobnicate"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "arguments"), LINES)
+def test_bash(line: str, arguments: list[str], bash: Terminal) -> None:
+    assert all_in_bash(bash, line.replace("{dev}", "/dev/")) == arguments
+
+
+def test_bash_completes_every_command_and_option(bash: Terminal) -> None:
+    assert set(all_in_bash(bash, "iserblk ")) == set(COMMANDS)
+    for command in commands():
+        wanted = {name for option in command.options for name in option.names}
+        assert set(all_in_bash(bash, f"iserblk {command.name} -")[1:]) == wanted
+
+
+def test_bash_completes_every_option_of_o(bash: Terminal) -> None:
+    names = {f"{name}=" for name in OPTION_NAMES if name != "target-password"}
+    assert set(all_in_bash(bash, "iserblk attach -o ")[2:]) == names
+    of_mount = set(all_in_bash(bash, "iserblk mount -o ")[2:])
+    assert of_mount == names | set(FLAGS) | {"uid=", "gid=", "umask="}
+
+
+def test_bash_completes_devices_and_files(bash: Terminal, place: Place) -> None:
+    found = all_in_bash(bash, f"iserblk attach disk {place.directory}/dev/")
+    assert [Path(each).name for each in found[2:]] == ["nbd0", "nbd12", "nbd3"]
+    (place.directory / "a file.img").touch()
+    (place.directory / "a folder").mkdir()
+    assert all_in_bash(bash, "iserblk copy disk a") == ["copy", "disk", "a file.img", "a folder/"]
+    assert all_in_bash(bash, "iserblk mount disk a") == ["mount", "disk", "a folder/"]
+    assert all_in_bash(bash, "iserblk attach --chap-secret-file=a\\ file") == [
+        "attach", "--chap-secret-file=a file.img"
+    ]  # fmt: skip
+
+
+def test_bash_needs_no_special_characters_of_readline(place: Place) -> None:
+    """Some set COMP_WORDBREAKS to go without : and =."""
+    with running_bash(place, "COMP_WORDBREAKS=${COMP_WORDBREAKS//[:=]/}") as terminal:
+        assert all_in_bash(terminal, "iserblk info --rcap=v") == ["info", "--rcap=verbs"]
+        assert all_in_bash(terminal, "iserblk info isc") == ["info", "iscsi://"]
+
+
+@pytest.fixture
+def portals(tmp_path: Path) -> Iterator[str]:
+    with running_target([f"{tmp_path}/lun:size=1M"], tmp_path / "log") as target:
+        yield target.listen
+
+
+def test_bash_completes_targets_of_a_portal(place: Place, portals: str) -> None:
+    """It asks the portal once."""
+    place.asked.unlink(missing_ok=True)
+    with running_bash(place) as bash:
+        for typed in ("", "iqn.", f"{IQN[:-4]}"):
+            found = all_in_bash(bash, f"iserblk info iser://{portals}/{typed}")
+            assert found == ["info", f"iser://{portals}/{IQN}"]
+        assert place.asked.read_text() == f"-q discover -- iser://{portals}\n"
+        assert all_in_bash(bash, f'iserblk info "iser://{portals}/i') == [
+            "info", f"iser://{portals}/{IQN}"
+        ]  # fmt: skip
+        found = all_in_bash(bash, f"iserblk copy iscsi://{portals}/")
+        assert found == ["copy", f"iscsi://{portals}/{IQN}"]
+
+
+def test_bash_asks_no_portal_where_that_would_show_a_secret(bash: Terminal, place: Place) -> None:
+    place.asked.unlink(missing_ok=True)
+    for url in ("iser://user%hush@host/", "iser://host/iqn.x:a/", "isns://host/"):
+        assert all_in_bash(bash, f"iserblk info {url}") == ["info", url]
+    assert not place.asked.exists()
+
+
+def test_bash_says_nothing_of_a_portal_that_does_not_answer(bash: Terminal) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"iser://127.0.0.1:{reserved.getsockname()[1]}/"
+        assert all_in_bash(bash, f"iserblk info {url}") == ["info", url]
+    assert "iserblk:" not in bash.said and "Terminated" not in bash.said
+
+
+def test_what_shells_quote() -> None:
+    """The text stands in single quotes in three shells; fish also takes two backslashes for one."""
+    text = (ROOT / "scripts/manlib/shells/lists.sh").read_text()
+    assert "'" not in text and "\\\\" not in text
+    subprocess.run(["sh", "-n"], input=text, text=True, check=True)
