@@ -334,6 +334,7 @@ async def test_a_port_that_says_nothing_more(
         until_closed(sock)
 
     monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(reach, "LOGIN_TIMEOUT_S", 0.05)  # of the attempt on the byte stream
     with stranger(serve) as url:
         await refused(face, url, NoMpaReply, 8)
 

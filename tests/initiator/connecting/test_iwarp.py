@@ -19,7 +19,9 @@ NO_FAMILY = 250  # of addresses
 WANTS_CRC = 0x40  # of the byte behind the key (RFC 5044 section 7.1)
 
 
-@pytest.mark.parametrize(("options", "asked"), [(Options(), True), (Options(mpa_crc=False), False)])
+@pytest.mark.parametrize(
+    ("options", "asked"), [(Options(style="cm"), True), (Options(style="cm", mpa_crc=False), False)]
+)
 async def test_crcs_are_asked_for(options: Options, asked: bool) -> None:
     """Unless the user turns them off. proves: ISER-5.1-13"""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
