@@ -23,7 +23,7 @@ from iserblk.options import OPTION_NAMES
 from tests.support.nbdkit import need
 from tests.support.target import IQN, ROOT, running_target
 
-PROMPT = b"READY> "
+PROMPT = "READY> "
 BASH = "share/bash-completion/completions/iserblk"
 
 
@@ -97,16 +97,19 @@ class Terminal:
         os.close(slave)
         self._until(PROMPT)
 
-    def _until(self, end: bytes) -> bytes:
-        seen = b""
-        while not seen.endswith(end):
-            seen += os.read(self._master, 65536)
+    def _until(self, *ends: str) -> str:
+        """What comes, up to these texts, one after the other."""
+        seen, at = "", 0
+        for end in ends:
+            while end not in seen[at:]:
+                seen += os.read(self._master, 65536).decode().replace("\r", "")
+            at = seen.index(end, at) + len(end)
         return seen
 
     def arguments(self, keys: bytes) -> list[str]:
         """What `iserblk` got after these keys, and a Return."""
         os.write(self._master, keys + b"\r")
-        self.said = self._until(PROMPT).replace(b"\r", b"").decode()
+        self.said = self._until("\nEND\n", PROMPT)
         between = self.said.rpartition("BEGIN\n")[2].partition("END\n")[0]
         return [line[1:-1] for line in between.splitlines()]
 
@@ -126,7 +129,7 @@ def running_bash(place: Place, *more: str) -> Iterator[Terminal]:
     need("bash", "setsid")
     begin = place.directory / "bashrc"
     lines = [
-        f"PS1='{PROMPT.decode()}'",
+        f"PS1='{PROMPT}'",
         "bind 'set enable-bracketed-paste off' 'set bell-style none' 2>/dev/null",
         f"source {place.files['iserblk']}",
         *more,
@@ -244,6 +247,115 @@ def test_bash_says_nothing_of_a_portal_that_does_not_answer(bash: Terminal) -> N
         url = f"iser://127.0.0.1:{reserved.getsockname()[1]}/"
         assert all_in_bash(bash, f"iserblk info {url}") == ["info", url]
     assert "iserblk:" not in bash.said and "Terminated" not in bash.said
+
+
+# --- zsh -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running_zsh(place: Place) -> Iterator[Terminal]:
+    """A zsh in which the tab key inserts all completions."""
+    need("zsh", "setsid")
+    lines = [
+        "setopt no_prompt_cr no_prompt_sp no_beep interactive_comments",
+        f"fpath=({place.directory} $fpath)",
+        "autoload -U compinit",
+        "compinit -u -D",
+        "zstyle ':completion:*' completer _all_matches _complete",
+        "zstyle ':completion:*' insert yes",
+        f"PS1='{PROMPT}'",
+    ]
+    (place.directory / ".zshenv").write_text("setopt no_global_rcs\n")
+    (place.directory / ".zshrc").write_text("\n".join([*lines, ""]))
+    terminal = Terminal(["zsh", "-i"], place)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+@pytest.fixture(scope="module")
+def zsh(place: Place) -> Iterator[Terminal]:
+    with running_zsh(place) as terminal:
+        yield terminal
+
+
+def all_in_zsh(zsh: Terminal, line: str) -> list[str]:
+    return zsh.arguments(f"{line}\t".encode())
+
+
+@pytest.mark.parametrize(("line", "arguments"), LINES)
+def test_zsh(line: str, arguments: list[str], zsh: Terminal) -> None:
+    assert sorted(all_in_zsh(zsh, line.replace("{dev}", "/dev/"))) == sorted(arguments)
+
+
+def test_zsh_completes_every_command_and_option(zsh: Terminal) -> None:
+    assert set(all_in_zsh(zsh, "iserblk ")) == set(COMMANDS)
+    for command in commands():
+        wanted = {name for option in command.options for name in option.names}
+        assert set(all_in_zsh(zsh, f"iserblk {command.name} -")[1:]) == wanted
+
+
+def test_zsh_completes_targets_of_a_portal(place: Place, portals: str) -> None:
+    """It asks the portal once."""
+    place.asked.unlink(missing_ok=True)
+    with running_zsh(place) as zsh:
+        for typed in ("", "iqn."):
+            found = all_in_zsh(zsh, f"iserblk info iser://{portals}/{typed}")
+            assert found == ["info", f"iser://{portals}/{IQN}"]
+        assert place.asked.read_text() == f"-q discover -- iser://{portals}\n"
+        url = "iser://user%hush@host/"
+        assert all_in_zsh(zsh, f"iserblk info {url}") == ["info", url]
+    assert len(place.asked.read_text().splitlines()) == 1
+
+
+# --- fish ----------------------------------------------------------------------------------------
+
+
+def all_in_fish(place: Place, *lines: str) -> list[list[str]]:
+    """The words that fish offers for each line. (It shows them itself, without a terminal.)"""
+    need("fish")
+    ask = "\n".join(f"complete -C {shlex.quote(line)}; echo END" for line in lines)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {place.files['iserblk.fish']}\n{ask}\n"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=place.environment,
+        cwd=place.directory,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = done.stdout.split("END\n")[:-1]
+    return [[line.partition("\t")[0] for line in each.splitlines()] for each in answers]
+
+
+def test_fish(place: Place) -> None:
+    lines = [(line.replace("{dev}", "/dev/"), arguments) for line, arguments in LINES
+             if " /nothing" not in line and "frobnicate" not in line]  # fmt: skip
+    answers = all_in_fish(place, *(line for line, _ in lines))
+    for (line, arguments), offered in zip(lines, answers, strict=True):
+        given = line.split(" ")[1:-1]  # what stands before the word that is completed
+        assert sorted(offered) == sorted(arguments[len(given) :]), line
+
+
+def test_fish_completes_every_command_and_option(place: Place) -> None:
+    known = list(commands())
+    first, *rest = all_in_fish(
+        place, "iserblk ", *(f"iserblk {command.name} --" for command in known)
+    )
+    assert set(first) == set(COMMANDS)
+    for command, offered in zip(known, rest, strict=True):
+        names = {name for option in command.options for name in option.names}
+        assert {name for name in names if name.startswith("--")} == set(offered)
+
+
+def test_fish_completes_targets_of_a_portal(place: Place, portals: str) -> None:
+    place.asked.unlink(missing_ok=True)
+    line = f"iserblk info iser://{portals}/"
+    secret = "iserblk info iser://user%hush@host/"
+    answers = all_in_fish(place, line, f"{line}iqn.", secret)
+    assert answers == [[f"iser://{portals}/{IQN}"], [f"iser://{portals}/{IQN}"], []]
+    assert place.asked.read_text() == f"-q discover -- iser://{portals}\n"
 
 
 def test_what_shells_quote() -> None:

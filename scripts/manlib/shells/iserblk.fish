@@ -47,7 +47,7 @@ function __iserblk_pairs
     set -l word (commandline -ct)
     set -l head (string match -r '^.*,' -- $word)
     for each in $argv @PAIRS@
-        echo $head$each
+        echo "$head$each"
     end
 end
 
