@@ -20,6 +20,7 @@ from manlib.commands import commands
 from fuse_mount.options import FLAGS
 from iserblk.cli.main import COMMANDS
 from iserblk.options import OPTION_NAMES
+from tests.scripts.manual import make
 from tests.support.nbdkit import need
 from tests.support.target import IQN, ROOT, running_target
 
@@ -247,6 +248,47 @@ def test_bash_says_nothing_of_a_portal_that_does_not_answer(bash: Terminal) -> N
         url = f"iser://127.0.0.1:{reserved.getsockname()[1]}/"
         assert all_in_bash(bash, f"iserblk info {url}") == ["info", url]
     assert "iserblk:" not in bash.said and "Terminated" not in bash.said
+
+
+LOADER = Path("/usr/share/bash-completion/bash_completion")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["man", "-w", "iserblk", "iserblk-url"], "share/man/man1/iserblk.1\n"),
+        (
+            ["bash", "-c", f"source {LOADER}; _completion_loader iserblk; complete -p iserblk"],
+            "-F _iserblk iserblk",
+        ),
+        (
+            ["zsh", "-fc", "fpath=(~/.local/share/zsh/site-functions $fpath);"
+             "autoload -U compinit; compinit -u -D; echo $_comps[iserblk]"],
+            "_iserblk",
+        ),
+        (["fish", "-c", 'complete -C "iserblk att"'], "attach\t"),
+    ],
+)  # fmt: skip
+def test_where_man_and_shells_look(words: list[str], found: str, tmp_path: Path) -> None:
+    """As README.md has it for one user, whose programs are in ~/.local/bin."""
+    need(words[0])
+    if words[0] == "bash" and not LOADER.exists():
+        pytest.skip("not installed: bash-completion (scripts/setup --tests installs it)")
+    assert make(tmp_path / ".local").returncode == 0
+    program = tmp_path / ".local/bin/iserblk"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"HOME": str(tmp_path), "PATH": f"{program.parent}:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert found in done.stdout
 
 
 # --- zsh -----------------------------------------------------------------------------------------
