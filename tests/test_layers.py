@@ -184,6 +184,7 @@ TRIO_ALLOWED = {
     "disk.multipath.recognising",
     "doctor.portal",
     "gateway",
+    "metrics.joining",
     "metrics.serving",
     "nbd.client",
     "nbd.kernel.succession",

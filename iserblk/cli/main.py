@@ -39,6 +39,7 @@ COMMANDS = {
     "trim": "Tell a LUN that a range is not needed any more.",
     "bench": "Measure the speed of a LUN through the Python API.",
     "stats": "Show requests and latencies of the LUNs in use.",
+    "exporter": "Serve the metrics of all LUNs in use, for Prometheus.",
     "doctor": "Check this machine and a portal; say what to do about problems.",
 }
 

@@ -19,7 +19,7 @@ from iserblk.metrics.reading import ProcessReading
 
 TIMEOUT_S = 10.0  # for the whole scrape
 ANSWER_BYTES = 64 << 20
-_REQUEST = b"GET /metrics HTTP/1.0\r\n\r\n"
+REQUEST = b"GET /metrics HTTP/1.0\r\n\r\n"
 
 
 def scrape(address: Address) -> ProcessReading:
@@ -45,16 +45,26 @@ def scrape(address: Address) -> ProcessReading:
             f"{name}: no process serves metrics there ({error.strerror or error}); "
             "`iserblk stats` lists the processes that serve metrics"
         ) from None
-    head, blank, body = answer.partition(b"\r\n\r\n")
-    status = head.partition(b"\r\n")[0].split(b" ")
-    if not blank or not status[0].startswith(b"HTTP/1.") or status[1:2] != [b"200"]:
-        raise RemoteProtocolError(
-            "HTTP", f"{name}: the process that answers there serves no metrics"
-        )
     try:
-        return parse_untrusted(body.decode(errors="replace"))
+        return parse_untrusted(body_untrusted(answer).decode(errors="replace"))
     except RemoteProtocolError as error:
-        raise RemoteProtocolError("HTTP", f"{name}: {error}") from None
+        text = str(error).removeprefix("HTTP: ")
+        raise RemoteProtocolError("HTTP", f"{name}: {text}") from None
+
+
+def body_untrusted(answer: bytes) -> bytes:
+    """The document in an answer that its sender has ended. Raises RemoteProtocolError: it is no
+    answer with a document, or not the whole of one."""
+    head, blank, body = answer.partition(b"\r\n\r\n")
+    first, *fields = head.split(b"\r\n")
+    status = first.split(b" ")
+    if not blank or not status[0].startswith(b"HTTP/1.") or status[1:2] != [b"200"]:
+        raise RemoteProtocolError("HTTP", "the process that answers there serves no metrics")
+    for field in fields:
+        name, _, value = field.partition(b":")
+        if name.strip().lower() == b"content-length" and value.strip() != b"%d" % len(body):
+            raise RemoteProtocolError("HTTP", "the answer is not whole")
+    return body
 
 
 def _ask(address: Address) -> bytes:
@@ -62,7 +72,7 @@ def _ask(address: Address) -> bytes:
     parts = []
     size = 0
     with _connected(address) as sock:
-        sock.sendall(_REQUEST)
+        sock.sendall(REQUEST)
         while more := sock.recv(1 << 16):
             parts.append(more)
             size += len(more)

@@ -1,7 +1,8 @@
 """An HTTP/1.0 server for one document: the metrics of LUNs, for every client that can connect.
 
 It reads only as much of a request as it needs to see what is asked for. Limits: the bytes of a
-request, the time for it and for the answer, and the number of clients at once.
+request, the time for it and for the answer, and the number of clients at once. When there are too
+many, the slowest gives way to a new one: clients that hold connections keep no other client away.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -22,11 +25,12 @@ from iserblk.metrics.reading import ProcessReading
 log = logging.getLogger(__name__)
 
 Look = Callable[[], ProcessReading]
+Document = Callable[[], Awaitable[tuple[str, bytes]]]  # its content type, and the body
 
 REQUEST_BYTES = 8192
 REQUEST_S = 5.0  # until the whole request has come
 ANSWER_S = 10.0  # until the client has taken the answer
-CLIENTS = 8  # at once; others wait in the kernel's queue
+CLIENTS = 8  # at once
 _BACKLOG = 32
 _PLAIN = "text/plain; charset=utf-8"
 _OK = "200 OK"
@@ -95,47 +99,86 @@ async def serve(listener: Listener, look: Look) -> None:
     """Answer requests until cancelled; then close ``listener``. ``look`` is called in a thread,
     once for each answer."""
     try:
-        sock = trio.socket.from_stdlib_socket(listener.socket)
-        free = trio.Semaphore(CLIENTS)
-        async with trio.open_nursery() as nursery:
-            while True:
-                await free.acquire()
-                try:
-                    client, _ = await sock.accept()
-                except OSError as error:  # probably the process has no descriptors left
-                    log.info("metrics: %s", error)
-                    free.release()
-                    await trio.sleep(1)
-                    continue
-                nursery.start_soon(_attend, client, look, free)
+        await serve_document(listener.socket, partial(trio.to_thread.run_sync, _text, look))
     finally:
         listener.close()
 
 
-async def _attend(client: trio.socket.SocketType, look: Look, free: trio.Semaphore) -> None:
+async def serve_document(listening: socket.socket, document: Document) -> None:
+    """Answer requests with ``document`` until cancelled. ``listening`` stays the caller's."""
+    sock = trio.socket.from_stdlib_socket(listening)
+    clients = _Clients()
+    async with trio.open_nursery() as nursery:
+        while True:
+            try:
+                client, _ = await sock.accept()
+            except OSError as error:  # probably the process has no descriptors left
+                log.info("metrics: %s", error)
+                await trio.sleep(1)
+                continue
+            try:
+                await clients.admit()
+            except BaseException:
+                client.close()
+                raise
+            nursery.start_soon(_attend, client, document, clients)
+
+
+class _Clients:
+    """The clients that are attended to: at most CLIENTS."""
+
+    def __init__(self) -> None:
+        self._free = trio.Semaphore(CLIENTS)
+        self._waited_for: dict[trio.CancelScope, None] = {}  # the longest first
+
+    async def admit(self) -> None:
+        """Take a place, for which a client that is waited for gives way, if there is none."""
+        if not self._free.value:
+            await trio.lowlevel.checkpoint()  # those just admitted are waited for after that
+            for scope in self._waited_for:
+                scope.cancel()
+                break
+        await self._free.acquire()
+
+    def leave(self) -> None:
+        self._free.release()
+
+    @contextmanager
+    def waited_for(self, seconds: float) -> Iterator[None]:
+        """While the body waits for a client: it is cancelled after ``seconds``, or when another
+        client needs the place."""
+        with trio.move_on_after(seconds) as scope:
+            self._waited_for[scope] = None
+            try:
+                yield
+            finally:
+                del self._waited_for[scope]
+
+
+async def _attend(client: trio.socket.SocketType, document: Document, clients: _Clients) -> None:
     try:
         with client:
             request = None
-            with trio.move_on_after(REQUEST_S):
+            with clients.waited_for(REQUEST_S):
                 request = await _receive(client)
             if request is None:
                 return  # too slow, too long, or gone
             status, with_body = judge_untrusted(request)
             kind, body = _PLAIN, f"{status}; ask for GET /metrics\n".encode()
             if status == _OK:
-                kind, body = await trio.to_thread.run_sync(_text, look)
+                kind, body = await document()
             head = (
                 f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                 "Connection: close\r\n\r\n"
             )
-            with trio.move_on_after(ANSWER_S):
+            with clients.waited_for(ANSWER_S):
                 await _send(client, head.encode() + (body if with_body else b""))
     except OSError as error:
         log.debug("metrics: a client left: %s", error)
     except Exception:
         log.exception("metrics: no answer")  # a bug of iserblk; the LUNs go on working
     finally:
-        free.release()
+        clients.leave()
 
 
 def _text(look: Look) -> tuple[str, bytes]:

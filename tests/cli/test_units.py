@@ -17,7 +17,7 @@ from tests.support.nbdkit import need
 from tests.support.target import END_S, ROOT, TargetProcess, running_target
 from tests.support.unit import Unit
 
-UNITS = ("iserblk-attach@.service", "iserblk-mount@.service")
+UNITS = ("iserblk-attach@.service", "iserblk-mount@.service", "iserblk-exporter.service")
 HELPER = "sbin/mount.iserblk"
 
 

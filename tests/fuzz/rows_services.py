@@ -6,6 +6,8 @@ from iserblk.discovery import isns, slp
 from iserblk.discovery.isns import Attribute
 from iserblk.iscsi.send_targets import Portal
 from iserblk.metrics.exposition import parse_untrusted
+from iserblk.metrics.merging import Merger
+from iserblk.metrics.scraping import body_untrusted
 from iserblk.metrics.serving import judge_untrusted
 from iserblk.target.announcing.announced import Announced
 from iserblk.target.announcing.slp_agent import ServiceAgent
@@ -121,6 +123,11 @@ iserblk_reads_total{target="iqn.x:y",lun="0"} 5.0
 iserblk_seconds_bucket{target="iqn.x:y",lun="0",le="+Inf",operation="read"} 3
 """
 
+_WHOLE_PAGE = b"""iserblk_size_bytes{lun="0",target="iqn.x:y"} 1.0e+09
+iserblk_request_duration_seconds_bucket{le="0.000008",lun="0",operation="read",target="t"} 3
+iserblk_connection_bytes_total{cid="0",lun="0",portal="h:1",provider="iwarp",target="t"} 5.0
+"""
+
 ROWS = (
     Row("iSNS answer", _answer, _PAYLOADS),
     Row("iSNS stream", _stream, _STREAMS, each=2),
@@ -145,6 +152,14 @@ ROWS = (
         "metrics",
         lambda case: (parse_untrusted(case.data.decode("utf-8", "replace")), None)[1],
         (_PAGE,),
+    ),
+    Row(
+        "metrics of several",
+        lambda case: Merger().take_untrusted('where="x"', _text(case)),
+        (_PAGE, _WHOLE_PAGE),
+    ),
+    decoder(
+        "metrics answer", body_untrusted, b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nup",
     ),
     decoder(
         "metrics request", judge_untrusted, b"GET /metrics HTTP/1.1\r\n", b"HEAD / HTTP/1.0",

@@ -22,6 +22,9 @@ from tests.metrics.answerers import answering, free_port, scraped
         b"HTTP/1.0 200 OK\r\n\r\n<html>",
         b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe",
         b"HTTP/1.0 200 OK\r\n\r\nup 1\n",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 9\r\n\r\nnot whole",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 10\r\n\r\nnot whole",
+        b"HTTP/1.0 200 OK\r\nContent-Length: x\r\n\r\nnot whole",
     ],
 )
 async def test_somebody_else_answers(answer: bytes, tmp_path: Path) -> None:

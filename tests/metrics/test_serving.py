@@ -16,8 +16,8 @@ from iserblk.errors import BadArgument, Busy
 from iserblk.metrics import serving
 from iserblk.metrics.address import Address
 from iserblk.metrics.reading import ProcessReading
-from iserblk.metrics.serving import CLIENTS, Listener, judge_untrusted, serve
-from tests.metrics.answerers import said, scraped, served
+from iserblk.metrics.serving import CLIENTS, Listener, judge_untrusted, serve, serve_document
+from tests.metrics.answerers import connected, said, scraped, served
 from tests.metrics.test_exposition import EXAMPLE
 
 
@@ -129,14 +129,34 @@ async def test_a_request_without_an_end(address: Address) -> None:
 async def test_who_asks_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While idle clients hold all places, another client waits no longer than REQUEST_S."""
     monkeypatch.setattr(serving, "REQUEST_S", 0.05)
-    path = tmp_path / "socket"
-    async with served(path):
-        idle = [await trio.open_unix_socket(path) for _ in range(2 * CLIENTS)]
-        assert await scraped(path) == EXAMPLE
-        for stream in idle:
-            await stream.aclose()
+    async with served(tmp_path / "socket"):
+        assert await said(tmp_path / "socket", b"GET /metr") == b""
+
+
+async def test_slow_clients_keep_no_other_away(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that ask nothing, or that do not take their answer, give way to a new one."""
+    monkeypatch.setattr(serving, "REQUEST_S", 3600.0)
+    monkeypatch.setattr(serving, "ANSWER_S", 3600.0)
+
+    async def document() -> tuple[str, bytes]:
+        return "text/plain", bytes(16 << 20)
+
+    listener = Listener(address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_document, listener.socket, document)
+        held = [await connected(address) for _ in range(3 * CLIENTS)]
+        for stream in [await connected(address) for _ in range(3 * CLIENTS)]:
+            await stream.send_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+            held.append(stream)
+        answer = await said(address, b"HEAD /metrics HTTP/1.0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
+        nursery.cancel_scope.cancel()
+    for stream in held:
+        await stream.aclose()
+    listener.close()
 
 
 async def test_a_bug_does_not_end_the_disks(

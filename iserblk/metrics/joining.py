@@ -1,0 +1,224 @@
+"""Asks all processes on the machine for their metrics at once, and joins what they answer.
+
+No process is trusted, and none is waited for long. One that does not answer, or not as iserblk
+does, has a sample that says so, and takes nothing from the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from iserblk import __version__
+from iserblk.errors import RemoteProtocolError
+from iserblk.metrics.exposition import CONTENT_TYPE
+from iserblk.metrics.merging import Merger, escaped
+from iserblk.metrics.places import Place, Source
+from iserblk.metrics.scraping import REQUEST, body_untrusted
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 3.0  # until a process has sent its whole answer
+ALL_S = 6.0  # until those have answered that had to wait for their turn, too
+OWN_AT_ONCE = 512
+OTHERS_AT_ONCE = 128  # of all other users together
+_CHUNK = 1 << 16
+
+_UP = "iserblk_up"
+_SECONDS = "iserblk_scrape_seconds"
+_LEFT_OUT = "iserblk_exporter_left_out"
+_INFO = "iserblk_exporter_info"
+_HELP = {
+    _UP: "1: the process that serves there has answered; 0: it is dead, or answers wrongly.",
+    _SECONDS: "How long it took until it had answered, or was given up.",
+    _LEFT_OUT: "Places that were not asked, because there are too many.",
+    _INFO: "The exporter that joins these metrics.",
+}
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A place, and what became of it. ``why``: it is down, and for this reason; "": it has
+    answered with ``text``. ``gone``: the process has ended in order meanwhile."""
+
+    place: Place
+    own: bool
+    why: str = "no answer in time"
+    text: str = ""
+    seconds: float = 0.0
+    gone: bool = False
+
+    @property
+    def labels(self) -> str:
+        return f'uid="{self.place.uid}",where="{escaped(self.place.where)}"'
+
+
+@dataclass(slots=True)
+class _Room:
+    """Bytes that the answers of one source may still have."""
+
+    left: int
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise RemoteProtocolError("HTTP", "the answers are too long")
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One round of questions. ``document``: None until it has ended well."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    document: bytes | None = None
+
+
+class Joined:
+    """The joined metrics of the places that ``sources`` returns: in each round anew."""
+
+    def __init__(self, sources: Callable[[], Sequence[Source]]) -> None:
+        self._sources = sources
+        self._run: _Run | None = None
+        self._down: dict[Place, str] = {}
+
+    async def document(self) -> tuple[str, bytes]:
+        """Content type and text. Requests that come while processes are asked get the same answer:
+        no number of them makes more than one round of questions at a time."""
+        while True:
+            run = self._run
+            if run is None:
+                run = self._run = _Run()
+                try:
+                    run.document = await self._ask_all()
+                finally:
+                    self._run = None
+                    run.done.set()
+            else:
+                await run.done.wait()
+            if run.document is not None:
+                return CONTENT_TYPE, run.document
+
+    async def _ask_all(self) -> bytes:
+        sources = await trio.to_thread.run_sync(self._sources)
+        limiters = {True: trio.CapacityLimiter(OWN_AT_ONCE)}
+        limiters[False] = trio.CapacityLimiter(OTHERS_AT_ONCE)
+        asked: dict[tuple[str, str], _Asked] = {}
+        with trio.move_on_after(ALL_S):
+            async with trio.open_nursery() as nursery:
+                for source in sources:
+                    room = _Room(source.answer_bytes)
+                    for place in source.places:
+                        if (place.uid, place.where) in asked:
+                            continue
+                        each = _Asked(place, source.own)
+                        asked[place.uid, place.where] = each
+                        nursery.start_soon(_ask, each, room, limiters[source.own])
+        there = [each for each in asked.values() if not each.gone]
+        left_out = sum(source.left_out for source in sources)
+        text = await trio.to_thread.run_sync(_text, there, left_out)
+        self._tell(there)
+        return text
+
+    def _tell(self, asked: Iterable[_Asked]) -> None:
+        """Log what is down that was not before. Other users have no part in the log."""
+        down = {each.place: each.why for each in asked if each.why and each.own}
+        for place, why in down.items():
+            if place not in self._down:
+                log.warning("%s: %s", place.where, why)
+        for place in self._down.keys() - down.keys():
+            log.info("%s: not down any more", place.where)
+        self._down = down
+
+
+async def _ask(asked: _Asked, room: _Room, limiter: trio.CapacityLimiter) -> None:
+    async with limiter:
+        began = trio.current_time()
+        try:
+            with trio.fail_after(ANSWER_S):
+                answer = await _answer(asked.place, room)
+            asked.text = body_untrusted(answer).decode()
+            asked.why = ""
+        except trio.TooSlowError:
+            pass
+        except FileNotFoundError:
+            asked.why = "no such socket"
+            asked.gone = not asked.place.named
+        except OSError as error:
+            words = os.strerror(error.errno) if error.errno else str(error)
+            asked.why = f"no process serves metrics there ({words})"
+        except RemoteProtocolError as error:
+            asked.why = str(error)
+        except UnicodeDecodeError:
+            asked.why = "the answer is no text"
+        asked.seconds = trio.current_time() - began
+
+
+async def _answer(place: Place, room: _Room) -> bytes:
+    parts = []
+    with await _connected(place) as sock:
+        left = memoryview(REQUEST)
+        while left:
+            left = left[await sock.send(left) :]
+        while more := await sock.recv(_CHUNK):
+            room.take(len(more))
+            parts.append(more)
+    return b"".join(parts)
+
+
+async def _connected(place: Place) -> trio.socket.SocketType:
+    """A connection. Raises OSError, RemoteProtocolError: the socket is not its owner's any more."""
+    address = place.address
+    if not isinstance(address, Path):
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        return await _connect(family, address)
+    # Between a look at the path and a connection to it another file could take its place: the file
+    # that is looked at is kept open.
+    fd = os.open(address, os.O_PATH | os.O_CLOEXEC | (0 if place.named else os.O_NOFOLLOW))
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISSOCK(found.st_mode) or not (place.named or str(found.st_uid) == place.uid):
+            raise RemoteProtocolError("HTTP", "this is not a socket of its owner")
+        return await _connect(socket.AF_UNIX, f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+async def _connect(family: int, address: tuple[str, int] | str) -> trio.socket.SocketType:
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        await sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _text(asked: Sequence[_Asked], left_out: int) -> bytes:
+    """The whole text; sets ``why`` of those whose own text is wrong. Runs in a thread."""
+    merger = Merger()
+    for each in asked:
+        if each.why:
+            continue
+        try:
+            merger.take_untrusted(each.labels, each.text)
+        except RemoteProtocolError as error:
+            each.why = str(error)
+        each.text = ""
+    own = {
+        _UP: [f"{{{each.labels}}} {0 if each.why else 1}" for each in asked],
+        _SECONDS: [f"{{{each.labels}}} {each.seconds:.6f}" for each in asked],
+        _LEFT_OUT: [f" {left_out}"],
+        _INFO: [f'{{version="{escaped(__version__)}"}} 1'],
+    }
+    parts = []
+    for name, lines in own.items():
+        parts.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n")
+        parts += [f"{name}{line}\n" for line in lines]
+    return "".join([*parts, merger.text()]).encode()
