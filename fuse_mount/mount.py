@@ -27,6 +27,7 @@ from fuse_mount.errors import BY_STATUS, MountError, MountFailed, SystemProblem,
 from fuse_mount.options import MountOptions, parse_options
 from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import BadArgument, IserblkError, NotSupported
+from iserblk.installation import HERE, no_pyfuse3
 from iserblk.metrics.address import default_option
 from iserblk.url import is_url, parse_url
 
@@ -307,12 +308,12 @@ def _check_system() -> None:
         import pyfuse3  # noqa: F401, PLC0415
         import trio  # noqa: F401, PLC0415
     except ImportError as error:
-        raise SystemProblem(f"{error}: run scripts/setup") from None
+        raise SystemProblem(f"{error}: {no_pyfuse3()}") from None
     if not os.path.exists("/dev/fuse"):
         raise SystemProblem("no /dev/fuse: run modprobe fuse (in a container: --device /dev/fuse)")
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         raise SystemProblem("fusermount3 is missing, which other users than root need: "
-                            "install the package fuse3")  # fmt: skip
+                            + HERE.programs("fuse3"))  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -52,6 +52,19 @@ def _find_packages(plugin: str) -> None:
         sys.path.sort(key=lambda entry: entry.endswith("dist-packages"))
 
 
+def _remedy(missing: ImportError) -> str:
+    """What to do after an import that failed. Where iserblk itself is not beside this file, the
+    words are all that can be said."""
+    # Python looks for its library beside the first python3 in PATH, which may be another Python.
+    if sys.prefix != "/usr":
+        return f"nbdkit got the Python library in {sys.prefix}: put /usr/bin first in PATH"
+    try:
+        from iserblk.installation import HERE  # noqa: PLC0415
+    except ImportError:
+        return "this file has to stay beside the package iserblk"
+    return HERE.for_nbdkit(missing.name or "", sys.version_info[:2])
+
+
 _find_packages(sys._getframe().f_code.co_filename)
 
 try:
@@ -63,13 +76,8 @@ try:
     from iserblk.options import Options
     from iserblk.url import parse_url
 except ImportError as missing:
-    # Python looks for its library beside the first python3 in PATH, which may be another Python.
-    if sys.prefix == "/usr":
-        _remedy = "run scripts/setup in the checkout of iserblk"
-    else:
-        _remedy = f"nbdkit got the Python library in {sys.prefix}: put /usr/bin first in PATH"
     # SystemExit while nbdkit loads the script ends it with this one line and exit status 1.
-    sys.exit(f"nbdkit: iserblk: {missing}; {_remedy}")
+    sys.exit(f"nbdkit: iserblk: {missing}; {_remedy(missing)}")
 
 API_VERSION = 2
 

@@ -21,9 +21,18 @@ try:
 except ModuleNotFoundError as missing:
     if (missing.name or "").startswith("iserblk"):
         raise
-    sys.exit(f"iserblk: the Python package {missing.name} is missing: run scripts/setup")
+    from iserblk.installation import HERE
 
-if __name__ == "__main__":
+    remedy = HERE.python_package(missing.name or "")
+    sys.exit(f"iserblk: the Python package {missing.name} is missing: {remedy}")
+
+
+def run() -> None:
+    """The program ``iserblk`` of a wheel."""
     if _HEARD:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
+
+
+if __name__ == "__main__":
+    run()

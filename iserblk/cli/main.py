@@ -24,6 +24,7 @@ import click
 from iserblk import __version__
 from iserblk.credentials import hide_command_line
 from iserblk.errors import BadArgument, IserblkError
+from iserblk.installation import HERE
 
 # Command → its line in `iserblk --help`. A command's module is imported when the command is run.
 COMMANDS = {
@@ -145,7 +146,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("iserblk"):
             raise
-        _complain(f"the Python package {error.name} is missing: run scripts/setup")
+        remedy = HERE.python_package(error.name or "")
+        _complain(f"the Python package {error.name} is missing: {remedy}")
         return 1
     return 0
 

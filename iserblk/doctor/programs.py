@@ -6,8 +6,8 @@ from iserblk import forms
 from iserblk.doctor.finding import OK, WARNING, Finding
 from iserblk.doctor.kernel import ABSENT, NBD, module_state
 from iserblk.doctor.machine import Machine
+from iserblk.installation import HERE, no_pyfuse3, no_pyverbs
 
-SETUP = "run scripts/setup"
 _NBDKIT = "iserblk nbd --nbdkit and iserblk attach --nbdkit"
 
 
@@ -27,14 +27,19 @@ def data_path(why_plain: str) -> Finding:
     """``why_plain``: see ``iserblk.forms``."""
     if not why_plain:
         return Finding("data path", OK, "compiled")
-    remedy = "unset ISERBLK_PLAIN" if why_plain == forms.UNWANTED else SETUP
+    remedy = "unset ISERBLK_PLAIN" if why_plain == forms.UNWANTED else HERE.compiled()
     text = f"runs as it is written, because {why_plain}: each request takes more processor time"
     return Finding("data path", WARNING, text, remedy)
 
 
 def _nbdkit(machine: Machine) -> Finding:
     if machine.program("nbdkit") is None:
-        return Finding("nbdkit", WARNING, f"nbdkit is missing; {_NBDKIT} need it", SETUP)
+        return Finding(
+            "nbdkit",
+            WARNING,
+            f"nbdkit is missing; {_NBDKIT} need it",
+            HERE.programs("nbdkit and nbdkit-plugin-python"),
+        )
     plugins = [
         path
         for pattern in ("lib/*/nbdkit/plugins", "lib/nbdkit/plugins", "lib64/nbdkit/plugins")
@@ -45,7 +50,7 @@ def _nbdkit(machine: Machine) -> Finding:
             "nbdkit",
             WARNING,
             f"nbdkit has no Python plugin; {_NBDKIT} need it",
-            f"install nbdkit-plugin-python, or {SETUP}",
+            HERE.programs("nbdkit-plugin-python"),
         )
     return Finding("nbdkit", OK, "installed, with its Python plugin")
 
@@ -100,14 +105,15 @@ def _fuse(machine: Machine) -> Finding:
             "FUSE",
             WARNING,
             "fusermount3 is missing; iserblk mount needs it",
-            f"install fuse3, or {SETUP}",
+            HERE.programs("fuse3"),
         )
     return Finding("FUSE", OK, "/dev/fuse and fusermount3 can be used")
 
 
 def _pyfuse3(machine: Machine) -> Finding:
     if not machine.has_package("pyfuse3"):
-        return Finding("pyfuse3", WARNING, "pyfuse3 is missing; iserblk mount needs it", SETUP)
+        text = "pyfuse3 is missing; iserblk mount needs it"
+        return Finding("pyfuse3", WARNING, text, no_pyfuse3())
     return Finding("pyfuse3", OK, "installed")
 
 
@@ -117,7 +123,7 @@ def _pyverbs(machine: Machine) -> Finding:
             "pyverbs",
             WARNING,
             "pyverbs is missing; iSER over RDMA devices needs it",
-            f"install python3-pyverbs, or {SETUP}",
+            no_pyverbs(),
         )
     return Finding("pyverbs", OK, "installed")
 
@@ -130,6 +136,6 @@ def _drivers(machine: Machine) -> Finding:
             "RDMA drivers",
             WARNING,
             "libibverbs has none; iSER over RDMA devices needs them",
-            "install ibverbs-providers, or run scripts/setup",
+            HERE.programs("ibverbs-providers"),
         )
     return Finding("RDMA drivers", OK, f"libibverbs knows {', '.join(names)}")

@@ -13,6 +13,7 @@ from types import FrameType
 
 import iserblk
 from iserblk.errors import IserblkError
+from iserblk.installation import HERE
 
 PLUGIN = Path(iserblk.__file__).resolve().parent.parent / "nbd_plugin" / "iserblk.py"
 
@@ -27,7 +28,7 @@ def program(name: str, package: str) -> str:
     IserblkError."""
     found = shutil.which(name, path=search_path())
     if found is None:
-        raise IserblkError(f"{name} is missing: run scripts/setup, or install {package}")
+        raise IserblkError(f"{name} is missing: {HERE.programs(package)}")
     return found
 
 

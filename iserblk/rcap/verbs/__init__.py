@@ -9,6 +9,8 @@ import importlib.util
 import os
 from pathlib import Path
 
+from iserblk.installation import no_pyverbs
+
 CM_DEVICE = "/dev/infiniband/rdma_cm"
 DEVICES = Path("/sys/class/infiniband")
 VERBS_DEVICES = Path("/dev/infiniband")
@@ -20,7 +22,7 @@ def available() -> str | None:
     Cheap: opens nothing. ``connecting.RouteProbe`` finds out whether a device leads to an address.
     """
     if importlib.util.find_spec("pyverbs") is None:
-        return "pyverbs is not installed (Debian: apt-get install python3-pyverbs)"
+        return f"pyverbs is not installed ({no_pyverbs()})"
     try:
         devices = sorted(entry.name for entry in DEVICES.iterdir())
     except OSError:

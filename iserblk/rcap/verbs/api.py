@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from iserblk.errors import NotSupported
+from iserblk.installation import no_pyverbs
 
 # ibv_wr_opcode
 WR_RDMA_WRITE = 0
@@ -65,8 +66,7 @@ def _load(name: str) -> ModuleType:
         return importlib.import_module(f"pyverbs.{name}")
     except ImportError as error:
         raise NotSupported(
-            f"pyverbs cannot be loaded ({error}): install python3-pyverbs of the distribution, "
-            "or say rcap=iwarp"
+            f"pyverbs cannot be loaded ({error}): {no_pyverbs()}; or say rcap=iwarp"
         ) from None
     finally:
         root.handlers[:] = handlers

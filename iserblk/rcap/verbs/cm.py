@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from iserblk.errors import ConnectFailed, NotSupported, PermissionDenied
+from iserblk.installation import no_gaps
 from iserblk.rcap.verbs import api
 
 CM_LINK = "rdma_cm"
@@ -103,8 +104,8 @@ def with_descriptor(
         if len(new) != 1:
             made.close()
             raise NotSupported(
-                "the descriptor of an RDMA event channel was not found: run scripts/setup, "
-                "which compiles what finds it"
+                "the descriptor of an RDMA event channel was not found without the compiled"
+                f" module: {no_gaps()}"
             )
         (fd,) = new
     os.set_blocking(fd, False)

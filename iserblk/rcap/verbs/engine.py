@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from iserblk.errors import NotSupported
+from iserblk.installation import no_gaps
 from iserblk.rcap.verbs import api
 
 Entry = tuple[int, int, int, int, int, int]
@@ -207,5 +208,5 @@ def _os_error(error: Any) -> OSError:
 def _no_windows() -> NotSupported:
     return NotSupported(
         "memory windows need the compiled part of iserblk (pyverbs cannot update their keys): "
-        "run scripts/setup"
+        + no_gaps()
     )

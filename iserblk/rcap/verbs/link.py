@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from iserblk.errors import ConnectFailed, NotSupported
+from iserblk.installation import no_gaps
 from iserblk.rcap.verbs import api, memlock
 from iserblk.rcap.verbs.cm import COMPLETION_LINK, Channel, with_descriptor
 from iserblk.rcap.verbs.engine import Engine, PlainEngine
@@ -70,7 +71,7 @@ def device_of(context: Any, port: int) -> Device:
         iwarp = False
     windows = ""
     if api.gaps() is None:
-        windows = "the compiled module is missing (run scripts/setup)"
+        windows = f"the compiled module is missing ({no_gaps()})"
     elif iwarp or not attributes.device_cap_flags & api.DEVICE_MW_TYPE_2 or not attributes.max_mw:
         windows = f"{name} has no type 2 memory windows"
     return Device(

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from iserblk.errors import BadArgument, Busy, ConnectFailed, IserblkError, NotSupported
+from iserblk.installation import no_gaps
 from iserblk.rcap.verbs import api, available, statuses
 from iserblk.rcap.verbs.cm import Channel, Event
 from iserblk.rcap.verbs.link import MAX_DEPTH, MODES, REGION, Link
@@ -79,7 +80,7 @@ class VerbsListener:
             raise NotSupported(f"RDMA: {missing}")
         self._gaps = api.gaps()
         if self._gaps is None:
-            raise NotSupported("listening by rdma_cm needs the compiled module: run scripts/setup")
+            raise NotSupported(f"listening by rdma_cm needs the compiled module: {no_gaps()}")
         if mode not in MODES:
             raise ValueError(mode)
         self._cmid = api.pyverbs("cmid")

@@ -60,7 +60,7 @@ def test_availability(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(verbs, "VERBS_DEVICES", nodes)
     monkeypatch.setattr(verbs, "CM_DEVICE", str(nodes / "rdma_cm"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert "python3-pyverbs" in str(verbs.available())
+    assert "pyverbs is not installed" in str(verbs.available())
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
     assert "no RDMA device" in str(verbs.available())
     (devices / "rxe0").mkdir(parents=True)
