@@ -22,7 +22,10 @@ _ENVIRONMENT = {
     " CHAP.",
     "CREDENTIALS_DIRECTORY": "Where `chap-secret-credential` looks; systemd sets it.",
     "NOTIFY_SOCKET": "Where to tell that the command is ready; systemd sets it.",
-    "LISTEN_FDS": "Sockets for `iserblk nbd`; systemd sets it.",
+    "LISTEN_FDS, LISTEN_PID": "Sockets for `iserblk nbd`; systemd sets it.",
+    "ISERBLK_CONFIG_DIR": "The directory of named LUNs, in place of the usual ones.",
+    "XDG_CONFIG_HOME": "Users other than root have named LUNs of their own in a directory below it;"
+    " without it, below ~/.config.",
     "XDG_RUNTIME_DIR": "Users other than root have the sockets of metrics in a directory below it.",
     "ISERBLK_PLAIN": "1: do not use the compiled form of the data path.",
 }
@@ -165,12 +168,16 @@ class Manual:
         page = self._page("iserblk.conf", 5)
         page.named(["iserblk.conf"], "LUNs that have a name on this machine")
         page.heading("Synopsis")
-        page.synopsis([bold("/etc/iserblk/") + italic("NAME") + bold(".conf")])
+        page.synopsis(
+            bold(f"{directory}/") + italic("NAME") + bold(".conf")
+            for directory in ("/etc/iserblk", "~/.config/iserblk")
+        )
         page.heading("Description")
         page.paragraph(
             "Each file is one LUN, or all of one target, with the options to use it with. It has"
             " lines `KEY=VALUE`, as systemd's EnvironmentFile=; lines that begin with # are"
-            " comments. The units `iserblk-attach@NAME` and `iserblk-mount@NAME` read it."
+            " comments. The units `iserblk-attach@NAME` and `iserblk-mount@NAME` read those of"
+            " /etc/iserblk."
         )
         for part in self._of_conf:
             page.heading(part.title)

@@ -128,6 +128,6 @@ class Page:
 
 
 def _example(line: str) -> str:
-    if len(line) > 70:  # the columns of a page are few
+    if len(line) > 80:  # the columns of a page are few
         line = re.sub("  +", "  ", line)
     return escape(line).replace("-", r"\-").replace("'", r"\(aq")
