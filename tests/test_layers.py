@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         *("disk.seam", "disk.ranges"),
     },
     "disk.lun": {
-        *("errors", "names", "metrics", "scsi", "initiator.session", "initiator.commands"),
+        *("errors", "names", "metrics", "scsi", "iscsi", "initiator.session", "initiator.commands"),
         *("disk.seam", "disk.ranges", "disk.durability"),
     },
     "disk.resume": {"errors", "initiator.session", "disk.seam", "disk.lun"},
@@ -84,7 +84,8 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "names", "options", "url", "credentials", "scsi", "initiator"),
         *("disk.seam", "disk.lun", "disk.resume", "disk.multipath"),
     },
-    "disk.metered": {"metrics", "initiator.session", "disk.seam", "disk.lun"},
+    "disk.file": {"errors", "disk.seam"},
+    "disk.metered": {"metrics", "initiator.session", "disk.seam", "disk.lun", "disk.file"},
     "disk.metrics_ports": {"metrics", "initiator.session", "disk.lun", "disk.multipath"},
     "disk.blocking": {"errors", "initiator", "disk"},
     "disk.aio": {"errors", "initiator", "disk"},

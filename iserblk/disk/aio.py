@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.lun.passthrough import send
 from iserblk.disk.metered import metered_async
 from iserblk.disk.metrics_ports import MetricsPorts
 from iserblk.disk.multipath.addresses import settle
@@ -15,13 +16,13 @@ from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.failback import PathsReconnector
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import DirectDisk, Extent, LunInfo
+from iserblk.disk.seam import AsyncLun, CommandResult, Extent, LunInfo
 from iserblk.initiator.drivers.tasks import TrioDriver
 from iserblk.initiator.reconnecting import Reconnector
 
 
 class TrioDisk:
-    """Implements DirectDisk: one LUN for trio."""
+    """Implements AsyncLun: one LUN for trio."""
 
     def __init__(self, core: DiskCore, driver: TrioDriver) -> None:
         self.core = core
@@ -110,13 +111,23 @@ class TrioDisk:
     async def cache(self, offset: int, length: int) -> None:
         await self.driver.run_operation(self.core.cache(offset, length))
 
+    async def command(
+        self,
+        cdb: bytes,
+        data_in: bytearray | memoryview | None = None,
+        data_out: bytes | bytearray | memoryview | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> CommandResult:
+        return await self.driver.run_operation(send(self.core, cdb, data_in, data_out, timeout_s))
+
 
 class TrioDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
     first. ``serve_metrics``: to be called once where they are to be served later. Raises as
     ``MetricsPorts.open``."""
 
-    def __init__(self, disks: dict[str, DirectDisk], serve_metrics: Callable[[], None]) -> None:
+    def __init__(self, disks: dict[str, AsyncLun], serve_metrics: Callable[[], None]) -> None:
         self.disks = disks
         self.default = next(iter(disks))
         self.serve_metrics = serve_metrics

@@ -10,18 +10,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import BinaryIO, Self, TypeVar
 
 import trio
 
+from iserblk.disk.file import open_file
 from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.lun.passthrough import send
 from iserblk.disk.metered import metered_blocking
 from iserblk.disk.metrics_ports import MetricsPorts
 from iserblk.disk.multipath.addresses import Address, settle
 from iserblk.disk.multipath.discovering import discover_ways
 from iserblk.disk.multipath.recognising import join_same_luns
 from iserblk.disk.opening import find_disks, give_up, name_disks, open_session, part, reconnector
-from iserblk.disk.seam import BlockingDisk, Extent, LunInfo
+from iserblk.disk.seam import BlockingLun, CommandResult, Extent, LunInfo
 from iserblk.initiator.drivers.threads import BlockingDriver
 from iserblk.initiator.session.driving import TICK_S
 from iserblk.initiator.session.slots import Operation, TaskSlot
@@ -30,7 +32,7 @@ T = TypeVar("T")
 
 
 class ThreadDisk:
-    """Implements BlockingDisk: one LUN for threads."""
+    """Implements BlockingLun: one LUN for threads."""
 
     def __init__(self, core: DiskCore, driver: BlockingDriver) -> None:
         self.core = core
@@ -115,6 +117,21 @@ class ThreadDisk:
     def cache(self, offset: int, length: int) -> None:
         self._run(self.core.cache(offset, length))
 
+    def open(
+        self, mode: str = "rb", buffering: int = -1, *, offset: int = 0, length: int | None = None
+    ) -> BinaryIO:
+        return open_file(self, mode, buffering, offset=offset, length=length)
+
+    def command(
+        self,
+        cdb: bytes,
+        data_in: bytearray | memoryview | None = None,
+        data_out: bytes | bytearray | memoryview | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> CommandResult:
+        return self._run(send(self.core, cdb, data_in, data_out, timeout_s))
+
 
 class ThreadDiskSet:
     """The opened disks: ``disks`` by export name, in URL order; ``default`` is the name of the
@@ -122,7 +139,7 @@ class ThreadDiskSet:
 
     def __init__(self, addresses: list[Address]) -> None:
         """Connect. Raises what connecting raises, and then leaves nothing behind."""
-        self.disks: dict[str, BlockingDisk] = {}
+        self.disks: dict[str, BlockingLun] = {}
         self._named: dict[DiskCore, BlockingDriver] = {}
         self._drivers: list[BlockingDriver] = []
         self._opened = threading.Event()

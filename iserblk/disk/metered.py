@@ -7,9 +7,11 @@ it took; its latency is what the front-end saw.
 from __future__ import annotations
 
 from time import perf_counter_ns as clock
+from typing import BinaryIO
 
+from iserblk.disk.file import open_file
 from iserblk.disk.lun.operations import DiskCore
-from iserblk.disk.seam import BlockingDisk, DirectDisk, Extent
+from iserblk.disk.seam import AsyncLun, BlockingLun, CommandResult, Extent
 from iserblk.initiator.session.slots import TaskSlot, Waiter
 from iserblk.metrics.counting import (
     BYTES,
@@ -56,9 +58,9 @@ def count(metrics: LunMetrics, operation: int, start: int, length: int, failed: 
 
 
 class MeteredBlocking:
-    """Implements BlockingDisk: passes each call on to another disk, and counts it."""
+    """Implements BlockingLun: passes each call on to another disk, and counts it."""
 
-    def __init__(self, disk: BlockingDisk, metrics: LunMetrics) -> None:
+    def __init__(self, disk: BlockingLun, metrics: LunMetrics) -> None:
         self.disk = disk
         self._read = disk.read_into
         self._write = disk.write
@@ -130,12 +132,28 @@ class MeteredBlocking:
     def cache(self, offset: int, length: int) -> None:
         self.disk.cache(offset, length)
 
+    def open(
+        self, mode: str = "rb", buffering: int = -1, *, offset: int = 0, length: int | None = None
+    ) -> BinaryIO:
+        return open_file(self, mode, buffering, offset=offset, length=length)
+
+    def command(
+        self,
+        cdb: bytes,
+        data_in: bytearray | memoryview | None = None,
+        data_out: bytes | bytearray | memoryview | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> CommandResult:
+        """Not counted: it is no request of one of the kinds."""
+        return self.disk.command(cdb, data_in, data_out, timeout_s=timeout_s)
+
 
 class MeteredAsync:
-    """Implements DirectDisk: passes each call on to another disk, and counts it. ``slots``: task
+    """Implements AsyncLun: passes each call on to another disk, and counts it. ``slots``: task
     slots of the other disk's session."""
 
-    def __init__(self, disk: DirectDisk, metrics: LunMetrics, slots: int) -> None:
+    def __init__(self, disk: AsyncLun, metrics: LunMetrics, slots: int) -> None:
         self.disk = disk
         self.hold = disk.hold
         self.release = disk.release
@@ -222,6 +240,16 @@ class MeteredAsync:
     async def cache(self, offset: int, length: int) -> None:
         await self.disk.cache(offset, length)
 
+    async def command(
+        self,
+        cdb: bytes,
+        data_in: bytearray | memoryview | None = None,
+        data_out: bytes | bytearray | memoryview | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> CommandResult:
+        return await self.disk.command(cdb, data_in, data_out, timeout_s=timeout_s)
+
     def begin_read(self, buffer: memoryview, offset: int, waiter: Waiter) -> TaskSlot | None:
         start = clock()
         slot = self._begin_read(buffer, offset, waiter)
@@ -268,12 +296,12 @@ class MeteredAsync:
         return deadline
 
 
-def metered_blocking(disk: BlockingDisk, core: DiskCore) -> BlockingDisk:
+def metered_blocking(disk: BlockingLun, core: DiskCore) -> BlockingLun:
     """``disk``; where its metrics are served, a wrapper of it that counts."""
     return MeteredBlocking(disk, core.metrics) if core.metrics.served_at else disk
 
 
-def metered_async(disk: DirectDisk, core: DiskCore) -> DirectDisk:
+def metered_async(disk: AsyncLun, core: DiskCore) -> AsyncLun:
     if not core.metrics.served_at:
         return disk
     return MeteredAsync(disk, core.metrics, len(core.session.queue.tasks))

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from iserblk.initiator.session.slots import TaskSlot, Waiter
+from iserblk.scsi import sense as sense_data
+from iserblk.scsi import status as sam
 from iserblk.scsi.inquiry import Designator
+from iserblk.scsi.sense import Sense
 
 # Flags of an extent, with the meaning of NBD's base:allocation.
 EXTENT_DATA = 0
@@ -66,6 +69,26 @@ class LunInfo:
     ] = ()  # IQNs behind ``target`` where that is a gateway, nearest first
     connection: dict[str, object] = field(default_factory=dict)  # provider, negotiated values
     paths: tuple[dict[str, object], ...] = ()  # with several portals, each as it was at login
+
+
+class CommandResult(NamedTuple):
+    """How a SCSI command ended. ``str`` tells it in words."""
+
+    status: int  # SAM status: 0 GOOD, 2 CHECK CONDITION, 8 BUSY, 0x18 RESERVATION CONFLICT, …
+    sense: bytes  # sense data as it came; b"" without
+    residual: int  # bytes that moved less than the buffer has; negative: there were more to move
+    residual_in: int = (
+        0  # of a bidirectional command: that of ``data_in``, the other of ``data_out``
+    )
+
+    @property
+    def decoded(self) -> Sense:
+        """The sense data: ``key``, ``asc``, ``ascq`` and more. All 0 without."""
+        return sense_data.decode(self.sense)
+
+    def __str__(self) -> str:
+        words = sam.words(self.status)
+        return f"{words}: {self.decoded}" if self.sense else words
 
 
 class BlockingDisk(Protocol):
@@ -136,6 +159,56 @@ class BlockingDisk(Protocol):
     def cache(self, offset: int, length: int) -> None:
         """Ask the LUN to read the range ahead (PRE-FETCH). This is a hint: a refusal is no
         error."""
+        ...
+
+
+class BlockingLun(BlockingDisk, Protocol):
+    """What ``iserblk.open_disks`` opens: a disk, a file object of it, and SCSI commands to it."""
+
+    def open(
+        self,
+        mode: str = "rb",
+        buffering: int = -1,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> BinaryIO:
+        """Return a binary file object of the disk, or of ``length`` bytes of it from ``offset`` on
+        (None: to its end).
+
+        ``mode``: ``rb``, ``wb`` or ``r+b``. Nothing is emptied: a disk keeps its size and its
+        content. ``buffering``: bytes of buffer; 0: none, each call is a request; -1: 128 KiB.
+        ``flush`` is SYNCHRONIZE CACHE, and ``close`` flushes. Close the file before the disks: it
+        cannot write what is in its buffer afterwards. Its methods raise OSError with the errno of
+        the IserblkError, which is its ``__cause__``.
+
+        Raises BadArgument, OutOfRange where the range leaves the disk, WriteProtected.
+        """
+        ...
+
+    def command(
+        self,
+        cdb: bytes,
+        data_in: bytearray | memoryview | None = None,
+        data_out: bytes | bytearray | memoryview | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> CommandResult:
+        """Send one SCSI command to the LUN, and return how it ended, whatever its status is.
+
+        ``cdb``: 6, 10, 12 or 16 bytes, as its operation code demands. ``data_in`` takes the bytes
+        that the command reads, ``data_out`` has those that it writes; each of up to 1 MiB, and not
+        to be touched before the call returns or raises. With both, the command is bidirectional.
+        ``timeout_s``: None: ``io-timeout``.
+
+        The command is sent once: no status has it sent again. Only after the loss of a connection
+        one that changes nothing (INQUIRY, READ, …) is. Any other runs alone, behind a flush where
+        there is something to flush, and raises ConnectionLost: it may have been carried out. What
+        it wrote is on stable storage after ``flush``. It must not change the size of blocks.
+
+        Raises BadArgument and NotSupported before anything is sent; CommandTimeout when it was
+        aborted; ScsiError where the target has no status; TransportError.
+        """
         ...
 
 
@@ -226,4 +299,19 @@ class DirectDisk(AsyncDisk, Protocol):
     def abandon(self, mine: Callable[[Waiter], bool], /) -> int:
         """Begin to abort at the target the commands whose waiter is ``mine``; returns how many.
         ``task_done`` is called for each when it has ended: only then its buffer is free."""
+        ...
+
+
+class AsyncLun(DirectDisk, Protocol):
+    """What ``iserblk.aio.open_disks`` opens: a disk, and SCSI commands to it."""
+
+    async def command(
+        self,
+        cdb: bytes,
+        data_in: bytearray | memoryview | None = None,
+        data_out: bytes | bytearray | memoryview | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> CommandResult:
+        """See ``BlockingLun.command``. A cancelled command is aborted at the target."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TEST_UNIT_READY = 0x00
 REQUEST_SENSE = 0x03
+FORMAT_UNIT = 0x04
 READ_6 = 0x08
 WRITE_6 = 0x0A
 INQUIRY = 0x12
@@ -66,9 +67,23 @@ WITH_ACTIONS = (
     MAINTENANCE_OUT,
 )
 
+# Commands that leave the medium, the mode pages, reservations and unit attentions as they are,
+# whatever their fields say: to send one twice does no harm. (REQUEST SENSE takes a unit attention
+# away.)
+CHANGE_NOTHING = frozenset(
+    {
+        *(TEST_UNIT_READY, INQUIRY, MODE_SENSE_6, MODE_SENSE_10, LOG_SENSE),
+        *(READ_6, READ_10, READ_12, READ_16, VERIFY_10, VERIFY_12, VERIFY_16),
+        *(READ_CAPACITY_10, SERVICE_ACTION_IN_16, REPORT_LUNS, MAINTENANCE_IN),
+        *(PERSISTENT_RESERVE_IN, RECEIVE_COPY_RESULTS, PRE_FETCH_10, PRE_FETCH_16),
+        *(SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16),
+    }
+)
+
 _NAMES = {
     TEST_UNIT_READY: "TEST UNIT READY",
     REQUEST_SENSE: "REQUEST SENSE",
+    FORMAT_UNIT: "FORMAT UNIT",
     READ_6: "READ(6)",
     WRITE_6: "WRITE(6)",
     INQUIRY: "INQUIRY",

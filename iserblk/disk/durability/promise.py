@@ -10,10 +10,10 @@ After a loss: with a journal, everything in it is sent again on a new connection
 not have everything, the next flush fails, and so does every flush that is under way.
 
 The journal has everything (``_complete``) when it holds each change that no flush covers. This ends
-where the cache turns volatile while changes are under way that were submitted without the journal.
-It is true again after a flush that succeeds and that began when no such change was under way: the
-flush covers the changes that had ended, and later ones are in the journal, because a change claims
-its blocks before it looks for a journal.
+where the cache turns volatile while changes are under way that were submitted without the journal,
+and with a change that bypasses it. It is true again after a flush that succeeds and that began when
+no such change was under way: the flush covers the changes that had ended, and later ones are in the
+journal, because a change claims its blocks before it looks for a journal.
 
 A deferred error always makes the next flush fail, with or without a journal: the medium has refused
 a write that was acknowledged. To send everything again would most likely fail again, just as late;
@@ -103,6 +103,12 @@ class Durability:
         what was there before a write that was lost. The present state alone says too little: the
         reading thread may look long after the answer came, when the replay is over."""
         return self.replay_needed or epoch != self.epoch
+
+    def bypass(self) -> None:
+        """Note that a change is about to be submitted that the journal does not get, if there is
+        one. Its slot shows its blocks, and ``wrote`` follows when it has ended."""
+        with self._lock:
+            self._complete = False
 
     def wrote(self) -> None:
         """Note that a write has ended, well or not. Call it before the slot of the write is given

@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final
 
-from iserblk.datamover.seam import BIDIRECTIONAL, InitiatorDatamover, Losses, PduSlot
+from iserblk.datamover.seam import InitiatorDatamover, Losses, PduSlot
 from iserblk.errors import (
     CommandRejected,
     CommandTimeout,
@@ -818,9 +818,10 @@ class Session:
             self.queue.driver.reconnect()
 
     def _unwanted(self, slot: TaskSlot) -> IserblkError:
-        """The error of a command that is not sent again: it is bidirectional, it was being aborted
-        when the connection was lost, or the processing of its answer was interrupted."""
-        if slot.state == SENT and slot.direction == BIDIRECTIONAL:
+        """The error of a command that is not sent again: it must not be carried out twice, it was
+        being aborted when the connection was lost, or the processing of its answer was
+        interrupted."""
+        if slot.state == SENT and slot.once:
             return ConnectionLost(
                 f"{self.portal}: connection lost during command {slot.cdb[0]:#04x}, which may have "
                 "been carried out, and is not sent again"

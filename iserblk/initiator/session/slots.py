@@ -27,6 +27,9 @@ INDEX_BITS: Final = 12
 INDEX_MASK: Final = (1 << INDEX_BITS) - 1
 ITT_MASK: Final = 0x7FFFFFFF
 
+# ``last`` of a command that is not known to leave any block as it is: behind every block.
+ANYTHING: Final = 1 << 60
+
 
 class Waiter(Protocol):
     """Waits for ``pending`` things at once. Made by a driver; reusable when ``pending`` is 0. One
@@ -71,8 +74,9 @@ class TaskSlot(PduSlot):
     Length), ``flags`` (F, R, W, ATTR of the BHS), ``data`` and ``direction`` (READ or WRITE; the
     session makes it INLINE when the data goes along with its command). BIDIRECTIONAL: ``data`` is
     the Data-Out, of ``length`` bytes, and ``data_in`` the Data-In. ``first``/``last``: the
-    blocks of ``lun`` that it may change, for the range lock; none when last < first. ``deadline``:
-    when it is aborted (monotonic seconds); 0 until ``submit`` where the caller sets none.
+    blocks of ``lun`` that it may change, for the range lock; none when last < first; ``last`` is
+    ANYTHING where what it does is not known. ``deadline``: when it is aborted (monotonic seconds);
+    0 until ``submit`` where the caller sets none.
 
     Result: ``error`` (then nothing else counts), or ``status``, ``response``, ``residual`` (bytes;
     less moved than asked: positive; more: negative), ``sense`` (bytes). BIDIRECTIONAL:
@@ -123,12 +127,14 @@ class TaskSlot(PduSlot):
 
     @property
     def complete(self) -> bool:
-        """Whether the slot still has its whole request, so that it can be sent again. A
-        bidirectional command is never sent again: its Data-In may depend on whether it was carried
-        out before."""
-        if self.direction == BIDIRECTIONAL:
-            return False
-        return self.whole
+        """Whether the slot still has its whole request, so that it can be sent again."""
+        return not self.once and self.whole
+
+    @property
+    def once(self) -> bool:
+        """Whether the command must not be carried out twice: what it does is not known, or it is
+        bidirectional, and its Data-In may depend on whether it was carried out before."""
+        return self.direction == BIDIRECTIONAL or self.last == ANYTHING
 
     @property
     def whole(self) -> bool:

@@ -1,0 +1,141 @@
+"""Commands whose CDB the caller has made: what is refused, and what is passed on as it came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from iserblk.disk.lun.passthrough import MOST_DATA, check_cdb, send
+from iserblk.disk.seam import CommandResult
+from iserblk.errors import BadArgument, NotSupported
+from iserblk.scsi import cdb, opcodes, sense, status
+from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
+
+INQUIRY = bytes((0x12, 0, 0, 0, 255, 0))
+LATER = sense.encode_fixed(sense.UNIT_ATTENTION, 0x2A, 0x09)
+
+
+def answered(session: FakeLuns, block: bytes, data_in: Any = None, data_out: Any = None) -> Any:
+    session.asked.clear()
+    return finish(send(known_once(session), block, data_in, data_out, None))
+
+
+def known_once(session: FakeLuns) -> Any:
+    disk = known(session)
+    session.asked.clear()
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        (b"", "an empty CDB"),
+        (INQUIRY[:5], r"INQUIRY: its CDB has 6 bytes, not 5 \(operation code 0x12\)"),
+        (INQUIRY + bytes(4), "INQUIRY: its CDB has 6 bytes, not 10"),
+        (bytes((0x28,)) + bytes(8), r"READ\(10\): its CDB has 10 bytes, not 9"),
+        (bytes((0x5A,)) + bytes(15), r"MODE SENSE\(10\): its CDB has 10 bytes, not 16"),
+        (bytes((0x88,)) + bytes(9), r"READ\(16\): its CDB has 16 bytes, not 10"),
+        (bytes((0xA0,)) + bytes(15), "REPORT LUNS: its CDB has 12 bytes, not 16"),
+    ],
+)
+def test_cdbs_of_a_wrong_length(block: bytes, words: str) -> None:
+    """Raise before anything is sent."""
+    session = FakeLuns()
+    with pytest.raises(BadArgument, match=words):
+        answered(session, block)
+    assert session.asked == [] and session.queue.busy == 0
+
+
+def test_cdbs_of_other_groups() -> None:
+    """Vendors' commands may have any length that fits; longer ones would need an AHS."""
+    for length in (6, 10, 12, 16):
+        for opcode in (0x7E, 0xC1, 0xFF):
+            check_cdb(bytes((opcode,)) + bytes(length - 1))
+    with pytest.raises(NotSupported, match="of 32 bytes: at most 16"):
+        check_cdb(bytes((0x7F,)) + bytes(31))
+
+
+@pytest.mark.parametrize(
+    ("data_in", "data_out", "words"),
+    [
+        (bytes(36), None, "data_in: the buffer must be writable: give a bytearray"),
+        (memoryview(bytearray(72))[::2], None, "data_in: the buffer must be contiguous"),
+        (None, memoryview(bytes(72))[::2], "data_out: the buffer must be contiguous"),
+        (bytearray(MOST_DATA + 1), None, "data_in: 1048577 bytes: one command moves at most"),
+        (None, bytes(MOST_DATA + 1), "data_out: 1048577 bytes: one command moves at most"),
+    ],
+)
+def test_buffers_that_cannot_be_used(data_in: Any, data_out: Any, words: str) -> None:
+    session = FakeLuns()
+    with pytest.raises(BadArgument, match=words):
+        answered(session, INQUIRY, data_in, data_out)
+    assert session.asked == [] and session.queue.busy == 0
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_no_time(seconds: float) -> None:
+    session = FakeLuns()
+    with pytest.raises(BadArgument, match="give seconds"):
+        finish(send(known_once(session), INQUIRY, None, None, seconds))
+    assert session.asked == []
+
+
+def test_the_answer_is_the_result() -> None:
+    session = FakeLuns()
+    buffer = bytearray(255)
+    result, pauses = answered(session, INQUIRY, buffer)
+    assert result == (status.GOOD, b"", 255 - 96, 0) and pauses == []
+    assert buffer[8:14] == b"Vendor" and str(result) == "GOOD"
+    assert session.asked == [(0, "INQUIRY")] and session.queue.busy == 0
+    buffer.clear()  # BufferError while a view of it is left
+
+
+def test_an_empty_buffer_is_none() -> None:
+    session = FakeLuns()
+    assert answered(session, cdb.test_unit_ready(), bytearray(), b"")[0] == (status.GOOD, b"", 0, 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        status.BUSY,
+        status.TASK_SET_FULL,
+        status.RESERVATION_CONFLICT,
+        LATER,
+        sense.encode_fixed(sense.ABORTED_COMMAND, 0, 0),
+        sense.encode_descriptor(sense.ILLEGAL_REQUEST, 0x24, 0, field=1, bit=2),
+    ],
+    ids=str,
+)
+def test_no_status_has_it_sent_again(error: int | bytes) -> None:
+    session = FakeLuns(FakeLun())
+    disk = known_once(session)
+    session.luns[0].errors["TEST UNIT READY"] = [error]
+    result, pauses = finish(send(disk, cdb.test_unit_ready(), None, None, None))
+    assert session.asked == [(0, "TEST UNIT READY")] and pauses == []
+    if isinstance(error, int):
+        assert result == (error, b"", 0, 0)
+    else:
+        assert result == (status.CHECK_CONDITION, error, 0, 0)
+        assert result.decoded == sense.decode(error)
+        assert str(result) == f"CHECK CONDITION: {sense.decode(error)}"
+
+
+def test_those_that_change_nothing() -> None:
+    """None of them has Data-Out of its own making, and none is a WRITE of any kind."""
+    changing = {
+        *(opcodes.WRITE_6, opcodes.WRITE_10, opcodes.WRITE_12, opcodes.WRITE_16),
+        *(opcodes.WRITE_AND_VERIFY_10, opcodes.WRITE_AND_VERIFY_12, opcodes.WRITE_AND_VERIFY_16),
+        *(opcodes.WRITE_SAME_10, opcodes.WRITE_SAME_16, opcodes.UNMAP, opcodes.FORMAT_UNIT),
+        *(opcodes.MODE_SELECT_6, opcodes.MODE_SELECT_10, opcodes.PERSISTENT_RESERVE_OUT),
+        *(opcodes.COMPARE_AND_WRITE, opcodes.XDWRITEREAD_10, opcodes.EXTENDED_COPY),
+        *(opcodes.START_STOP_UNIT, opcodes.MAINTENANCE_OUT, opcodes.REQUEST_SENSE),
+        *(opcodes.RESERVE_6, opcodes.RELEASE_6, opcodes.SEND_DIAGNOSTIC),
+    }
+    assert not changing & opcodes.CHANGE_NOTHING
+
+
+def test_results_in_words() -> None:
+    assert str(CommandResult(status.BUSY, b"", 512)) == "BUSY"
+    assert CommandResult(status.GOOD, b"", 0).decoded.key == 0
