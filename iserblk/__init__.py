@@ -6,9 +6,10 @@
         disk.flush()
     async with iserblk.aio.open_disks(...) as disks: ...
 
-``open_disks`` is for threads, ``iserblk.aio`` for trio; ``iserblk.disk.seam`` describes the methods
-of a disk. All errors are IserblkError; ``iserblk.errors`` has their tree. Each name is loaded when
-it is first used, so ``import iserblk`` alone costs almost nothing.
+``open_disks`` is for threads, ``iserblk.aio`` for trio, ``iserblk.asyncio`` for asyncio;
+``iserblk.disk.seam`` describes the methods of a disk, and docs/api.md how to use them. All errors
+are IserblkError; ``iserblk.errors`` has their tree. Each name is loaded when it is first used, so
+``import iserblk`` alone costs almost nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ forms.choose()
 TYPE_CHECKING = False  # as in typing, without loading typing
 if TYPE_CHECKING:
     from iserblk import aio as aio
+    from iserblk import asyncio as asyncio
     from iserblk.disk.blocking import open_disks as open_disks
+    from iserblk.disk.seam import CommandResult as CommandResult
     from iserblk.errors import AuthenticationError as AuthenticationError
     from iserblk.errors import BadArgument as BadArgument
     from iserblk.errors import Busy as Busy
@@ -62,16 +65,21 @@ _ERRORS = (
     *("PermissionDenied", "RemoteProtocolError", "ReservationConflict", "ReservationLost"),
     *("ScsiError", "TargetNotFound", "TransportError", "WriteProtected"),
 )
-_PLACES = {"open_disks": "iserblk.disk.blocking", **dict.fromkeys(_ERRORS, "iserblk.errors")}
+_PLACES = {
+    "open_disks": "iserblk.disk.blocking",
+    "CommandResult": "iserblk.disk.seam",
+    **dict.fromkeys(_ERRORS, "iserblk.errors"),
+}
+_MODULES = ("aio", "asyncio")
 
 
 def __getattr__(name: str) -> object:
-    if name == "aio":
-        return importlib.import_module("iserblk.aio")
+    if name in _MODULES:
+        return importlib.import_module(f"iserblk.{name}")
     if name in _PLACES:
         return getattr(importlib.import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'iserblk' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "aio", *_PLACES])
+    return sorted([*globals(), *_MODULES, *_PLACES])

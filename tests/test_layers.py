@@ -89,6 +89,7 @@ ALLOWED: dict[str, set[str]] = {
     "disk.metrics_ports": {"metrics", "initiator.session", "disk.lun", "disk.multipath"},
     "disk.blocking": {"errors", "initiator", "disk"},
     "disk.aio": {"errors", "initiator", "disk"},
+    "disk.asyncio": {"errors", "disk.aio", "disk.seam"},
     "doctor": {
         *("forms", "errors", "installation", "names", "options", "url"),
         *("rcap.iwarp", "rcap.verbs"),
@@ -162,6 +163,7 @@ ALLOWED: dict[str, set[str]] = {
         *("disk.seam", "disk.aio", "disk.multipath", "target.store", "target.scsi"),
     },
     "aio": {"disk.aio"},
+    "asyncio": {"disk.asyncio"},
     "cli": {
         *(
             "errors",
@@ -190,6 +192,7 @@ TRIO_ALLOWED = {
     "discovery.slp_client",
     "discovery.slp_connection",
     "disk.aio",
+    "disk.asyncio",
     "disk.blocking",
     "disk.metrics_ports",
     "disk.multipath.discovering",
