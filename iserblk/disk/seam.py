@@ -77,9 +77,7 @@ class CommandResult(NamedTuple):
     status: int  # SAM status: 0 GOOD, 2 CHECK CONDITION, 8 BUSY, 0x18 RESERVATION CONFLICT, …
     sense: bytes  # sense data as it came; b"" without
     residual: int  # bytes that moved less than the buffer has; negative: there were more to move
-    residual_in: int = (
-        0  # of a bidirectional command: that of ``data_in``, the other of ``data_out``
-    )
+    residual_in: int = 0  # of ``data_in`` where there is ``data_out``, too
 
     @property
     def decoded(self) -> Sense:
@@ -199,7 +197,7 @@ class BlockingLun(BlockingDisk, Protocol):
         ``cdb``: 6, 10, 12 or 16 bytes, as its operation code demands. ``data_in`` takes the bytes
         that the command reads, ``data_out`` has those that it writes; each of up to 1 MiB, and not
         to be touched before the call returns or raises. With both, the command is bidirectional.
-        ``timeout_s``: None: ``io-timeout``.
+        ``timeout_s``: seconds that the command may take; None: ``io-timeout``.
 
         The command is sent once: no status has it sent again. Only after the loss of a connection
         one that changes nothing (INQUIRY, READ, …) is. Any other runs alone, behind a flush where

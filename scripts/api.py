@@ -1,0 +1,154 @@
+"""Generates docs/api-reference.md: the classes and functions of the Python API, with docstrings.
+
+    scripts/api.py [--check]
+
+If the document is out of date, rewrites it, and says so. With --check it only says so, and ends
+with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import FunctionType
+
+from iserblk import errors
+from iserblk.disk import aio, asyncio, blocking, file, seam
+from iserblk.scsi.sense import Sense
+
+TOP = Path(__file__).resolve().parent.parent
+
+HEAD = """# The Python API
+
+Made by scripts/api.py from the docstrings of the code; do not edit. [api.md](api.md) says how to
+use it, with examples.
+"""
+
+# (heading, object, name of it for users). Of a class, its methods follow.
+SECTIONS: list[tuple[str, object, str]] = [
+    ("Opening disks, for threads", blocking.open_disks, "iserblk.open_disks"),
+    ("Opened disks", blocking.ThreadDiskSet, "ThreadDiskSet"),
+    ("Opening disks, for trio", aio.open_disks, "iserblk.aio.open_disks"),
+    ("Opened disks, for trio", aio.TrioDiskSet, "TrioDiskSet"),
+    ("Opening disks, for asyncio", asyncio.open_disks, "iserblk.asyncio.open_disks"),
+    ("A disk", seam, ""),
+    ("A disk, for threads", seam.BlockingDisk, "BlockingDisk"),
+    ("Files and commands, for threads", seam.BlockingLun, "BlockingLun"),
+    ("A disk, for trio", seam.AsyncDisk, "AsyncDisk"),
+    ("Commands, for trio", seam.AsyncLun, "AsyncLun"),
+    ("A disk, for asyncio", asyncio.AsyncioDisk, "AsyncioDisk"),
+    ("What a LUN is", seam.LunInfo, "LunInfo"),
+    ("A file", file, ""),
+    ("A file without a buffer", file.DiskFile, "DiskFile"),
+    ("How a command ended", seam.CommandResult, "iserblk.CommandResult"),
+    ("Sense data", Sense, "Sense"),
+    ("Errors", errors, ""),
+]
+_INDENTED = re.compile(r"(?:^ {4}.*\n(?:\n(?= {4}))?)+", re.M)
+_ANNOTATION = re.compile(r"(: |-> )'([^']*)'")  # as ``from __future__ import annotations`` has it
+_FIELD = re.compile(r"    [a-z_]+: ")
+
+
+def words(text: str) -> str:
+    """A docstring as Markdown: names in single backticks, indented text as a block of code."""
+    text = inspect.cleandoc(text) + "\n"
+    parts = []
+    at = 0
+    for found in _INDENTED.finditer(text):
+        parts += [text[at : found.start()].replace("``", "`"), "```\n"]
+        parts += [inspect.cleandoc("\n" + found[0]), "\n```\n"]
+        at = found.end()
+    return "".join([*parts, text[at:].replace("``", "`")])
+
+
+def signature(function: object, name: str) -> str:
+    assert callable(function)
+    inner = inspect.unwrap(function)
+    shown = _ANNOTATION.sub(r"\1\2", str(inspect.signature(inner)))
+    shown = shown.replace("(self, ", "(").replace("(self)", "()").replace("'", '"')
+    if inspect.isasyncgenfunction(inner):
+        return f"async with {name}{shown}"
+    if "." in name:
+        return f"{name}{shown}"
+    return f"{'async def' if inspect.iscoroutinefunction(inner) else 'def'} {name}{shown}"
+
+
+def own(kind: type) -> list[tuple[str, object]]:
+    """The public methods and properties that the class itself has, in the order of its source."""
+    return [
+        (name, each)
+        for name, each in vars(kind).items()
+        if not name.startswith("_") and isinstance(each, (FunctionType, property))
+    ]
+
+
+def fields(kind: type) -> str:
+    """The lines of a class's source that name its fields, with their comments."""
+    source = inspect.getsource(kind).partition('"""\n')[2]
+    lines = []
+    for line in source.splitlines():
+        if line.startswith(("    def ", "    async def ", "    @")):
+            break
+        lines.append(line)
+    text = inspect.cleandoc("\n" + "\n".join(lines)).strip()
+    return code([text]) if _FIELD.match(f"    {text}") else ""
+
+
+def members(kind: type) -> str:
+    out: list[str] = []
+    bare: list[str] = []  # those without words of their own stand together
+    for name, each in own(kind):
+        if isinstance(each, property):
+            assert each.fget is not None
+            returns = str(inspect.signature(each.fget).return_annotation)
+            head, doc = f"{name}: {returns}", each.fget.__doc__
+        else:
+            head, doc = signature(each, name), getattr(each, "__doc__", None)
+        if not doc:
+            bare.append(head)
+            continue
+        out += [code(bare), code([head]), f"\n{words(doc)}"]
+        bare = []
+    return "".join([*out, code(bare)])
+
+
+def code(lines: list[str]) -> str:
+    text = "\n".join(lines)
+    return f"\n```python\n{text}\n```\n" if text else ""
+
+
+def document() -> str:
+    out = [HEAD]
+    for title, thing, name in SECTIONS:
+        doc = inspect.getdoc(thing)
+        assert doc, f"{name} has no docstring"
+        out.append(f"\n## {title}\n\n")
+        if isinstance(thing, type):
+            out.append(f"`class {name}`\n\n{words(doc)}{fields(thing)}{members(thing)}")
+        elif name:
+            out.append(f"```python\n{signature(thing, name)}\n```\n\n{words(doc)}")
+        else:
+            out.append(words(doc))
+    return "".join(out)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    target = TOP / "docs/api-reference.md"
+    text = document()
+    if target.exists() and target.read_text(encoding="utf-8") == text:
+        return 0
+    if not check:
+        target.write_text(text, encoding="utf-8")
+    done = "run scripts/api.py" if check else "rewritten, please commit it"
+    print(f"api: docs/api-reference.md is out of date; {done}")
+    return int(check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

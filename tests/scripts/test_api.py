@@ -1,0 +1,41 @@
+"""The page of the Python API, made from docstrings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import iserblk
+from iserblk.disk import aio, asyncio, blocking, seam
+
+from ..support.target import ROOT
+
+PAGE = (ROOT / "docs/api-reference.md").read_text(encoding="utf-8")
+
+
+def test_the_document_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/api.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_method_is_there() -> None:
+    """Of the disks that are opened, whatever the interfaces have."""
+    for kind in (blocking.ThreadDisk, aio.TrioDisk, asyncio.AsyncioDisk, seam.BlockingLun):
+        for name, each in vars(kind).items():
+            if not name.startswith("_") and callable(each):
+                assert f"def {name}(" in PAGE, name
+
+
+def test_every_public_name_is_there() -> None:
+    for name in dir(iserblk):
+        kind = getattr(iserblk, name)
+        if isinstance(kind, type) and issubclass(kind, iserblk.IserblkError):
+            assert name in PAGE
+    for name in ("open_disks", "aio.open_disks", "asyncio.open_disks", "CommandResult"):
+        assert f"iserblk.{name}" in PAGE
+    assert 'mode: str = "rb"' in PAGE
