@@ -29,6 +29,7 @@ from iserblk.background import log_to_syslog, release_streams
 from iserblk.errors import BadArgument, IserblkError, NotSupported
 from iserblk.installation import HERE, no_pyfuse3
 from iserblk.metrics.address import default_option
+from iserblk.named.resolving import resolve
 from iserblk.url import is_url, parse_url
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,13 @@ def mount_foreground(
     then.
     """
     settled = parse_options(options)
+    source = urls[0]
+    try:
+        resolved = resolve(urls, settled.disk)
+    except IserblkError as error:
+        raise UsageError(str(error)) from None
+    if resolved.words:  # the command's own override them
+        settled = parse_options([*resolved.words, *options])
     mountpoint = whole_path(mountpoint)
     _check_system()
     import trio  # noqa: PLC0415 - after the check, as it may be missing
@@ -79,7 +87,7 @@ def mount_foreground(
         number = 0
         try:
             with signals_noted(*_ENDING) as early:
-                number = trio.run(_serve, list(urls), mountpoint, settled, ready, early)
+                number = trio.run(_serve, resolved.urls, source, mountpoint, settled, ready, early)
         except Exception as error:
             raise _for_mount(mountpoint, error) from None
     if number:
@@ -170,13 +178,15 @@ def whole_path(mountpoint: str) -> str:
 
 async def _serve(
     urls: list[str],
+    source: str,
     mountpoint: str,
     options: MountOptions,
     ready: Callable[[], None],
     came: list[int],
 ) -> int:
-    """Mount and serve. Returns the number of a signal that came before ``ready``, or 0. ``came``:
-    signals that came before this call."""
+    """Mount and serve. Returns the number of a signal that came before ``ready``, or 0. ``source``:
+    the first URL, or what names it, as it was given. ``came``: signals that came before this
+    call."""
     # These need packages that _check_system has checked.
     import pyfuse3  # noqa: PLC0415
     import trio  # noqa: PLC0415
@@ -212,7 +222,7 @@ async def _serve(
             async with open_disks(urls, served) as disks:
                 files = LunFiles(disks.disks, options)
                 pyfuse3.trio = Readers().namespace()  # type: ignore[attr-defined]
-                _mount(files, mountpoint, _source(urls[0]), options)
+                _mount(files, mountpoint, _source(source), options)
                 try:
                     _raise_background_limit(mountpoint)
                     mounted = True
@@ -235,8 +245,10 @@ def is_of_use(record: logging.LogRecord) -> bool:
 
 
 def _source(url: str) -> str:
-    """The source for the mount table: the URL as given, as mount(8) compares it with the line of
-    fstab to see what is mounted; but without user info and options if it has any."""
+    """The source for the mount table: the URL or name as given, as mount(8) compares it with the
+    line of fstab to see what is mounted; but without user info and options if it has any."""
+    if not is_url(url):
+        return url
     parsed = parse_url(url)
     return parsed.redacted() if parsed.user or parsed.options else url
 

@@ -249,8 +249,21 @@ def _hand_on(text: str, common: Mapping[str, str], descriptors: list[int]) -> st
         descriptors.append(_in_memory(lines.encode(errors="surrogateescape")))
         query["chap-secret-fd"] = str(descriptors[-1])
     # A user that is not in the URL is in the environment, which the process inherits.
-    user = f"{url.user}@" if url.user else ""
-    scheme, _, rest = text.partition("://")
+    return _rebuilt(text, url, url.user, query)
+
+
+def strip_secrets(text: str, user: str = "", keys: Mapping[str, str] | None = None) -> str:
+    """A URL without secrets, and without the options that name a source of secrets. ``user``: of a
+    URL that has none; ``keys``: more options. Raises BadArgument."""
+    url = parse_place(text)
+    query = {name: value for name, value in url.options.items() if name not in _SECRETS}
+    return _rebuilt(text, url, url.user or user, {**query, **(keys or {})})
+
+
+def _rebuilt(text: str, url: Url, user: str, query: Mapping[str, str]) -> str:
+    """``text``, of which ``url`` was made, with this user info and query."""
+    info = f"{user}@" if user else ""
+    _, _, rest = text.partition("://")
     authority, slash, path = rest.partition("/")
     if slash:
         path = path.partition("?")[0]
@@ -258,7 +271,7 @@ def _hand_on(text: str, common: Mapping[str, str], descriptors: list[int]) -> st
         authority = authority.partition("?")[0]
     words = "&".join(f"{name}={value}" if value else name for name, value in query.items())
     scheme = url.scheme  # the query's ``iser`` key may have changed it
-    return f"{scheme}://{user}{authority.rpartition('@')[2]}{slash}{path}{words and '?' + words}"
+    return f"{scheme}://{info}{authority.rpartition('@')[2]}{slash}{path}{words and '?' + words}"
 
 
 def without_secrets(words: Sequence[str]) -> tuple[list[str], list[int]]:

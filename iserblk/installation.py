@@ -82,6 +82,14 @@ class Installation:
             " --no-deps with the source archive of iserblk"
         )
 
+    def units(self) -> str:
+        """systemd's units are missing."""
+        if self.kind == CHECKOUT:
+            return "run scripts/install-units"
+        if self.kind == DEBIAN:
+            return _AGAIN
+        return "Debian's package and a checkout of iserblk have them"
+
     def pip(self) -> str:
         """The command that installs Python packages beside a wheel's."""
         prefix = self._environment()

@@ -73,8 +73,9 @@ try:
     from iserblk.disk.multipath.addresses import settle
     from iserblk.disk.seam import BlockingDisk, Extent
     from iserblk.errors import BadArgument, IserblkError
+    from iserblk.named.resolving import urls_of
     from iserblk.options import Options
-    from iserblk.url import parse_url
+    from iserblk.url import is_url, parse_url
 except ImportError as missing:
     # SystemExit while nbdkit loads the script ends it with this one line and exit status 1.
     sys.exit(f"nbdkit: iserblk: {missing}; {_remedy(missing)}")
@@ -174,7 +175,8 @@ def thread_model() -> int:
 def config(key: str, value: str) -> None:
     """Take one ``key=value`` of nbdkit's command line."""
     if key == "uri":
-        parse_url(value)
+        if is_url(value):
+            parse_url(value)
         _urls.append(value)
         return
     name = key.replace("_", "-")
@@ -189,6 +191,7 @@ def config(key: str, value: str) -> None:
 def config_complete() -> None:
     if not _urls:
         raise BadArgument("there is no URL: give uri=iser://HOST/IQN/LUN")
+    _urls[:] = urls_of(_urls, _options)
     settle(_urls, _options)  # reads secrets, perhaps from a pipe: once, before any fork
 
 

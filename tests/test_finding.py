@@ -17,8 +17,15 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/aio.py": "tests/test_public_names.py",
     "fuse_mount/__main__.py": "tests/fuse_mount/test_mount.py runs it as a program",
     "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
+    "iserblk/cli/add.py": "tests/cli/test_named.py",
     "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/cli/detach.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/cli/disable.py": "tests/cli/test_named_units.py",
+    "iserblk/cli/enable.py": "tests/cli/test_named_units.py",
+    "iserblk/cli/list.py": "tests/cli/test_named.py",
+    "iserblk/cli/named_rows.py": "tests/cli/test_named.py",
+    "iserblk/cli/remove.py": "tests/cli/test_named.py",
+    "iserblk/cli/show.py": "tests/cli/test_named.py",
     "iserblk/datamover/seam.py": "Protocols and the slots; tests/contract/test_datamover.py",
     "iserblk/datamover/tcp_initiator.py": (
         "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"

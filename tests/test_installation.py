@@ -57,6 +57,7 @@ def test_a_checkout_is_completed_by_its_script(disk: Disk) -> None:
     assert here.programs("fuse3") == "run scripts/setup, or install fuse3"
     assert here.python_package("trio") == "run scripts/setup"
     assert here.compiled("libibverbs-dev") == "run scripts/setup"
+    assert here.units() == "run scripts/install-units"
 
 
 def test_of_debians_package_apt_makes_whole_what_is_missing(disk: Disk) -> None:
@@ -64,7 +65,7 @@ def test_of_debians_package_apt_makes_whole_what_is_missing(disk: Disk) -> None:
     assert here.kind == DEBIAN
     assert here.programs("fuse3") == "install fuse3"
     assert here.python_package("prometheus_client") == "install python3-prometheus-client"
-    assert here.compiled() == "run apt-get install --reinstall iserblk"
+    assert here.compiled() == here.units() == "run apt-get install --reinstall iserblk"
     bundled = disk.debian(f"usr/lib/iserblk/{PACKAGES}")
     assert bundled.python_package("trio", requirement="x") == here.compiled()
 
@@ -141,6 +142,7 @@ def test_a_wheel_never_speaks_of_scripts(disk: Disk, monkeypatch: pytest.MonkeyP
     for said in (installation.no_pyfuse3(), installation.no_gaps()):
         assert "scripts/" not in said and f"{disk.root}/opt/env/bin/python -m pip" in said
     assert "scripts/" not in installation.no_pyverbs()
+    assert "scripts/" not in installation.HERE.units()
 
 
 def test_only_one_module_tells_to_run_the_script() -> None:

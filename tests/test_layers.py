@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "scsi": {"errors"},
     "iscsi": {"errors", "secret"},
     "credentials": {"errors", "secret", "options", "url", "iscsi"},
+    "named": {"errors", "secret", "names", "options", "url"},
     "rcap.seam": set(),
     "rcap.stags": {"errors", "rcap.seam"},
     "rcap.iwarp": {"errors", "crc", "sockets", "rcap.seam", "rcap.stags"},
@@ -176,6 +177,7 @@ ALLOWED: dict[str, set[str]] = {
             "credentials",
             "iscsi",
         ),
+        *("secret", "named"),
         *("metrics", "disk", "discovery", "doctor", "nbd", "target", "gateway"),
     },
 }

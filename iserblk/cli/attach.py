@@ -20,6 +20,8 @@ from iserblk.disk.blocking import open_disks
 from iserblk.disk.multipath.addresses import settle
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, Busy, IserblkError
+from iserblk.named.files import Named, may_be_name
+from iserblk.named.resolving import resolve
 from iserblk.nbd.kernel import device
 from iserblk.nbd.kernel.attaching import Lun, attach, check_system, replace
 from iserblk.nbd.kernel.detaching import detach
@@ -81,17 +83,24 @@ def command(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Attach the LUN of URL as the block device /dev/nbdX, or as the first free /dev/nbdX.
+    """Attach the LUN of URL as the block device /dev/nbdX; without one as that of a named LUN, or
+    the first free /dev/nbdX.
 
     Prints `ready /dev/nbdX` once the device is usable; `iserblk detach /dev/nbdX` ends it. Several
     URLs, or a URL without /LUN, attach several LUNs, each as its own device; if one LUN fails, none
     is attached. Needs root. Loads the kernel's nbd module if necessary.
     """
     given = {**_options(words), **connection(options)}
-    urls = [text for text in arguments if is_url(text)]
-    paths = [text for text in arguments if not is_url(text)]
-    if not urls:
+    named = [text for text in arguments if is_url(text) or may_be_name(text)]
+    paths = [text for text in arguments if text not in named]
+    if not named:
         raise BadArgument(f"{arguments[0]}: not a URL; write iser://HOST/TARGET-IQN/LUN")
+    resolved = resolve(named, given)
+    if resolved.words:
+        raise BadArgument(f"-o {resolved.words[0]}: of mount, in the file of a named LUN; attach"
+                          " has no such option")  # fmt: skip
+    urls = resolved.urls
+    paths = paths or _devices(resolved.named, len(named))
     settle(urls, given)
     check_system(PLACES, by_nbdkit=by_nbdkit)
     wanted = [device.find(path, PLACES) for path in paths]
@@ -123,6 +132,18 @@ def command(
         raise
     if foreground:
         _stay(dict(served), told)
+
+
+def _devices(files: Sequence[Named], count: int) -> list[str]:
+    """The devices that the files of named LUNs name, where the user named none. ``count``: of the
+    arguments."""
+    having = [each for each in files if each.devices]
+    if having and len(having) < count:
+        raise BadArgument(
+            f"{having[0].name} has a device of its own, and not all else here has: name the"
+            " devices, or attach them one by one"
+        )
+    return [path for each in having for path in each.devices]
 
 
 def _options(lists: Sequence[str]) -> dict[str, str]:

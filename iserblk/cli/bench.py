@@ -22,6 +22,7 @@ from iserblk.cli.running import run
 from iserblk.disk import aio, blocking
 from iserblk.disk.seam import LunInfo
 from iserblk.errors import BadArgument, IserblkError, WriteProtected
+from iserblk.named.resolving import urls_of
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -118,14 +119,16 @@ def command(
     Keeps --depth requests of --bs bytes in flight for --time seconds, with the pattern --rw.
     Several URLs of one LUN are several ways to it.
     """
-    check_one_lun(urls)
+    given = connection(options)
     job = Job(pattern, bs, depth, seconds)
+    found = urls_of(urls, given, to_write=job.writes)
+    check_one_lun(found)
     if bs < 1:
         raise BadArgument("--bs 0: give a size such as 4k")
     if job.writes and not destroy:
         raise BadArgument(f"--rw {pattern} destroys the LUN's data; add --destroy to allow it")
     bench = _async if face == "async" else _blocking
-    result = bench(urls, connection(options), job)
+    result = bench(found, given, job)
     _print(job, face, result, as_json)
 
 

@@ -20,6 +20,7 @@ from rich.progress import (
 
 from iserblk.cli.endpoints import (
     FileEnd,
+    named_places,
     open_destination,
     open_source,
     same_place,
@@ -49,7 +50,7 @@ def command(places: tuple[str, ...], verify: bool, as_json: bool, **options: str
     SRC's end stay as they are.
     """
     given = connection(options)
-    source, destination = two_ends(places)
+    source, destination = two_ends(named_places(places, given))
 
     async def transfer() -> tuple[Totals, float]:
         async with (

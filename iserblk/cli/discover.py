@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from iserblk.cli.options import connection, connection_options, json_option
@@ -12,6 +14,7 @@ from iserblk.discovery.ranking import Candidate
 from iserblk.discovery.targets import Found, FoundTarget, find_targets
 from iserblk.errors import BadArgument, TargetNotFound
 from iserblk.iscsi.send_targets import TYPE_WORDS
+from iserblk.named.resolving import names_lun, urls_of
 from iserblk.options import Options
 from iserblk.url import Url, check_scheme, parse_place, parse_portal
 
@@ -40,12 +43,17 @@ def command(where: str, probe: bool, as_json: bool, **options: str | None) -> No
 
 
 def _place(where: str, given: dict[str, str]) -> tuple[Url, Options]:
+    named = names_lun(where)
+    if named:
+        where = urls_of([where], given)[0]
     if "://" not in where:
         host, port = parse_portal(where)
         return Url("iser", host, port, iqn="", lun=None), Options.from_pairs(
             {"fallback": "iscsi", **given}.items()
         )
     url = parse_place(where)
+    if named:
+        url = replace(url, lun=None)
     if url.lun is not None:
         raise BadArgument("discover looks for targets: leave out the LUN")
     own = {key: url.options[key] for key in url.options if (url.scheme, key) != ("slp", "scope")}

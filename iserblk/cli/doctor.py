@@ -16,6 +16,7 @@ from iserblk.doctor.machine import Machine
 from iserblk.doctor.portal import TCP, Limits, PortalReport, check_portal
 from iserblk.doctor.report import check_machine, what_works
 from iserblk.errors import BadArgument
+from iserblk.named.resolving import names_lun, urls_of
 from iserblk.options import Options
 from iserblk.url import Url, check_scheme, parse_place, parse_portal
 
@@ -40,6 +41,8 @@ def command(where: str | None, as_json: bool, **options: str | None) -> None:
     with which other commands would end.
     """
     given = connection(options)
+    if where is not None and names_lun(where):
+        where = urls_of([where], given)[0]
     url = _url(where) if where is not None else None
     settled = Options.from_pairs({**given, **(url.options if url else {})}.items())
     if url is not None:

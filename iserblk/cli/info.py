@@ -12,6 +12,7 @@ from iserblk.cli.output import print_json, print_table, size_words, yes_no
 from iserblk.cli.running import run
 from iserblk.disk.aio import open_disks
 from iserblk.disk.seam import LunInfo
+from iserblk.named.resolving import urls_of
 
 # What to show for the short names in a connection's description. Other names are shown as they are.
 _WORDS = {
@@ -47,9 +48,10 @@ def command(urls: tuple[str, ...], as_json: bool, **options: str | None) -> None
     If several URLs name one LUN, also show its portals, and which of them is used.
     """
     given = connection(options)
+    found = urls_of(urls, given)
 
     async def look() -> list[LunInfo]:
-        async with open_disks(urls, given) as disks:
+        async with open_disks(found, given) as disks:
             return [disk.info for disk in disks.disks.values()]
 
     infos = run(look)

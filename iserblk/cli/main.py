@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import keyword
 import logging
 import os
 import re
@@ -42,6 +43,12 @@ COMMANDS = {
     "stats": "Show requests and latencies of the LUNs in use.",
     "exporter": "Serve the metrics of all LUNs in use, for Prometheus.",
     "doctor": "Check this machine and a portal; say what to do about problems.",
+    "add": "Give LUNs a name, which every command takes in place of their URLs.",
+    "list": "List the named LUNs.",
+    "show": "Show one named LUN.",
+    "remove": "Remove a named LUN.",
+    "enable": "Attach or mount a named LUN now and at each boot, by systemd.",
+    "disable": "Detach or unmount a named LUN, and leave it so at the next boot.",
 }
 
 _USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
@@ -54,7 +61,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"iserblk.cli.{cmd_name}").command
+        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = importlib.import_module(f"iserblk.cli.{module}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -76,7 +84,7 @@ def cli(verbose: int, quiet: bool) -> None:
     """Use remote SCSI LUNs over iSER or iSCSI, as block devices and as files.
 
     A LUN's address is iser://HOST[:PORT]/TARGET-IQN[/LUN][?option=value&…], or iscsi://… for
-    Traditional iSCSI over TCP.
+    Traditional iSCSI over TCP. Every command takes a name given by `iserblk add` in its place.
     """
     levels = {0: logging.WARNING, 1: logging.INFO}
     level = logging.ERROR if quiet else levels.get(verbose, logging.DEBUG)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import click
 
+from fuse_mount.errors import UsageError
 from fuse_mount.mount import mount_background, mount_foreground, whole_path
 from iserblk.cli.main import UsageStatus
 from iserblk.cli.notify import ready
 from iserblk.cli.options import connection, connection_options
+from iserblk.errors import IserblkError
+from iserblk.named.files import load
+from iserblk.named.resolving import names_lun
 from iserblk.url import is_url
 
 
 @click.command("mount", cls=UsageStatus)
-@click.argument("urls", metavar="URL…", nargs=-1)
+@click.argument("urls", metavar="URL…", nargs=-1)  # or the name of LUNs, as everywhere
 @click.argument("mountpoint", metavar="MOUNTPOINT")
 @click.option(
     "-f",
@@ -33,12 +37,15 @@ def command(
 ) -> None:
     """Mount one file per LUN (lun0, lun1, …) in the empty directory MOUNTPOINT.
 
-    Returns when the files are usable; `iserblk umount MOUNTPOINT` ends the mount.
+    Returns when the files are usable; `iserblk umount MOUNTPOINT` ends the mount. For a named LUN
+    that has a mount point, MOUNTPOINT may be left out.
 
     -o takes ro, allow_other, uid=, gid=, umask=, direct_io, auto_cache, kernel_cache, and the
     options below as NAME=VALUE. It ignores the usual words of fstab lines (defaults, _netdev,
     nofail, noauto, user, x-…).
     """
+    if not urls and names_lun(mountpoint):
+        urls, mountpoint = (mountpoint,), _own_place(mountpoint)
     if not urls:  # click gives the only argument to the last one
         missing = "MOUNTPOINT" if is_url(mountpoint) else "URL…"
         raise click.UsageError(f"Missing argument '{missing}'.", click.get_current_context())
@@ -49,3 +56,14 @@ def command(
         mount_foreground(urls, mountpoint, [*words, *escaped], lambda: ready(place))
     else:
         mount_background(urls, mountpoint, [*words, *escaped])
+
+
+def _own_place(name: str) -> str:
+    """The mount point of a named LUN."""
+    try:
+        place = load(name).mountpoint
+    except IserblkError as error:
+        raise UsageError(str(error)) from None
+    if not place:
+        raise UsageError(f"{name} has no mount point of its own: name one behind it")
+    return place

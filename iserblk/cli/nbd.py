@@ -14,6 +14,7 @@ from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.options import connection, connection_options
 from iserblk.errors import BadArgument
 from iserblk.metrics.address import default_option, words
+from iserblk.named.resolving import resolve
 from iserblk.nbd import nbdkit, tls
 from iserblk.nbd.handshake import Tls
 from iserblk.nbd.listening import handed_over, listen_handed_over, listen_tcp, listen_unix
@@ -86,28 +87,31 @@ def command(
     if mode is not Tls.OFF and (tls_certificates is None) == (tls_psk is None):
         raise BadArgument("--tls: give either --tls-certificates DIR or --tls-psk FILE")
     if by_nbdkit:
+        resolved = resolve(urls, given)
+        read_only |= resolved.read_only
         words = ["--threads", str(threads or 32), *(f"--filter={name}" for name in filters)]
         words += ["--read-only"] if read_only else []
         words += ["--tls", mode.value] if mode is not Tls.OFF else []
         words += [f"--tls-certificates={tls_certificates}"] if tls_certificates else []
         words += [f"--tls-psk={tls_psk}"] if tls_psk else []
         words += ["--tls-verify-peer"] if tls_verify_peer else []
-        nbdkit.check(urls, given)
+        nbdkit.check(resolved.urls, given)
         with _listening(path, listen, by_nbdkit) as (sockets, uri):
             served = {**default_option(_place(sockets[0])), **given}
-            status = nbdkit.serve(sockets[0], urls, served, words, lambda: ready(uri))
+            status = nbdkit.serve(sockets[0], resolved.urls, served, words, lambda: ready(uri))
         tell_systemd("STOPPING=1")
     else:
         context = _context(mode, tls_certificates, tls_verify_peer, tls_psk)
         with _listening(path, listen) as (sockets, uri):
+            resolved = resolve(urls, given)
             served = {**default_option(_place(sockets[0])), **given}
             number = serve(
-                urls,
+                resolved.urls,
                 served,
                 sockets,
                 lambda: ready(uri),
                 lambda: tell_systemd("STOPPING=1"),
-                read_only=read_only,
+                read_only=read_only or resolved.read_only,
                 tls=mode,
                 context=context,
             )

@@ -10,6 +10,7 @@ from iserblk.cli.output import print_json, size_words
 from iserblk.cli.running import run
 from iserblk.disk.aio import open_disks
 from iserblk.errors import BadArgument
+from iserblk.named.resolving import urls_of
 
 
 @click.command("trim")
@@ -26,10 +27,12 @@ def command(
     Only whole blocks inside the range are trimmed; their content is undefined afterwards. Several
     URLs of one LUN are several ways to it.
     """
-    check_one_lun(urls)
+    given = connection(options)
+    found = urls_of(urls, given, to_write=True)
+    check_one_lun(found)
 
     async def trim() -> int:
-        async with open_disks(urls, connection(options)) as disks:
+        async with open_disks(found, given) as disks:
             disk = only_disk(disks.disks)
             count = max(disk.size - offset, 0) if length is None else length
             if offset + count > disk.size:

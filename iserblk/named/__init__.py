@@ -1,0 +1,5 @@
+"""Named LUNs: files that commands take by name in place of URLs, and that systemd's units read.
+
+files.py       the files: their form, where they are, reading and replacing them
+resolving.py   names on a command line become URLs
+"""
