@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import keyword
 import logging
 import os
 import re
@@ -43,13 +42,16 @@ COMMANDS = {
     "stats": "Show requests and latencies of the LUNs in use.",
     "exporter": "Serve the metrics of all LUNs in use, for Prometheus.",
     "doctor": "Check this machine and a portal; say what to do about problems.",
-    "add": "Give LUNs a name, which every command takes in place of their URLs.",
+    "add": "Give LUNs a name, which commands take in place of their URLs.",
     "list": "List the named LUNs.",
     "show": "Show one named LUN.",
     "remove": "Remove a named LUN.",
     "enable": "Attach or mount a named LUN now and at each boot, by systemd.",
     "disable": "Detach or unmount a named LUN, and leave it so at the next boot.",
+    "import": "Make named LUNs of what open-iscsi knows of targets.",
 }
+
+_MODULES = {"import": "importing"}  # a word of Python's is no name of a module
 
 _USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
 
@@ -61,7 +63,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        module = _MODULES.get(cmd_name, cmd_name)
         command = importlib.import_module(f"iserblk.cli.{module}").command
         assert isinstance(command, click.Command)
         return command

@@ -2,4 +2,5 @@
 
 files.py       the files: their form, where they are, reading and replacing them
 resolving.py   names on a command line become URLs
+open_iscsi.py  what open-iscsi knows of targets, as named LUNs
 """

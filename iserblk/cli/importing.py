@@ -1,0 +1,121 @@
+"""``iserblk import``: named LUNs from open-iscsi's node records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from iserblk.cli.named_rows import shown_url, shown_word
+from iserblk.cli.options import json_option
+from iserblk.cli.output import print_json
+from iserblk.errors import IserblkError, TargetNotFound
+from iserblk.named.files import Named, load, names, save, secret_path
+from iserblk.named.open_iscsi import Imported, default_nodes, read_nodes
+from iserblk.url import parse_url
+
+
+@click.command("import")
+@click.argument("targets", metavar="[IQN…]", nargs=-1)
+@click.option(
+    "--from",
+    "directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="open-iscsi's directory of nodes. Default: /etc/iscsi/nodes or /var/lib/iscsi/nodes.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be made.")
+@json_option
+def command(targets: tuple[str, ...], directory: Path | None, dry_run: bool, as_json: bool) -> None:
+    """Make a named LUN of each target, or of the targets IQN…, that open-iscsi has node records of.
+
+    Portals, CHAP, the interface's initiator name, digests and what else has a counterpart here are
+    taken over; what has none is named. Nothing of open-iscsi is changed. A named LUN has all LUNs
+    of the target. A target that a named LUN has already is left alone.
+    """
+    found = read_nodes(directory or default_nodes())
+    wanted = {each.lower() for each in targets}
+    if missing := wanted - {each.target.lower() for each in found}:
+        raise TargetNotFound(f"open-iscsi has no node record of {min(missing)}")
+    known = _known_targets()
+    rows: list[dict[str, object]] = []
+    for each in found:
+        if wanted and each.target.lower() not in wanted:
+            continue
+        rows.append(_import(each, known, dry_run))
+    if as_json:
+        print_json({"targets": rows})
+        return
+    if not rows:
+        click.echo("open-iscsi has no node records")
+    for row in rows:
+        _show(row)
+    if any(row["automatic"] and row["outcome"] == "added" for row in rows):
+        click.echo(
+            "open-iscsi logs in at boot where that is said: `iserblk enable NAME` does it here;"
+            " first end it there, as both would write: iscsiadm -m node -T IQN -u, and"
+            " iscsiadm -m node -T IQN -o update -n node.startup -v manual"
+        )
+
+
+def _known_targets() -> dict[str, str]:
+    """The named LUN of each target that has one."""
+    known = {}
+    for name in names():
+        try:
+            known.update({parse_url(text).iqn.lower(): name for text in load(name).urls})
+        except IserblkError:
+            continue
+    return known
+
+
+def _import(each: Imported, known: dict[str, str], dry_run: bool) -> dict[str, object]:
+    name, outcome = each.name, "added"
+    if there := known.get(each.target.lower()):
+        name, outcome = there, "there already"
+    elif not each.urls:
+        name, outcome = "", "not possible"
+    else:
+        name = _free(each.name)
+        options = dict(each.options)
+        if each.secrets:
+            options["chap-secret-file"] = str(secret_path(name))
+        words = tuple(f"{key}={value}" for key, value in options.items())
+        named = Named(name, tuple(each.urls), words=words)
+        named.text()
+        if dry_run:
+            outcome = "would be added"
+        else:
+            save(named, each.secrets)
+    return {
+        "target": each.target,
+        "name": name,
+        "outcome": outcome,
+        "urls": [shown_url(text) for text in each.urls],
+        "options": [shown_word(f"{key}={value}") for key, value in each.options.items()],
+        "chap": ("none", "one-way", "mutual")[len(each.secrets)],
+        "automatic": each.automatic,
+        "left_out": each.left_out,
+    }
+
+
+def _free(wanted: str) -> str:
+    taken = {name.lower() for name in names()}
+    name, number = wanted, 2
+    while name.lower() in taken:
+        name, number = f"{wanted}-{number}", number + 1
+    return name
+
+
+def _show(row: dict[str, object]) -> None:
+    name = f", as {row['name']}" if row["name"] else ""
+    click.echo(f"{row['target']}: {row['outcome']}{name}")
+    lists = (("", row["urls"]), ("option ", row["options"]), ("left out: ", row["left_out"]))
+    for head, lines in lists:
+        assert isinstance(lines, list)
+        for line in lines:
+            click.echo(f"  {head}{line}")
+    if row["chap"] != "none":
+        click.echo(f"  CHAP, {row['chap']}")
+    if row["automatic"]:
+        click.echo("  open-iscsi logs in at boot")
