@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import logging
 import os
 import random
@@ -33,7 +34,7 @@ from iserblk.iscsi.send_targets import Portal
 from iserblk.options import Options
 from iserblk.scsi import cdb, luns
 from iserblk.url import parse_url
-from tests.support import logs
+from tests.support import libiscsi, logs
 from tests.support.blockwork import everything
 from tests.support.endurance import disk_and_session
 from tests.support.faces import FACES, one_disk, read, write
@@ -247,6 +248,49 @@ def test_a_bidirectional_command(tgtd: Tgtd) -> None:
     finally:
         tgtd.admin("--op", "update", "--mode", "sys", "--name", "debug", "--value", "off")
     assert "bidi read len 3584" in tgtd.log.read_text(errors="replace")
+
+
+# CDB, bytes of Data-In that it takes, Data-Out: what both of tgtd's disks answer alike.
+COMMANDS: dict[str, tuple[bytes, int, bytes]] = {
+    "TEST UNIT READY": (cdb.test_unit_ready(), 0, b""),
+    "INQUIRY": (cdb.inquiry(96), 96, b""),
+    "INQUIRY, cut": (cdb.inquiry(36), 20, b""),
+    "INQUIRY, page 0": (cdb.inquiry(255, 0), 255, b""),
+    "INQUIRY, page 83h": (cdb.inquiry(255, 0x83), 255, b""),
+    "INQUIRY, no such page": (cdb.inquiry(255, 0x42), 255, b""),
+    "READ CAPACITY(10)": (cdb.read_capacity10(), 8, b""),
+    "READ CAPACITY(16)": (cdb.read_capacity16(32), 64, b""),
+    "REPORT LUNS": (bytes((0xA0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0)), 256, b""),
+    "MODE SENSE(6)": (bytes((0x1A, 0, 0x3F, 0, 255, 0)), 255, b""),
+    "WRITE(10)": (bytes((0x2A, 0, 0, 0, 0, 9, 0, 0, 2, 0)), 0, b"0123456789abcdef" * 64),
+    "READ(10)": (bytes((0x28, 0, 0, 0, 0, 9, 0, 0, 2, 0)), 1024, b""),
+    "READ(10), room for more": (bytes((0x28, 0, 0, 0, 0, 9, 0, 0, 2, 0)), 4096, b""),
+    "READ(10) behind the end": (bytes((0x28, 0, 0xFF, 0, 0, 0, 0, 0, 1, 0)), 512, b""),
+    "WRITE(16) behind the end": (bytes((0x8A, 0xFF, *(0,) * 11, 1, 0, 0)), 0, bytes(512)),
+    "SYNCHRONIZE CACHE(10)": (bytes((0x35,)) + bytes(9), 0, b""),
+    "PERSISTENT RESERVE IN": (bytes((0x5E, 0, 0, 0, 0, 0, 0, 0, 64, 0)), 64, b""),
+    "PERSISTENT RESERVE OUT": (bytes((0x5F, 1, 0, 0, 0, 0, 0, 0, 24, 0)), 0, bytes(24)),
+    "a command that there is not": (bytes((0xC7,)) + bytes(9), 0, b""),
+}
+
+
+def test_commands_of_the_callers_as_libiscsi_sends_them(tgtd: Tgtd) -> None:
+    """``disk.command`` brings, bit by bit, the status, sense data, residual and data that libiscsi
+    is given for the same CDBs."""
+    if not ctypes.util.find_library("iscsi"):
+        pytest.skip("requires libiscsi")
+    tgtd.set(HeaderDigest="None", DataDigest="None")
+    theirs = libiscsi.answers(tgtd.url, list(COMMANDS.values()))
+    with open_disks([tgtd.url], {}) as disks:
+        disk = disks.disks[disks.default]
+        for (name, (block, into, out)), answer in zip(COMMANDS.items(), theirs, strict=True):
+            buffer = bytearray(into)
+            result = disk.command(block, buffer, out)
+            moved = into - max(0, result.residual) if not result.status else 0
+            ours = (result.status, result.sense, result.residual, bytes(buffer[:moved]))
+            assert ours == answer, name
+    statuses = [answer.status for answer in theirs]
+    assert statuses.count(0) > 10 and statuses.count(2) >= 4
 
 
 async def test_a_digest_that_it_does_not_have(tgtd: Tgtd) -> None:
