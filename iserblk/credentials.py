@@ -119,9 +119,9 @@ def _lines(name: str, content: bytes) -> list[Secret]:
     return [Secret(line) for line in lines]
 
 
-def read_private(path: str, what: str) -> bytes:
-    """The content of a file to which only its owner has access. Raises BadArgument, also if other
-    users have access; ``what`` names the file in the text."""
+def read_guarded(path: str, what: str) -> tuple[bytes, bool]:
+    """The content of a regular file, and whether only its owner has access to it. Raises
+    BadArgument; ``what`` names the file in the text."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -130,11 +130,34 @@ def read_private(path: str, what: str) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise BadArgument(f"{what}: not a regular file")
-        if status.st_mode & 0o077:
-            raise BadArgument(f"{what}: others can read it; `chmod 600` it, and change the secret")
-        return _read(fd)
+        if status.st_size > _MAXIMUM_FILE:
+            raise BadArgument(f"{what}: more than {_MAXIMUM_FILE} bytes")
+        return _read(fd), not status.st_mode & 0o077
     finally:
         os.close(fd)
+
+
+def read_private(path: str, what: str) -> bytes:
+    """The content of a file to which only its owner has access. Raises BadArgument, also if other
+    users have access; ``what`` names the file in the text."""
+    content, private = read_guarded(path, what)
+    if not private:
+        raise BadArgument(f"{what}: others can read it; `chmod 600` it, and change the secret")
+    return content
+
+
+def read_secret(path: str, what: str) -> Secret:
+    """The only line of a private file. Raises BadArgument, as ``read_private``."""
+    lines = _lines(what, read_private(path, what))
+    if len(lines) > 1:
+        raise BadArgument(f"{what}: needs one line, the secret")
+    return lines[0]
+
+
+def has_secret(text: str) -> bool:
+    """Whether a URL has a secret in it. Raises BadArgument for what is no URL."""
+    url = parse_place(text)
+    return bool(url.password) or "target-password" in url.options
 
 
 def _read(fd: int) -> bytes:
@@ -198,11 +221,7 @@ def read_accounts(path: str, user: str = "", secret_path: str = "") -> Accounts:
         raise BadArgument("--chap-user and --chap-secret-file belong together")
     own = Secret()
     if secret_path:
-        what = f"--chap-secret-file {secret_path}"
-        lines = _lines(what, read_private(secret_path, what))
-        if len(lines) > 1:
-            raise BadArgument(f"{what}: needs one line, the target's secret")
-        own = lines[0]
+        own = read_secret(secret_path, f"--chap-secret-file {secret_path}")
     return Accounts(found, user, own)
 
 
@@ -295,8 +314,7 @@ def _without_secret(text: str, descriptors: list[int]) -> str:
     match = _READ_ONLY.fullmatch(text)
     text, tail = (match[1], match[2]) if match else (text, "")
     try:
-        url = parse_place(text)
-        if url.password or "target-password" in url.options:
+        if has_secret(text):
             text = _hand_on(text, {}, descriptors)
     except IserblkError:
         pass

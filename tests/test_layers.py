@@ -148,11 +148,20 @@ ALLOWED: dict[str, set[str]] = {
     "target.access": {"errors", "names", "url"},
     "target.lunspec": {"errors", "url", "target.store", "target.scsi"},
     "target.lunlist": {"errors", "url", "target.lunspec", "target.scsi"},
+    "target.config": {
+        *("errors", "options", "url", "iscsi"),
+        *("target.access", "target.lunspec", "target.ports"),
+    },
+    "target.config_file": {
+        *("errors", "secret", "names", "options", "url", "iscsi", "credentials"),
+        *("target.access", "target.config", "target.lunspec", "target.ports"),
+    },
     "target.server": {
         *("errors", "waiting", "iscsi", "sockets", "rcap.seam", "datamover"),
         *(
             "target.access",
             "target.announcing",
+            "target.config",
             "target.lunlist",
             "target.ports",
             "target.scsi",

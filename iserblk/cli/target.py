@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import trio
+from click.core import ParameterSource
 
 from iserblk.cli.notify import ready, tell_systemd
 from iserblk.cli.running import run
@@ -15,12 +18,26 @@ from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.opening import open_gateways
 from iserblk.names import check_name
 from iserblk.options import BUSY_POLL_US
+from iserblk.target.access import read_access
 from iserblk.target.announcing.isns import Registration
 from iserblk.target.announcing.slp import SlpAnnouncer
-from iserblk.target.lunlist import LunList
-from iserblk.target.lunspec import OpenRemote, default_serial, open_lun, parse_lun_spec
-from iserblk.target.scsi.unit import LogicalUnit
-from iserblk.target.server import SESSION_CONNECTIONS, Announce, serve
+from iserblk.target.config import (
+    BUSY_POLL,
+    CONNECTIONS,
+    DEFAULT_PORTAL,
+    HEADERS,
+    LEVELS,
+    PORTS,
+    PROVIDERS,
+    SESSION_CONNECTIONS,
+    Slp,
+    TargetConfig,
+)
+from iserblk.target.config_file import read_config
+from iserblk.target.lunlist import LunList, read_lun_list
+from iserblk.target.lunspec import LunSpec, OpenRemote, parse_lun_spec
+from iserblk.target.ports import AccessStates, parse_listen, read_states
+from iserblk.target.server import Announce, serve
 from iserblk.url import ISNS_PORT, SLP_PORT, parse_portal
 
 LOGOUT_S = 3  # time for initiators to log out when the target ends
@@ -32,10 +49,16 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 
 @click.command("target")
 @click.option(
+    "--config",
+    metavar="FILE",
+    help="A TOML file with all that other options say: portals, LUNs, accounts, access. Read again"
+    " after SIGHUP.",
+)
+@click.option(
     "--listen",
     metavar="HOST:PORT[,GROUP][,transport=NAME+NAME]",
     multiple=True,
-    default=("127.0.0.1:3260",),
+    default=(DEFAULT_PORTAL,),
     show_default=True,
     help="Address to listen on; port 0: any free port. May be repeated, for portals in several"
     " target portal groups. transport: what the portals of the group take: iwarp, tcp, verbs,"
@@ -53,7 +76,7 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     help="File with lines `INITIATOR LUNS [USER]`: which LUNs an initiator has access to, and the"
     " user of --chap-accounts as which it logs in. Read again after SIGHUP.",
 )
-@click.option("--iqn", metavar="IQN", required=True, help="The target's name.")
+@click.option("--iqn", metavar="IQN", help="The target's name.")
 @click.option("--lun", "specs", metavar="FILE[:OPTION…]|URL", multiple=True, help=_LUN_HELP)
 @click.option(
     "--luns",
@@ -65,7 +88,7 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     "--busy-poll",
     "busy_poll_us",
     metavar="US",
-    type=click.IntRange(0, 10_000),
+    type=click.IntRange(*BUSY_POLL),
     default=BUSY_POLL_US,
     show_default=True,
     help="While commands follow each other closely, stay awake for the next one up to this many"
@@ -74,14 +97,14 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 @click.option(
     "--rcap",
     metavar="iwarp|verbs",
-    default="iwarp",
+    default=PROVIDERS[0],
     show_default=True,
     help="verbs: also accept connections of RDMA devices, on the same port.",
 )
 @click.option(
     "--header",
-    type=click.Choice(["28", "12"]),
-    default="28",
+    type=click.Choice([str(each) for each in HEADERS]),
+    default=str(HEADERS[0]),
     show_default=True,
     help="Bytes of the iSER header: 28 (RFC 7145), or 12 for initiators of RFC 5046, which begin"
     " with a Hello.",
@@ -89,7 +112,7 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 @click.option(
     "--max-connections",
     metavar="N",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(*CONNECTIONS),
     default=SESSION_CONNECTIONS,
     show_default=True,
     help="Connections that one session may have.",
@@ -97,8 +120,8 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 @click.option(
     "--error-recovery-level",
     metavar="N",
-    type=click.IntRange(0, 2),
-    default=2,
+    type=click.IntRange(*LEVELS),
+    default=LEVELS[1],
     show_default=True,
     help="The highest ErrorRecoveryLevel to agree to.",
 )
@@ -111,7 +134,7 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 @click.option(
     "--slp-port",
     metavar="PORT",
-    type=click.IntRange(0, 65535),
+    type=click.IntRange(*PORTS),
     default=SLP_PORT,
     show_default=True,
     help="UDP and TCP port of --slp; ports below 1024 are for root.",
@@ -133,18 +156,47 @@ FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
     "--chap-accounts",
     metavar="FILE",
     help="Admit only initiators that know the secret of a user in FILE: lines user:secret, mode"
-    " 0600.",
+    " 0600. Read again after SIGHUP.",
 )
 @click.option("--chap-user", metavar="USER", help="The target's own user name in mutual CHAP.")
 @click.option(
     "--chap-secret-file", metavar="FILE", help="One line with the secret of --chap-user; mode 0600."
 )
-def command(
+def command(config: str | None, **given: Any) -> None:
+    """Serve files, and LUNs of other targets, as the LUNs of one target, over iSER and Traditional
+    iSCSI.
+
+    Prints `ready iser://HOST:PORT/IQN` once clients can connect. SIGTERM and SIGINT end the target;
+    it asks initiators to log out, for three seconds at most, and writes its caches to the files.
+    Without --chap-accounts every client that reaches the port can read and write; by default that
+    is this machine alone.
+    """
+    if config:
+        _refuse_others()
+        serve_config(partial(read_config, Path(config)), True)
+        return
+    # Once: what an option is in it depends on the files that there are.
+    given["specs"] = [parse_lun_spec(each) for each in given["specs"]]
+    rereads = any(given[name] for name in ("luns", "access", "access_states", "chap_accounts"))
+    serve_config(partial(_of_options, **given), rereads)
+
+
+def _refuse_others() -> None:
+    """Raises BadArgument for an option besides --config."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name != "config" and source is ParameterSource.COMMANDLINE:
+            raise BadArgument(f"{parameter.opts[0]}: write it into the file of --config instead")
+
+
+def _of_options(
     listen: tuple[str, ...],
     access_states: str | None,
     access: str | None,
-    iqn: str,
-    specs: tuple[str, ...],
+    iqn: str | None,
+    specs: Sequence[LunSpec],
     luns: str | None,
     busy_poll_us: int,
     rcap: str,
@@ -159,81 +211,43 @@ def command(
     chap_accounts: str | None,
     chap_user: str | None,
     chap_secret_file: str | None,
-) -> None:
-    """Serve files, and LUNs of other targets, as the LUNs of one target, over iSER and Traditional
-    iSCSI.
-
-    Prints `ready iser://HOST:PORT/IQN` once clients can connect. SIGTERM and SIGINT end the target;
-    it asks initiators to log out, for three seconds at most, and writes its caches to the files.
-    Without --chap-accounts every client that reaches the port can read and write; by default that
-    is this machine alone.
-    """
+) -> TargetConfig:
+    """The configuration that options give. Reads the files that they name. Raises BadArgument."""
+    if iqn is None:
+        raise BadArgument("a target needs --iqn IQN, or --config FILE")
+    check_name(iqn, "--iqn")
     accounts = None
     if chap_accounts:
         accounts = read_accounts(chap_accounts, chap_user or "", chap_secret_file or "")
     elif chap_user or chap_secret_file:
         raise BadArgument("--chap-user and --chap-secret-file need --chap-accounts FILE")
-    if rcap not in ("iwarp", "verbs"):
+    if rcap not in PROVIDERS:
         raise BadArgument(f"--rcap {rcap[:60]!r}: say iwarp or verbs")
-    check_name(iqn, "--iqn")
-    rdma = rcap == "verbs"
-    states = Path(access_states) if access_states else None
-    access_path = Path(access) if access else None
     if not specs and not luns:
         raise BadArgument("a target needs --lun FILE, or --luns FILE")
-    announce: list[Announce] = []
-    if isns:
-        server = _place("--isns", isns, ISNS_PORT)
-        announce.append(lambda announced: Registration(server, announced).run())
     scopes = [each.strip() for each in slp_scopes.split(",") if each.strip()]
     if not scopes:
         raise BadArgument("--slp-scopes: name at least one scope, e.g. DEFAULT")
-    directories = [_place("--slp-da", each, SLP_PORT) for each in slp_da]
-    slp_announcer = SlpAnnouncer(scopes, directories, slp, slp_port)
-    if slp or directories:
-        announce.append(slp_announcer.run)
-    units = _Units()
-    lun_list = LunList(Path(luns), iqn, range(len(specs))) if luns else None
-
-    def open_all(open_remote: OpenRemote) -> None:
-        units.open(specs, iqn, open_remote)
-        if lun_list is not None:
-            lun_list.open_remote = open_remote
-            for lun, spec in lun_list.read().items():
-                lun_list.open(lun, spec)
-
-    async def serving() -> None:
-        async with open_gateways(iqn) as gateways:
-            try:
-                slp_announcer.open()
-                # In a thread, as that may wait for the loop, where other targets are logged in to.
-                await trio.to_thread.run_sync(open_all, gateways.open_from_thread)
-                opened = dict(enumerate(units.opened)) | (lun_list.units if lun_list else {})
-                await serve(
-                    listen,
-                    iqn,
-                    opened,
-                    ready,
-                    busy_poll_us,
-                    rdma,
-                    accounts,
-                    states,
-                    int(header),
-                    access_path,
-                    LOGOUT_S,
-                    lun_list,
-                    announce,
-                    max_connections,
-                    error_recovery_level,
-                )
-            finally:
-                # Further signals have no effect here; after trio.run they would interrupt the
-                # flush.
-                slp_announcer.close()
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(_close, units, lun_list)
-
-    run(serving)
+    found = dict(enumerate(specs))
+    for lun, spec in (read_lun_list(Path(luns)) if luns else {}).items():
+        if lun in found:
+            raise BadArgument(f"luns: LUN {lun} is a --lun already")
+        found[lun] = spec
+    return TargetConfig(
+        iqn=iqn,
+        portals=[parse_listen(each) for each in listen],
+        rdma=rcap == PROVIDERS[1],
+        header=int(header),
+        isns=_place("--isns", isns, ISNS_PORT) if isns else None,
+        slp=Slp(slp, slp_port, [_place("--slp-da", each, SLP_PORT) for each in slp_da], scopes),
+        busy_poll_us=busy_poll_us,
+        max_connections=max_connections,
+        error_recovery_level=error_recovery_level,
+        luns=found,
+        accounts=accounts,
+        access=read_access(Path(access)) if access else None,
+        states=read_states(Path(access_states)) if access_states else AccessStates({}),
+    )
 
 
 def _place(option: str, text: str, default: int) -> tuple[str, int]:
@@ -243,43 +257,53 @@ def _place(option: str, text: str, default: int) -> tuple[str, int]:
         raise BadArgument(f"{option} {text[:60]!r}: give HOST[:PORT]") from None
 
 
-def _close(units: _Units, lun_list: LunList | None) -> None:
-    """Close all units. A second call does nothing. Raises IserblkError for the first that
-    failed."""
-    failed = ""
-    try:
-        units.close()
-    finally:
-        if lun_list is not None:
-            failed = lun_list.close(list(lun_list.units))
-    if failed:
-        raise IserblkError(failed)
+def serve_config(read: Callable[[], TargetConfig], rereads: bool) -> None:
+    """Serve a configuration until a signal. ``rereads``: SIGHUP has it read again."""
+    config = read()
+    announce: list[Announce] = []
+    isns = config.isns
+    if isns is not None:
+        server = isns
+        announce.append(lambda announced: Registration(server, announced).run())
+    slp = config.slp
+    slp_announcer = SlpAnnouncer(slp.scopes, slp.directories, slp.answer, slp.port)
+    if slp.answer or slp.directories:
+        announce.append(slp_announcer.run)
+    luns = LunList(config.iqn)
 
+    def open_all(open_remote: OpenRemote) -> None:
+        luns.open_remote = open_remote
+        for lun, spec in config.luns.items():
+            luns.open(lun, spec)
 
-class _Units:
-    """The units of the LUNs, in order."""
-
-    def __init__(self) -> None:
-        self.opened: list[LogicalUnit] = []
-        self._paths: list[str] = []
-
-    def open(self, specs: Sequence[str], iqn: str, open_remote: OpenRemote) -> None:
-        """Open the units. Raises IserblkError; the units before the failed one are open then."""
-        for spec in [parse_lun_spec(text) for text in specs]:
-            self.opened.append(open_lun(spec, default_serial(iqn, spec.path), open_remote))
-            self._paths.append(spec.path)
-
-    def close(self) -> None:
-        """Flush and close each unit, even if another unit fails. A second call does nothing. Raises
-        IserblkError for the first that failed."""
-        if self.opened:
-            tell_systemd("STOPPING=1")
-        failed = ""
-        while self.opened:
-            path, unit = self._paths.pop(0), self.opened.pop(0)
+    async def serving() -> None:
+        async with open_gateways(config.iqn) as gateways:
             try:
-                unit.close()
-            except OSError as error:
-                failed = failed or f"{path}: {error.strerror}: what its cache held is lost"
-        if failed:
-            raise IserblkError(failed)
+                slp_announcer.open()
+                # In a thread, as that may wait for the loop, where other targets are logged in to.
+                await trio.to_thread.run_sync(open_all, gateways.open_from_thread)
+                await serve(
+                    config,
+                    dict(luns.units),
+                    ready,
+                    logout_s=LOGOUT_S,
+                    announce=announce,
+                    read=read if rereads else None,
+                    lun_list=luns,
+                )
+            finally:
+                # Further signals have no effect here; after trio.run they would interrupt the
+                # flush.
+                slp_announcer.close()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(_close, luns)
+
+    run(serving)
+
+
+def _close(luns: LunList) -> None:
+    """Flush and close all units. Raises IserblkError for the first that failed."""
+    if luns.units:
+        tell_systemd("STOPPING=1")
+    for words in luns.close(list(luns.units)).values():
+        raise IserblkError(words)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from iserblk.errors import BadArgument
 from iserblk.names import check_name
 from iserblk.url import MAXIMUM_LUN
 
-_ANY = "*"
+ANY = "*"
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _MOST_WORDS = 3
 
@@ -31,16 +32,19 @@ class Grant(NamedTuple):
     user: str = ""
 
 
+@dataclass(slots=True, frozen=True)
 class Access:
-    """The lines of a file, by initiator name. Names are compared without regard to case, as iSCSI
-    compares them."""
+    """The lines of a file, by initiator name in lower case. Names are compared without regard to
+    case, as iSCSI compares them."""
 
-    def __init__(self, grants: Mapping[str, Grant]) -> None:
-        self._grants = dict(grants)
-        self.users = {grant.user for grant in self._grants.values() if grant.user}
+    grants: Mapping[str, Grant]
+
+    @property
+    def users(self) -> set[str]:
+        return {grant.user for grant in self.grants.values() if grant.user}
 
     def _grant(self, initiator: str) -> Grant | None:
-        return self._grants.get(initiator.lower()) or self._grants.get(_ANY)
+        return self.grants.get(initiator.lower()) or self.grants.get(ANY)
 
     def allows(self, initiator: str, lun: int) -> bool:
         """Whether ``initiator`` has access to ``lun``."""
@@ -49,8 +53,8 @@ class Access:
 
     def initiators(self) -> list[str] | None:
         """The names that have access to any LUN; None: all have."""
-        able = [name for name, grant in self._grants.items() if grant.luns]
-        return None if _ANY in able else able
+        able = [name for name, grant in self.grants.items() if grant.luns]
+        return None if ANY in able else able
 
     def may_log_in(self, initiator: str, user: str) -> bool:
         """Whether ``initiator`` may log in as ``user``, which it has proved to be; "" without
@@ -82,17 +86,18 @@ def parse_access(text: str) -> Access:
         if not 2 <= len(words) <= _MOST_WORDS:
             raise BadArgument(f"{what}: write INITIATOR LUNS, or INITIATOR LUNS USER")
         name = words[0].lower()
-        if name != _ANY:
+        if name != ANY:
             check_name(words[0], what)
         elif len(words) == _MOST_WORDS:
             raise BadArgument(f"{what}: * has no user; give each initiator a line")
         if name in grants:
             raise BadArgument(f"{what}: repeats the initiator of an earlier line")
-        grants[name] = Grant(_parse_luns(words[1], what), words[2] if len(words) > 2 else "")
+        grants[name] = Grant(parse_luns(words[1], what), words[2] if len(words) > 2 else "")
     return Access(grants)
 
 
-def _parse_luns(text: str, what: str) -> tuple[tuple[int, int], ...]:
+def parse_luns(text: str, what: str) -> tuple[tuple[int, int], ...]:
+    """Ranges (first, last) of LUNs. Raises BadArgument that says ``what`` they belong to."""
     if text == "all":
         return ((0, MAXIMUM_LUN),)
     if text == "none":

@@ -1,4 +1,4 @@
-"""The file of ``--luns``: LUNs that come and go while the target runs.
+"""The LUNs of a target, which come and go while it runs, and the file of ``--luns``:
 
     NUMBER FILE[:OPTION…]         7 /srv/disk7:size=1G:serial=seven
 
@@ -7,8 +7,7 @@ Everything behind the number is as ``--lun`` takes it.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from iserblk.errors import BadArgument
@@ -23,7 +22,16 @@ from iserblk.target.lunspec import (
 from iserblk.target.scsi.unit import LogicalUnit
 from iserblk.url import MAXIMUM_LUN
 
-log = logging.getLogger(__name__)
+
+def read_lun_list(path: Path) -> dict[int, LunSpec]:
+    """Read a file and parse it with ``parse_lun_list``. Raises BadArgument, also when the file
+    cannot be read."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
+        raise BadArgument(f"--luns {path}: {words}") from None
+    return parse_lun_list(text)
 
 
 def parse_lun_list(text: str) -> dict[int, LunSpec]:
@@ -49,30 +57,14 @@ def parse_lun_list(text: str) -> dict[int, LunSpec]:
 
 
 class LunList:
-    """The LUNs of one file. It owns their units. ``taken``: numbers that are in use otherwise.
-    ``open_remote``: opens LUNs of other targets.
+    """The LUNs of a target. It owns their units. ``open_remote``: opens LUNs of other targets.
     Opening and closing wait for disks; one thread at a time may call the methods."""
 
-    def __init__(self, path: Path, iqn: str, taken: Container[int] = ()) -> None:
-        self._path = path
+    def __init__(self, iqn: str, open_remote: OpenRemote = no_remote) -> None:
         self._iqn = iqn
-        self._taken = taken
-        self.open_remote: OpenRemote = no_remote
+        self.open_remote = open_remote
         self._specs: dict[int, LunSpec] = {}
         self.units: dict[int, LogicalUnit] = {}
-
-    def read(self) -> dict[int, LunSpec]:
-        """What the file says now. Raises BadArgument."""
-        try:
-            text = self._path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            words = getattr(error, "strerror", None) or "the file is not UTF-8 text"
-            raise BadArgument(f"--luns {self._path}: {words}") from None
-        specs = parse_lun_list(text)
-        for lun in specs:
-            if lun in self._taken:
-                raise BadArgument(f"luns: LUN {lun} is a --lun already")
-        return specs
 
     def gone(self, specs: Mapping[int, LunSpec]) -> list[int]:
         """LUNs that are open, and are not in ``specs``, or not with these values."""
@@ -88,16 +80,14 @@ class LunList:
         self.units[lun], self._specs[lun] = unit, spec
         return unit
 
-    def close(self, luns: Iterable[int]) -> str:
-        """Flush and close units that are in no use any more, also if one of them fails. Returns the
-        words for the first that failed, or ""."""
-        failed = ""
+    def close(self, luns: Iterable[int]) -> dict[int, str]:
+        """Flush and close units that are in no use any more, also if one of them fails. Returns
+        words for each that failed, by LUN."""
+        failed: dict[int, str] = {}
         for lun in list(luns):
             unit, spec = self.units.pop(lun), self._specs.pop(lun)
             try:
                 unit.close()
             except OSError as error:
-                words = f"{spec.path}: {error.strerror}: what its cache held is lost"
-                log.error("LUN %d: %s", lun, words)
-                failed = failed or words
+                failed[lun] = f"{spec.path}: {error.strerror}: what its cache held is lost"
         return failed

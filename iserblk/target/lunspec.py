@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iserblk.errors import BadArgument
@@ -33,7 +33,7 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _LOOKS_LIKE_OPTION = re.compile(r"ro|[a-z][a-z-]*=[^/]*", re.ASCII)
 _REMOTE_READ_ONLY = re.compile(r"(.*(?:/[0-9]+|\?[^ ]*)):ro", re.DOTALL)
-_KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
+KEYS = ("block", "size", "serial", "wce", "volatile-cache", "soft-threshold")
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,6 +65,12 @@ def parse_lun_spec(text: str) -> LunSpec:
     if is_url(text):
         return _parse_remote(text)
     path, options = _split(text)
+    return file_spec(path, options, text)
+
+
+def file_spec(path: str, options: Mapping[str, str], text: str) -> LunSpec:
+    """The LUN of a file. ``options``: KEYS, and ``ro``, as text. Raises BadArgument; ``text`` says
+    what LUN it is."""
     spec = LunSpec(
         path=path,
         read_only="ro" in options,
@@ -88,9 +94,13 @@ def parse_lun_spec(text: str) -> LunSpec:
 
 def _parse_remote(text: str) -> LunSpec:
     match = _REMOTE_READ_ONLY.fullmatch(text)
-    urls = tuple((match[1] if match else text).split())
+    return remote_spec((match[1] if match else text).split(), match is not None)
+
+
+def remote_spec(urls: Sequence[str], read_only: bool) -> LunSpec:
+    """The LUN of another target, by one or more portals of it. Raises BadArgument."""
     shown = " ".join(parse_url(url).redacted() for url in urls)
-    return LunSpec(path=shown, read_only=match is not None, urls=urls)
+    return LunSpec(path=shown, read_only=read_only, urls=tuple(urls))
 
 
 def _split(text: str) -> tuple[str, dict[str, str]]:
@@ -102,7 +112,7 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
         if not colon or not _LOOKS_LIKE_OPTION.fullmatch(option):
             break
         key, _, value = option.partition("=")
-        if key != "ro" and key not in _KEYS:
+        if key != "ro" and key not in KEYS:
             raise _unknown(text, option)
         if key in options:
             raise BadArgument(f"{text}: `{key}` is given twice")
@@ -117,7 +127,7 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _unknown(text: str, option: str) -> BadArgument:
-    known = ", ".join(f"{each}=" for each in _KEYS)
+    known = ", ".join(f"{each}=" for each in KEYS)
     return BadArgument(f"{text}: unknown option `{option}`; the options are ro, {known}")
 
 
@@ -130,7 +140,7 @@ def _block(value: str | None, text: str) -> int:
     raise BadArgument(f"{text}: `block={value}`: the block size is 512 or 4096 bytes")
 
 
-def _size(options: dict[str, str], key: str, text: str) -> int | None:
+def _size(options: Mapping[str, str], key: str, text: str) -> int | None:
     value = options.get(key)
     if value is None:
         return None

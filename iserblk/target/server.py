@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import monotonic
 
 import trio
@@ -32,8 +31,9 @@ from iserblk.iscsi.login_target import LoginTarget, LoginTargetConfig
 from iserblk.iscsi.send_targets import Portal
 from iserblk.rcap.seam import QueuePair
 from iserblk.sockets.stream import SocketStream
-from iserblk.target.access import Access, read_access
+from iserblk.target.access import Access
 from iserblk.target.announcing.announced import Announced
+from iserblk.target.config import SESSION_CONNECTIONS, TargetConfig
 from iserblk.target.iscsi.accepting import (
     IWARP_RECEIVE_DATA,
     TCP_RECEIVE_DATA,
@@ -63,9 +63,6 @@ from iserblk.target.ports import (
     VERBS,
     TargetPort,
     TargetPorts,
-    parse_listen,
-    read_states,
-    transports_of,
 )
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
 from iserblk.waiting.busy_polling import Pace
@@ -82,10 +79,8 @@ DISK_THREADS = 16  # for each LUN
 PING_S = 30.0  # after so much silence the target sends a ping; the answer may take as long
 RDMA_TICK_S = 1.0
 TICK_S = 1.0  # at ErrorRecoveryLevel 1 and 2 over TCP
-SESSION_CONNECTIONS = 8  # that a session may have
 TIME2RETAIN_S = 20  # for which the tasks of a lost connection are kept at ErrorRecoveryLevel 2
 
-Reread = Callable[[], Awaitable[None]]
 Announce = Callable[[Announced], Awaitable[None]]
 
 
@@ -356,30 +351,42 @@ class TargetServer:
             log.info("the oldest unfinished login is given up: %d newer logins wait", MAX_LOGINS)
             self._logins.pop(oldest).cancel()
 
-    async def change_luns(self, luns: LunList) -> None:
-        """Read the file of ``luns`` again; LUNs go and come. A LUN whose line has changed goes, and
-        comes again. Raises BadArgument; nothing has changed then. A LUN that cannot be opened is
-        left out, with an error in the log."""
-        specs = await trio.to_thread.run_sync(luns.read)
-        gone = luns.gone(specs)
+    async def reconfigure(self, config: TargetConfig, luns: LunList) -> None:
+        """Take over another configuration: its LUNs, accounts and access hold from now on, also for
+        sessions that there are, except that a session goes on whose account is gone. What only a
+        restart can change is not looked at.
+
+        A LUN whose values have changed goes, and comes again. What ``luns`` has served is flushed
+        and closed when the commands of each LUN that goes have ended. A LUN that cannot be opened
+        is left out, with an error in the log."""
+        gone = luns.gone(config.luns)
+        left = 0
+        all_ended = trio.Event()
+
+        def one_ended() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                all_ended.set()
+
+        # At once: no initiator gets to a LUN by the rules for another one of that number.
         if gone:
-            left = 0
-            all_ended = trio.Event()
-
-            def one_ended() -> None:
-                nonlocal left
-                left -= 1
-                if not left:
-                    all_ended.set()
-
             left = self.device.remove_luns(gone, one_ended)
-            if left:
-                await all_ended.wait()
-            await trio.to_thread.run_sync(luns.close, gone)
+        self._accounts = config.accounts
+        self._max_connections = config.max_connections
+        self._error_recovery_level = config.error_recovery_level
+        self._busy_poll_us = config.busy_poll_us
+        self.set_access(config.access)
+        self.device.set_access_states(config.states)
+        if left:
+            await all_ended.wait()
+        if gone:
+            for lun, words in (await trio.to_thread.run_sync(luns.close, gone)).items():
+                log.error("LUN %d: %s", lun, words)
         opened: dict[int, LogicalUnit] = {}
-        for lun in luns.new(specs):
+        for lun in luns.new(config.luns):
             try:
-                opened[lun] = await trio.to_thread.run_sync(luns.open, lun, specs[lun])
+                opened[lun] = await trio.to_thread.run_sync(luns.open, lun, config.luns[lun])
             except IserblkError as error:
                 log.error("LUN %d is left out: %s", lun, error)
             else:
@@ -388,15 +395,10 @@ class TargetServer:
             self.device.add_luns(opened)
         log.info("LUNs gone: %s; new: %s", sorted(gone), sorted(opened))
 
-    def set_access(self, access: Access) -> None:
-        """Take over which initiator has access to what. Raises BadArgument for a CHAP user that
-        there is not; nothing has changed then."""
-        known = self._accounts.secrets if self._accounts else {}
-        for user in sorted(access.users):
-            if user not in known:
-                raise BadArgument(f"access: there is no user {user[:60]!r} in --chap-accounts")
+    def set_access(self, access: Access | None) -> None:
+        """Take over which initiator has access to what; None: each to all."""
         self._access = access
-        self.device.set_access(access.allows)
+        self.device.set_access(None if access is None else access.allows)
 
     def initiators(self) -> list[str] | None:
         """The names of the initiators that have access to any LUN; None: every initiator has."""
@@ -657,60 +659,38 @@ def _contained(peer: str) -> Iterator[None]:
 
 
 async def serve(
-    listen: str | Sequence[str],
-    iqn: str,
+    config: TargetConfig,
     luns: Mapping[int, LogicalUnit],
     ready: Callable[[str], None],
-    busy_poll_us: int = 0,
-    rdma: bool = False,
-    accounts: Accounts | None = None,
-    states: Path | None = None,
-    header: int = HEADER_LENGTH,
-    access: Path | None = None,
+    *,
     logout_s: int = 0,
-    lun_list: LunList | None = None,
     announce: Sequence[Announce] = (),
-    max_connections: int = SESSION_CONNECTIONS,
-    error_recovery_level: int = RECOVERY,
+    read: Callable[[], TargetConfig] | None = None,
+    lun_list: LunList | None = None,
 ) -> None:
     """Run one target until cancelled.
 
-    ``listen``: one or more values of ``ports.parse_listen``. ``ready(url)`` is called once, when
-    the target accepts connections; ``url`` has the first address, with the port that was bound.
-    ``busy_poll_us``: see Pace. ``rdma``: also accept connections by rdma_cm, in each portal group
-    that does not name its transports. ``accounts``: the
-    users that may log in (CHAP); None: every initiator may. ``states``: a file of ALUA states
-    (``ports.parse_states``), read now and after each SIGHUP. ``header``: bytes of the iSER header,
-    28 or 12: all initiators must use the same. ``access``: a file that says which initiator has
-    access to what (``access.parse_access``), read as ``states``. ``logout_s``: when it is
-    cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
-    ``lun_list``: owns some of ``luns``, and is read again after each SIGHUP. ``announce``: each
-    runs as long as the target accepts connections; what it raises ends the target.
-    ``max_connections``: of one session. ``error_recovery_level``: the highest to agree to. Raises
-    BadArgument, NotSupported, PermissionDenied or Busy when the target cannot listen or cannot read
-    a file; nothing stays open then."""
-    places = [parse_listen(text) for text in ([listen] if isinstance(listen, str) else listen)]
-    transports = transports_of(places, ON_TCP | {VERBS} if rdma else ON_TCP)
+    ``luns``: what is open of ``config.luns``. ``ready(url)`` is called once, when the target
+    accepts connections; ``url`` has the first address, with the port that was bound. ``logout_s``:
+    when it is cancelled, ask initiators to log out, and wait up to so many seconds; 0: do not ask.
+    ``announce``: each runs as long as the target accepts connections; what it raises ends the
+    target. ``read``: reads the configuration again, after each SIGHUP, in a thread; BadArgument
+    changes nothing. ``lun_list``: with ``read``, owns ``luns``. Raises BadArgument, NotSupported,
+    PermissionDenied or Busy when the target cannot listen; nothing stays open then."""
+    iqn, places, transports = config.iqn, config.portals, config.transports
     ports = TargetPorts([each.group for each in places], transports)
     server = TargetServer(
-        iqn, luns, busy_poll_us, accounts, ports, header, max_connections, error_recovery_level
+        iqn,
+        luns,
+        config.busy_poll_us,
+        config.accounts,
+        ports,
+        config.header,
+        config.max_connections,
+        config.error_recovery_level,
     )
-
-    async def reread_states(path: Path) -> None:
-        server.device.set_access_states(read_states(path))
-
-    async def reread_access(path: Path) -> None:
-        server.set_access(read_access(path))
-
-    files: list[tuple[str, Reread]] = []  # what each says, and how to read it again
-    if states is not None:
-        await reread_states(states)
-        files.append(("access states", partial(reread_states, states)))
-    if access is not None:
-        await reread_access(access)
-        files.append(("access rules", partial(reread_access, access)))
-    if lun_list is not None:
-        files.append(("LUNs", partial(server.change_luns, lun_list)))
+    server.set_access(config.access)
+    server.device.set_access_states(config.states)
     listeners: list[trio.SocketListener] = []
     # The target port of each listener.
     port_of: dict[trio.SocketListener, TargetPort] = {}
@@ -820,8 +800,8 @@ async def serve(
                 nursery.start_soon(accept, listener, sessions)
             for rdma_listener, (portal, port) in zip(rdma_listeners, rdma_ports, strict=True):
                 nursery.start_soon(accept_rdma, rdma_listener, portal, port, sessions)
-            if files:
-                await nursery.start(_watch_files, files)
+            if read is not None and lun_list is not None:
+                await nursery.start(_reread, config, read, server, lun_list)
             for each_announce in announce:
                 nursery.start_soon(each_announce, Announced(iqn, portals, server.initiators))
             scheme = "iser" if transports[places[0].group] & ISER else "iscsi"
@@ -830,18 +810,23 @@ async def serve(
         stop_listening()
 
 
-async def _watch_files(
-    files: Sequence[tuple[str, Reread]],
+async def _reread(
+    config: TargetConfig,
+    read: Callable[[], TargetConfig],
+    server: TargetServer,
+    luns: LunList,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Read files again after each SIGHUP. A file with an error changes nothing."""
+    """Read the configuration again after each SIGHUP. One with an error changes nothing."""
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
         async for _ in hangups:
-            for what, read in files:
-                try:
-                    await read()
-                except BadArgument as error:
-                    log.error("%s are left as they are: %s", what, error)
-                else:
-                    log.info("%s were read again", what)
+            try:
+                changed = await trio.to_thread.run_sync(read)
+                config.check_successor(changed)
+            except BadArgument as error:
+                words = " ".join(str(error).split())
+                log.error("the configuration is left as it is: %s", words)
+            else:
+                await server.reconfigure(changed, luns)
+                log.info("the configuration was read again")

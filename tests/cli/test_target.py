@@ -183,7 +183,7 @@ def test_refusals(tmp_path: Path) -> None:
     assert "no iSCSI name" in bad(7, *target(lun, iqn="disk"))
     assert "HOST:PORT" in bad(7, *target(lun, listen="3260"))
     for host in ("no.such.invalid", "a..b", "a" * 64):
-        assert f"--listen {host}:0: " in bad(7, *target(lun, listen=f"{host}:0"))
+        assert f"listen {host}:0: " in bad(7, *target(lun, listen=f"{host}:0"))
     assert "HOST:PORT" in bad(7, *target(lun, listen=f"127.0.0.1:{'9' * 5000}"))
     assert "need --chap-accounts" in bad(7, *target(lun), "--chap-user", "u")
     assert "No such file" in bad(7, *target(lun), "--chap-accounts", "no/such")

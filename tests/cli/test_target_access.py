@@ -48,7 +48,7 @@ def test_luns_by_initiator(tmp_path: Path, scheme: str) -> None:
         assert seen(A, "bob") == [0, 1]
         access.write_text(f"{A} 0 eve\n")
         os.kill(server.process.pid, signal.SIGHUP)
-        until_blocking(lambda: "access rules are left as they are" in log.read_text())
+        until_blocking(lambda: "the configuration is left as it is" in log.read_text())
         assert seen(A, "bob") == [0, 1]
 
 
@@ -64,4 +64,4 @@ def test_users_need_accounts(tmp_path: Path) -> None:
         "--lun",
         f"{tmp_path}/l:size=1M",
     ]
-    assert "no user 'alice' in --chap-accounts" in bad(7, *arguments, "--access", str(access))
+    assert "no account of the user 'alice'" in bad(7, *arguments, "--access", str(access))

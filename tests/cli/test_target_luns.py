@@ -28,9 +28,9 @@ def test_luns_come_and_go(tmp_path: Path) -> None:
             until_blocking(lambda: log.read_text().count(words) > before)
 
         assert seen() == [(0, 1 << 20), (3, 1 << 20)]
-        write(f"3 {tmp_path}/three:size=2M\n7 {tmp_path}/seven:size=1M\n", "LUNs were read again")
+        write(f"3 {tmp_path}/three:size=2M\n7 {tmp_path}/seven:size=1M\n", "was read again")
         assert seen() == [(0, 1 << 20), (3, 2 << 20), (7, 1 << 20)]
-        write("3 /x:block=9\n", "LUNs are left as they are")
+        write("3 /x:block=9\n", "is left as it is")
         assert len(seen()) == 3
         write(f"7 {tmp_path}/seven\n8 {tmp_path}/zero\n", "LUN 8 is left out")
         until_blocking(lambda: "LUNs gone: [3, 7]; new: [7]" in log.read_text())
@@ -39,3 +39,9 @@ def test_luns_come_and_go(tmp_path: Path) -> None:
 
 def test_a_target_without_any_lun() -> None:
     assert "--luns FILE" in bad(7, "target", "--listen", "127.0.0.1:0", "--iqn", IQN)
+
+
+def test_a_number_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "luns").write_text("0 /srv/a\n")
+    words = ["target", "--iqn", IQN, "--lun", f"{tmp_path}/zero:size=1M", "--luns"]
+    assert "LUN 0 is a --lun already" in bad(7, *words, tmp_path / "luns")

@@ -31,7 +31,7 @@ def test_portal_groups_and_their_states(tmp_path: Path) -> None:
         assert "this path is in the standby state" in done.stderr
         # A file with an error changes nothing.
         states.write_text("2 asleep\n")
-        hang_up(server.process.pid, log, "access states are left as they are: .*'asleep'")
+        hang_up(server.process.pid, log, "configuration is left as it is: .*'asleep'")
         assert iserblk("info", f"{second['url']}/0").returncode == 1
         states.write_text("1 unavailable\n2 non-optimized\n")
         server.process.send_signal(signal.SIGHUP)

@@ -22,11 +22,11 @@ from iserblk.rcap.iwarp.mpa import MpaResponder
 from iserblk.target.iscsi import listening
 from iserblk.target.iscsi.accepting import accept
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import serve
 from iserblk.url import Url
 from tests.support import logs
 from tests.support.fabric import Fabric
 from tests.support.portal import Portal, portals
+from tests.support.target_here import serve
 from tests.target.fake_store import FakeStore
 
 pytestmark = pytest.mark.logs(logs.FALLBACK)

@@ -35,7 +35,6 @@ from iserblk.scsi import reservations as pr
 from iserblk.scsi.inquiry import MAX_GATEWAYS
 from iserblk.scsi.sense import Sense
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import serve
 from iserblk.url import parse_url
 from tests.integration.conftest import StartTarget
 from tests.support import logs
@@ -44,6 +43,7 @@ from tests.support.gateway import GATE, running_gateway, store_of
 from tests.support.sessions import Host
 from tests.support.spy import Spy
 from tests.support.target import IQN
+from tests.support.target_here import serve
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
 

@@ -36,9 +36,7 @@ class Target:
         self._luns.write_text("".join(f"{lun}\n" for lun in luns))
         os.kill(self._server.process.pid, signal.SIGHUP)
         self._changes += 1
-        await until(
-            lambda: self._server.log.read_text().count("LUNs were read again") == self._changes
-        )
+        await until(lambda: self._server.log.read_text().count("was read again") == self._changes)
 
 
 @pytest.fixture

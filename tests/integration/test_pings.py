@@ -12,8 +12,8 @@ import trio
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.lunspec import open_lun, parse_lun_spec
-from iserblk.target.server import serve
 from tests.support.interop import Record, package
+from tests.support.target_here import serve
 
 IQN = "iqn.2026-11.example:pings"
 PATIENCE_S = 60

@@ -13,7 +13,7 @@ import trio
 
 from iserblk.disk.aio import TrioDisk, open_disks
 from iserblk.target.lunspec import open_lun, parse_lun_spec
-from iserblk.target.server import serve
+from tests.support.target_here import serve
 
 IQN = "iqn.2026-11.example:disk"
 PIECE, PIECES = 64 << 10, 16

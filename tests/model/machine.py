@@ -20,6 +20,7 @@ from iserblk.target.store.volatile import VolatileStore
 from tests.model.trouble import TroubledDevice, Troubles
 from tests.support.faults.proxy import FaultProxy
 from tests.support.target import TargetProcess
+from tests.support.target_here import serve
 from tests.target.fake_store import FakeStore
 
 IQN = "iqn.2026-11.example:disk"
@@ -122,7 +123,7 @@ class Machine:
             self._unit = unit
             self._token = trio.lowlevel.current_trio_token()
             with trio.CancelScope() as self._scope, patch.object(server, "DeviceServer", device):
-                await server.serve(
+                await serve(
                     f"127.0.0.1:{self._port}", IQN, {0: unit}, is_ready, header=self._header
                 )
 

@@ -176,7 +176,7 @@ _BEHIND = {
     "fuse_mount": _FUSE,
     "tests.fuse_mount.fake_mount": _FUSE,
     "tests.nbd.kernel.faked": _ATTACH,
-    "tests.support.serve": ["iserblk.target.server", "tests.support.census"],
+    "tests.support.serve": ["tests.support.target_here", "tests.support.census"],
 }
 
 

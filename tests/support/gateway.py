@@ -13,8 +13,8 @@ import trio
 from iserblk.gateway.opening import open_gateways
 from iserblk.gateway.store import DiskStore
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import serve
 from tests.cli.commands import Server
+from tests.support.target_here import serve
 
 GATE = "iqn.2026-11.example:gate"
 

@@ -20,6 +20,7 @@ import trio
 from iserblk.target import server
 from iserblk.target.lunspec import open_lun, parse_lun_spec
 from tests.support.census import census
+from tests.support.target_here import serve
 
 
 async def _main(listen: str, iqn: str, specs: list[str]) -> None:
@@ -30,7 +31,7 @@ async def _main(listen: str, iqn: str, specs: list[str]) -> None:
             header = int(os.environ.get("ISER_HEADER", "28"))
             luns = dict(enumerate(units))
             logout_s = int(os.environ.get("LOGOUT_S", "0"))
-            await server.serve(listen.split(), iqn, luns, _ready, header=header, logout_s=logout_s)
+            await serve(listen.split(), iqn, luns, _ready, header=header, logout_s=logout_s)
     finally:
         for unit in units:
             unit.close()

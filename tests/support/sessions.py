@@ -18,8 +18,8 @@ from iserblk.scsi import luns
 from iserblk.scsi import reservations as pr
 from iserblk.scsi.reservations import OutParameters
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import serve
 from iserblk.url import parse_url
+from tests.support.target_here import serve
 from tests.target.fake_store import FakeStore
 
 T = TypeVar("T")

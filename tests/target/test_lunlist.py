@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from iserblk.errors import BadArgument, Busy
-from iserblk.target.lunlist import LunList, parse_lun_list
+from iserblk.target.lunlist import LunList, parse_lun_list, read_lun_list
 from iserblk.target.lunspec import LunSpec
 
 IQN = "iqn.2026-11.example:disk"
@@ -41,43 +42,39 @@ def test_lines_that_are_wrong(line: str, words: str) -> None:
 
 
 def test_units_come_and_go(tmp_path: Path) -> None:
-    path = tmp_path / "luns"
-    path.write_text(f"3 {tmp_path}/a:size=1M\n4 {tmp_path}/b:size=1M\n")
-    luns = LunList(path, IQN)
-    for lun, spec in luns.read().items():
+    luns = LunList(IQN)
+    a, b = (LunSpec(f"{tmp_path}/{name}", size=1 << 20) for name in "ab")
+    specs = {3: a, 4: b}
+    assert luns.gone(specs) == [] and luns.new(specs) == [3, 4]
+    for lun, spec in specs.items():
         luns.open(lun, spec)
-    specs = luns.read()
     assert luns.gone(specs) == luns.new(specs) == []
-    path.write_text(f"4 {tmp_path}/b:size=1M:ro\n5 {tmp_path}/c:size=1M\n")
-    specs = luns.read()
+    specs = {4: replace(b, read_only=True), 5: LunSpec(f"{tmp_path}/c", size=1 << 20)}
     assert luns.gone(specs) == [3, 4] and luns.new(specs) == [5]
     with pytest.raises(Busy):
         luns.open(9, LunSpec(f"{tmp_path}/b"))
     assert 9 not in luns.units
-    assert luns.close(luns.gone(specs)) == ""
+    assert luns.close(luns.gone(specs)) == {}
     assert luns.new(specs) == [4, 5]
     assert luns.open(4, specs[4]).read_only
-    assert luns.close(list(luns.units)) == "" and not luns.units
+    assert luns.close(list(luns.units)) == {} and not luns.units
 
 
-def test_numbers_that_are_taken_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "luns"
-    luns = LunList(path, IQN, range(2))
-    with pytest.raises(BadArgument, match="No such file"):
-        luns.read()
-    path.write_text("1 /srv/a")
-    with pytest.raises(BadArgument, match="LUN 1 is a --lun"):
-        luns.read()
+    with pytest.raises(BadArgument, match=r"--luns .*No such file"):
+        read_lun_list(path)
     path.write_bytes(b"\xff")
     with pytest.raises(BadArgument, match="UTF-8"):
-        luns.read()
+        read_lun_list(path)
+    path.write_text("1 /srv/a")
+    assert read_lun_list(path) == {1: LunSpec("/srv/a")}
 
 
-@pytest.mark.logs("what its cache held is lost")
 def test_a_unit_that_cannot_be_closed_keeps_no_other_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    luns = LunList(tmp_path / "luns", IQN)
+    luns = LunList(IQN)
     units = [luns.open(lun, LunSpec(f"{tmp_path}/{lun}", size=1 << 20)) for lun in range(2)]
     close = units[0].close
 
@@ -86,5 +83,6 @@ def test_a_unit_that_cannot_be_closed_keeps_no_other_open(
         raise OSError(5, "bad block")
 
     monkeypatch.setattr(units[0], "close", fail)
-    assert "0: bad block: what its cache held is lost" in luns.close([0, 1])
+    failed = luns.close([0, 1])
+    assert failed == {0: f"{tmp_path}/0: bad block: what its cache held is lost"}
     assert not luns.units

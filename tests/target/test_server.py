@@ -41,13 +41,14 @@ from iserblk.scsi import luns
 from iserblk.target.iscsi.connection import TargetConnection
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.scsi.device import DeviceServer, LogicalUnit
-from iserblk.target.server import TargetServer, serve
+from iserblk.target.server import TargetServer
 from iserblk.url import Url, parse_url
 from iserblk.waiting import busy_polling
 from iserblk.waiting.busy_polling import HITS
 from tests.initiator.fake import FakeDriver
 from tests.initiator.peer import disk_of
 from tests.iscsi import logins
+from tests.support.target_here import serve
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
 

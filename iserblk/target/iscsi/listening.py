@@ -39,28 +39,28 @@ def is_any_address(address: object) -> bool:
 
 async def listen_tcp(listen: str) -> list[trio.SocketListener]:
     """Listen at ``HOST:PORT``; the caller closes the listeners. Raises BadArgument, Busy or
-    PermissionDenied, with texts that name ``--listen``."""
+    PermissionDenied, with texts that name the address."""
     host, separator, port_text = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
     if not separator or not number or int(port_text) > 0xFFFF:
-        raise BadArgument(f"--listen {listen}: give HOST:PORT, e.g. 127.0.0.1:3260 (port 0: any)")
+        raise BadArgument(f"listen {listen}: give HOST:PORT, e.g. 127.0.0.1:3260 (port 0: any)")
     port = int(port_text)
     try:
         listeners = await trio.open_tcp_listeners(port, host=host or None)
     except (socket.gaierror, UnicodeError) as error:  # UnicodeError: not a valid host name
         words = getattr(error, "strerror", None) or error
-        raise BadArgument(f"--listen {listen}: cannot resolve the host: {words}") from None
+        raise BadArgument(f"listen {listen}: cannot resolve the host: {words}") from None
     except PermissionError:
         raise PermissionDenied(
-            f"--listen {listen}: not permitted; use a port of 1024 or more, e.g. 3260"
+            f"listen {listen}: not permitted; use a port of 1024 or more, e.g. 3260"
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE or "in use" in str(error.__cause__ or error):
-            raise Busy(f"--listen {listen}: the port is in use; choose another, or 0") from None
+            raise Busy(f"listen {listen}: the port is in use; choose another, or 0") from None
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         text = os.strerror(cause.errno) if cause.errno else str(cause)
-        raise BadArgument(f"--listen {listen}: cannot listen there: {text}") from None
+        raise BadArgument(f"listen {listen}: cannot listen there: {text}") from None
     if port == 0:
         # Each address would get a port of its own, but the URL can name only one port.
         for extra in listeners[1:]:

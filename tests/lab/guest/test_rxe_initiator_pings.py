@@ -18,10 +18,10 @@ import trio
 from iserblk.iscsi import bhs, pdu
 from iserblk.target.iscsi.control import ControlAnswers
 from iserblk.target.lunspec import open_lun, parse_lun_spec
-from iserblk.target.server import serve
 from tests.lab.guest import kernel_initiator as kernel
 from tests.support import logs
 from tests.support.interop import Record, package
+from tests.support.target_here import serve
 
 pytestmark = pytest.mark.logs(logs.LOST_POWER)
 

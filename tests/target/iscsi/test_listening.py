@@ -31,10 +31,10 @@ from iserblk.rcap.inprocess import Message
 from iserblk.target import server
 from iserblk.target.iscsi import listening
 from iserblk.target.scsi.device import LogicalUnit
-from iserblk.target.server import serve
 from iserblk.url import parse_place, parse_url
 from tests.support import logs
 from tests.support.fabric import Fabric
+from tests.support.target_here import serve
 from tests.support.until import until
 from tests.target.fake_store import FakeStore
 

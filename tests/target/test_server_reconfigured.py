@@ -1,0 +1,186 @@
+"""A target that takes over another configuration, under sessions that are logged in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from iserblk.scsi import sense
+from iserblk.target.access import Access, Grant
+from iserblk.target.config import TargetConfig
+from iserblk.target.lunlist import LunList
+from iserblk.target.lunspec import LunSpec
+from iserblk.target.ports import AccessStates, Listen, TargetPorts
+from iserblk.target.scsi.unit import LogicalUnit
+from iserblk.target.server import TargetServer
+from tests.target.iser_client import rw10
+from tests.target.scsi_client import GOOD, IQN, NO_SUCH_LUN, POWER_ON, Client
+
+MIB = 1 << 20
+CHANGED = (sense.UNIT_ATTENTION, sense.REPORTED_LUNS_CHANGED)
+READY = bytes(6)  # TEST UNIT READY
+A, B = (f"iqn.2026-11.example:host-{letter}" for letter in "ab")
+
+
+def spec(path: Path, **values: object) -> LunSpec:
+    return LunSpec(str(path), size=MIB, **values)  # type: ignore[arg-type]
+
+
+class Held(Client):
+    """``tell_ended`` is what a LUN's removal waits for, not what comes after it."""
+
+    def end_tasks(self, lun: int, ended: Callable[[], None]) -> int:
+        first = not self.ended_tasks
+        told = None if first else self.tell_ended
+        running = super().end_tasks(lun, ended)
+        self.tell_ended = told or ended
+        return running
+
+
+class Bench:
+    """A server, whose LUNs are files of ``folder``: their names are the keys of ``change``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.luns = LunList(IQN)
+        self.server = TargetServer(IQN, {}, ports=TargetPorts([1, 2]))
+
+    async def change(
+        self,
+        access: Access | None = None,
+        states: AccessStates | None = None,
+        **names: LunSpec | None,
+    ) -> None:
+        """``names``: LUNs as ``n3="file"``, their files or specifications."""
+        luns = {int(name[1:]): given for name, given in names.items() if given is not None}
+        config = TargetConfig(
+            IQN,
+            [Listen("h:1"), Listen("h:2", 2)],
+            luns=luns,
+            access=access,
+            states=states or AccessStates({}),
+        )
+        await self.server.reconfigure(config, self.luns)
+
+    def client(self, lun: int, name: str = A) -> Held:
+        return Held(self.server.device, lun, ready=False, name=name)
+
+    def spec(self, name: str, **values: object) -> LunSpec:
+        return spec(self.folder / name, **values)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    assert bench.luns.close(list(bench.luns.units)) == {}
+
+
+async def test_luns_come_and_go(bench: Bench) -> None:
+    """Each LUN of the session tells that the list has changed; a new one is as after power on."""
+    zero, one = bench.spec("zero"), bench.spec("one")
+    await bench.change(n0=zero, n1=one)
+    client = bench.client(0)
+    assert client.code(READY) == POWER_ON and client.code(READY) == GOOD
+    await bench.change(n0=zero, n2=bench.spec("two"))
+    assert client.code(READY) == CHANGED and client.code(READY) == GOOD
+    client.lun = 1
+    assert client.code(READY) == NO_SUCH_LUN
+    client.lun = 2
+    assert [client.code(READY) for _ in range(3)] == [POWER_ON, CHANGED, GOOD]
+    # The same again is no change: nothing is told, nothing is closed.
+    units = dict(bench.luns.units)
+    await bench.change(n0=zero, n2=bench.spec("two"))
+    assert client.code(READY) == GOOD and bench.luns.units == units
+
+
+async def test_what_was_acknowledged_is_in_the_file(bench: Bench) -> None:
+    """Also what nobody has flushed: a LUN that goes writes its cache back."""
+    await bench.change(n0=bench.spec("zero", volatile_cache=MIB))
+    client = bench.client(0)
+    client.code(READY)
+    assert client.code(rw10(0x2A, 512, 3), b"\x5a" * 512) == GOOD
+    assert not any((bench.folder / "zero").read_bytes())
+    await bench.change(n1=bench.spec("one"))
+    assert (bench.folder / "zero").read_bytes()[1536:2048] == b"\x5a" * 512
+
+
+async def test_commands_end_before_the_file_is_closed(bench: Bench) -> None:
+    """A LUN whose values change is closed when what threads carry out has ended, and is there again
+    after that."""
+    await bench.change(n0=bench.spec("zero"))
+    old = bench.luns.units[0]
+    client = bench.client(0)
+    client.running = 2
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: bench.change(n0=bench.spec("zero", serial="NEW")))
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.ended_tasks == [0, 0]
+        assert client.code(READY) == NO_SUCH_LUN
+        client.tell_ended()
+        await trio.testing.wait_all_tasks_blocked()
+        assert bench.luns.units[0] is old
+        client.running = 0
+        client.tell_ended()
+    assert bench.luns.units[0] is not old
+    assert client.code(READY) == POWER_ON
+
+
+async def test_no_lun_is_there_by_the_rules_for_another(bench: Bench) -> None:
+    """LUN 3 was A's, and is another one now, which is B's: neither sees the other's, not even while
+    the old one is still being closed."""
+    await bench.change(access=Access({A: Grant(((3, 3),))}), n3=bench.spec("of-a"))
+    a, b = bench.client(3, A), bench.client(3, B)
+    assert a.code(READY) == POWER_ON and b.code(READY) == NO_SUCH_LUN
+    a.running = 1
+    async with trio.open_nursery() as nursery:
+        access = Access({B: Grant(((3, 3),))})
+        nursery.start_soon(lambda: bench.change(access=access, n3=bench.spec("of-b")))
+        await trio.testing.wait_all_tasks_blocked()
+        assert a.code(READY) == b.code(READY) == NO_SUCH_LUN
+        a.tell_ended()
+    assert a.code(READY) == NO_SUCH_LUN and b.code(READY) == POWER_ON
+    # Without rules each has access to all.
+    await bench.change(n3=bench.spec("of-b"))
+    assert a.code(READY) == POWER_ON
+
+
+@pytest.mark.logs("LUN 1 is left out")
+async def test_a_lun_that_cannot_be_opened_is_left_out(bench: Bench) -> None:
+    missing = LunSpec(str(bench.folder / "missing"))
+    await bench.change(n0=bench.spec("zero"), n1=missing)
+    assert list(bench.luns.units) == [0]
+    (bench.folder / "missing").write_bytes(bytes(MIB))
+    await bench.change(n0=bench.spec("zero"), n1=missing)
+    assert list(bench.luns.units) == [0, 1]
+
+
+@pytest.mark.logs("LUN 0: .*zero: bad block: what its cache held is lost")
+async def test_a_lun_that_cannot_be_flushed_is_told_of(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others come all the same."""
+    close = LogicalUnit.close
+
+    def fail(unit: LogicalUnit) -> None:
+        close(unit)
+        raise OSError(5, "bad block")
+
+    await bench.change(n0=bench.spec("zero"))
+    with monkeypatch.context() as patched:
+        patched.setattr(LogicalUnit, "close", fail)
+        await bench.change(n1=bench.spec("one"))
+    assert list(bench.luns.units) == [1]
+
+
+async def test_states_of_groups(bench: Bench) -> None:
+    await bench.change(n0=bench.spec("zero"))
+    client = bench.client(0)
+    client.code(READY)
+    await bench.change(states=AccessStates({1: 2}), n0=bench.spec("zero"))
+    assert client.code(READY)[0] == sense.UNIT_ATTENTION
+    assert bench.server.device.ports.by_tag[1].state == 2
