@@ -19,11 +19,16 @@ _AT_ONCE = 64  # descriptors, after which trio has a turn
 
 class Multiplexer:
     """Calls a function for each of many descriptors, when that can be read from. As long as there
-    are none it has no task, and no descriptor of its own."""
+    are none it has no task, and no descriptor of its own.
+
+    ``sharers``: those that count themselves here, to find out whether there are others. One that is
+    alone waits by itself, which saves it the second look for what is ready."""
 
     def __init__(self) -> None:
+        self.sharers = 0
         self._epoll: select.epoll | None = None
         self._ready: dict[int, Callable[[], None]] = {}
+        self._later: list[Callable[[], None]] = []
 
     def add(self, fd: int, ready: Callable[[], None]) -> None:
         """Call ``ready`` when ``fd`` can be read from, and again as long as it can; also when there
@@ -52,6 +57,11 @@ class Multiplexer:
             self._epoll.unregister(fd)
             self._close_unused()
 
+    def later(self, function: Callable[[], None]) -> None:
+        """From a function of this multiplexer: call ``function`` a turn of the loop later, in which
+        tasks that were woken can run. It must not wait, nor raise anything."""
+        self._later.append(function)
+
     def _close_unused(self) -> None:
         epoll = self._epoll
         if epoll is not None and not self._ready:
@@ -71,10 +81,19 @@ class Multiplexer:
                     ready = functions.get(fd)
                     if ready is not None:  # else what came before it has ended its connection
                         ready()
+                if self._later:
+                    await self._run_later()
         except trio.ClosedResourceError:
             pass
         finally:
             epoll.close()
+
+    async def _run_later(self) -> None:
+        """Not to be cancelled: what was submitted meanwhile waits to be sent."""
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        functions, self._later = self._later, []
+        for function in functions:
+            function()
 
 
 _here: trio.lowlevel.RunVar[Multiplexer] = trio.lowlevel.RunVar("multiplexer")

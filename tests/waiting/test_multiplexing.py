@@ -142,6 +142,25 @@ async def test_output(lines: list[tuple[socket.socket, socket.socket]]) -> None:
     shared.remove(here.fileno())
 
 
+async def test_what_is_for_later(lines: list[tuple[socket.socket, socket.socket]]) -> None:
+    """It is called once, behind all that has come in this turn; also where the last descriptor was
+    removed meanwhile."""
+    shared = multiplexer()
+    order: list[str] = []
+
+    def ready(here: socket.socket) -> None:
+        here.recv(1)
+        order.append("came")
+        shared.later(lambda: order.append("later"))
+        shared.remove(here.fileno())
+
+    for here, there in lines[:3]:
+        shared.add(here.fileno(), lambda here=here: ready(here))  # type: ignore[misc]
+        there.sendall(b"x")
+    await until(lambda: len(order) == 6)
+    assert order == ["came"] * 3 + ["later"] * 3
+
+
 def test_each_loop_has_its_own(lines: list[tuple[socket.socket, socket.socket]]) -> None:
     found: list[Multiplexer] = []
 

@@ -6,6 +6,9 @@ answers woke are sent together. Commands of other origin (a front-end that reads
 gathered as long as each turn of the loop brings more, if enough are in flight to keep the target
 busy meanwhile; those of several clients with a queue each, for one turn. But no more than a few are
 gathered: else the target would have nothing to do until they come.
+
+With several sessions in one trio loop the pumps sleep: the sessions share a ``Multiplexer``, whose
+only task does their turns. A session that is alone waits by itself, which takes a system call less.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from iserblk.waiting import strands
 from iserblk.waiting.busy_polling import FEW, Pace
 from iserblk.waiting.descriptors import Nap, WriteWatch
 from iserblk.waiting.interrupts import uninterrupted
+from iserblk.waiting.multiplexing import Multiplexer, multiplexer
 from iserblk.waiting.strands import Strand, elsewhere, park
 from iserblk.waiting.watching import Watch
 
@@ -97,28 +101,34 @@ class TrioDriver:
         self._answered = 0
         self._came = 0  # answers, the last time
         self._changed = trio.Event()
+        self._shared: Multiplexer | None = None  # the pump counts there
+        self._shared_fd = -1  # which the multiplexer watches; -1: none
         self.reconnect: Callable[[], None] | None = None
         session.drive(self)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the session until it has failed or the task is cancelled. Cancel the task only when
         no operation runs: a cancelled operation, too, waits until its commands are aborted."""
+        shared = self._shared = multiplexer()
+        shared.sharers += 1
         try:
-            await self._pump(task_status)
+            await self._pump(task_status, shared)
         except BaseException as error:
             group = BaseExceptionGroup("", [error])
             if group.split(trio.Cancelled)[1] is not None:
                 self._break(error)
             raise
         finally:
+            shared.sharers -= 1
             self._watch.close()
+            self._withdraw()
 
     def _break(self, error: BaseException) -> None:
         """End the session after a bug: else no waiter would ever be told."""
         self.session.fail(ConnectionLost(f"{self.session.portal}: the pump broke: {error!r}"))
 
     @uninterrupted  # an interrupt in ``progress`` would lose answers
-    async def _pump(self, task_status: trio.TaskStatus[None]) -> None:
+    async def _pump(self, task_status: trio.TaskStatus[None], shared: Multiplexer) -> None:
         session = self.session
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
@@ -131,18 +141,18 @@ class TrioDriver:
                     await self._changed.wait()
                     fd = session.fileno()
                     continue
+                if shared.sharers > 1 and self._share(shared, fd):
+                    await self._changed.wait()
+                    self._withdraw()
+                    fd = session.fileno()
+                    continue
                 self._rest(fd)
                 try:
                     await trio.lowlevel.wait_readable(fd)
                 except trio.ClosedResourceError:
                     fd = session.fileno()
                     continue  # the session failed, or was suspended, while this task slept
-                self._pace.work()
-                if self._came < SINGLY and session.queue.busy >= BUSY:
-                    # The target answers one command after the other, and each answer wakes us. Let
-                    # it, or the client, have this processor if they wait for one: what they do
-                    # meanwhile is then taken in at once. Else this returns immediately.
-                    os.sched_yield()
+                self._wake_up()
                 for _ in range(AT_ONCE):
                     count, resumed = self._take_answers()
                     if count > 1 and not resumed:
@@ -155,6 +165,74 @@ class TrioDriver:
             nursery.cancel_scope.cancel()
         if self._broken is not None:
             raise self._broken
+
+    def _wake_up(self) -> None:
+        self._pace.work()
+        if self._came < SINGLY and self.session.queue.busy >= BUSY:
+            # The target answers one command after the other, and each answer wakes us. Let it, or
+            # the client, have this processor if they wait for one: what they do meanwhile is then
+            # taken in at once. Else this returns immediately.
+            os.sched_yield()
+
+    # -- with other sessions in this loop ---------------------------------------------------------
+
+    def _share(self, shared: Multiplexer, fd: int) -> bool:
+        """Have the multiplexer do the pump's turns, until ``_changed``. False: the system has no
+        room for another descriptor to be watched."""
+        try:
+            shared.add(fd, self._come)
+        except OSError:
+            return False
+        self._shared_fd = fd
+        self._rest(fd)
+        return True
+
+    def _withdraw(self) -> None:
+        fd, self._shared_fd = self._shared_fd, -1
+        if fd >= 0 and self._shared is not None:
+            self._shared.remove(fd)
+
+    def _come(self) -> None:
+        """See Multiplexer: a turn of the pump."""
+        if self._without_connection():
+            self._withdraw()  # what is there to be read is not ours
+            return
+        self._wake_up()
+        try:
+            for _ in range(AT_ONCE):
+                count, resumed = self._take_answers()
+                if count > 1 and not resumed and self._shared is not None:
+                    self._shared.later(self._end_turn)
+                    return
+                self._send_batch()
+                if not resumed or self._without_connection():
+                    break
+        except BaseException as error:
+            self._broken = error
+            self._break(error)
+            return
+        self._rest_shared()
+
+    def _end_turn(self) -> None:
+        """See Multiplexer.later: tasks that the answers have woken have submitted commands."""
+        try:
+            self._send_batch()
+        except BaseException as error:
+            self._broken = error
+            self._break(error)
+            return
+        self._rest_shared()
+
+    def _rest_shared(self) -> None:
+        fd = self._shared_fd
+        if fd < 0 or self._without_connection():
+            return  # the pump learns what becomes of the session
+        if self._shared is not None and self._shared.sharers == 1:
+            self.changed()  # it is alone, and waits by itself
+        else:
+            self._rest(fd)
+
+    # -- a turn -----------------------------------------------------------------------------------
 
     def _take_answers(self) -> tuple[int, int]:
         """Returns how many commands have ended, and how many strands were resumed. ``_send_batch``
@@ -206,7 +284,10 @@ class TrioDriver:
         fd = session.fileno()
         if fd < 0:
             return False
-        self._rest(fd)
+        if self._shared_fd >= 0:
+            self._rest_shared()
+        else:
+            self._rest(fd)
         return True
 
     async def _watch_writes(self) -> None:
@@ -225,6 +306,7 @@ class TrioDriver:
 
     def closing(self, fd: int) -> None:
         self._watch.close()
+        self._withdraw()
         trio.lowlevel.notify_closing(fd)
 
     def changed(self) -> None:

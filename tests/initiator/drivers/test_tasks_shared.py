@@ -1,0 +1,355 @@
+"""Several sessions in one trio loop: one task waits for all of them; one alone waits by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+import trio.testing
+
+from iserblk.disk.aio import TrioDisk
+from iserblk.errors import ConnectionLost
+from iserblk.initiator.drivers.tasks import AT_ONCE, TrioDriver
+from iserblk.iscsi import bhs
+from iserblk.waiting.multiplexing import multiplexer
+from iserblk.waiting.strands import open_strands
+from tests.initiator.peer import Heard, descriptors, disk_of, linked
+from tests.support import logs
+from tests.support.until import until
+
+WAIT_S = 30
+BLOCK = 512
+
+
+class End:
+    """A session with a driver, and its far end. ``silent``: this answers nothing."""
+
+    def __init__(self, depth: int = 4) -> None:
+        self.session, self.peer = linked(depth=depth)
+        self.driver = TrioDriver(self.session)
+        self.disk = TrioDisk(disk_of(self.session), self.driver)
+        self.silent = False
+
+    def answer(self, heard: Heard) -> None:
+        if heard.opcode == bhs.LOGOUT_REQUEST:
+            self.peer.goodbye(heard)
+        elif heard.opcode == bhs.TASK_MANAGEMENT_REQUEST:
+            self.peer.complete(heard)
+        elif not self.silent:
+            self.peer.respond(heard)
+
+    def cut(self) -> None:
+        """The far end closes the connection."""
+        trio.lowlevel.notify_closing(self.peer.pair.fileno())
+        self.peer.close()
+
+    async def read(self) -> None:
+        await self.disk.read_into(memoryview(bytearray(BLOCK)), 0)
+
+
+@asynccontextmanager
+async def driven(*ends: End) -> AsyncIterator[trio.Nursery]:
+    """Drivers and far ends run until they are logged out here."""
+    with trio.fail_after(WAIT_S):
+        async with trio.open_nursery() as nursery:
+            for end in ends:
+                nursery.start_soon(end.peer.run, end.answer)
+                await nursery.start(end.driver.run)
+            yield nursery
+            for end in ends:
+                with suppress(ConnectionLost):
+                    await end.driver.log_out()
+            await until(lambda: not multiplexer().sharers)
+            nursery.cancel_scope.cancel()
+    for end in ends:
+        end.peer.close()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The descriptors that tasks wait for by themselves from now on."""
+    found: list[int] = []
+    wait = trio.lowlevel.wait_readable
+
+    async def noted(fd: int) -> None:
+        found.append(fd)
+        await wait(fd)
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", noted)
+    return found
+
+
+async def test_one_task_waits_for_all(waits: list[int]) -> None:
+    ends = [End() for _ in range(20)]
+    async with driven(*ends):
+        for end in ends:
+            await end.read()  # the first was alone when it began to wait
+        waits.clear()
+        async with trio.open_nursery() as reads:
+            for end in ends:
+                for _ in range(3):
+                    reads.start_soon(end.read)
+        mine = {end.session.fileno() for end in ends}
+        assert not mine.intersection(waits)
+        assert [len(end.peer.heard) for end in ends] == [4] * len(ends)
+
+
+async def test_one_alone_waits_by_itself(waits: list[int]) -> None:
+    """Before there are others, and when they have gone."""
+    first, second = End(), End()
+    async with driven(first) as nursery:
+        await first.read()
+        count = descriptors()
+        fd = first.session.fileno()
+        assert fd in waits
+        nursery.start_soon(second.peer.run, second.answer)
+        await nursery.start(second.driver.run)
+        await first.read()
+        await second.read()
+        waits.clear()
+        await first.read()
+        assert fd not in waits
+        await second.driver.log_out()
+        await until(lambda: multiplexer().sharers == 1)
+        await first.read()  # it finds out with this one
+        await trio.testing.wait_all_tasks_blocked()
+        waits.clear()
+        await first.read()
+        await trio.testing.wait_all_tasks_blocked()
+        assert fd in waits
+        second.peer.close()
+        assert descriptors() == count - 2  # those of the second
+
+
+async def test_commands_that_a_batch_of_answers_woke_leave_together() -> None:
+    """Those of tasks, and those of strands."""
+    ends = [End(depth=8), End(depth=8)]
+    end = ends[0]
+
+    async def reads() -> None:
+        for _ in range(3):
+            await end.read()
+
+    async with driven(*ends):
+        for each in ends:
+            await each.read()
+        end.silent = True
+        sent = end.peer.heard
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(reads)
+            for count in (5, 9, 13):
+                await end.peer.hears(count)
+                for heard in sent[count - 4 : count]:
+                    end.peer.respond(heard)
+        assert len(sent) == 13
+        async with open_strands() as group:
+            for _ in range(4):
+                group.start_soon(reads)
+            for count in (17, 21, 25):
+                await end.peer.hears(count)
+                for heard in sent[count - 4 : count]:
+                    end.peer.respond(heard)
+        assert len(sent) == 25 and end.session.queue.in_flight == 0
+
+
+async def test_strands_that_always_have_more_hold_up_no_other_session() -> None:
+    """As long as its answers are there at once, a session goes on; but not for ever."""
+    busy, other = End(depth=8), End()
+    most = 20 * AT_ONCE
+    done = 0
+    over = False
+
+    async def strand() -> None:
+        nonlocal done
+        while not over and done < most:
+            await busy.read()
+            done += 1
+
+    async with driven(busy, other):
+        await busy.read()
+        async with open_strands() as group:
+            for _ in range(4):
+                group.start_soon(strand)
+            await other.read()
+            over = True
+        assert done < most
+
+
+@pytest.mark.parametrize("how", ["task", "strand"])
+async def test_a_cancelled_read_gives_the_buffer_back_first(how: str) -> None:
+    ends = [End(), End()]
+    end = ends[0]
+    buffer = bytearray(BLOCK)
+    async with driven(*ends):
+        for each in ends:
+            await each.read()
+        end.silent = True
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery, open_strands() as group:
+                starts: Callable[..., object] = (
+                    group.start_soon if how == "strand" else nursery.start_soon
+                )
+                starts(end.disk.read_into, memoryview(buffer), 0)
+                await end.peer.hears(2)
+                scope.cancel()
+        del group, nursery
+        assert [heard.opcode for heard in end.peer.heard[1:]] == [
+            bhs.SCSI_COMMAND,
+            bhs.TASK_MANAGEMENT_REQUEST,
+        ]
+        assert end.session.error is None and end.session.queue.in_flight == 0
+        buffer.clear()  # BufferError while a view of it exists
+        await ends[1].read()
+
+
+@pytest.mark.logs(logs.RECONNECTED)
+async def test_a_session_goes_on_with_another_descriptor() -> None:
+    """Its connection is lost while commands are in flight; the other session goes on."""
+    ends = [End(), End()]
+    end = ends[0]
+    lost: list[None] = []
+    end.driver.reconnect = lambda: lost.append(None)
+    async with driven(*ends) as nursery:
+        for each in ends:
+            await each.read()
+        end.silent = True
+        read = trio.Event()
+
+        async def once() -> None:
+            await end.read()
+            read.set()
+
+        nursery.start_soon(once)
+        await end.peer.hears(2)
+        count = descriptors()
+        end.cut()
+        await until(lambda: lost)
+        await ends[1].read()
+        assert end.session.suspended is not None and descriptors() == count - 2
+        fresh, end.peer = linked()
+        end.silent = False
+        nursery.start_soon(end.peer.run, end.answer)
+        end.session.offer(fresh)
+        end.driver.kick()
+        await read.wait()
+        for each in ends:
+            await each.read()
+        assert descriptors() == count
+        assert end.session.reconnects == 1
+
+
+async def test_a_connection_that_is_lost_ends_its_session_alone() -> None:
+    """No driver reconnects: the commands of that session end, and its pump."""
+    ends = [End(), End()]
+    end = ends[0]
+    errors: list[ConnectionLost] = []
+    async with driven(*ends) as nursery:
+        for each in ends:
+            await each.read()
+        end.silent = True
+
+        async def fails() -> None:
+            try:
+                await end.read()
+            except ConnectionLost as error:
+                errors.append(error)
+
+        nursery.start_soon(fails)
+        await end.peer.hears(2)
+        end.cut()
+        await until(lambda: errors)
+        await until(lambda: multiplexer().sharers == 1)
+        await ends[1].read()
+
+
+@pytest.mark.plain("replaces a method")
+@pytest.mark.parametrize("where", ["progress", "flush"])
+async def test_what_breaks_comes_out_of_its_pump(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug ends the operations of its session, and no other session."""
+    ends = [End(), End()]
+    end = ends[0]
+    broken: list[BaseException] = []
+    ended: list[ConnectionLost] = []
+
+    def breaks(*_arguments: object) -> int:
+        raise ZeroDivisionError
+
+    async def run() -> None:
+        try:
+            await end.driver.run()
+        except* ZeroDivisionError as group:
+            broken.append(group)
+
+    async def fails() -> None:
+        try:
+            await end.read()
+        except ConnectionLost as error:
+            ended.append(error)
+
+    async with driven(ends[1]) as nursery:
+        nursery.start_soon(end.peer.run, end.answer)
+        nursery.start_soon(run)
+        await until(lambda: multiplexer().sharers == 2)
+        for each in ends:
+            await each.read()
+        end.silent = True
+        for _ in range(3):
+            nursery.start_soon(fails)
+        await end.peer.hears(4)
+        monkeypatch.setattr(
+            end.session if where == "progress" else end.session.queue, where, breaks
+        )
+        for heard in end.peer.heard[1:3]:  # two at once: their tasks run before what is sent
+            end.peer.respond(heard)
+        await until(lambda: broken)
+        await until(lambda: len(ended) == (3 if where == "progress" else 1))
+        assert isinstance(end.session.error, ConnectionLost)
+        await ends[1].read()
+    end.peer.close()
+
+
+async def test_pumps_that_are_cancelled_leave_nothing() -> None:
+    """The descriptor that they shared is closed, and the sessions can be ended afterwards."""
+    before = descriptors()
+    with trio.fail_after(WAIT_S):
+        for _ in range(2):
+            ends = [End() for _ in range(3)]
+            opened = descriptors()
+            async with trio.open_nursery() as nursery:
+                for end in ends:
+                    nursery.start_soon(end.peer.run, end.answer)
+                    await nursery.start(end.driver.run)
+                for _ in range(2):
+                    for end in ends:
+                        await end.read()
+                assert descriptors() == opened + 1
+                nursery.cancel_scope.cancel()
+            assert not multiplexer().sharers and descriptors() == opened
+            for end in ends:
+                end.session.fail(ConnectionLost("end of test"))
+                end.peer.close()
+            assert descriptors() == before
+
+
+async def test_without_a_descriptor_for_it_each_waits_by_itself(
+    monkeypatch: pytest.MonkeyPatch, waits: list[int]
+) -> None:
+    ends = [End(), End()]
+
+    def refused(_fd: int, _ready: object) -> None:
+        raise OSError(24, os.strerror(24))
+
+    monkeypatch.setattr(multiplexer(), "add", refused)
+    async with driven(*ends):
+        for end in ends:
+            await end.read()
+        waits.clear()
+        for end in ends:
+            await end.read()
+        assert {end.session.fileno() for end in ends} <= set(waits)
