@@ -63,7 +63,7 @@ class Place:
         for path in made.rglob("*iserblk*"):
             if path.is_file() and path.parts[-2][:3] != "man":
                 text = path.read_text(encoding="utf-8")
-                text = text.replace("/etc/iserblk/", f"{conf}/").replace("/run/iserblk/", f"{run}/")
+                text = text.replace("=/etc/iserblk", f"={conf}").replace("/run/iserblk/", f"{run}/")
                 text = text.replace("/proc/self/mounts", str(self.mounts))
                 text = text.replace("in /dev/nbd", f"in {dev}/nbd")
                 copy = directory / path.name
@@ -212,6 +212,24 @@ def test_bash_needs_no_special_characters_of_readline(place: Place) -> None:
     with running_bash(place, "COMP_WORDBREAKS=${COMP_WORDBREAKS//[:=]/}") as terminal:
         assert all_in_bash(terminal, "iserblk info --rcap=v") == ["info", "--rcap=verbs"]
         assert all_in_bash(terminal, "iserblk info isc") == ["info", "iscsi://"]
+
+
+def test_bash_completes_the_names_that_commands_would_find(place: Place) -> None:
+    """Root has those of the machine; others also have their own. A directory that is named stands
+    for both."""
+    other, own = place.directory / "other", place.directory / ".config/iserblk"
+    for directory, name in ((other, "elsewhere"), (own, "mine")):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{name}.conf").touch()
+    program = place.directory / "bin/id"
+    for user, more in ((0, []), (1000, ["mine"])):
+        program.write_text(f"#!/bin/sh\necho {user}\n")
+        program.chmod(0o755)
+        with running_bash(place) as bash:
+            assert all_in_bash(bash, "iserblk show ") == ["show", "data", "disk", *more]
+    program.unlink()
+    with running_bash(place, f"export ISERBLK_CONFIG_DIR={other}") as bash:
+        assert all_in_bash(bash, "iserblk show ") == ["show", "elsewhere"]
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 export LC_ALL=C
 case $1 in
   name)
-    own=${ISERBLK_CONFIG_DIR:-${XDG_CONFIG_HOME:-$HOME/.config}/iserblk}
-    for file in "$own"/*.conf /etc/iserblk/*.conf; do
+    system=/etc/iserblk own=${XDG_CONFIG_HOME:-$HOME/.config}/iserblk
+    [ "$(id -u)" != 0 ] || own=$system
+    [ -z "$ISERBLK_CONFIG_DIR" ] || system=$ISERBLK_CONFIG_DIR own=$ISERBLK_CONFIG_DIR
+    for file in "$own"/*.conf "$system"/*.conf; do
       [ ! -e "$file" ] || { file=${file##*/}; printf "%s\n" "${file%.conf}"; }
     done | sort -u ;;
   nbd)
