@@ -7,9 +7,10 @@ import random
 import resource
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
 import trio
@@ -25,6 +26,8 @@ from iserblk.errors import BadArgument, IserblkError, WriteProtected
 from iserblk.named.resolving import urls_of
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+_SLICES = 100  # of a run, in its picture
+_SHORTEST_S = 0.02
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,6 +36,7 @@ class Job:
     block: int  # bytes of one request
     depth: int  # requests in flight
     seconds: float
+    watched: bool = False  # its throughput over time is wanted
 
     @property
     def writes(self) -> bool:
@@ -60,11 +64,14 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """``cpu_seconds``: of this process, without the target and the kernel's threads."""
+    """``cpu_seconds``: of this process, without the target and the kernel's threads. ``samples``:
+    of a run that is watched, seconds since its begin, and how many requests had ended by then."""
 
+    url: str = ""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     latencies: Histogram = field(default_factory=Histogram)
+    samples: list[tuple[float, int]] = field(default_factory=list)
 
 
 @click.command("bench")
@@ -100,6 +107,12 @@ class Result:
     show_default=True,
     help="Which API: trio tasks (async), or a thread for each request in flight (blocking).",
 )
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw latencies, and throughput over time, to FILE (SVG).",
+)
 @click.option("--destroy", "--yes", is_flag=True, help="Allow writes to destroy the LUN's data.")
 @json_option
 @connection_options
@@ -110,6 +123,7 @@ def command(
     depth: int,
     seconds: float,
     face: str,
+    plot: Path | None,
     destroy: bool,
     as_json: bool,
     **options: str | None,
@@ -120,16 +134,23 @@ def command(
     Several URLs of one LUN are several ways to it.
     """
     given = connection(options)
-    job = Job(pattern, bs, depth, seconds)
+    job = Job(pattern, bs, depth, seconds, watched=plot is not None)
     found = urls_of(urls, given, to_write=job.writes)
     check_one_lun(found)
     if bs < 1:
         raise BadArgument("--bs 0: give a size such as 4k")
     if job.writes and not destroy:
         raise BadArgument(f"--rw {pattern} destroys the LUN's data; add --destroy to allow it")
+    if plot is not None and not os.access(plot if plot.exists() else plot.parent, os.W_OK):
+        raise BadArgument(f"--plot {plot}: there is no such directory, or you cannot write there")
     bench = _async if face == "async" else _blocking
     result = bench(found, given, job)
     _print(job, face, result, as_json)
+    if plot is not None:
+        from iserblk.cli.bench_plot import draw  # noqa: PLC0415 - not needed otherwise
+
+        title = f"{_words(job, face)}: {_rate_words(job, result)}"
+        draw(title, result.url, result.latencies, result.samples, job.block).write(plot)
 
 
 def _async(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
@@ -138,7 +159,7 @@ def _async(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
             disk = only_disk(disks.disks)
             job.check(disk.size, disk.info)
             offsets = job.offsets(disk.size)
-            result = Result()
+            result = Result(disk.info.url)
 
             async def worker() -> None:
                 buffer = memoryview(bytearray(os.urandom(job.block)))
@@ -152,7 +173,7 @@ def _async(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
                     add(ended - began)
                     began = ended
 
-            with _timed(result):
+            with _timed(result, job, lambda: result.latencies.count):
                 end = time.perf_counter_ns() + int(job.seconds * 1e9)
                 async with trio.open_nursery() as nursery:
                     for _ in range(job.depth):
@@ -167,14 +188,17 @@ def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
         disk = only_disk(disks.disks)
         job.check(disk.size, disk.info)
         offsets = job.offsets(disk.size)
-        result = Result()
+        result = Result(disk.info.url)
         errors: list[IserblkError] = []
-        lock = threading.Lock()  # guards offsets, and at the end result and errors
+        parts: list[Histogram] = []
+        lock = threading.Lock()  # guards offsets, parts, and at the end result and errors
 
         def worker() -> None:
             buffer = memoryview(bytearray(os.urandom(job.block)))
             operation = disk.write if job.writes else disk.read_into
             latencies = Histogram()
+            with lock:
+                parts.append(latencies)
             now = time.perf_counter_ns
             began = now()
             try:
@@ -192,7 +216,7 @@ def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
                 result.latencies.merge(latencies)
 
         threads = [threading.Thread(target=worker) for _ in range(job.depth)]
-        with _timed(result):
+        with _timed(result, job, lambda: sum(part.count for part in parts.copy())):
             end = time.perf_counter_ns() + int(job.seconds * 1e9)
             try:
                 for thread in threads:
@@ -211,12 +235,53 @@ def _blocking(urls: Sequence[str], options: dict[str, str], job: Job) -> Result:
 
 
 @contextmanager
-def _timed(result: Result) -> Iterator[None]:
+def _timed(result: Result, job: Job, count: Callable[[], int]) -> Iterator[None]:
+    """Measure the body. ``count``: how many of its requests have ended; may be called from any
+    thread."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-    yield
+    with _watched(result.samples, began, job, count):
+        yield
     after = resource.getrusage(resource.RUSAGE_SELF)
     result.seconds = time.perf_counter() - began
     result.cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+@contextmanager
+def _watched(
+    samples: list[tuple[float, int]], began: float, job: Job, count: Callable[[], int]
+) -> Iterator[None]:
+    """While the body runs, a thread takes samples: requests do nothing for it."""
+    if not job.watched:
+        yield
+        return
+    pause = max(job.seconds / _SLICES, _SHORTEST_S)
+    ended = threading.Event()
+    samples.append((0.0, 0))
+
+    def watch() -> None:
+        while not ended.wait(pause):
+            samples.append((time.perf_counter() - began, count()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    now = time.perf_counter() - began
+    if len(samples) > 1 and now - samples[-1][0] < pause / 2:
+        samples.pop()  # what is left of a slice is too short for a rate
+    samples.append((now, count()))
+
+
+def _words(job: Job, face: str) -> str:
+    return f"{job.pattern}, {job.block} bytes, depth {job.depth}, {face} face"
+
+
+def _rate_words(job: Job, result: Result) -> str:
+    rate = result.latencies.count / result.seconds
+    return f"{rate:,.0f} IOPS, {rate * job.block / 1e6:,.1f} MB/s"
 
 
 def _print(job: Job, face: str, result: Result, as_json: bool) -> None:
@@ -248,8 +313,8 @@ def _print(job: Job, face: str, result: Result, as_json: bool) -> None:
             }
         )
         return
-    click.echo(f"{job.pattern}, {job.block} bytes, depth {job.depth}, {face} face")
-    click.echo(f"  {rate:,.0f} IOPS, {rate * job.block / 1e6:,.1f} MB/s")
+    click.echo(_words(job, face))
+    click.echo(f"  {_rate_words(job, result)}")
     click.echo(
         "  latency µs: " + ", ".join(f"{name} {value:,.0f}" for name, value in spread.items())
     )

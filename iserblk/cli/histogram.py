@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 _BITS = 5  # values are kept to one part in 2 ** _BITS
 _BUCKETS = (64 - _BITS) << _BITS
 
@@ -48,10 +50,16 @@ class Histogram:
         """A value that ``percent`` % of all values do not exceed; 0 when there are no values."""
         wanted = self.count * percent / 100
         seen = 0
-        for index, count in enumerate(self._counts):
+        for _, high, count in self.buckets():
             seen += count
-            if count and seen >= wanted:
+            if seen >= wanted:
+                return min(high, self.maximum)
+        return 0
+
+    def buckets(self) -> Iterator[tuple[int, int, int]]:
+        """Lowest value, highest value and count of each bucket with values, ascending."""
+        for index, count in enumerate(self._counts):
+            if count:
                 shift = max((index >> _BITS) - 1, 0)
                 top = index - (shift << _BITS)
-                return min(((top + 1) << shift) - 1, self.maximum)
-        return 0
+                yield top << shift, ((top + 1) << shift) - 1, count

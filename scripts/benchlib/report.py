@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchlib.goals import Goal, Kind, Outcome, Verdict, peer_of
-from benchlib.results import Row, Spread, ratio
+from benchlib.load import CONNECTION_JOBS, JOBS, MEMORY_JOBS, NET_JOBS, Measurement
+from benchlib.results import Row, Sample, Spread, ratio
 
 JSON_VERSION = 1
+_JOBS = {job.name: job for job in (*JOBS, *CONNECTION_JOBS, *NET_JOBS, *MEMORY_JOBS)}
 _MEBI = 1 << 20
 
 
@@ -170,6 +172,28 @@ def as_json(
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(file: Path) -> tuple[dict[str, Any], list[Row]]:
+    """The machine and the rows of a file that ``write_json`` has written. Raises ValueError, with
+    the reason; OSError."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["version"] != JSON_VERSION:
+            raise ValueError(f"version {content['version']}, not {JSON_VERSION}")
+        rows = [_row_of(each) for each in content["rows"]]
+        return dict(content["machine"]), rows
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it has no results of scripts/bench: {error!r}") from None
+
+
+def _row_of(found: dict[str, Any]) -> Row:
+    samples = [
+        Sample(Measurement(**each["measured"]), each["cpu_seconds"], each["peak_rss"])
+        for each in found["samples"]
+    ]
+    missing = found["missing"] or ""
+    return Row(found["section"], _JOBS[found["job"]], found["subject"], samples, absent=missing)
 
 
 def _row_json(row: Row, rows: Sequence[Row]) -> dict[str, Any]:

@@ -38,3 +38,12 @@ def test_merging_is_adding(one: list[int], other: list[int]) -> None:
 
 def test_empty() -> None:
     assert (Histogram().percentile(50), Histogram().mean) == (0, 0)
+
+
+@given(VALUES)
+def test_buckets_have_every_value(values: list[int]) -> None:
+    found = list(filled(values).buckets())
+    assert [(low, high) for low, high, _ in found] == sorted({each[:2] for each in found})
+    for low, high, count in found:
+        assert count == sum(low <= value <= high for value in values) > 0
+    assert sum(count for _, _, count in found) == len(values)
