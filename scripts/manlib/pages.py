@@ -134,13 +134,15 @@ class Manual:
         section = self._of_command.get(command.name)
         if section is None:
             return
-        blocks = section.blocks
         if section.title.split(", ")[0] != command.name:
-            name = f"`{command.name}` "
-            blocks = [each for each in blocks if each.lines and each.lines[0].startswith(name)]
-        if blocks:
+            begin = f"`{command.name}` "
+            own = [
+                each for each in section.blocks if each.lines and each.lines[0].startswith(begin)
+            ]
+            section = Section(section.title, section.level, own, [])
+        if section.blocks or section.parts:
             page.heading("Notes")
-            self._blocks(page, blocks)
+            self._section(page, section)
 
     # --- other pages ----------------------------------------------------------------------------
 
@@ -206,7 +208,7 @@ class Manual:
             metavar, text = _HELPER_OPTIONS[letter]
             page.definition(_tag([f"-{letter}"], metavar), text)
         page.heading("Notes")
-        self._blocks(page, self._of_command["mount"].blocks)
+        self._section(page, self._of_command["mount"])
         page.heading("Units and fstab")
         self._section(page, self._document.part(_UNITS))
         page.heading("Exit status")
@@ -261,7 +263,8 @@ class Manual:
             for each in walk(part):
                 yield each.anchor(), "iserblk(1)"
         for name, section in reversed(self._of_command.items()):
-            yield section.anchor(), f"iserblk-{name}(1)"
+            for each in walk(section):
+                yield each.anchor(), f"iserblk-{name}(1)"
         for part in self._of_conf:
             for each in walk(part):
                 yield each.anchor(), "iserblk.conf(5)"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
-from manlib import markdown
+from manlib import markdown, pages
+from manlib.commands import commands, program
 from manlib.roff import Page, code, inline
 
 from fuse_mount import helper
@@ -108,6 +109,17 @@ def test_every_variable_of_the_environment_is_described(made: Path) -> None:
     used = {name for path in sources for name in ours.findall(path.read_text(encoding="utf-8"))}
     described = {name for tag in tags(made / "man/man1/iserblk.1") for name in tag.split(", ")}
     assert len(used) > 8 and used <= described
+
+
+def test_parts_of_a_section_of_a_command() -> None:
+    """They come into its page; another command of the section has what begins with its name."""
+    text = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    text = text.replace("\n### mount, umount\n", "\n#### Deeper\n\nfathom\n\n### mount, umount\n")
+    manual = pages.Manual(program(), list(commands()), markdown.parse(text), "2026-01-01")
+    made = {page.name: page.text() for page in manual.pages()}
+    assert '.SS "Deeper"\nfathom\n' in made["iserblk-attach"]
+    assert "detach\\fR refuses while" in made["iserblk-detach"]
+    assert "fathom" not in made["iserblk-detach"]
 
 
 def test_links_become_pages(made: Path) -> None:
