@@ -186,7 +186,7 @@ ALLOWED: dict[str, set[str]] = {
             "credentials",
             "iscsi",
         ),
-        *("secret", "named"),
+        *("secret", "scsi", "named"),
         *("metrics", "disk", "discovery", "doctor", "nbd", "target", "gateway"),
     },
 }

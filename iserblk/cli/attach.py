@@ -28,6 +28,7 @@ from iserblk.nbd.kernel.detaching import detach
 from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.server import Server
 from iserblk.nbd.kernel.state import Home
+from iserblk.scsi.udev_names import properties
 from iserblk.url import is_url, parse_url
 
 log = logging.getLogger(__name__)
@@ -199,7 +200,16 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit
         _name(info),
         by_nbdkit,
         any(options.reserve for options in settled),
+        _for_udev(info),
     )
+
+
+def _for_udev(info: LunInfo) -> dict[str, str]:
+    """What udev would have of the LUN from the kernel's own initiator; and ISERBLK_ID, where there
+    is a name for links."""
+    found = properties(info.vendor, info.product, info.revision, info.serial, info.designators)
+    named = found.get("ID_SERIAL")
+    return {**found, "ISERBLK_ID": named} if named else found
 
 
 def _name(info: LunInfo) -> str:

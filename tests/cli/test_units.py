@@ -19,6 +19,7 @@ from tests.support.unit import Unit
 
 UNITS = ("iserblk-attach@.service", "iserblk-mount@.service", "iserblk-exporter.service")
 HELPER = "sbin/mount.iserblk"
+RULES = "etc/udev/rules.d/59-iserblk.rules"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_installed_and_removed(root: Path) -> None:
-    places = [root / "etc/systemd/system" / name for name in UNITS] + [root / HELPER]
+    places = [root / "etc/systemd/system" / name for name in UNITS] + [root / HELPER, root / RULES]
     assert all(path.is_file() for path in places)
     assert os.access(root / HELPER, os.X_OK)
     assert install(root).returncode == 0  # over its own files

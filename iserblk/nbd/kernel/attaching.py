@@ -29,7 +29,8 @@ class Lun:
     """The LUN to attach. ``urls``: its paths; ``url``: for messages, without user info and options;
     ``options``: for all of ``urls``; ``io_timeout``: seconds; ``size``, ``block_size``: bytes;
     ``name``: the same for all paths to the LUN, and for no other; ``by_nbdkit``: which server
-    serves it; ``reserved``: the server is to reserve the LUN."""
+    serves it; ``reserved``: the server is to reserve the LUN; ``udev``: properties that udev is to
+    have of the device."""
 
     urls: Sequence[str]
     url: str
@@ -40,6 +41,7 @@ class Lun:
     name: str
     by_nbdkit: bool = False
     reserved: bool = False
+    udev: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def check_system(places: Places, *, by_nbdkit: bool = False) -> None:
@@ -104,6 +106,7 @@ def _connect(home: Home, lun: Lun, connections: int) -> None:
             reserved=lun.reserved,
         )
         home.make(state)
+        home.tell_udev(lun.udev)
         _start(home, lun, state)
         client.connect(home, lun.block_size, state)
         client.wait_until_usable(home.device, lun.size)

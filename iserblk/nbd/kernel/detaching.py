@@ -85,6 +85,7 @@ def _release(home: Home) -> None:
         if not server.end(home.state().io_timeout + PATIENCE_S):
             log.warning("%s: its server did not end in time, and was killed", device.path)
     home.remove()
+    device.announce()  # so that udev removes its links
 
 
 def _free(home: Home, within_s: float) -> bool:

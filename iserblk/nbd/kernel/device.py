@@ -90,6 +90,15 @@ class Device:
             path = self.places.sys / "block" / self.name / "queue" / "io_timeout"
             path.write_text(f"{milliseconds}\n")
 
+    def announce(self) -> None:
+        """Have the kernel send an event that says that the device has changed."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self.places.sys / "block" / self.name / "uevent", os.O_WRONLY)
+            try:
+                os.write(fd, b"change")
+            finally:
+                os.close(fd)
+
     def mounts(self) -> list[str]:
         """Mount points of the device and its partitions, in our mount namespace."""
         numbers = {self._read("dev")}

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Home:
         self.client_pid = self.directory / "client.pid"
         self.metrics = socket_of(str(device.path), device.places.run)
         self._state = self.directory / "state.json"
+        self._udev = self.directory / "udev"  # scripts/systemd/59-iserblk.rules reads it
 
     def exists(self) -> bool:
         return self.directory.is_dir()
@@ -68,6 +69,15 @@ class Home:
             part.rename(self._state)
         except OSError as error:
             raise IserblkError(f"{self._state}: {error.strerror}") from None
+
+    def tell_udev(self, properties: Mapping[str, str]) -> None:
+        """Write the properties that udev is to have of the device, from its next event on. Raises
+        IserblkError."""
+        lines = [f"{name}={value}\n" for name, value in properties.items()]
+        try:
+            self._udev.write_text("".join(lines))
+        except OSError as error:
+            raise IserblkError(f"{self._udev}: {error.strerror}") from None
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

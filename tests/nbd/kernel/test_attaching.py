@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iserblk.metrics.scraping import scrape
-from tests.cli.commands import serving
+from tests.cli.commands import good_json, serving
 from tests.nbd.kernel.attachers import SIZE, Attacher, path_of, wait_for
 from tests.nbd.kernel.fake_kernel import FakeKernel
 from tests.support.target import END_S, IQN, TargetProcess
@@ -26,6 +26,48 @@ def test_attach_and_detach(tool: Attacher, kernel: FakeKernel, target: TargetPro
     assert tool.good("detach", "nbd0") == ""
     tool.assert_nothing_left()
     assert "nothing is attached" in tool.refused(7, "detach", "nbd0")
+
+
+def test_udev_is_told_what_the_lun_is_called(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess
+) -> None:
+    """In the words of scsi_id, until the detach, which has the kernel send an event."""
+    event = kernel.root / "sys/block/nbd0/uevent"
+    event.write_text("DEVNAME=nbd0\n")
+    tool.good("attach", f"{target.url}/1")
+    (disk,) = good_json("info", f"{target.url}/1")["disks"]
+    (naa,) = [each for each in disk["identifiers"] if each.startswith("naa.")]
+    told = (tool.run / "nbd0" / "udev").read_text().splitlines()
+    assert f"ISERBLK_ID=3{naa.removeprefix('naa.')}" in told
+    assert f"ID_WWN_WITH_EXTENSION=0x{naa.removeprefix('naa.')}" in told
+    assert event.read_text() == "DEVNAME=nbd0\n"
+    tool.good("detach", "nbd0")
+    assert event.read_text().startswith("change")
+    tool.assert_nothing_left()
+
+
+def test_named_luns(
+    tool: Attacher, kernel: FakeKernel, target: TargetProcess, tmp_path: Path
+) -> None:
+    """They are attached where their files say, unless the user says where."""
+    for number in (0, 1):
+        text = f"URL={target.url}/{number}\nDEVICE=nbd{number + 1}\nOPTIONS=io-timeout=20\n"
+        (tmp_path / f"lun-{number}.conf").write_text(text)
+    (tmp_path / "free.conf").write_text(f"URL={target.url}/2\n")
+    tool.environment["ISERBLK_CONFIG_DIR"] = str(tmp_path)
+    said = [f"ready {path_of(kernel, name)}\n" for name in ("nbd0", "nbd1", "nbd2")]
+    assert tool.good("attach", "lun-0", "lun-1") == said[1] + said[2]
+    assert [kernel.size(name) for name in ("nbd1", "nbd2")] == [SIZE, SIZE * 2]
+    assert json.loads((tool.run / "nbd1/state.json").read_text())["io_timeout"] == 20
+    tool.good("detach", "nbd1", "nbd2")
+    assert tool.good("attach", "lun-0", "nbd0") == said[0]
+    assert tool.good("attach", "--replace", "lun-0", "nbd0") == said[0]
+    assert "another LUN" in tool.refused(7, "attach", "--replace", "lun-1", "nbd0")
+    assert tool.good("attach", "free") == said[1]
+    tool.good("detach", "nbd0", "nbd1")
+    assert "lun-0 has a device of its own" in tool.refused(7, "attach", "lun-0", "free")
+    assert "`iserblk list`" in tool.refused(7, "attach", "lun-7")
+    tool.assert_nothing_left()
 
 
 def test_with_a_secret(tool: Attacher, kernel: FakeKernel, tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ def test_what_sysfs_says(places: Places) -> None:
     assert found.changed() == 10**6 + 10**13
 
 
+def test_the_kernel_is_told_of_a_change(places: Places) -> None:
+    found = Device("nbd0", places)
+    found.announce()  # the kernel has no such file: nothing is made
+    assert not list((places.sys / "block" / "nbd0").iterdir())
+    write(places, "nbd0", "uevent", "DEVNAME=nbd0")
+    found.announce()
+    assert (places.sys / "block" / "nbd0" / "uevent").read_text().startswith("change")
+
+
 def test_where_it_is_mounted(places: Places) -> None:
     write(places, "nbd2", "dev", "43:64")
     write(places, "nbd2", "nbd2p1/dev", "259:0")

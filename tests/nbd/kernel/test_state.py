@@ -47,6 +47,16 @@ def test_a_state_that_was_cut_off_is_harmless(home: Home, text: str | None) -> N
     assert home.state() == State("an unknown LUN", 30.0, 0)
 
 
+def test_what_udev_is_told(home: Home) -> None:
+    home.make(STATE)
+    home.tell_udev({"ID_SERIAL": "3600", "ID_WWN": "0x600"})
+    assert (home.directory / "udev").read_text() == "ID_SERIAL=3600\nID_WWN=0x600\n"
+    assert home.state() == STATE
+    home.remove()
+    with pytest.raises(IserblkError, match="udev: No such file or directory"):
+        home.tell_udev({})
+
+
 def test_removing_it_twice(home: Home) -> None:
     home.make(STATE)
     home.remove()
