@@ -64,9 +64,7 @@ class LunInfo:
     designators: tuple[Designator, ...] = ()  # VPD 83h, those of the LUN only
     unmap_granularity: int = 0  # blocks, 0 unknown
     unmap_alignment: int = 0  # the first block where a granule begins
-    gateway_to: tuple[
-        str, ...
-    ] = ()  # IQNs behind ``target`` where that is a gateway, nearest first
+    gateway_to: tuple[str, ...] = ()  # IQNs behind ``target`` if that is a gateway, nearest first
     connection: dict[str, object] = field(default_factory=dict)  # provider, negotiated values
     paths: tuple[dict[str, object], ...] = ()  # with several portals, each as it was at login
 
