@@ -12,6 +12,7 @@ import getopt
 import logging
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fuse_mount.errors import MountError, MountFailed, UsageError
 from fuse_mount.mount import mount_background
@@ -50,6 +51,11 @@ def _mount(arguments: Sequence[str]) -> None:
         mount_background([words[0]], words[1], given)
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """The program ``mount.iserblk`` of a wheel."""
     hide_command_line()
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -11,6 +11,6 @@ from __future__ import annotations
 try:
     from iserblk._crc import crc32c
 except ImportError:
-    from crc32c import crc32c
+    from crc32c import crc32c  # type: ignore[no-redef, unused-ignore] # where mypy does not find it
 
 __all__ = ["crc32c"]
