@@ -40,6 +40,10 @@ from iserblk.iscsi.unexpected import NO_LIMIT, FromInitiator
 
 log = logging.getLogger(__name__)
 
+# Of the commands between two calls of ``flush``, this much data goes over the same connection: each
+# connection that has a command takes system calls at both ends. Not more, as large requests use
+# several connections at a time.
+TOGETHER: Final = 64 * 1024
 CONTROL_SLOTS: Final = 16  # for NOP, task management, logout: enough for a ladder on several tasks
 _STEP: Final = 1 << INDEX_BITS
 NO_ANSWER: Final = 0xFF  # the ``response`` of a control PDU that was rejected, or lost
@@ -100,6 +104,8 @@ class SendQueue:
         self._cmd_sn_seen = 0
         self._exp_cmd_sn = 0
         self._open = 0  # commands that the target's window still takes
+        self._chosen = connection  # of several: where the last command went
+        self._chosen_takes = -1  # bytes of further commands; below 0: choose again
 
     def start(self, cmd_sn: int, exp_cmd_sn: int, max_cmd_sn: int) -> None:
         """Take the numbers of the final Login Response."""
@@ -303,7 +309,7 @@ class SendQueue:
         keeps the numbers that it has. Under the lock."""
         connection = self.connection
         if self.descriptors is not None:
-            connection = self._least_busy()
+            connection = self._choose(slot.length)
             if not connection.lend(slot):
                 return False
         elif slot.bhs is BARE and not connection.lend(slot):
@@ -372,6 +378,21 @@ class SendQueue:
             self._open -= 1
         return True
 
+    def _choose(self, length: int) -> Connection:
+        """The connection for a command that moves ``length`` bytes, of several. Under the lock."""
+        left = self._chosen_takes - length
+        chosen = self._chosen
+        if left < 0 or chosen.leaving or chosen.lost:
+            chosen = self._chosen = self._least_busy()
+            left = TOGETHER - length
+        self._chosen_takes = left
+        return chosen
+
+    def _choose_anew(self) -> None:
+        """Under the lock: refer to no connection that is over."""
+        self._chosen = self.connection
+        self._chosen_takes = -1
+
     def _least_busy(self) -> Connection:
         """The connection that has the fewest commands in flight. Under the lock."""
         best = self.connection
@@ -409,6 +430,7 @@ class SendQueue:
             if self.connection.flush():
                 self.driver.blocked()
             return
+        self._chosen_takes = -1
         for connection in self.connections.copy():
             if connection.flush():
                 descriptors.update(connection)
@@ -730,6 +752,7 @@ class SendQueue:
         connection.lost = True
         self.connections.remove(connection)
         self._choose_first()
+        self._choose_anew()
         for slot in self.slots[len(self.tasks) :]:
             if slot.state == SENT and slot.connection is connection:
                 cmd_sn = self.number_of(slot)
@@ -870,6 +893,7 @@ class SendQueue:
         self._free_controls = [self.slots[other.index] for other in fresh._free_controls]
         self.connection = fresh.connection
         self.connections[:] = fresh.connections
+        self._choose_anew()
         self.descriptors = fresh.descriptors
         self.portal = fresh.portal
         self.max_cmd_sn = fresh.max_cmd_sn

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
-from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, READ, WRITE, PduSlot
+from iserblk.datamover.seam import BIDIRECTIONAL, INLINE, NO_DATA, READ, WRITE, PduSlot
 from iserblk.errors import CommandTimeout, ConnectionLost
 from iserblk.initiator.session.deadlines import IDLE_S, STEP_S, Ladder
 from iserblk.initiator.session.life import State
 from iserblk.initiator.session.logout import ANSWER_S
 from iserblk.initiator.session.recovery import PATIENCE_S
-from iserblk.initiator.session.sending import CONTROL_SLOTS
+from iserblk.initiator.session.sending import CONTROL_SLOTS, TOGETHER
 from iserblk.initiator.session.slots import QUEUED, SENT, TaskSlot
 from iserblk.iscsi import bhs, pdu
 from tests.initiator.fake import CountingWaiter, cmd_sn_of, itt_of, response
@@ -40,6 +43,71 @@ def test_commands_go_where_the_fewest_are_in_flight(two: Bench) -> None:
     for _ in range(4):
         two.submit()
     assert [len(dm.sent) for dm in two.dms] == [4, 4]
+
+
+def submit_together(bench: Bench, count: int, direction: int = READ, size: int = 4096) -> list[int]:
+    """The CIDs that ``count`` commands of one turn go to."""
+    queue = bench.session.queue
+    queue.corked = True
+    cids = [bench.submit(direction, size).connection.cid for _ in range(count)]
+    queue.corked = False
+    queue.flush()
+    return cids
+
+
+def test_what_leaves_together_goes_over_one_connection(benches: list[Bench]) -> None:
+    """One send for all commands of a turn, and one receive at the target. The next turn goes where
+    the fewest are in flight."""
+    benches.append(bench := Bench(2, depth=64))
+    assert submit_together(bench, 8) == [0] * 8
+    assert submit_together(bench, 3, NO_DATA) == [1] * 3
+    assert submit_together(bench, 4) == [1] * 4
+    assert submit_together(bench, 2) == [1] * 2  # 7 of 8
+    assert submit_together(bench, 2) == [0] * 2
+    assert submit_together(bench, 0) == []
+    assert [len(dm.sent) for dm in bench.dms] == [10, 9]
+
+
+def test_much_data_goes_over_all_connections(benches: list[Bench]) -> None:
+    """In one turn, too."""
+    benches.append(bench := Bench(2, depth=64))
+    cids = submit_together(bench, 2 * TOGETHER // 4096)
+    assert cids == [0] * (TOGETHER // 4096) + [1] * (TOGETHER // 4096)
+    assert submit_together(bench, 6, READ, TOGETHER) == [0, 1] * 3
+    assert submit_together(bench, 4, WRITE, TOGETHER + 1) == [0, 1] * 2
+
+
+@pytest.mark.parametrize("how", ["lost", "leaving"])
+def test_a_turn_goes_on_without_the_connection_that_it_had_begun_with(two: Bench, how: str) -> None:
+    two.session.queue.corked = True
+    assert two.submit(READ).connection.cid == 0
+    if how == "lost":
+        two.lose(0)
+    else:
+        two.session.queue.depart(two.session.queue.connections[0])
+    assert [two.submit(READ).connection.cid for _ in range(3)] == [1] * 3
+    two.session.queue.corked = False
+    two.session.queue.flush()
+    assert [len(dm.sent) for dm in two.dms] == [0 if how == "lost" else 1, 3]
+
+
+def test_no_connection_that_is_over_is_kept(two: Bench) -> None:
+    """Its memory goes."""
+    gone = weakref.ref(two.dms[1])
+    two.submit()
+    slot = two.submit()
+    assert slot.connection.cid == 1
+    two.receive(1, response(slot.itt, max_cmd_sn=MOST))
+    two.session.queue.release(slot)
+    two.session.queue.corked = True
+    assert two.submit().connection.cid == 1
+    two.lose(1)
+    patient(two)
+    two.session.queue.corked = False
+    two.logged_out(0, logout_of(two.dms[0]), exp_cmd_sn=4)
+    two.dms.pop()
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_slow_connection_gets_fewer_commands(two: Bench) -> None:
