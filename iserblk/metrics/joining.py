@@ -29,6 +29,7 @@ ANSWER_S = 3.0  # until a process has sent its whole answer
 ALL_S = 6.0  # until those have answered that had to wait for their turn, too
 OWN_AT_ONCE = 512
 OTHERS_AT_ONCE = 128  # of all other users together
+ANSWERS = 4  # that are as long as can be, of one source
 _CHUNK = 1 << 16
 
 _UP = "iserblk_up"
@@ -62,14 +63,17 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Room:
-    """Bytes that the answers of one source may still have."""
+    """Bytes that the answers of one source may still have, and one answer may have: so one that
+    never ends leaves room for others."""
 
     left: int
+    each: int
 
-    def take(self, count: int) -> None:
+    def take(self, count: int, so_far: int) -> None:
+        """``so_far``: of this answer, with these ``count`` bytes. Raises RemoteProtocolError."""
         self.left -= count
-        if self.left < 0:
-            raise RemoteProtocolError("HTTP", "the answers are too long")
+        if self.left < 0 or so_far > self.each:
+            raise RemoteProtocolError("HTTP", "the answer is too long")
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +117,7 @@ class Joined:
         with trio.move_on_after(ALL_S):
             async with trio.open_nursery() as nursery:
                 for source in sources:
-                    room = _Room(source.answer_bytes)
+                    room = _Room(source.answer_bytes, source.answer_bytes // ANSWERS)
                     for place in source.places:
                         if (place.uid, place.where) in asked:
                             continue
@@ -162,12 +166,14 @@ async def _ask(asked: _Asked, room: _Room, limiter: trio.CapacityLimiter) -> Non
 
 async def _answer(place: Place, room: _Room) -> bytes:
     parts = []
+    size = 0
     with await _connected(place) as sock:
         left = memoryview(REQUEST)
         while left:
             left = left[await sock.send(left) :]
         while more := await sock.recv(_CHUNK):
-            room.take(len(more))
+            size += len(more)
+            room.take(len(more), size)
             parts.append(more)
     return b"".join(parts)
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 USERS = Path("/run/user")  # pam_systemd(8): a directory of each user who is logged in
 OWN_BYTES = 256 << 20  # of the answers of all places of one source
 OWN_PLACES = 1024
-OTHERS_BYTES = 8 << 20
+OTHERS_BYTES = 16 << 20
 OTHERS_PLACES = 64
 
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.logs(
     "|Prometheus: |the answer is no text"
 )
 
-LIMIT_S = 0.3  # in place of ANSWER_S, where a process never answers
+LIMIT_S = 0.3  # where no process answers
+LONG_S = 5.0  # where some do not, and others do
 
 
 def source_of(directory: Path) -> list[Source]:
@@ -107,7 +108,8 @@ async def test_what_is_wrong_with_one_harms_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dead, silent, endless and lying processes: one sample each says that they are down."""
-    monkeypatch.setattr(joining, "ANSWER_S", LIMIT_S)
+    monkeypatch.setattr(joining, "ANSWER_S", LONG_S)
+    monkeypatch.setattr(joining, "ALL_S", 3600)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(served(socket_of("good", tmp_path)))
         for name, answer in WRONG.items():
@@ -129,8 +131,11 @@ async def test_what_is_wrong_with_one_harms_no_other(
             assert set(each) == {"good"}, name
 
 
-async def test_answers_have_a_limit_together(tmp_path: Path) -> None:
+async def test_answers_have_a_limit_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That of one user; another's processes have their own."""
+    monkeypatch.setattr(joining, "ANSWERS", 1)
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     mine.mkdir()
     theirs.mkdir()
@@ -149,6 +154,14 @@ async def test_answers_have_a_limit_together(tmp_path: Path) -> None:
     up = found["iserblk_up"]
     assert up.pop("theirs0") == 1
     assert sorted(up.values()) == [0, 1, 1]
+
+
+async def test_an_answer_has_a_limit(tmp_path: Path) -> None:
+    """One that never ends leaves room for the others of its user."""
+    async with served(socket_of("good", tmp_path)), pouring(socket_of("pours", tmp_path), HEAD):
+        (source,) = source_of(tmp_path)
+        enough = Source(source.places, True, joining.ANSWERS * (len(TEXT) + 1000))
+        assert (await told([enough]))["iserblk_up"] == {"good": 1, "pours": 0}
 
 
 async def test_many_that_hang_take_no_longer_than_all_may(
