@@ -16,7 +16,7 @@ import pytest
 
 from iserblk.disk.blocking import open_disks
 from iserblk.metrics.address import socket_of
-from tests.cli.commands import bad, serving
+from tests.cli.commands import COMMAND, bad, environment, serving
 from tests.metrics.test_merging import samples
 from tests.support.nbdkit import need
 from tests.support.target import END_S, ROOT, TargetProcess, running_target
@@ -148,3 +148,38 @@ def test_install_units_removes_it(unit: Path, tmp_path: Path) -> None:
         capture_output=True, check=True,
     )  # fmt: skip
     assert not unit.exists()
+
+
+def with_capabilities(words: str, directory: Path) -> str:
+    """What the exporter serves as root with no other capabilities than these (setpriv(1)), or what
+    it says instead."""
+    command = ["setpriv", "--bounding-set", words, "--inh-caps", "-all", "--", *COMMAND]
+    with subprocess.Popen(
+        [*command, "exporter", "--listen", "127.0.0.1:0", "--directory", directory],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            word, _, url = process.stdout.readline().strip().partition(" ")
+            return asked(url) if word == "ready" else process.stderr.read()
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives files to another user")
+def test_the_capability_of_the_unit_is_needed_and_enough(
+    target: TargetProcess, tmp_path: Path
+) -> None:
+    """For the LUNs of another user, whose directory nobody else may enter."""
+    need("setpriv")
+    assert Unit(UNIT, {}).setting("CapabilityBoundingSet") == "CAP_DAC_OVERRIDE"
+    theirs = tmp_path / "iserblk"
+    theirs.mkdir(mode=0o700)
+    path = socket_of("/mnt/luns", theirs)
+    with open_disks([f"{target.url}/0"], {"metrics": str(path)}):
+        for each in (path, theirs):
+            os.chown(each, 1234, 1234)
+        assert 'iserblk_up{uid="1234",where="/mnt/luns"} 1\n' in with_capabilities(
+            "-all,+dac_override", theirs
+        )
+        assert "is not readable" in with_capabilities("-all", theirs)
