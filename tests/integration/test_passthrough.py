@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,11 @@ from iserblk.disk.blocking import open_disks
 from iserblk.disk.seam import CommandResult
 from iserblk.errors import ConnectionLost, IserblkError
 from iserblk.initiator.session.slots import SENT
-from iserblk.scsi import cdb, sense, status
+from iserblk.scsi import cdb, mode, sense, status
 from tests.integration.conftest import StartTarget
 from tests.support import logs
 from tests.support.target import TargetProcess, running_target
-from tests.support.until import until
+from tests.support.until import PAUSE_S, until
 
 MIB = 1 << 20
 SIZE = 4 * MIB
@@ -226,3 +228,47 @@ async def test_a_cancelled_command_is_aborted(start_target: StartTarget) -> None
         await disk.write(memoryview(NEWER), 0)
         assert await block(disk, 0) == NEWER
         assert disk.core.queue.busy == 0  # type: ignore[attr-defined]
+
+
+async def test_request_sense_keeps_nothing_from_the_disk(
+    start_target: StartTarget, tmp_path: Path
+) -> None:
+    """It takes the unit attention of a LUN that has grown, and the disk asks for the size."""
+    running = start_target(f"lun:size={SIZE}")
+    async with aio.open_disks([f"{running.url}/0"]) as disks:
+        disk = disks.disks[disks.default]
+        os.truncate(tmp_path / "lun", 2 * SIZE)
+        answer = bytearray(252)
+        heard = sense.decode(b"")
+        while not heard.is_unit_attention:  # the target looks once a second
+            await trio.sleep(PAUSE_S)
+            result = await disk.command(cdb.request_sense(252), answer)
+            heard = sense.decode(answer[: len(answer) - result.residual])
+        assert heard.code == sense.CAPACITY_CHANGED
+        await disk.write(memoryview(NEW), 2 * SIZE - BLOCK)
+        assert disk.size == 2 * SIZE
+
+
+@pytest.mark.logs(logs.RECONNECTED, logs.LOST_POWER)
+async def test_a_cache_that_is_switched_on(start_target: StartTarget) -> None:
+    """By MODE SELECT, of which the target tells only other initiators: from then on, the journal
+    keeps what is written."""
+    spec = f"lun:size={SIZE}:volatile-cache=64M"
+    running = start_target(spec)
+    async with aio.open_disks([f"{running.url}/0"]) as disks:
+        parameters = bytes(4) + mode.caching_page(write_cache=False)
+        block_of = cdb.mode_select6(len(parameters))
+        assert not (await disks.disks["lun0"].command(block_of, None, parameters)).status
+    async with aio.open_disks([f"{running.url}/0"]) as disks:
+        disk = disks.disks[disks.default]
+        assert not disk.info.write_cache
+        parameters = bytes(4) + mode.caching_page(write_cache=True)
+        answer = await disk.command(block_of, None, parameters)
+        assert answer == (status.GOOD, b"", 0, 0)
+        await disk.flush()  # before it the journal does not have everything
+        await disk.write(memoryview(NEW), 0)
+        await disk.write(memoryview(NEWER), BLOCK)
+        running.kill()
+        start_target(spec, listen=running.listen)
+        assert await block(disk, 0) == NEW and await block(disk, 1) == NEWER
+        await disk.flush()

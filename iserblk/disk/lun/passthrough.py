@@ -145,6 +145,7 @@ def _once(
     """``first``, ``last``: the blocks that it may change, whose lock the caller holds."""
     session = core.session
     waiter = session.new_waiter()
+    changes = last >= first and cdb[0] != opcodes.REQUEST_SENSE
     slot = yield from take(session, waiter, deadline, core.info.name)
     try:
         slot.waiter = waiter
@@ -160,7 +161,7 @@ def _once(
             fill_no_data(slot, core.lun)
         slot.sense = b""  # GOOD leaves it as it was
         slot.first, slot.last = first, last
-        if last >= first:
+        if changes:
             core.durability.bypass()
         waiter.pending = 1
         session.queue.submit(slot)
@@ -172,7 +173,7 @@ def _once(
             session.listeners.hear(slot)
         return result
     finally:
-        if last >= first:
+        if changes:
             core.durability.wrote()
         release_ended(session, [slot])
         core.ranges.changed()
