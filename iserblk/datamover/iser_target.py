@@ -57,9 +57,10 @@ from iserblk.rcap.seam import (
 )
 
 # Work requests, of which two belong to a read, that leave while commands that came with theirs are
-# still carried out. With more the initiator would have nothing to do until all are.
+# still carried out. With more the initiator would have nothing to do until all are. Of many
+# commands a quarter of their answers leaves at a time: the initiator has enough to do, and each
+# send costs.
 EARLY: Final = 16
-
 
 _UNKNOWN: Final = -1  # ErrorRecoveryLevel before Notice_Key_Values
 
@@ -344,6 +345,8 @@ class IserTarget:
         """See the seam. Returns the number of completions of all kinds."""
         completions = self.qp.progress(now)
         received = 0
+        # In the list is a command, and the answer to one before it, for each two requests to come.
+        early = max(EARLY, len(completions) // 4)
         for completion in completions:
             opcode = completion.opcode
             if opcode == RECEIVE:
@@ -351,7 +354,7 @@ class IserTarget:
                 assert message is not None  # the seam promises it for RECEIVE
                 received += 1
                 self._receive(message, completion.invalidated)
-                if len(self._queued) >= EARLY:
+                if len(self._queued) >= early:
                     self.flush()
             else:
                 slot = completion.token
