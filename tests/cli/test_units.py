@@ -17,7 +17,12 @@ from tests.support.nbdkit import need
 from tests.support.target import END_S, ROOT, TargetProcess, running_target
 from tests.support.unit import Unit
 
-UNITS = ("iserblk-attach@.service", "iserblk-mount@.service", "iserblk-exporter.service")
+UNITS = (
+    "iserblk-attach@.service",
+    "iserblk-mount@.service",
+    "iserblk-target@.service",
+    "iserblk-exporter.service",
+)
 HELPER = "sbin/mount.iserblk"
 RULES = "etc/udev/rules.d/59-iserblk.rules"
 
