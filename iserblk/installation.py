@@ -88,7 +88,9 @@ class Installation:
             return "run scripts/install-units"
         if self.kind == DEBIAN:
             return _AGAIN
-        return "Debian's package and a checkout of iserblk have them"
+        # PREFIX/lib/python3.11/site-packages
+        prefix = os.path.dirname(os.path.dirname(os.path.dirname(self.top)))
+        return f"run {shlex.quote(os.path.join(prefix, 'share', 'iserblk', 'install-units'))}"
 
     def pip(self) -> str:
         """The command that installs Python packages beside a wheel's."""

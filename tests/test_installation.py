@@ -142,7 +142,7 @@ def test_a_wheel_never_speaks_of_scripts(disk: Disk, monkeypatch: pytest.MonkeyP
     for said in (installation.no_pyfuse3(), installation.no_gaps()):
         assert "scripts/" not in said and f"{disk.root}/opt/env/bin/python -m pip" in said
     assert "scripts/" not in installation.no_pyverbs()
-    assert "scripts/" not in installation.HERE.units()
+    assert installation.HERE.units() == f"run {disk.root}/opt/env/share/iserblk/install-units"
 
 
 def test_only_one_module_tells_to_run_the_script() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,25 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert "is not from here" in done.stderr
     install(tmp_path, "--remove")
     assert (tmp_path / HELPER).read_text() == "of another package"
+
+
+def test_from_a_wheel(tmp_path: Path) -> None:
+    """The script lies in share/iserblk of an environment, and takes the programs of that."""
+    prefix = tmp_path / "env"
+    place = prefix / "share" / "iserblk"
+    shutil.copytree(ROOT / "scripts" / "systemd", place / "systemd")
+    shutil.copy(ROOT / "scripts" / "install-units", place)
+    words = [place / "install-units", "--root", tmp_path / "root"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"{prefix}/bin/iserblk is missing: install iserblk there again" in done.stderr
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "iserblk").touch(0o755)
+    subprocess.run(words, capture_output=True, check=True)
+    for name in UNITS:
+        text = (tmp_path / "root/etc/systemd/system" / name).read_text()
+        assert f"ExecStart={prefix}/bin/iserblk " in text and "@ISERBLK@" not in text
+    assert f'exec {prefix}/bin/mount.iserblk "$@"' in (tmp_path / "root" / HELPER).read_text()
 
 
 def test_wrong_arguments() -> None:
