@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -353,3 +354,44 @@ async def test_without_a_descriptor_for_it_each_waits_by_itself(
         for end in ends:
             await end.read()
         assert {end.session.fileno() for end in ends} <= set(waits)
+
+
+@pytest.mark.plain("replaces a method")
+def test_an_interrupt_while_answers_are_taken_in_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The main task hears of it where it waits; its command, and those of others, have ended."""
+    done: list[int] = []
+
+    async def main() -> None:
+        ends = [End(), End()]
+        end = ends[0]
+        progress = end.session.progress
+        calls = 0
+
+        def interrupted(now: float) -> int:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                signal.raise_signal(signal.SIGINT)
+            return progress(now)
+
+        async def others() -> None:
+            for number in range(50):
+                await ends[1].read()
+                done.append(number)
+
+        async with driven(*ends) as nursery:
+            for each in ends:
+                await each.read()
+            monkeypatch.setattr(end.session, "progress", interrupted)
+            nursery.start_soon(others)
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    await end.read()
+            assert calls >= 3
+            assert end.session.error is None and end.session.queue.in_flight == 0
+            await end.read()
+            await until(lambda: len(done) == 50)
+
+    trio.run(main)
