@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from iserblk.errors import BadArgument
+from iserblk.named.files import load
+from iserblk.named.resolving import names_lun
 from iserblk.nbd.kernel import detaching, device
 from iserblk.nbd.kernel.device import Places
 from iserblk.url import is_url
@@ -15,7 +17,8 @@ PLACES = Places()
 @click.command("detach")
 @click.argument("paths", metavar="/dev/nbdX…", nargs=-1, required=True)
 def command(paths: tuple[str, ...]) -> None:
-    """Flush and disconnect /dev/nbdX; return when the device is free and its server has ended.
+    """Flush and disconnect /dev/nbdX, or the device of a named LUN; return when the device is free
+    and its server has ended.
 
     Refuses while the device is mounted or open. Works even if the target has died. If the exit
     status is not 0, written data may be lost.
@@ -23,5 +26,15 @@ def command(paths: tuple[str, ...]) -> None:
     if any(map(is_url, paths)):  # it may have a secret
         raise BadArgument("a URL stands in place of the device: name one, e.g. /dev/nbd0")
     device.need_root()
-    for each in [device.find(path, PLACES) for path in paths]:
+    found = [each for path in paths for each in _devices(path)]
+    for each in [device.find(path, PLACES) for path in found]:
         detaching.detach(each)
+
+
+def _devices(path: str) -> tuple[str, ...]:
+    if not names_lun(path):
+        return (path,)
+    devices = load(path).devices
+    if not devices:
+        raise BadArgument(f"{path} has no device of its own: name the device, e.g. /dev/nbd0")
+    return devices

@@ -27,7 +27,7 @@ from iserblk.disk.seam import (
     Extent,
 )
 from iserblk.errors import BadArgument, Busy, IserblkError, PermissionDenied, WriteProtected
-from iserblk.named.resolving import names_lun, urls_of
+from iserblk.named.resolving import names_lun_not_file, urls_of
 from iserblk.url import is_url, parse_url
 
 P = ParamSpec("P")
@@ -147,17 +147,12 @@ def _lun_of(text: str) -> tuple[str, int | None]:
 
 def named_places(places: Sequence[str], options: Mapping[str, str]) -> list[str]:
     """The arguments of a copy, with URLs in place of the names of LUNs. Raises BadArgument where a
-    word could mean a named LUN or a file: the wrong one of them might be overwritten."""
+    word could mean a named LUN or a file."""
     found: list[str] = []
     for index, place in enumerate(places):
-        if is_url(place) or not names_lun(place):
+        if not names_lun_not_file(place):
             found.append(place)
             continue
-        if os.path.lexists(place):
-            raise BadArgument(
-                f"{place}: there is a LUN of that name, and a file: write ./{place} for the file;"
-                " for the LUN write its URL, or run the command in another directory"
-            )
         found += urls_of([place], options, to_write=index == len(places) - 1)
     return found
 

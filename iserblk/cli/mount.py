@@ -45,7 +45,7 @@ def command(
     nofail, noauto, user, x-…).
     """
     if not urls and names_lun(mountpoint):
-        urls, mountpoint = (mountpoint,), _own_place(mountpoint)
+        urls, mountpoint = (mountpoint,), own_place(mountpoint)
     if not urls:  # click gives the only argument to the last one
         missing = "MOUNTPOINT" if is_url(mountpoint) else "URL…"
         raise click.UsageError(f"Missing argument '{missing}'.", click.get_current_context())
@@ -58,7 +58,7 @@ def command(
         mount_background(urls, mountpoint, [*words, *escaped])
 
 
-def _own_place(name: str) -> str:
+def own_place(name: str) -> str:
     """The mount point of a named LUN."""
     try:
         place = load(name).mountpoint

@@ -16,6 +16,7 @@ from iserblk.cli.running import run
 from iserblk.credentials import read_accounts
 from iserblk.errors import BadArgument, IserblkError
 from iserblk.gateway.opening import open_gateways
+from iserblk.named.resolving import names_lun_not_file, resolve
 from iserblk.names import check_name
 from iserblk.options import BUSY_POLL_US
 from iserblk.target.access import read_access
@@ -45,6 +46,16 @@ _LUN_HELP = """\
 A file or block device as LUN 0; repeat it for LUN 1, 2 and so on.
 FILE[:ro][:block=4096][:size=1G][:serial=S][:wce=0|1][:volatile-cache=64M]
 [:soft-threshold=800M]. Or the URL of a LUN of another target: URL[:ro]."""
+
+
+def _with_urls(spec: str) -> str:
+    """A value of --lun, with URLs in place of the name of a LUN. Raises BadArgument."""
+    name, _, rest = spec.partition(":")
+    if rest not in ("", "ro") or not names_lun_not_file(name):
+        return spec
+    resolved = resolve([name], {})
+    read_only = ":ro" if rest or resolved.read_only else ""
+    return f"{' '.join(resolved.urls)}{read_only}"
 
 
 @click.command("target")
@@ -176,7 +187,7 @@ def command(config: str | None, **given: Any) -> None:
         serve_config(partial(read_config, Path(config)), True)
         return
     # Once: what an option is in it depends on the files that there are.
-    given["specs"] = [parse_lun_spec(each) for each in given["specs"]]
+    given["specs"] = [parse_lun_spec(_with_urls(each)) for each in given["specs"]]
     rereads = any(given[name] for name in ("luns", "access", "access_states", "chap_accounts"))
     serve_config(partial(_of_options, **given), rereads)
 

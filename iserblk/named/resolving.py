@@ -6,6 +6,7 @@ command's options override those of the file, and a URL's own keys override both
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,19 @@ class Resolved:
 def names_lun(word: str) -> bool:
     """Whether there is a LUN of that name."""
     return may_be_name(word) and find(word) is not None
+
+
+def names_lun_not_file(word: str) -> bool:
+    """As ``names_lun``, where a file could be meant as well. Raises BadArgument where one has that
+    name, too: the wrong one of them might be overwritten."""
+    if is_url(word) or not names_lun(word):
+        return False
+    if os.path.lexists(word):
+        raise BadArgument(
+            f"{word}: there is a LUN of that name, and a file: write ./{word} for the file;"
+            " for the LUN write its URL, or run the command in another directory"
+        )
+    return True
 
 
 def resolve(words: Sequence[str], given: Mapping[str, str]) -> Resolved:

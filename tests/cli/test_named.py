@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.commands import bad, good, good_json, iserblk, serving
 from tests.cli.runs import documented
+from tests.cli.test_units import helper
 from tests.support.fuse import need_fuse
 from tests.support.nbdkit import need
 from tests.support.target import IQN, TargetProcess
@@ -291,10 +292,13 @@ def test_mounted_by_name(url: str, tmp_path: Path) -> None:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         assert [line.split()[0] for line in mounts if str(place) in line] == ["disk"]
     finally:
-        good("umount", place)
+        good("umount", "disk")
+    assert os.listdir(place) == []
     good("add", "other", f"{url}/1")
     assert "has no mount point of its own" in bad(1, "mount", "other")
-    good("mount", "other", place)
+    assert "has no mount point of its own" in bad(1, "umount", "other")
+    done = helper("other", place, "-o", "rw")
+    assert (done.returncode, done.stderr) == (0, "")  # what mount(8) runs for a line of fstab
     good("umount", place)
 
 
@@ -309,6 +313,20 @@ def test_what_is_read_only_is_not_written_to(url: str, tmp_path: Path) -> None:
         assert "has the option ro" in bad(13, *words)
     assert "attach has no such option" in bad(7, "attach", "disk")
     good("copy", "disk", tmp_path / "all")
+
+
+def test_a_gateway_to_a_name(url: str, tmp_path: Path) -> None:
+    good("add", "disk", f"{url}/1", "--io-timeout", "20")
+    start = ("target", "--listen", "127.0.0.1:0", "--iqn", "iqn.2026-11.example:gate")
+    luns = ("--lun", f"{tmp_path}/own:size=1M", "--lun", "disk:ro")
+    with serving(*start, *luns, log=tmp_path / "log") as gate:
+        own, disk = good_json("info", gate.url)["disks"]
+        assert (own["size"], disk["size"], disk["read_only"]) == (1 << 20, 4 << 20, True)
+        assert disk["gateway_to"] == [IQN]
+    (tmp_path / "disk").touch()
+    done = iserblk(*start, "--lun", "disk", cwd=tmp_path)
+    assert done.returncode == 7
+    assert "write ./disk for the file" in done.stderr
 
 
 def test_nbdkit_takes_the_name(url: str, tmp_path: Path) -> None:

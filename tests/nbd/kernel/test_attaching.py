@@ -59,7 +59,9 @@ def test_named_luns(
     assert tool.good("attach", "lun-0", "lun-1") == said[1] + said[2]
     assert [kernel.size(name) for name in ("nbd1", "nbd2")] == [SIZE, SIZE * 2]
     assert json.loads((tool.run / "nbd1/state.json").read_text())["io_timeout"] == 20
-    tool.good("detach", "nbd1", "nbd2")
+    tool.good("detach", "lun-0", "nbd2")
+    assert kernel.connected() == []
+    assert "has no device of its own" in tool.refused(7, "detach", "free")
     assert tool.good("attach", "lun-0", "nbd0") == said[0]
     assert tool.good("attach", "--replace", "lun-0", "nbd0") == said[0]
     assert "another LUN" in tool.refused(7, "attach", "--replace", "lun-1", "nbd0")
