@@ -243,7 +243,7 @@ async def test_request_sense_keeps_nothing_from_the_disk(
         while not heard.is_unit_attention:  # the target looks once a second
             await trio.sleep(PAUSE_S)
             result = await disk.command(cdb.request_sense(252), answer)
-            heard = sense.decode(answer[: len(answer) - result.residual])
+            heard = sense.decode(bytes(answer[: len(answer) - result.residual]))
         assert heard.code == sense.CAPACITY_CHANGED
         await disk.write(memoryview(NEW), 2 * SIZE - BLOCK)
         assert disk.size == 2 * SIZE
