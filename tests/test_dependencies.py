@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = {"iserblk", "fuse_mount", "tests", "benchlib", "lablib", "manlib", "fake_disk"}
 # Debian's packages, which scripts/setup installs: no index of Python packages has them.
 DEBIAN = {"pyverbs", "nbd", "nbdkit"}
+FOR_TYPES = {"_typeshed"}  # no module at all: type checkers know it
 # Where a package has another name than the module that is imported.
 IMPORTED_AS = {
     "prometheus-client": "prometheus_client",
@@ -40,7 +41,7 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - OURS - DEBIAN
+    return found - set(sys.stdlib_module_names) - OURS - DEBIAN - FOR_TYPES
 
 
 @pytest.mark.parametrize(
