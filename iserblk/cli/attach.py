@@ -205,11 +205,11 @@ def _lun(urls: Sequence[str], given: Mapping[str, str], info: LunInfo, by_nbdkit
 
 
 def _for_udev(info: LunInfo) -> dict[str, str]:
-    """What udev would have of the LUN from the kernel's own initiator; and ISERBLK_ID, where there
+    """What udev would have of the LUN from the kernel's own initiator; and ID_ISERBLK, where there
     is a name for links."""
     found = properties(info.vendor, info.product, info.revision, info.serial, info.designators)
     named = found.get("ID_SERIAL")
-    return {**found, "ISERBLK_ID": named} if named else found
+    return {**found, "ID_ISERBLK": named} if named else found
 
 
 def _name(info: LunInfo) -> str:

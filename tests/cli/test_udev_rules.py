@@ -14,7 +14,7 @@ from tests.support.nbdkit import need
 from tests.support.target import END_S
 
 ID = "3600140500112233445566778899aabbc"
-TOLD = f"ID_SERIAL={ID}\nID_WWN_WITH_EXTENSION=0x{ID[1:]}\nISERBLK_ID={ID}\n"
+TOLD = f"ID_SERIAL={ID}\nID_WWN_WITH_EXTENSION=0x{ID[1:]}\nID_ISERBLK={ID}\n"
 
 # In mounts of its own: the rules, /run with what attach has told, and a /dev without links. udevadm
 # test(8) makes the links that it finds.

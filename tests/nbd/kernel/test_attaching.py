@@ -38,7 +38,7 @@ def test_udev_is_told_what_the_lun_is_called(
     (disk,) = good_json("info", f"{target.url}/1")["disks"]
     (naa,) = [each for each in disk["identifiers"] if each.startswith("naa.")]
     told = (tool.run / "nbd0" / "udev").read_text().splitlines()
-    assert f"ISERBLK_ID=3{naa.removeprefix('naa.')}" in told
+    assert f"ID_ISERBLK=3{naa.removeprefix('naa.')}" in told
     assert f"ID_WWN_WITH_EXTENSION=0x{naa.removeprefix('naa.')}" in told
     assert event.read_text() == "DEVNAME=nbd0\n"
     tool.good("detach", "nbd0")
