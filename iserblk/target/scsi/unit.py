@@ -403,8 +403,13 @@ class LogicalUnit:
         return {inquiry.SUPPORTED_PAGES: supported, **pages}
 
     def close(self) -> None:
-        """Write back the cache, and close the file. No task of this LUN may be running. Raises
-        OSError."""
+        """Write back the cache, bring what was written to stable storage, and close the file: no
+        initiator can ask for a flush any more. No task of this LUN may be running. Raises OSError;
+        the file is closed then, too."""
         with self._reading:
             self._closed = True
-        self.store.close()
+        try:
+            if self.loop is None and not self.read_only:  # what has a loop flushes by itself
+                self.store.flush()
+        finally:
+            self.store.close()

@@ -151,7 +151,27 @@ def test_ports_of_one_unit_have_pages_of_their_own() -> None:
     )
 
 
-def test_closing_closes_the_store() -> None:
+def test_closing_flushes_and_closes_the_store() -> None:
+    """What was acknowledged is on the disk then, as no initiator can ask for that any more. A
+    read-only unit has nothing to flush."""
     unit, store = made()
     unit.close()
+    assert store.calls == [("flush",), ("close",)]
+    unit, store = made(read_only=True)
+    unit.close()
     assert store.calls == [("close",)]
+
+
+def test_a_store_that_cannot_be_flushed_is_closed() -> None:
+    closed = []
+
+    class Closing(FakeStore):
+        def close(self) -> None:
+            closed.append(self)
+
+    store = Closing(1 << 20)
+    unit = LogicalUnit(store, serial="S", block=512)
+    store.failure = OSError(errno.EIO, "bad block")
+    with pytest.raises(OSError, match="bad block"):
+        unit.close()
+    assert closed == [store]
