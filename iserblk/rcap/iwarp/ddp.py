@@ -15,6 +15,7 @@ one 16-bit ``control``, whose lower half is RDMAP's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -28,6 +29,10 @@ VERSION: Final = 0x0100
 TAGGED_HEADER: Final = Struct(">HHIQ")  # ULPDU_Length, control, STag, TO
 UNTAGGED_HEADER: Final = Struct(">HHIIII")  # ULPDU_Length, control, Invalidate STag, QN, MSN, MO
 UNTAGGED_REST: Final = Struct(">IIII")  # the last four, from byte 4 of the FPDU on
+# Bytes 0..19 of an FPDU whose kind is not known yet: ULPDU_Length and control, then
+# tagged: STag, TO, and four bytes of what follows
+# untagged: Invalidate STag, QN and MSN as one number, MO
+HEADER: Final = Struct(">HHIQI")
 LENGTH: Final = Struct(">H")
 CRC: Final = Struct("<I")
 
@@ -39,6 +44,9 @@ MAX_ULPDU: Final = 65535
 MAX_FPDU: Final = 65544
 MAX_TO: Final = (1 << 64) - 1
 MASK32: Final = 0xFFFFFFFF
+
+# What the CRC is of bytes that end with their own CRC, if that is right.
+GOOD_CRC: Final = 0x48674BC7
 
 QN_SEND: Final = 0
 QN_READ_REQUEST: Final = 1
@@ -60,6 +68,19 @@ MPA_LENGTH: Final = (2, 0, 3)
 MPA_LOCAL: Final = (2, 0, 5)
 MPA_IRD: Final = (2, 0, 6)
 MPA_RTR: Final = (2, 0, 7)
+
+
+# What each frame needs, bound once. A compiled module looks up a method of a layout, or a name that
+# it has imported from a module that is not compiled, at each call.
+unpack_header: Final = HEADER.unpack_from
+pack_tagged: Final = TAGGED_HEADER.pack
+pack_untagged_into: Final = UNTAGGED_HEADER.pack_into
+pack_crc: Final = CRC.pack
+pack_crc_into: Final = CRC.pack_into
+crc_of: Final[Callable[..., int]] = crc32c
+
+Header = tuple[int, int, int, int, int]
+"""What ``unpack_header`` returns: with types, so that compiled code has numbers and not objects."""
 
 
 class TaggedHeader(NamedTuple):

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from typing import Final
 
-from iserblk.crc import crc32c
 from iserblk.errors import RemoteProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import checks, ddp, mpa, rdmap
@@ -179,7 +178,8 @@ class ReceiveCore:
         regions = self._stags.regions
         check = self._crc
         while tail - pos >= ddp.UNTAGGED_SIZE:
-            length, control, stag, to = ddp.TAGGED_HEADER.unpack_from(staging, pos)
+            header: ddp.Header = ddp.unpack_header(staging, pos)
+            length, control, stag, to, mo = header
             end = pos + ((length + 5) & ~3)  # where the CRC is: behind ULPDU_Length, ULPDU, pad
             if length < _TAGGED_ULPDU:
                 raise self._violation(pos, checks.TOO_SHORT)
@@ -188,7 +188,7 @@ class ReceiveCore:
                     self._begin_direct(pos, length, control, stag, to)
                     return
                 break
-            if check and crc32c(view[pos:end]) != ddp.CRC.unpack_from(staging, end)[0]:
+            if check and ddp.crc_of(view[pos : end + ddp.CRC_SIZE]) != ddp.GOOD_CRC:
                 raise self._violation(pos, checks.BAD_CRC)
             self.opened = True
             if control | _LAST == _WRITE_LAST:
@@ -208,7 +208,7 @@ class ReceiveCore:
                     start = pos + ddp.TAGGED_SIZE
                     target[to : to + size] = view[start : start + size]
             elif _SEND_LAST <= control <= _SEND_SE_INVALIDATE_LAST:
-                self._send(pos, length, control)
+                self._send(pos, length, control, stag, to, mo)
             else:
                 self._rare(pos, length, control, stag, to)
             pos = end + ddp.CRC_SIZE
@@ -216,14 +216,16 @@ class ReceiveCore:
         if tail - pos >= 2 and ddp.LENGTH.unpack_from(staging, pos)[0] < _TAGGED_ULPDU:
             raise self._violation(pos, checks.TOO_SHORT)
 
-    def _send(self, pos: int, length: int, control: int) -> None:
-        """Take the last segment of a Send, which mostly is its only segment."""
-        invalidate, qn, msn, mo = ddp.UNTAGGED_REST.unpack_from(self._staging, pos + 4)
+    def _send(
+        self, pos: int, length: int, control: int, invalidate: int, qn_msn: int, mo: int
+    ) -> None:
+        """Take the last segment of a Send, which mostly is its only segment. ``qn_msn``: QN and MSN
+        as one number."""
         size = length - _UNTAGGED_ULPDU
+        msn = self._send_msn
         if (
-            qn
+            qn_msn != msn  # the QN of Sends is 0
             or mo
-            or msn != self._send_msn
             or size <= 0
             or size > self._receive_size
             or self._consumed >= self.posted

@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from iserblk.crc import crc32c
 from iserblk.errors import LocalProtocolError
 from iserblk.rcap import seam
 from iserblk.rcap.iwarp import ddp, rdmap
@@ -97,11 +96,11 @@ class SendCore:
     have left. ``reads_finished``: Read Responses that have left.
     """
 
-    __slots__ = ("_alone", "_batch_size", "_crc", "_emss", "_framer", "_leaving", "_low",
-                 "_message", "_msn", "_offset", "_one_segment", "_ord", "_peer_max", "_position",
-                 "_read_msn", "_reads", "_records", "_response_ends", "_responses", "_segment",
-                 "_segments", "_sink_key", "_tagged_max", "_turn", "_untagged_max", "batch",
-                 "batch_left", "completions", "opened", "reads_finished",
+    __slots__ = ("_alone", "_batch_size", "_crc", "_emss", "_framer", "_leaving", "_leaving_ends",
+                 "_low", "_message", "_msn", "_offset", "_one_segment", "_ord", "_peer_max",
+                 "_position", "_read_msn", "_reads", "_records", "_response_ends", "_responses",
+                 "_segment", "_segments", "_sink_key", "_tagged_max", "_turn", "_untagged_max",
+                 "batch", "batch_left", "completions", "opened", "reads_finished",
                  "requests")  # fmt: skip
 
     def __init__(
@@ -153,7 +152,8 @@ class SendCore:
         # last byte of a response arrives, the peer may send its next Read Request at once, and our
         # count must not be behind then.
         self._position = 0  # bytes that have left
-        self._leaving: deque[tuple[int, seam.Completion]] = deque()
+        self._leaving: list[seam.Completion] = []  # in order, and where each ends
+        self._leaving_ends: list[int] = []
         self._response_ends: deque[int] = deque()
         self.completions: list[seam.Completion] = []
         self.reads_finished = 0
@@ -246,9 +246,8 @@ class SendCore:
         while self._response_ends and self._response_ends[0] <= self._position:
             self._response_ends.popleft()
             self.reads_finished += 1
-        leaving = self._leaving
-        while leaving and leaving[0][0] <= self._position:
-            self.completions.append(leaving.popleft()[1])
+        if self._leaving:
+            self._complete()
         if left:
             batch = self.batch
             index = 0
@@ -262,8 +261,18 @@ class SendCore:
 
     def _completes(self, request: seam.WorkRequest) -> None:
         """Complete the request when the last byte framed so far has left."""
-        completion = seam.Completion(request.opcode, request.token)
-        self._leaving.append((self._position + self.batch_left, completion))
+        self._leaving.append(seam.Completion(request.opcode, request.token))
+        self._leaving_ends.append(self._position + self.batch_left)
+
+    def _complete(self) -> None:
+        """Complete the requests that have left: mostly all of a batch at once."""
+        leaving, ends = self._leaving, self._leaving_ends
+        count = len(ends)
+        while count and ends[count - 1] > self._position:
+            count -= 1
+        self.completions += leaving[:count]
+        del leaving[:count]
+        del ends[:count]
 
     def _next(self) -> seam.WorkRequest | ReadResponse | None:
         """Take the next message to start. Read Responses and our own requests take turns."""
@@ -319,16 +328,17 @@ class SendCore:
             if size != frame.size:
                 frame.fit(size)
             whole = frame.whole
-            if self._full(len(whole), size & 3):
+            length = len(whole)
+            if self._full(length, size & 3):
                 return False
             stag = request.stag if request.opcode & seam.SEND_INVALIDATE else 0
             control = ddp.LAST | _SEND_CONTROL + request.opcode
             ulpdu = size + ddp.UNTAGGED_SIZE - ddp.LENGTH_SIZE
-            ddp.UNTAGGED_HEADER.pack_into(whole, 0, ulpdu, control, stag, 0, self._msn, 0)
+            ddp.pack_untagged_into(whole, 0, ulpdu, control, stag, 0, self._msn, 0)
             if self._crc:
-                ddp.CRC.pack_into(whole, len(frame.covered), crc32c(frame.covered))
+                ddp.pack_crc_into(whole, length - ddp.CRC_SIZE, ddp.crc_of(frame.covered))
             self.batch.append(whole)
-            self.batch_left += len(whole)
+            self.batch_left += length
         self._msn = (self._msn + 1) & ddp.MASK32
         if request.signaled:
             self._completes(request)
@@ -386,8 +396,10 @@ class SendCore:
             end = offset + size
             if end == total:
                 control |= ddp.LAST
-            # The peer chose the TO. Where it wraps, the peer finds the error.
-            header = ddp.TAGGED_HEADER.pack(ulpdu, control, stag, (to + offset) & ddp.MAX_TO)
+            at = to + offset
+            if at >> 64:  # the peer chose the TO; where it wraps, the peer finds the error
+                at &= ddp.MAX_TO
+            header = ddp.pack_tagged(ulpdu, control, stag, at)
             if size:
                 self._emit([header, data if size == total else data[offset:end]], size)
             else:
@@ -410,17 +422,19 @@ class SendCore:
             max(1, (BATCH_BUFFERS - len(batch)) // 3),
         )
         ulpdu = size + ddp.TAGGED_SIZE - ddp.LENGTH_SIZE
-        pack, pack_crc, crc = ddp.TAGGED_HEADER.pack, ddp.CRC.pack, self._crc
-        append = batch.append
+        crc = self._crc
         trailer = _NO_CRC[0]
         for start in range(offset, offset + count * size, size):
-            header = pack(ulpdu, control, stag, (to + start) & ddp.MAX_TO)
+            at = to + start
+            if at >> 64:
+                at &= ddp.MAX_TO
+            header = ddp.pack_tagged(ulpdu, control, stag, at)
             piece = data[start : start + size]
             if crc:
-                trailer = pack_crc(crc32c(piece, crc32c(header)))
-            append(header)
-            append(piece)
-            append(trailer)
+                trailer = ddp.pack_crc(ddp.crc_of(piece, ddp.crc_of(header)))
+            batch.append(header)
+            batch.append(piece)
+            batch.append(trailer)
         self.batch_left += count * frame
         return offset + count * size
 
@@ -454,18 +468,22 @@ class SendCore:
             self.batch.append(fpdu)
             self.batch_left += len(fpdu)
             return
+        crc, batch, left = self._crc, self.batch, self.batch_left
+        value = 0
+        for piece in pieces:
+            if crc:
+                value = ddp.crc_of(piece, value)
+            batch.append(piece)
+            left += len(piece)
         pad = -size & 3
-        if self._crc:
-            value = 0
-            for piece in pieces:
-                value = crc32c(piece, value)
-            if pad:
-                value = crc32c(_PADS[pad], value)
-            pieces.append(_PADS[pad] + ddp.CRC.pack(value))
+        if not crc:
+            batch.append(_NO_CRC[pad])
+        elif pad:
+            padding = _PADS[pad]
+            batch.append(padding + ddp.pack_crc(ddp.crc_of(padding, value)))
         else:
-            pieces.append(_NO_CRC[pad])
-        self.batch.extend(pieces)
-        self.batch_left += sum(map(len, pieces))
+            batch.append(ddp.pack_crc(value))
+        self.batch_left = left + pad + ddp.CRC_SIZE
 
     # --- endings ---
 
@@ -511,6 +529,7 @@ class SendCore:
         self._responses.clear()
         self._message = None
         self._leaving.clear()
+        self._leaving_ends.clear()
         self._response_ends.clear()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from iserblk.rcap.iwarp import ddp
 
@@ -25,6 +27,34 @@ def test_an_untagged_header() -> None:
     """RFC 5041 section 4.3: the ULP's five bytes, QN, MSN, MO."""
     header = ddp.UntaggedHeader(0x0102, 0x4143, 0x0A0B0C0D, 0, 1, 0x10)
     assert header.pack().hex() == "010241430a0b0c0d000000000000000100000010"
+
+
+WORD = st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1]) | st.integers(0, 2**32 - 1)
+LONG = st.sampled_from([0, 2**32, 2**62 - 1, 2**62, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+HALF = st.integers(0, 2**16 - 1)
+
+
+@given(HALF, HALF, WORD, LONG, WORD)
+def test_a_header_of_either_kind(length: int, control: int, stag: int, to: int, word: int) -> None:
+    """As the receive side takes it, which learns from it of which kind it is."""
+    tagged = ddp.TaggedHeader(length, control, stag, to).pack()
+    fields = (length, control, stag, to, word)
+    assert ddp.unpack_header(b"\xff" + tagged + word.to_bytes(4, "big"), 1) == fields
+    assert tagged == ddp.pack_tagged(length, control, stag, to)
+    qn, msn = to >> 32, to & ddp.MASK32
+    untagged = ddp.UntaggedHeader(length, control, stag, qn, msn, word).pack()
+    assert ddp.unpack_header(untagged, 0) == fields
+    packed = bytearray(b"\xff" * ddp.UNTAGGED_SIZE)
+    ddp.pack_untagged_into(packed, 0, length, control, stag, qn, msn, word)
+    assert packed == untagged
+
+
+@given(st.binary(max_size=100), st.integers(1, 2**32 - 1))
+def test_the_crc_of_bytes_with_their_crc(data: bytes, error: int) -> None:
+    """It is the same for all bytes, and another one with any other CRC behind them."""
+    crc = ddp.crc_of(data)
+    assert ddp.crc_of(data + ddp.pack_crc(crc)) == ddp.GOOD_CRC
+    assert ddp.crc_of(data + ddp.pack_crc(crc ^ error)) != ddp.GOOD_CRC
 
 
 @pytest.mark.parametrize("crc", [True, False])

@@ -369,6 +369,31 @@ def test_signaled_requests_complete_when_they_have_left() -> None:
     assert (completion.opcode, completion.token) == (seam.SEND, "token")
 
 
+@pytest.mark.parametrize("step", [1, 7, 124, 300, 1 << 30])
+def test_of_several_signaled_requests_those_complete_that_have_left(step: int) -> None:
+    core = core_for(crc=False)  # so that all leave in one batch
+    sizes = [100, 4, 60, 200, 0, 31]
+    for number, size in enumerate(sizes):
+        core.requests.append(send(bytes(size)))
+        core.requests[-1].signaled, core.requests[-1].token = number != 2, number
+    core.build()
+    ends = [sum(24 + (each + 3 & ~3) for each in sizes[: n + 1]) for n in range(len(sizes))]
+    assert core.batch_left == ends[-1]
+    gone = 0
+    while gone < ends[-1]:
+        count = min(step, core.batch_left)
+        core.sent(count)
+        gone += count
+        left = [number for number, end in enumerate(ends) if end <= gone and number != 2]
+        assert [each.token for each in core.completions] == left
+    request = send(b"next")
+    request.signaled, request.token = True, "next"
+    core.requests.append(request)
+    core.build()
+    core.sent(core.batch_left)
+    assert core.completions[-1].token == "next" and len(core.completions) == len(sizes)
+
+
 def test_a_slot_of_another_provider() -> None:
     core = core_for()
     request = seam.WorkRequest(seam.SEND)
