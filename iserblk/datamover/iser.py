@@ -39,6 +39,17 @@ CONTROL_LAYOUT: Final = struct.Struct(">BxxxIQIQ")
 # TotalAHSLength (top byte) and DataSegmentLength as one word (RFC 7143 section 11.2.1).
 LENGTHS: Final = struct.Struct(">I")
 LENGTHS_OFFSET: Final = HEADER_LENGTH + 4
+# Both in one: the fields of CONTROL_LAYOUT and LENGTHS; and the first and the last of them.
+MESSAGE_LAYOUT: Final = struct.Struct(">BxxxIQIQ4xI")
+MESSAGE_ENDS: Final = struct.Struct(">B31xI")
+
+# The methods of these layouts, bound once, as compiled code looks a method up at each call; and the
+# types of what they return, so that it has numbers and not objects.
+pack_control: Final = CONTROL_LAYOUT.pack_into
+unpack_message: Final = MESSAGE_LAYOUT.unpack_from
+unpack_ends: Final = MESSAGE_ENDS.unpack_from
+MessageFields = tuple[int, int, int, int, int, int]
+MessageEnds = tuple[int, int]
 
 ZERO_BASED_LENGTH: Final = 12
 ZERO_BASED_MINIMUM: Final = ZERO_BASED_LENGTH + BHS_LENGTH
@@ -79,10 +90,15 @@ def check_message_untrusted(message: memoryview) -> bool:
     length = len(message)
     if length < MINIMUM_LENGTH or message[0] & 0xF0 != CONTROL:
         return _is_control_untrusted(message)
-    word = LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
-    if MINIMUM_LENGTH + (word >> 24) * 4 + (word & 0xFFFFFF) > length:
+    word: int = LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
+    if length_behind(word) > length - MINIMUM_LENGTH:
         raise _incomplete(word, length - MINIMUM_LENGTH)
     return True
+
+
+def length_behind(lengths: int) -> int:
+    """Bytes of AHS and data that the word of lengths declares behind the BHS, without padding."""
+    return (lengths >> 24) * 4 + (lengths & 0xFFFFFF)
 
 
 def check_zero_based_untrusted(message: memoryview) -> bool:
@@ -90,8 +106,8 @@ def check_zero_based_untrusted(message: memoryview) -> bool:
     length = len(message)
     if length < ZERO_BASED_MINIMUM or message[0] & 0xF0 != CONTROL:
         return _is_control_untrusted(message)
-    word = LENGTHS.unpack_from(message, ZERO_BASED_LENGTHS_OFFSET)[0]
-    if ZERO_BASED_MINIMUM + (word >> 24) * 4 + (word & 0xFFFFFF) > length:
+    word: int = LENGTHS.unpack_from(message, ZERO_BASED_LENGTHS_OFFSET)[0]
+    if length_behind(word) > length - ZERO_BASED_MINIMUM:
         raise _incomplete(word, length - ZERO_BASED_MINIMUM)
     return True
 

@@ -18,10 +18,7 @@ from iserblk.datamover.allocation import Allocation, Event
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
-    CONTROL_LAYOUT,
     HEADER_LENGTH,
-    LENGTHS,
-    LENGTHS_OFFSET,
     MINIMUM_LENGTH,
     RSV,
     WSV,
@@ -29,8 +26,11 @@ from iserblk.datamover.iser import (
     ZERO_BASED_LENGTH,
     ZERO_BASED_MINIMUM,
     ConnectionFlags,
+    MessageEnds,
     check_message_untrusted,
     check_zero_based_untrusted,
+    pack_control,
+    unpack_ends,
 )
 from iserblk.datamover.seam import (
     BIDIRECTIONAL,
@@ -219,9 +219,7 @@ class IserInitiator:
         read_stag: int,
         read_base: int,
     ) -> None:
-        CONTROL_LAYOUT.pack_into(
-            slot.header.view, 0, flags, write_stag, write_base, read_stag, read_base
-        )
+        pack_control(slot.header.view, 0, flags, write_stag, write_base, read_stag, read_base)
 
     def _data_out_opcode(self, slot: PduSlot) -> int:
         """Only the last Data-Out of a write asks for an event: before it the target has nothing to
@@ -305,12 +303,14 @@ class IserInitiator:
         return received
 
     def _receive(self, message: memoryview, invalidated: int) -> None:
-        # The common case in one test: a control header and a BHS without AHS and data.
-        if (
-            len(message) != MINIMUM_LENGTH
-            or message[0] != CONTROL
-            or LENGTHS.unpack_from(message, LENGTHS_OFFSET)[0]
-        ) and not check_message_untrusted(message):
+        # The common case: a control header and a BHS without AHS and data.
+        if len(message) == MINIMUM_LENGTH:
+            ends: MessageEnds = unpack_ends(message, 0)
+            first, lengths = ends
+            if first == CONTROL and not lengths:
+                self.user.control_notify(message, HEADER_LENGTH, invalidated)
+                return
+        if not check_message_untrusted(message):
             self._take_reply(message, invalidated)
         else:
             self.user.control_notify(message, HEADER_LENGTH, invalidated)

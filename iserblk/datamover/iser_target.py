@@ -19,7 +19,6 @@ from iserblk.datamover.allocation import Allocation, Event
 from iserblk.datamover.iser import (
     BHS_LENGTH,
     CONTROL,
-    CONTROL_LAYOUT,
     HEADER_LENGTH,
     HELLO,
     MINIMUM_LENGTH,
@@ -28,8 +27,11 @@ from iserblk.datamover.iser import (
     ZERO_BASED_LAYOUT,
     ZERO_BASED_LENGTH,
     ZERO_BASED_MINIMUM,
+    MessageFields,
     check_message_untrusted,
     check_zero_based_untrusted,
+    length_behind,
+    unpack_message,
 )
 from iserblk.datamover.seam import (
     ACKNOWLEDGE,
@@ -245,7 +247,8 @@ class IserTarget:
         transfer.opcode = RDMA_WRITE
         transfer.data = data
         transfer.stag = slot.read_stag
-        transfer.to = (slot.read_base + buffer_offset) & 0xFFFFFFFFFFFFFFFF
+        to = slot.read_base + buffer_offset
+        transfer.to = to & 0xFFFFFFFFFFFFFFFF if to >> 64 else to
         transfer.signaled = False
         if notify_enable or acknowledge:
             if acknowledge and self._recovery_level not in (0, 1) and not self.qp.ord:
@@ -301,7 +304,8 @@ class IserTarget:
         transfer.opcode = RDMA_READ
         transfer.data = sink
         transfer.stag = slot.write_stag
-        transfer.to = (slot.write_base + buffer_offset) & 0xFFFFFFFFFFFFFFFF
+        to = slot.write_base + buffer_offset
+        transfer.to = to & 0xFFFFFFFFFFFFFFFF if to >> 64 else to
         slot.sn += 1
         slot.notices = NOTIFY if notify_enable else 0
         slot.busy += 1
@@ -383,12 +387,20 @@ class IserTarget:
             self.user.data_ack_notify(slot, sn)
 
     def _receive(self, message: memoryview, invalidated: int) -> None:
-        if not check_message_untrusted(message):
+        behind = len(message) - MINIMUM_LENGTH
+        if behind < 0:
+            check_message_untrusted(message)  # raises, unless it is a Hello
+            self._take_hello(message, invalidated)
+            return
+        fields: MessageFields = unpack_message(message, 0)
+        flags, write_stag, write_base, read_stag, read_base, lengths = fields
+        if (
+            flags & 0xF0 != CONTROL or length_behind(lengths) > behind
+        ) and not check_message_untrusted(message):
             self._take_hello(message, invalidated)
             return
         if invalidated:
             raise RemoteProtocolError("iSER", "an initiator sent a Send with Invalidate")
-        flags, write_stag, write_base, read_stag, read_base = CONTROL_LAYOUT.unpack_from(message, 0)
         self._write_stag = write_stag if flags & WSV else 0
         self._write_base = write_base
         self._read_stag = read_stag if flags & RSV else 0

@@ -84,14 +84,22 @@ LENGTHS_OFFSET: Final = 4
 SCSI_COMMAND_FIELDS: Final = struct.Struct(">BBxxI8sIIII16s")
 # A SCSI Data-Out: opcode, flags, lengths, LUN, ITT, TTT, ExpStatSN, DataSN, Buffer Offset.
 DATA_OUT_FIELDS: Final = struct.Struct(">BBxxI8sII4xI4xII4x")
-# A SCSI Response: opcode, flags, response, status, lengths, ITT, StatSN, ExpCmdSN, MaxCmdSN,
-# residual count.
-RESPONSE_HOT: Final = struct.Struct(">BBBBI8xI4xIII8xI")
-# The same for writing, with SNACK Tag, ExpDataSN and the bidirectional residual count.
-SCSI_RESPONSE_FIELDS: Final = struct.Struct(">BBBBI8xIIIIIIII")
+# A SCSI Response: opcode, flags, response and status as one word, lengths, ITT, StatSN, ExpCmdSN,
+# MaxCmdSN, residual count. SNACK Tag, ExpDataSN and the bidirectional residual count are written as
+# zeroes.
+SCSI_RESPONSE_FIELDS: Final = struct.Struct(">II8xI4xIII8xI")
 
 BIDI_RESIDUAL: Final = struct.Struct(">I")
 BIDI_RESIDUAL_OFFSET: Final = 40
+
+# The methods of these layouts, bound once, as compiled code looks a method up at each call; and the
+# types of what they return, so that it has numbers and not objects.
+unpack_scsi_command: Final = SCSI_COMMAND_FIELDS.unpack_from
+pack_scsi_command: Final = SCSI_COMMAND_FIELDS.pack_into
+unpack_scsi_response: Final = SCSI_RESPONSE_FIELDS.unpack_from
+pack_scsi_response: Final = SCSI_RESPONSE_FIELDS.pack_into
+ScsiCommandFields = tuple[int, int, int, bytes, int, int, int, int, bytes]
+ScsiResponseFields = tuple[int, int, int, int, int, int, int]
 
 _ANY_BUFFER = bytes | bytearray | memoryview
 

@@ -38,8 +38,8 @@ RW12: Final = struct.Struct(">BBIIBB")  # blocks before group
 RW16: Final = struct.Struct(">BBQIBB")  # blocks before group
 
 _SLOT10: Final = struct.Struct(">BBIBHB6x")
-_pack10 = _SLOT10.pack_into
-_pack16 = RW16.pack_into
+_pack10: Final = _SLOT10.pack_into
+_pack16: Final = RW16.pack_into
 
 Slot = memoryview | bytearray
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -228,10 +229,9 @@ def test_hot_response_is_the_response(
         residual=residual,
     )
     numbers = (stat_sn, exp_cmd_sn, max_cmd_sn)
-    fields = (opcode, flags, response, status, 20, itt, *numbers, residual)
-    assert bhs.RESPONSE_HOT.unpack_from(whole.pack()) == fields
-    raw = bytearray(bhs.BHS_LENGTH)
-    bhs.SCSI_RESPONSE_FIELDS.pack_into(
-        raw, 0, opcode, flags, response, status, 20, itt, 1, *numbers, 2, 3, residual
-    )
-    assert raw == whole.pack()
+    word = int.from_bytes((opcode, flags, response, status), "big")
+    fields = (word, 20, itt, *numbers, residual)
+    assert bhs.SCSI_RESPONSE_FIELDS.unpack_from(whole.pack()) == fields
+    raw = bytearray(b"\xff" * bhs.BHS_LENGTH)
+    bhs.SCSI_RESPONSE_FIELDS.pack_into(raw, 0, *fields)
+    assert raw == replace(whole, snack_tag=0, exp_data_sn=0, bidi_residual=0).pack()

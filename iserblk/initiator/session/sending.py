@@ -342,7 +342,7 @@ class SendQueue:
             ahs = bhs.pack_bidirectional_read_length(slot.inline, read_length)
             slot.inline_length = ahs
             immediate = ahs // 4 << 24  # TotalAHSLength
-        bhs.SCSI_COMMAND_FIELDS.pack_into(
+        bhs.pack_scsi_command(
             slot.bhs,
             0,
             bhs.SCSI_COMMAND,

@@ -112,37 +112,25 @@ class Answers:
         self._connection = connection
 
     def control_notify(self, message: memoryview, at: int, invalidated: int) -> None:
-        (
-            opcode,
-            flags,
-            response,
-            status,
-            lengths,
-            itt,
-            stat_sn,
-            exp_cmd_sn,
-            max_cmd_sn,
-            residual,
-        ) = bhs.RESPONSE_HOT.unpack_from(message, at)
+        fields: bhs.ScsiResponseFields = bhs.unpack_scsi_response(message, at)
+        word, lengths, itt, stat_sn, exp_cmd_sn, max_cmd_sn, residual = fields
+        opcode = word >> 24
         if opcode != bhs.SCSI_RESPONSE:
             self._control_response(message, at, opcode, invalidated)
             return
         queue = self._queue
         connection = self._connection
         index = itt & INDEX_MASK
-        slot = queue.tasks[index] if index < len(queue.tasks) else None
-        if (
-            slot is None
-            or slot.itt != itt
-            or slot.state < SENT
-            or slot.connection is not connection
-        ):
+        slot = queue.tasks[index if index < len(queue.tasks) else 0]  # its ITT then is another
+        if slot.itt != itt or slot.state < SENT or slot.connection is not connection:
             raise RemoteProtocolError("iSCSI", f"SCSI Response for task {itt:#x}: no such task")
         connection.exp_stat_sn = (stat_sn + 1) & 0xFFFFFFFF
         connection.datamover.deallocate_task_resources(slot, invalidated)
         connection.ended += 1
+        flags = word >> 16 & 0xFF
+        status = word & 0xFF
         slot.status = status
-        slot.response = response
+        slot.response = word >> 8 & 0xFF
         if flags & (bhs.RESIDUAL_FLAGS | bhs.BIDI_FLAGS):
             self._take_residuals(slot, message, at, flags, residual)
         else:

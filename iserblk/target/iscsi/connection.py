@@ -694,9 +694,8 @@ class TargetConnection:
     # -- SCSI commands ----------------------------------------------------------------------------
 
     def _scsi_command(self, message: memoryview, at: int) -> None:
-        (first, flags, lengths, lun_field, itt, edtl, cmd_sn, _, cdb) = (
-            bhs.SCSI_COMMAND_FIELDS.unpack_from(message, at)
-        )
+        fields: bhs.ScsiCommandFields = bhs.unpack_scsi_command(message, at)
+        first, flags, lengths, lun_field, itt, edtl, cmd_sn, _, cdb = fields
         if not self.session.attached:
             self._reject(message, at, pdu.REJECT_PROTOCOL_ERROR, True)
             return

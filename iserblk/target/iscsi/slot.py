@@ -234,20 +234,16 @@ def pack_response(slot: TargetTask, moved: int, numbers: Numbers) -> None:
         slot.inline_length = 2 + len(sense)
     else:
         slot.inline_length = 0
-    bhs.SCSI_RESPONSE_FIELDS.pack_into(
+    bhs.pack_scsi_response(
         slot.bhs,
         0,
-        bhs.SCSI_RESPONSE,
-        flags,
-        0,
-        task.status,
+        bhs.SCSI_RESPONSE << 24 | flags << 16 | task.status,
         slot.inline_length,
         slot.itt,
-        0,
         numbers.take_stat_sn(),
         numbers.window.exp_cmd_sn,
         numbers.window.max_cmd_sn,
-        0,
-        bidi_residual,
         residual,
     )
+    if bidi_residual:
+        bhs.BIDI_RESIDUAL.pack_into(slot.bhs, bhs.BIDI_RESIDUAL_OFFSET, bidi_residual)

@@ -22,8 +22,8 @@ from iserblk.target.store.store import Ended, LoopStore
 
 log = logging.getLogger(__name__)
 
-_unpack10 = RW10.unpack_from
-_unpack16 = RW16.unpack_from
+_unpack10: Final = RW10.unpack_from
+_unpack16: Final = RW16.unpack_from
 _BYTCHK_FIELD: Final = 0x06
 _VERIFY_STEP: Final = 1 << 20  # bytes read at once
 _REPEATED: Final = (sense.NOT_READY, sense.UNIT_ATTENTION, sense.ABORTED_COMMAND)
