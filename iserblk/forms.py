@@ -64,6 +64,7 @@ MODULES = (
     "iserblk.rcap.seam",
     "iserblk.rcap.stags",
     "iserblk.scsi.cdb",
+    "iserblk.scsi.luns",
     "iserblk.sockets.stream",
     "iserblk.sockets.wire",
     "iserblk.target.iscsi.buffers",

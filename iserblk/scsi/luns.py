@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import Final
 
 from iserblk.errors import LocalProtocolError, RemoteProtocolError
 
-MAXIMUM = 0x3FFF
-NONE = -1  # the field names no LUN that can exist
+MAXIMUM: Final = 0x3FFF
+NONE: Final = -1  # the field names no LUN that can exist
 
-_PERIPHERAL_LIMIT = 256
-_FLAT = 0x4000
-_FIELD = struct.Struct(">H6x")
-_REPORT_HEADER = struct.Struct(">I4x")
+_PERIPHERAL_LIMIT: Final = 256
+_FLAT: Final = 0x4000
+_ONE_LEVEL: Final = bytes(6)
+_FIELD: Final = struct.Struct(">H6x")
+_REPORT_HEADER: Final = struct.Struct(">I4x")
 
 
 def encode(lun: int) -> bytes:
@@ -33,9 +35,10 @@ def encode(lun: int) -> bytes:
 
 def decode(field: bytes | memoryview) -> int:
     """The LUN that 8 bytes name, or NONE. Never raises."""
-    if len(field) != 8 or any(field[2:]):
+    octets = bytes(field)
+    if len(octets) != 8 or octets[2:] != _ONE_LEVEL:
         return NONE
-    first = field[0] << 8 | field[1]
+    first = octets[0] << 8 | octets[1]
     if first < _PERIPHERAL_LIMIT:
         return first
     return first & MAXIMUM if first >> 14 == 1 else NONE

@@ -117,10 +117,11 @@ class BufferPool:
 
     def give(self, buffer: memoryview) -> None:
         """Take back a buffer of ``take``, which the caller no longer uses."""
-        whole = memoryview(buffer.obj)
-        size = len(whole)
-        if size >> _LARGE:
-            whole = whole.cast("B")
+        memory = buffer.obj
+        size = len(memory)  # type: ignore[arg-type]  # a bytearray, or an array of bytes
+        whole = buffer
+        if len(buffer) != size:
+            whole = memoryview(memory).cast("B")
         self.used -= size
         self._budget.used -= size
         if self._kept + size <= _KEPT_BYTES:

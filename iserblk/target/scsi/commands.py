@@ -49,7 +49,7 @@ class Command(NamedTuple):
 
     usage: bytes
     length: int  # bytes of the CDB
-    forbidden: int  # bits that must be 0; the CDB is taken as one big-endian number
+    forbidden: tuple[tuple[int, int], ...]  # index of a byte of the CDB, its bits that must be 0
     begin: Begin | None
     access: int
 
@@ -60,9 +60,8 @@ class Command(NamedTuple):
 
 def _command(usage: str, begin: Begin | None, access: int) -> Command:
     raw = bytes.fromhex(usage)
-    allowed = b"\xff" + raw[1:]
-    forbidden = (1 << 8 * len(raw)) - 1 - int.from_bytes(allowed, "big")
-    return Command(raw, len(raw), forbidden, begin, access)
+    forbidden = [(at, 0xFF & ~allowed) for at, allowed in enumerate(raw) if at and allowed != 0xFF]
+    return Command(raw, len(raw), tuple(forbidden), begin, access)
 
 
 def _report_supported(task: DeviceTask, unit: LogicalUnit) -> None:
@@ -174,13 +173,12 @@ def has(unit: LogicalUnit, command: Command) -> bool:
 
 def check_fields(command: Command, cdb: bytes) -> None:
     """Raises CheckCondition for a CDB that is too short, or that has a forbidden bit set."""
-    length = command.length
-    if len(cdb) < length:
+    if len(cdb) < command.length:
         raise invalid_field(len(cdb))
-    wrong = int.from_bytes(cdb[:length], "big") & command.forbidden
-    if wrong:
-        highest = wrong.bit_length() - 1
-        raise invalid_field(length - 1 - highest // 8, highest % 8)
+    for at, bits in command.forbidden:
+        wrong = cdb[at] & bits
+        if wrong:
+            raise invalid_field(at, wrong.bit_length() - 1)
 
 
 # -- REPORT SUPPORTED OPERATION CODES --------------------------------------------------------------
