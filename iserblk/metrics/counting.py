@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import Final
 
 OPERATIONS = ("read", "write", "flush", "trim", "zero")
-READ, WRITE, FLUSH, TRIM, ZERO = range(len(OPERATIONS))
+READ: Final = 0  # indices of the above
+WRITE: Final = 1
+FLUSH: Final = 2
+TRIM: Final = 3
+ZERO: Final = 4
 
 # A row: numbers of requests by duration (index 0: up to 1 µs; i: more than 2^(i-1), up to 2^i µs;
 # see ``index_of``), then three sums.
-HISTOGRAM = 64
-BYTES = HISTOGRAM  # of successful requests
-ERRORS = HISTOGRAM + 1
-NANOSECONDS = HISTOGRAM + 2
-_ROW = HISTOGRAM + 3
+HISTOGRAM: Final = 64
+BYTES: Final = 64  # of successful requests
+ERRORS: Final = 65
+NANOSECONDS: Final = 66
+_ROW: Final = 67
 
 Rows = list[list[int]]
 

@@ -96,7 +96,12 @@ REQUEST_MAGIC: Final = 0x25609513
 EXTENDED_REQUEST: Final = struct.Struct(">IHHQQQ")
 EXTENDED_REQUEST_MAGIC: Final = 0x21E41C71
 
+RequestFields = tuple[int, int, int, int, int, int]
+"""What both layouts of requests return: with types, so that compiled code has numbers and not
+objects."""
+
 SIMPLE_REPLY: Final = struct.Struct(">IIQ")  # magic, error, cookie
+pack_simple_reply: Final = SIMPLE_REPLY.pack_into  # bound: compiled code looks it up at each call
 SIMPLE_REPLY_MAGIC: Final = 0x67446698
 CHUNK: Final = struct.Struct(">IHHQI")  # magic, flags, type, cookie, length of the payload
 CHUNK_MAGIC: Final = 0x668E33EF

@@ -155,7 +155,9 @@ class Transmission:
         self._moved = self._moved_before = 0  # bytes, now and at the last call of ``hoards``
         self._slow = 0  # calls in a row
         self._extended = negotiated.extended
-        self._header = nbd.EXTENDED_REQUEST if self._extended else nbd.REQUEST
+        header = nbd.EXTENDED_REQUEST if self._extended else nbd.REQUEST
+        self._unpack = header.unpack_from
+        self._size = header.size
         self._magic = nbd.EXTENDED_REQUEST_MAGIC if self._extended else nbd.REQUEST_MAGIC
         # Where the header of a read's reply begins in its buffer.
         reply = (
@@ -259,12 +261,12 @@ class Transmission:
             self._pass_over()
         if self.paused:
             return
-        header, magic, data = self._header, self._magic, self._chunk.data
-        size = header.size
+        unpack, size, magic, data = self._unpack, self._size, self._magic, self._chunk.data
         extended = self._extended
         most_flags = self._flags
         while not self.ended and self._end - self._start >= size:
-            got, flags, command, cookie, offset, length = header.unpack_from(data, self._start)
+            fields: nbd.RequestFields = unpack(data, self._start)
+            got, flags, command, cookie, offset, length = fields
             if got != magic:
                 raise RemoteProtocolError("NBD", f"a request begins with {got:#x}")
             # An extended WRITE has data also where it lacks the flag that it must have: a client
@@ -391,7 +393,7 @@ class Transmission:
         length = request.length
         request.buffer = buffer
         request.data = memoryview(buffer)[HEADROOM : HEADROOM + length]
-        begin = self._start + self._header.size
+        begin = self._start + self._size
         here = min(self._end - begin, length)
         request.data[:here] = self._chunk.view[begin : begin + here]
         self._start = begin + here
@@ -424,7 +426,7 @@ class Transmission:
             error, text = nbd.EINVAL, f"the export has no command {command}"
         else:
             error, text = nbd.EINVAL, f"flags {flags:#x} do not go with command {command}"
-        self._start += self._header.size
+        self._start += self._size
         # Not before the data has come: clients (libnbd) look for the request of an answer only
         # among those that they have sent whole.
         self._refusal = cookie, offset, error, text
@@ -485,7 +487,7 @@ class Transmission:
                     request.offset,
                 )
             else:
-                nbd.SIMPLE_REPLY.pack_into(buffer, at, nbd.SIMPLE_REPLY_MAGIC, 0, cookie)
+                nbd.pack_simple_reply(buffer, at, nbd.SIMPLE_REPLY_MAGIC, 0, cookie)
             self.out.append(request.reply)
             self.out_size += HEADROOM - at + length
             self._leaving.append(request)
