@@ -221,7 +221,8 @@ def test_several_secrets_are_refused(directory: Path) -> None:
 def test_a_file_with_a_secret_that_others_can_read(directory: Path) -> None:
     directory.mkdir()
     path = directory / "disk.conf"
-    path.write_text(f"URL=iser://alice%{SECRET}@host/iqn.2026-11.example:disk/0\n")
+    text = f"URL=iser://alice%{SECRET}@host/iqn.2026-11.example:disk/0?target_password={THEIRS}\n"
+    path.write_text(f"{text}OPTIONS=target_password={THEIRS}\n")
     path.chmod(0o644)
     for words in (["info", "disk"], ["show", "disk"], ["remove", "disk"]):
         line = bad(7, *words)
@@ -229,6 +230,12 @@ def test_a_file_with_a_secret_that_others_can_read(directory: Path) -> None:
         assert SECRET not in line
     path.chmod(0o600)
     nothing_is_told(directory)
+    assert good("show", "disk").count("=***") == 2
+    path.write_text(text.replace("disk/0", "disk/far"))  # an error in the URL shows nothing, too
+    for words in (["info", "disk"], ["show", "disk"]):
+        line = bad(7, *words)
+        assert SECRET not in line and THEIRS not in line
+    assert SECRET not in good("list")
 
 
 # --- names in place of URLs ----------------------------------------------------------------------
