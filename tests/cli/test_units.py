@@ -112,6 +112,30 @@ def test_systemd_finds_nothing_wrong(name: str, root: Path) -> None:
         assert (said == []) == good, said
 
 
+# Options of systemd that give a service a mount namespace of its own, systemd.exec(5).
+NAMESPACES = ("ProtectSystem=", "ProtectHome=", "Private", "ReadOnlyPaths=", "InaccessiblePaths=",
+              "ProtectKernel", "ProtectControlGroups=", "ProtectProc=", "BindPaths=")  # fmt: skip
+EXPOSURE = 55  # of 100: 96 is a service without any hardening
+
+
+@pytest.mark.parametrize("name", UNITS[:2])
+def test_units_of_luns_are_hardened(name: str, root: Path) -> None:
+    """As far as that needs no mount namespace: what they mount is for all, and what is mounted is
+    what they must see."""
+    need("systemd-analyze")
+    unit = root / "etc/systemd/system" / name
+    lines = unit.read_text().splitlines()
+    assert not [line for line in lines if line.startswith(NAMESPACES)]
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", f"--threshold={EXPOSURE}",
+         "--no-pager", unit],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "unrecognized option" in done.stderr:
+        pytest.skip("requires systemd-analyze security --offline: systemd 250 or later")
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_mount_unit(root: Path, target: TargetProcess, tmp_path: Path) -> None:
     need_fuse()
     place = tmp_path / "place"
