@@ -77,7 +77,7 @@ def test_from_a_wheel(tmp_path: Path) -> None:
     place = prefix / "share" / "iserblk"
     shutil.copytree(ROOT / "scripts" / "systemd", place / "systemd")
     shutil.copy(ROOT / "scripts" / "install-units", place)
-    words = [place / "install-units", "--root", tmp_path / "root"]
+    words: list[str | Path] = [place / "install-units", "--root", tmp_path / "root"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"{prefix}/bin/iserblk is missing: install iserblk there again" in done.stderr
@@ -128,7 +128,7 @@ def test_units_of_luns_are_hardened(name: str, root: Path) -> None:
     assert not [line for line in lines if line.startswith(NAMESPACES)]
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", f"--threshold={EXPOSURE}",
-         "--no-pager", unit],
+         "--no-pager", str(unit)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if "unrecognized option" in done.stderr:
