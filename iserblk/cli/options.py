@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,6 +13,11 @@ from iserblk.errors import BadArgument
 from iserblk.options import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[int]
+else:
+    _ParamType = click.ParamType  # not generic in click 8.1
 
 # Options of a connection: name, metavar, help. iserblk.options checks their values.
 CONNECTION = (
@@ -128,7 +133,7 @@ def connection(given: dict[str, str | None]) -> dict[str, str]:
     return found
 
 
-class Size(click.ParamType[int]):
+class Size(_ParamType):
     """A number of bytes, such as 4096, 64M or 1G."""
 
     name = "size"
