@@ -14,11 +14,13 @@ PACKAGES = ("iserblk", "fuse_mount", "nbd_plugin")
 
 # Modules without a test module of their own, and where they are tested instead; or why not.
 ELSEWHERE: dict[str, str] = {
+    "iserblk/asyncio.py": "tests/integration/test_asyncio.py",
     "iserblk/aio.py": "tests/test_public_names.py",
     "fuse_mount/__main__.py": "tests/fuse_mount/test_mount.py runs it as a program",
     "iserblk/cli/__main__.py": "tests/cli/test_main.py runs it as a program",
     "iserblk/cli/add.py": "tests/cli/test_named.py",
     "iserblk/cli/attach.py": "tests/nbd/kernel/test_attaching.py",
+    "iserblk/cli/csi.py": "tests/csi/test_csi_server.py",
     "iserblk/cli/detach.py": "tests/nbd/kernel/test_attaching.py",
     "iserblk/cli/disable.py": "tests/cli/test_named_units.py",
     "iserblk/cli/enable.py": "tests/cli/test_named_units.py",
@@ -26,6 +28,9 @@ ELSEWHERE: dict[str, str] = {
     "iserblk/cli/named_rows.py": "tests/cli/test_named.py",
     "iserblk/cli/remove.py": "tests/cli/test_named.py",
     "iserblk/cli/show.py": "tests/cli/test_named.py",
+    "iserblk/csi/messages.py": "tests/csi/test_csi_server.py",
+    "iserblk/csi/refusals.py": "an error and its codes; tests/csi/test_csi_node.py",
+    "iserblk/csi/volumes.py": "tests/csi/test_csi_node.py",
     "iserblk/datamover/seam.py": "Protocols and the slots; tests/contract/test_datamover.py",
     "iserblk/datamover/tcp_initiator.py": (
         "tests/contract/test_datamover_tcp.py and tests/contract/test_datamover.py"
@@ -47,6 +52,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     "iserblk/discovery/slp_connection.py": "tests/target/announcing/test_announcing_slp.py",
     "iserblk/disk/aio.py": "tests/integration/test_disk_data.py, through both faces",
+    "iserblk/disk/asyncio.py": "tests/integration/test_asyncio.py",
     "iserblk/disk/blocking.py": "tests/integration/test_disk_data.py, through both faces",
     "iserblk/disk/multipath/failback.py": "tests/integration/test_fail_back.py",
     "iserblk/disk/seam.py": "Protocols; tests/integration/test_disk_data.py runs both faces",
@@ -101,9 +107,11 @@ PRIVATE: dict[str, set[str]] = {
         "_mutex",
     },
     "tests/initiator/session/test_races.py": {"_free"},
+    "tests/integration/test_asyncio.py": {"_disk"},
     "tests/integration/test_tgtd.py": {"_unlock"},
     "tests/lab/guest/test_rxe_contract_endings.py": {"_engine", "_modules"},
     "tests/metrics/test_counting.py": {"_every"},
+    "tests/metrics/test_places.py": {"_RUN"},
     "tests/rcap/iwarp/test_receive.py": {"_send_msn"},
     "tests/rcap/iwarp/test_streaming.py": {"_pair", "_stream"},
     "tests/rcap/test_stags.py": {"_free"},

@@ -130,6 +130,7 @@ ALLOWED: dict[str, set[str]] = {
         *("nbd.listening", "nbd.client", "nbd.server", "nbd.serving"),
     },
     "nbd.nbdkit": {"errors", "credentials", "disk.blocking", "nbd.kernel"},
+    "csi": {"errors", "options", "url", "nbd.kernel"},
     "target.store": {"errors", "files"},
     "target.ports": {"errors", "scsi"},
     "target.task_set": {"scsi"},
@@ -187,7 +188,7 @@ ALLOWED: dict[str, set[str]] = {
             "iscsi",
         ),
         *("secret", "scsi", "named"),
-        *("metrics", "disk", "discovery", "doctor", "nbd", "target", "gateway"),
+        *("metrics", "disk", "discovery", "doctor", "nbd", "csi", "target", "gateway"),
     },
 }
 # Only the drivers, the shells and the command line wait.

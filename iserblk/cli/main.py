@@ -41,6 +41,7 @@ COMMANDS = {
     "bench": "Measure the speed of a LUN through the Python API.",
     "stats": "Show requests and latencies of the LUNs in use.",
     "exporter": "Serve the metrics of all LUNs in use, for Prometheus.",
+    "csi": "Serve LUNs as volumes of Kubernetes: a CSI node plugin.",
     "doctor": "Check this machine and a portal; say what to do about problems.",
     "add": "Give LUNs a name, which commands take in place of their URLs.",
     "list": "List the named LUNs.",
@@ -52,6 +53,9 @@ COMMANDS = {
 }
 
 _MODULES = {"import": "importing"}  # a word of Python's is no name of a module
+
+# Modules of packages with another name → what to give to pip.
+_REQUIREMENTS = {"grpc": "iserblk[csi]", "google": "iserblk[csi]"}
 
 _USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
 
@@ -156,7 +160,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("iserblk"):
             raise
-        remedy = HERE.python_package(error.name or "")
+        name = error.name or ""
+        remedy = HERE.python_package(
+            name, requirement=_REQUIREMENTS.get(name.partition(".")[0], "")
+        )
         _complain(f"the Python package {error.name} is missing: {remedy}")
         return 1
     return 0

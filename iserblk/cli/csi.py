@@ -1,0 +1,73 @@
+"""``iserblk csi``: a CSI node plugin, for the kubelet of its node."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from iserblk.cli.notify import ready, tell_systemd
+from iserblk.csi.host import Machine
+from iserblk.csi.node import Node
+from iserblk.csi.server import serve
+from iserblk.csi.volumes import Records
+from iserblk.errors import BadArgument
+from iserblk.nbd.kernel.device import Places, need_root
+
+PLACES = Places()
+_SCHEME = "unix://"
+
+
+@click.command("csi")
+@click.option(
+    "--endpoint",
+    metavar="unix://PATH",
+    envvar="CSI_ENDPOINT",
+    required=True,
+    help="The socket to serve at. Default: $CSI_ENDPOINT.",
+)
+@click.option(
+    "--node-id",
+    metavar="NAME",
+    envvar="NODE_ID",
+    default=platform.node,
+    help="The node's name in the cluster. Default: $NODE_ID, or the name of this machine.",
+)
+@click.option(
+    "--register",
+    "registry",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The kubelet's directory plugins_registry: register there.",
+)
+@click.option(
+    "--seen-at",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="The path of the socket as the kubelet sees it. Default: that of --endpoint.",
+)
+def command(endpoint: str, node_id: str, registry: Path | None, seen_at: Path | None) -> None:
+    """Serve the identity and node services of CSI until SIGTERM or SIGINT (docs/kubernetes.md).
+
+    Volumes are LUNs that exist: their URL is in volumeAttributes, CHAP in a secret. They stay as
+    they are when the plugin ends, and its successor looks after them. Prints `ready unix://PATH`.
+    Needs root.
+    """
+    path = Path(endpoint.removeprefix(_SCHEME))
+    if not path.is_absolute():
+        raise BadArgument(f"--endpoint {endpoint}: write unix:///PATH/csi.sock")
+    need_root()
+    stopped = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    node = Node(node_id, Machine(PLACES), Records(PLACES.run / "csi"))
+    serve(node, path, registry, seen_at or path, lambda: ready(f"{_SCHEME}{path}"), stopped)
+    tell_systemd("STOPPING=1")

@@ -1,0 +1,338 @@
+"""What is done to the machine for a volume: its device, its file system, mounts.
+
+Each function runs the system's own program, and raises Refused with the program's last line. None
+of them takes for granted how far an earlier call, which may have been killed, has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from iserblk.csi.refusals import OF_STATUS, Code, Refused
+from iserblk.csi.volumes import BLOCK, Volume
+from iserblk.errors import Busy, IserblkError
+from iserblk.nbd.kernel import device
+from iserblk.nbd.kernel.device import Device, Places
+from iserblk.nbd.kernel.server import Server
+from iserblk.nbd.kernel.state import Home, locked
+from iserblk.url import parse_url
+
+_BUSY = 28
+_GROW_S = 15.0  # for a server to see, and tell the kernel, that its LUN has grown
+_LOOK_S = 0.5
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(slots=True, frozen=True)
+class Mounted:
+    """A mount. ``number``: of the file system, as major:minor; ``root``: what of it is mounted."""
+
+    place: str
+    number: str
+    root: str
+    read_only: bool
+
+
+class Host(Protocol):
+    """What the node service does to its machine."""
+
+    def free_device(self, taken: Sequence[str]) -> str:
+        """The path of a device that is not in use, nor in ``taken``. Raises Refused."""
+
+    def attach(self, volume: Volume, secret: Path) -> bool:
+        """Attach the LUN at ``volume.device``, which may be done already: then a server that has
+        died gets a successor. False: that device is in use for something else. Raises Refused."""
+
+    def is_attached(self, volume: Volume) -> bool:
+        """Whether the LUN is attached at ``volume.device``, whatever its server does."""
+
+    def is_served(self, volume: Volume) -> bool:
+        """Whether the server of the device lives."""
+
+    def detach(self, volume: Volume) -> None:
+        """Flush and detach ``volume.device``. Raises Refused."""
+
+    def size(self, volume: Volume) -> int:
+        """Bytes of the device."""
+
+    def wait_for_size(self, volume: Volume, secret: Path, size: int) -> int:
+        """Wait until the device has ``size`` bytes, or some seconds. Returns its size."""
+
+    def file_system(self, volume: Volume) -> str:
+        """The type of the file system on the device; "": there is nothing on it. Raises Refused
+        when there is something else."""
+
+    def format(self, volume: Volume) -> None: ...
+
+    def mounted(self, path: str) -> Mounted | None:
+        """What is mounted at ``path``, the uppermost."""
+
+    def number(self, path: str) -> str:
+        """major:minor of a block device; of a file or directory, that of its file system."""
+
+    def mount(self, volume: Volume, path: str) -> None:
+        """Check the file system, and mount it at ``path``, which is made."""
+
+    def bind(self, volume: Volume, source: str, path: str, read_only: bool) -> None:
+        """Show ``source``, a directory or a device, at ``path`` as well; ``path`` is made. To be
+        called again where it was interrupted."""
+
+    def unmount(self, path: str) -> None:
+        """Unmount all that is mounted at ``path``, and remove it. Does nothing where there is
+        nothing."""
+
+    def grow(self, volume: Volume, path: str) -> None:
+        """Let the file system at ``path`` fill its device."""
+
+    def usage(self, path: str) -> os.statvfs_result: ...
+
+    def device_count(self) -> int: ...
+
+
+class Machine:
+    """Implements Host on this machine. ``places``: see Places."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    # --- the device ---
+
+    def free_device(self, taken: Sequence[str]) -> str:
+        try:
+            device.need_module(self._places)
+        except IserblkError as error:
+            raise _refused(error) from None
+        for each in device.every(self._places):
+            if not each.client and str(each.path) not in taken:
+                with contextlib.suppress(Busy), locked(each):
+                    return str(each.path)
+        raise Refused(
+            Code.FAILED_PRECONDITION,
+            "all NBD devices of this node are in use: `modprobe -r nbd; modprobe nbd nbds_max=N`",
+        )
+
+    def attach(self, volume: Volume, secret: Path) -> bool:
+        words = ["attach", *_options(volume, secret), *volume.urls, volume.device]
+        if self.is_attached(volume):
+            if self.is_served(volume):
+                return True
+            words.insert(1, "--replace")
+        done = _iserblk(words)
+        if done.returncode == _BUSY and self._is_in_use(volume.device):
+            return False
+        _check_iserblk(done)
+        if volume.read_only:
+            _run("blockdev", "--setro", volume.device)
+        return True
+
+    def _is_in_use(self, path: str) -> bool:
+        each = self._device(path)
+        try:
+            with locked(each):
+                return bool(each.client)
+        except Busy:
+            return True
+
+    def is_attached(self, volume: Volume) -> bool:
+        if not volume.device:
+            return False
+        home = Home(self._device(volume.device))
+        return home.is_ours() and home.state().url in map(_redacted, volume.urls)
+
+    def is_served(self, volume: Volume) -> bool:
+        with Server(Home(self._device(volume.device))) as server:
+            return not server.ended()
+
+    def detach(self, volume: Volume) -> None:
+        done = _iserblk(["detach", volume.device])
+        if done.returncode and not self.is_attached(volume):
+            raise Refused(Code.DATA_LOSS, _last_line(done.stderr))
+        _check_iserblk(done)
+
+    def size(self, volume: Volume) -> int:
+        return self._device(volume.device).size
+
+    def wait_for_size(self, volume: Volume, secret: Path, size: int) -> int:
+        each = self._device(volume.device)
+        end = time.monotonic() + _GROW_S
+        while each.size < size and time.monotonic() < end:
+            _read_directly(volume.device)  # the target tells of it in its next answer
+            time.sleep(_LOOK_S)
+        if each.size < size:  # it does not tell: a server that begins asks
+            done = _iserblk(
+                ["attach", "--replace", *_options(volume, secret), *volume.urls, volume.device]
+            )
+            _check_iserblk(done)
+        return each.size
+
+    def number(self, path: str) -> str:
+        status = os.stat(path)
+        number = status.st_rdev or status.st_dev
+        return f"{os.major(number)}:{os.minor(number)}"
+
+    def _device(self, path: str) -> Device:
+        return Device(os.path.basename(path), self._places)
+
+    def device_count(self) -> int:
+        return len(device.every(self._places))
+
+    # --- file systems ---
+
+    def file_system(self, volume: Volume) -> str:
+        done = _started("blkid", "-p", "-o", "export", volume.device)
+        if done.returncode == 2:
+            return ""
+        found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+        if done.returncode or "TYPE" not in found:
+            what = found.get("PTTYPE")
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"volume {volume.volume_id}: its LUN has "
+                + (f"a partition table ({what})" if what else "more than one thing on it")
+                + "; use volumeMode: Block, or erase it (wipefs -a)",
+            )
+        return found["TYPE"]
+
+    def format(self, volume: Volume) -> None:
+        force = "-F" if volume.fs.startswith("ext") else "-f"
+        _run(f"mkfs.{volume.fs}", force, volume.device)
+
+    def mount(self, volume: Volume, path: str) -> None:
+        if volume.fs.startswith("ext") and not volume.read_only:
+            done = _started("fsck", "-a", volume.device)
+            if done.returncode > 1:  # 1: mended
+                raise Refused(
+                    Code.FAILED_PRECONDITION,
+                    f"volume {volume.volume_id}: its file system needs fsck by hand: "
+                    + _last_line(done.stdout or done.stderr),
+                )
+        os.makedirs(path, mode=0o750, exist_ok=True)
+        flags = ["ro"] if volume.read_only else []
+        words = ["-t", volume.fs, "-o", ",".join([*flags, *volume.flags]) or "defaults"]
+        _run("mount", *words, volume.device, path)
+
+    def grow(self, volume: Volume, path: str) -> None:
+        if volume.fs == "xfs":
+            _run("xfs_growfs", path)
+        elif volume.fs == "btrfs":
+            _run("btrfs", "filesystem", "resize", "max", path)
+        else:
+            _run("resize2fs", volume.device)
+
+    def usage(self, path: str) -> os.statvfs_result:
+        return os.statvfs(path)
+
+    # --- mounts ---
+
+    def mounted(self, path: str) -> Mounted | None:
+        found = None
+        real = os.path.realpath(path)
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                _, _, number, root, place, options, *_ = line.split(" ")
+                if _unescaped(place) == real:
+                    found = Mounted(real, number, _unescaped(root), "ro" in options.split(","))
+        return found
+
+    def bind(self, volume: Volume, source: str, path: str, read_only: bool) -> None:
+        if self.mounted(path) is None:
+            if volume.kind == BLOCK:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            else:
+                os.makedirs(path, mode=0o750, exist_ok=True)
+            _run("mount", "--bind", source, path)
+        if read_only:
+            _run("mount", "-o", "remount,bind,ro", path)
+
+    def unmount(self, path: str) -> None:
+        while self.mounted(path) is not None:
+            _run("umount", path)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                os.rmdir(path)  # never what is in it
+            else:
+                os.unlink(path)
+
+
+def _redacted(text: str) -> str:
+    return parse_url(text).redacted()
+
+
+def _options(volume: Volume, secret: Path) -> list[str]:
+    options = dict(volume.options)
+    if volume.has_secret:
+        options["chap-secret-file"] = str(secret)
+    return ["-o", ",".join(f"{name}={value}" for name, value in options.items())] if options else []
+
+
+def _iserblk(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "iserblk.cli", "-q", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _check_iserblk(done: subprocess.CompletedProcess[str]) -> None:
+    if done.returncode:
+        code = OF_STATUS.get(done.returncode, Code.INTERNAL)
+        raise Refused(code, _last_line(done.stderr) or f"exit status {done.returncode}")
+
+
+def _refused(error: IserblkError) -> Refused:
+    return Refused(OF_STATUS.get(error.exit_status, Code.INTERNAL), str(error))
+
+
+def _started(*words: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which(words[0])
+    if program is None:
+        raise Refused(
+            Code.INTERNAL, f"{words[0]}: no such program; install it in the plugin's image"
+        )
+    return subprocess.run(
+        [program, *words[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _run(*words: str) -> None:
+    done = _started(*words)
+    if done.returncode:
+        said = _last_line(done.stderr) or f"exit status {done.returncode}"
+        raise Refused(Code.INTERNAL, f"{words[0]}: {said}")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def _unescaped(text: str) -> str:
+    """A path as mountinfo has it (proc(5)): white space and backslashes in octal digits."""
+    replaced: Callable[[re.Match[str]], str] = lambda match: chr(int(match[1], 8))  # noqa: E731
+    return _ESCAPE.sub(replaced, text)
+
+
+def _read_directly(path: str) -> None:
+    with contextlib.suppress(OSError):  # what is wrong with it is found elsewhere
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.pread(descriptor, 4096, 0)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,99 @@
+"""File systems by the system's own programs, on files in place of devices; what of mounts needs no
+root. The rest, and devices, are in tests/lab/guest/test_none_csi.py."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from iserblk.csi.host import Machine
+from iserblk.csi.refusals import Code, Refused
+from iserblk.csi.volumes import MOUNT, Volume
+from iserblk.nbd.kernel.device import Places
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(Places(sys=tmp_path / "sys", dev=tmp_path / "dev", run=tmp_path / "run"))
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Volume:
+    """On a file of 16 MiB."""
+    path = tmp_path / "disk"
+    path.write_bytes(bytes(16 * MIB))
+    return Volume("one", ("iser://h/iqn.2026-11.x:y/0",), {}, "/s", MOUNT, "ext4", device=str(path))
+
+
+def test_a_file_system_is_made_and_found_and_grows(machine: Machine, volume: Volume) -> None:
+    assert machine.file_system(volume) == ""
+    machine.format(volume)
+    assert machine.file_system(volume) == "ext4"
+    machine.format(volume)  # once more, behind one that was interrupted
+    with open(volume.device, "r+b") as file:
+        file.truncate(32 * MIB)
+    before = Path(volume.device).read_bytes()[1024:2048]
+    machine.grow(volume, "/s")
+    assert Path(volume.device).read_bytes()[1024:2048] != before  # the super block
+    assert machine.file_system(volume) == "ext4"
+
+
+def test_a_partition_table_is_no_file_system(machine: Machine, volume: Volume) -> None:
+    with open(volume.device, "r+b") as file:
+        entry = bytes((0, 0, 2, 0, 0x83, 0, 2, 0)) + (64).to_bytes(4, "little")
+        file.seek(446)
+        file.write(entry + (1000).to_bytes(4, "little"))
+        file.seek(510)
+        file.write(b"\x55\xaa")
+    with pytest.raises(Refused, match=r"partition table \(dos\)") as caught:
+        machine.file_system(volume)
+    assert caught.value.code is Code.FAILED_PRECONDITION
+
+
+def test_a_program_that_fails(machine: Machine, volume: Volume, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"mkfs\.ext4: ") as caught:
+        machine.format(replace(volume, device=str(tmp_path / "nothing")))
+    assert caught.value.code is Code.INTERNAL and "\n" not in caught.value.words
+
+
+def test_a_program_that_is_missing(
+    machine: Machine, volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Refused, match="blkid: no such program"):
+        machine.file_system(volume)
+
+
+def test_what_is_mounted(machine: Machine, tmp_path: Path) -> None:
+    root = machine.mounted("/")
+    assert root is not None and root.place == "/"
+    assert machine.mounted(str(tmp_path / "nothing")) is None
+    proc = machine.mounted("/proc")
+    assert proc is not None and proc.number == machine.number("/proc")
+
+
+def test_unmounting_what_is_not_mounted_removes_its_place(machine: Machine, tmp_path: Path) -> None:
+    for path in (tmp_path / "directory", tmp_path / "file"):
+        machine.unmount(str(path))
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "directory", tmp_path / "file"):
+        machine.unmount(str(path))
+        assert not path.exists()
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "data").touch()
+    with pytest.raises(OSError, match="not empty"):
+        machine.unmount(str(tmp_path / "directory"))
+    assert (tmp_path / "directory" / "data").exists()
+
+
+def test_numbers_of_devices(machine: Machine) -> None:
+    device = os.stat("/dev/null")
+    assert stat.S_ISCHR(device.st_mode)
+    assert machine.number("/dev/null") == f"{os.major(device.st_rdev)}:{os.minor(device.st_rdev)}"

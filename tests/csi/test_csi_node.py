@@ -1,0 +1,370 @@
+"""The node service's calls: what they do, that they may come again, and after a plugin that was
+killed in the middle of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iserblk.csi import messages
+from iserblk.csi.messages import message
+from iserblk.csi.node import Node
+from iserblk.csi.refusals import Code, Refused
+from iserblk.csi.volumes import Records
+from tests.csi.fake_host import DEVICES, FakeHost, Killed
+from tests.csi.kubelet import (
+    OTHER,
+    STAGING,
+    TARGET,
+    URL,
+    capability,
+    expand,
+    publish,
+    stage,
+    stats,
+    unpublish,
+    unstage,
+)
+
+SECRET = "twelve letters"
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost(URL, OTHER)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(tmp_path / "csi")
+
+
+@pytest.fixture
+def node(host: FakeHost, records: Records) -> Node:
+    return Node("worker-1", host, records)
+
+
+def refused(code: Code, call: Callable[[Any], Any], request: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        call(request)
+    assert caught.value.code is code, caught.value.words
+    assert "\n" not in caught.value.words
+    return caught.value.words
+
+
+def nothing_left(host: FakeHost, records: Records) -> None:
+    assert (host.attached, host.mounts, host.paths) == ({}, {}, set())
+    assert records.all() == []
+
+
+def test_the_life_of_a_file_system(node: Node, host: FakeHost, records: Records) -> None:
+    for _ in range(2):
+        node.stage(stage())
+        assert host.attached == {"/dev/nbd0": URL} and host.luns[URL] == "ext4"
+    for _ in range(2):
+        node.publish(publish())
+        assert host.mounts[f"{TARGET}-one"][0].number == "43:0"
+        assert len(host.mounts[f"{TARGET}-one"]) == 1
+    usage, inodes = node.stats(stats(f"{TARGET}-one")).usage
+    assert usage.total >= usage.used > 0 and usage.unit == messages.BYTES
+    assert inodes.unit == messages.INODES
+    for _ in range(2):
+        node.unpublish(unpublish())
+    for _ in range(2):
+        node.unstage(unstage())
+        nothing_left(host, records)
+    node.stage(stage())
+    assert host.formats == 1  # what is on it stays
+
+
+def test_the_life_of_a_block_device(node: Node, host: FakeHost, records: Records) -> None:
+    how = capability(None)
+    node.stage(stage(how=how))
+    assert host.mounts == {}
+    node.publish(publish(how=how))
+    assert host.mounts[f"{TARGET}-one"][0].number == "43:0"
+    (usage,) = node.stats(stats(f"{TARGET}-one")).usage
+    assert (usage.total, usage.unit) == (1 << 30, messages.BYTES)
+    assert host.luns[URL] == "" and host.formats == 0
+    node.unpublish(unpublish())
+    node.unstage(unstage())
+    nothing_left(host, records)
+
+
+@pytest.mark.parametrize("fs", ["xfs", None])
+def test_killed_anywhere_and_called_again(fs: str | None, tmp_path: Path) -> None:
+    """Between any two changes of the machine; then another plugin gets the same call."""
+    how = capability(fs)
+
+    def life(node: Node) -> list[tuple[Callable[[Any], Any], Any]]:
+        return [
+            (node.stage, stage(how=how)),
+            (node.publish, publish(how=how, readonly=fs is not None)),
+            (node.unpublish, unpublish()),
+            (node.unstage, unstage()),
+        ]
+
+    at = 0
+    while True:
+        host = FakeHost(URL, OTHER)
+        records = Records(tmp_path / f"{at}")
+        host.left = at
+        killed = 0
+        for number in range(4):
+            try:
+                call, request = life(Node("worker-1", host, records))[number]
+                call(request)
+            except Killed:
+                killed += 1
+                host.left = None
+                call, request = life(Node("worker-1", host, records))[number]
+                call(request)
+            if number < 2:
+                assert list(host.attached.values()) == [URL]
+            if number == 1:
+                (mounted,) = host.mounts[f"{TARGET}-one"]
+                assert mounted.read_only is (fs is not None)
+        nothing_left(host, records)
+        assert host.luns[URL] == (fs or "")
+        if not killed:
+            break
+        at += 1
+    assert at > 8
+
+
+def test_two_volumes_have_two_devices(node: Node, host: FakeHost) -> None:
+    node.stage(stage("one"))
+    node.stage(stage("two", OTHER))
+    assert host.attached == {"/dev/nbd0": URL, "/dev/nbd1": OTHER}
+
+
+def test_a_device_that_another_program_has_taken_meanwhile(node: Node, host: FakeHost) -> None:
+    host.foreign = {"/dev/nbd0"}
+    node.stage(stage())
+    assert host.attached["/dev/nbd1"] == URL
+
+
+def test_there_is_no_free_device(node: Node, host: FakeHost, records: Records) -> None:
+    host.attached = {f"/dev/nbd{index}": "another" for index in range(DEVICES)}
+    refused(Code.FAILED_PRECONDITION, node.stage, stage())
+    assert records.all() == []
+
+
+def test_a_target_that_is_away(node: Node, host: FakeHost, records: Records) -> None:
+    host.refusal = Refused(Code.UNAVAILABLE, "array.example:3260: no answer")
+    refused(Code.UNAVAILABLE, node.stage, stage())
+    nothing_left(host, records)
+    host.refusal = None
+    node.stage(stage(url=OTHER))  # it was not staged, so it may be another one now
+
+
+@pytest.mark.parametrize(
+    ("mode", "fs", "options"),
+    [
+        (messages.SINGLE_NODE_WRITER, "ext4", {"reserve": "exclusive"}),
+        (messages.SINGLE_NODE_SINGLE_WRITER, None, {"reserve": "exclusive"}),
+        (messages.SINGLE_NODE_MULTI_WRITER, "ext4", {"reserve": "exclusive"}),
+        (messages.SINGLE_NODE_READER_ONLY, "ext4", {}),
+        (messages.MULTI_NODE_READER_ONLY, "ext4", {}),
+        (messages.MULTI_NODE_SINGLE_WRITER, None, {}),
+        (messages.MULTI_NODE_MULTI_WRITER, None, {"shared": "yes"}),
+    ],
+)
+def test_access_modes(
+    mode: int, fs: str | None, options: dict[str, str], node: Node, host: FakeHost, records: Records
+) -> None:
+    host.luns[URL] = fs or ""
+    node.stage(stage(how=capability(fs, mode)))
+    (volume,) = records.all()
+    assert volume.options == options
+    readers = (messages.SINGLE_NODE_READER_ONLY, messages.MULTI_NODE_READER_ONLY)
+    assert volume.read_only is (mode in readers)
+
+
+def test_options_of_the_user_come_first(node: Node, records: Records) -> None:
+    node.stage(
+        stage(
+            reserve="none",
+            io_timeout="120",
+            **{"csi.storage.k8s.io/pod.name": "web-0"},
+        )
+    )
+    (volume,) = records.all()
+    assert volume.options == {"reserve": "none", "io-timeout": "120"}
+
+
+def test_chap(node: Node, records: Records, tmp_path: Path) -> None:
+    asked = stage()
+    asked.secrets["user"] = "worker"
+    asked.secrets["password"] = SECRET
+    asked.secrets["target-password"] = "of the target"
+    host = FakeHost(URL.replace("://", "://worker@"))
+    node = Node("worker-1", host, records)
+    node.stage(asked)
+    (volume,) = records.all()
+    assert volume.urls == (URL.replace("://", "://worker@"),)
+    assert records.secret(volume).read_text() == f"{SECRET}\nof the target\n"
+    assert records.secret(volume).stat().st_mode & 0o777 == 0o600
+    record = next((tmp_path / "csi").glob("*.json")).read_text()
+    assert SECRET not in record and "of the target" not in record
+    node.unstage(unstage())
+    assert not list((tmp_path / "csi").glob("*.secret"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"url": ""},
+        {"url": "iser://array.example/iqn.2026-11.example:disk"},
+        {"url": "array.example"},
+        {"url": f"iser://worker%{SECRET}@array.example/iqn.2026-11.example:disk/3"},
+        {"chap_secret_file": "/etc/secret"},
+        {"isid": "800000000001"},
+        {"io_time": "3"},
+        {"portals": "given,discover"},
+    ],
+)
+def test_attributes_that_are_wrong(change: dict[str, str], node: Node, records: Records) -> None:
+    words = refused(Code.INVALID_ARGUMENT, node.stage, stage(**{"url": URL, **change}))
+    assert SECRET not in words
+    assert records.all() == []
+
+
+@pytest.mark.parametrize("secrets", [{"user": "worker"}, {"user": "a%b", "password": SECRET}])
+def test_secrets_that_are_wrong(secrets: dict[str, str], node: Node) -> None:
+    asked = stage()
+    asked.secrets.update(secrets)
+    assert SECRET not in refused(Code.INVALID_ARGUMENT, node.stage, asked)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        message("csi.v1.VolumeCapability")(),
+        capability("ext4", 0),
+        capability("ext4", 99),
+        capability("ntfs"),
+        capability("ext4", messages.MULTI_NODE_MULTI_WRITER),
+        capability("ext4", messages.MULTI_NODE_SINGLE_WRITER),
+    ],
+)
+def test_capabilities_that_are_wrong(how: Any, node: Node) -> None:
+    refused(Code.INVALID_ARGUMENT, node.stage, stage(how=how))
+
+
+@pytest.mark.parametrize("field", ["volume_id", "staging_target_path", "volume_capability"])
+def test_what_is_missing(field: str, node: Node) -> None:
+    asked = stage()
+    asked.ClearField(field)
+    assert field in refused(Code.INVALID_ARGUMENT, node.stage, asked)
+
+
+def test_staged_in_another_way(node: Node) -> None:
+    node.stage(stage())
+    refused(Code.ALREADY_EXISTS, node.stage, stage(url=OTHER))
+    refused(Code.INVALID_ARGUMENT, node.publish, publish(how=capability(None)))
+    asked = unstage()
+    asked.staging_target_path = "/elsewhere"
+    refused(Code.FAILED_PRECONDITION, node.unstage, asked)
+    node.stage(stage())
+
+
+def test_another_file_system(node: Node, host: FakeHost, records: Records) -> None:
+    host.luns[URL] = "xfs"
+    assert "xfs" in refused(Code.FAILED_PRECONDITION, node.stage, stage())
+    nothing_left(host, records)
+    host.luns[URL] = "partitions"
+    refused(Code.FAILED_PRECONDITION, node.stage, stage())
+    nothing_left(host, records)
+
+
+def test_an_empty_lun_that_is_to_be_read_only(node: Node, host: FakeHost, records: Records) -> None:
+    how = capability("ext4", messages.MULTI_NODE_READER_ONLY)
+    refused(Code.FAILED_PRECONDITION, node.stage, stage(how=how))
+    nothing_left(host, records)
+    assert host.formats == 0
+
+
+def test_something_else_is_mounted_there(node: Node, host: FakeHost) -> None:
+    node.stage(stage("two", OTHER))
+    host.mounts[f"{STAGING}-one"] = host.mounts[f"{STAGING}-two"]
+    refused(Code.FAILED_PRECONDITION, node.stage, stage())
+    del host.mounts[f"{STAGING}-one"]
+    node.stage(stage())
+    host.mounts[f"{TARGET}-one"] = host.mounts[f"{STAGING}-two"]
+    refused(Code.ALREADY_EXISTS, node.publish, publish())
+
+
+def test_published_before_it_is_staged(node: Node) -> None:
+    refused(Code.FAILED_PRECONDITION, node.publish, publish())
+
+
+def test_read_only(node: Node, host: FakeHost) -> None:
+    node.stage(stage())
+    node.publish(publish(readonly=True))
+    assert host.mounts[f"{TARGET}-one"][-1].read_only
+    refused(Code.ALREADY_EXISTS, node.publish, publish())
+    block = capability(None)
+    node.stage(stage("two", OTHER, block))
+    refused(Code.FAILED_PRECONDITION, node.publish, publish("two", block, readonly=True))
+
+
+def test_unstaged_while_it_is_published(node: Node, host: FakeHost, records: Records) -> None:
+    node.stage(stage())
+    node.publish(publish())
+    refused(Code.FAILED_PRECONDITION, node.unstage, unstage())
+    assert host.attached and len(records.all()) == 1
+    node.unpublish(unpublish())
+    node.unstage(unstage())
+    nothing_left(host, records)
+
+
+def test_two_calls_at_once(node: Node, records: Records) -> None:
+    with records.locked("one"):
+        refused(Code.ABORTED, node.stage, stage())
+        node.stage(stage("two", OTHER))
+
+
+def test_growing(node: Node, host: FakeHost) -> None:
+    refused(Code.NOT_FOUND, node.expand, expand(1))
+    node.stage(stage())
+    node.publish(publish())
+    assert node.expand(expand(1 << 30)).capacity_bytes == 1 << 30
+    assert host.grown == [f"{STAGING}-one"]
+    refused(Code.OUT_OF_RANGE, node.expand, expand(1 << 31))
+    host.sizes[URL] = 1 << 31
+    assert node.expand(expand(1 << 31)).capacity_bytes == 1 << 31
+    refused(Code.OUT_OF_RANGE, node.expand, expand(1, limit=1 << 30))
+
+
+def test_no_statistics_of_what_is_not_there(node: Node) -> None:
+    refused(Code.NOT_FOUND, node.stats, stats("/nowhere"))
+    node.stage(stage())
+    refused(Code.NOT_FOUND, node.stats, stats("/nowhere"))
+    refused(Code.INVALID_ARGUMENT, node.stats, stats(""))
+
+
+@pytest.mark.logs("its server ")
+def test_a_server_that_has_ended_gets_a_successor(node: Node, host: FakeHost) -> None:
+    node.stage(stage())
+    host.served.clear()
+    assert node.stats(stats(f"{STAGING}-one")).volume_condition.abnormal
+    complained: dict[str, str] = {}
+    host.refusal = Refused(Code.UNAVAILABLE, "no answer")
+    node.look_after(complained)
+    node.look_after(complained)
+    assert complained == {"one": "no answer"}
+    host.refusal = None
+    node.look_after(complained)
+    assert host.served == {"/dev/nbd0"} and complained == {}
+    assert not node.stats(stats(f"{STAGING}-one")).volume_condition.abnormal
+
+
+def test_about_the_node(node: Node) -> None:
+    about = node.info(None)
+    assert (about.node_id, about.max_volumes_per_node) == ("worker-1", DEVICES)
+    found = {each.rpc.type for each in node.capabilities(None).capabilities}
+    assert {messages.STAGE_UNSTAGE_VOLUME, messages.EXPAND_VOLUME} <= found
