@@ -26,6 +26,8 @@ from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
 
 STATE = RUN / "csi"
+OTHER = "iqn.2026-11.example:other"
+PATIENCE_S = "300"  # in an emulated guest a server needs a quarter of a minute to start
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_a_file_system(target: TargetProcess, plugin: Plugin, places: tuple[str,
     """It outlives the plugin, and the server of its device."""
     staging, pod = places
     how = capability("ext4")
-    asked = stage(url=f"{target.url}/0", how=how, staging=staging)
+    asked = stage(url=f"{target.url}/0", how=how, staging=staging, io_timeout=PATIENCE_S)
     call(plugin, "NodeStageVolume", asked)
     shown = publish(how=how, staging=staging, path=pod)
     call(plugin, "NodePublishVolume", shown)
@@ -136,7 +138,9 @@ def test_a_file_system(target: TargetProcess, plugin: Plugin, places: tuple[str,
     call(plugin, "NodeUnstageVolume", unstage(staging=staging))
 
 
-def test_a_block_device(target: TargetProcess, plugin: Plugin, places: tuple[str, str]) -> None:
+def test_a_block_device(
+    target: TargetProcess, plugin: Plugin, places: tuple[str, str], tmp_path: Path
+) -> None:
     """For one node alone: the LUN is reserved. Later it is read, with its data, by many."""
     staging, pod = places
     how = capability(None)
@@ -149,8 +153,9 @@ def test_a_block_device(target: TargetProcess, plugin: Plugin, places: tuple[str
     (usage,) = call(plugin, "NodeGetVolumeStats", stats(pod)).usage
     assert usage.total == 64 * MIB
     assert call(plugin, "NodeExpandVolume", expand(64 * MIB)).capacity_bytes == 64 * MIB
-    other = iserblk("copy", f"{url}?initiator-name=iqn.2026-11.example:other", "/dev/null")
-    assert other.returncode != 0 and "reserv" in other.stderr
+    (tmp_path / "other").write_bytes(bytes(MIB))
+    other = iserblk("copy", tmp_path / "other", f"{url}?initiator-name={OTHER}")
+    assert other.returncode != 0 and "reserv" in other.stderr, other
     call(plugin, "NodeUnpublishVolume", unpublish(path=pod))
     call(plugin, "NodeUnstageVolume", unstage(staging=staging))
 
