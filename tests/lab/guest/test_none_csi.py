@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,16 @@ def places(tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 
 def call(plugin: Plugin, name: str, request: Any = None) -> Any:
+    """As the kubelet does, once more while another call for the volume, or the plugin itself when
+    it gives the device a new server, is under way."""
     with Kubelet(plugin.socket, "csi.v1.Node") as kubelet:
-        return kubelet.call(name, request, timeout=SLOW_S)
+        while True:
+            try:
+                return kubelet.call(name, request, timeout=SLOW_S)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.ABORTED:
+                    raise
+            time.sleep(1)
 
 
 def server_of(device: str) -> int:
