@@ -130,7 +130,7 @@ def test_a_request_of_1_mib_arrives_whole(mounts: Mounts) -> None:
 
 
 def test_a_shared_mapping_needs_the_page_cache(mounts: Mounts) -> None:
-    """A shared mapping fails without the page cache (README). With `-o auto_cache` msync(2) brings
+    """A shared mapping fails without the page cache (docs/limits.md). With `-o auto_cache` msync(2) brings
     its data to the disk."""
     data = os.urandom(8192)
     direct = mounts.start()

@@ -288,7 +288,7 @@ LOADER = Path("/usr/share/bash-completion/bash_completion")
     ],
 )  # fmt: skip
 def test_where_man_and_shells_look(words: list[str], found: str, tmp_path: Path) -> None:
-    """As README.md has it for one user, whose programs are in ~/.local/bin."""
+    """As docs/using.md has it for one user, whose programs are in ~/.local/bin."""
     need(words[0])
     if words[0] == "bash" and not LOADER.exists():
         pytest.skip("not installed: bash-completion (scripts/setup --tests installs it)")
