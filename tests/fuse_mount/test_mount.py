@@ -130,8 +130,8 @@ def test_a_request_of_1_mib_arrives_whole(mounts: Mounts) -> None:
 
 
 def test_a_shared_mapping_needs_the_page_cache(mounts: Mounts) -> None:
-    """A shared mapping fails without the page cache (docs/limits.md). With `-o auto_cache` msync(2) brings
-    its data to the disk."""
+    """A shared mapping fails without the page cache (docs/limits.md). With `-o auto_cache`
+    msync(2) brings its data to the disk."""
     data = os.urandom(8192)
     direct = mounts.start()
     with open(mounts.place / "lun0", "r+b", buffering=0) as file:
