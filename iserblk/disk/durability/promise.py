@@ -11,9 +11,10 @@ not have everything, the next flush fails, and so does every flush that is under
 
 The journal has everything (``_complete``) when it holds each change that no flush covers. This ends
 where the cache turns volatile while changes are under way that were submitted without the journal,
-and with a change that bypasses it. It is true again after a flush that succeeds and that began when
-no such change was under way: the flush covers the changes that had ended, and later ones are in the
-journal, because a change claims its blocks before it looks for a journal.
+and with a change that bypasses it. It is true again after a flush that succeeds and that began
+behind that (``_gaps``), when no such change was under way: the flush covers the changes that had
+ended, and later ones are in the journal, because a change claims its blocks before it looks for a
+journal.
 
 A deferred error always makes the next flush fail, with or without a journal: the medium has refused
 a write that was acknowledged. To send everything again would most likely fail again, just as late;
@@ -54,6 +55,7 @@ class FlushToken(NamedTuple):
     replays: int
     batches: Batches
     complete: bool  # what the flush does not cover is in the journal
+    gaps: int
 
 
 class Durability:
@@ -73,6 +75,7 @@ class Durability:
         self.epoch = 0
         self._assigned: Journal | None = None  # whether in use or not
         self._complete = True  # all that is not flushed is in the journal, if there is one
+        self._gaps = 0  # how often that has ended
         self._ranges = ranges
         # A write has ended that no flush covers. Set before the slot of the write, which shows its
         # blocks, is given back: so a thread that looks sees at least one of the two.
@@ -96,6 +99,7 @@ class Durability:
             if not self.volatile:
                 self.volatile = True
                 self._complete = not self._dirty and not self._ranges.changing(None)
+                self._gaps += not self._complete
                 self.journal = self._assigned
 
     def stale(self, epoch: int) -> bool:
@@ -109,6 +113,7 @@ class Durability:
         one. Its slot shows its blocks, and ``wrote`` follows when it has ended."""
         with self._lock:
             self._complete = False
+            self._gaps += 1
 
     def wrote(self) -> None:
         """Note that a write has ended, well or not. Call it before the slot of the write is given
@@ -126,7 +131,7 @@ class Durability:
             complete = self._complete or (
                 journal is not None and not self._ranges.changing_outside(journal.has)
             )
-            return FlushToken(needed, self._losses, self._replays, batches, complete)
+            return FlushToken(needed, self._losses, self._replays, batches, complete, self._gaps)
 
     def end_flush(self, token: FlushToken, done: bool) -> Flushed:
         """End a flush; returns how it ended. ``done``: the target says that it succeeded."""
@@ -144,7 +149,8 @@ class Durability:
             lost = self._lost or token.losses != self._losses
             if done:
                 self._lost = False
-                self._complete = self._complete or token.complete
+                if token.complete and token.gaps == self._gaps:
+                    self._complete = True
             elif token.needed:
                 self._dirty = True
             return Flushed.LOST if lost else Flushed.DONE

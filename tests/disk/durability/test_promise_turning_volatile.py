@@ -10,11 +10,12 @@ import pytest
 from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
+from iserblk.disk.lun.passthrough import send
 from iserblk.disk.ranges import RangeLock
 from iserblk.errors import IserblkError, ScsiError
 from iserblk.initiator.session.slots import Operation, TaskSlot, Waiter
+from iserblk.scsi import cdb, opcodes
 from iserblk.scsi import lba as lba_data
-from iserblk.scsi import opcodes
 from tests.disk.fake_target import (
     BLOCK,
     MEDIUM_ERROR,
@@ -105,6 +106,22 @@ def test_with_the_next_flush_the_journal_has_everything() -> None:
     assert play.target.stable[8] == b"X" * BLOCK
 
 
+def test_a_flush_from_before_the_cache_does_not_cover_the_write() -> None:
+    """It began before the write, and ends when the cache has turned volatile."""
+    play = Play()
+    token = play.core.durability.begin_flush()
+    slot = play.core.begin_write(memoryview(b"W" * BLOCK), 0, CountingWaiter())
+    assert slot is not None
+    play.turn_volatile()
+    play.core.durability.end_flush(token, True)
+    play.execute(slot)
+    assert play.core.ended_write(slot) == 0.0
+    play.target.cached.clear()
+    reconnect(play.core, play.target)
+    with pytest.raises(IserblkError, match="lost"):
+        run(play.core.flush(), play.session, play.target)
+
+
 @pytest.mark.plain("replaces a method")
 def test_a_write_that_claims_after_it_has_looked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache turns volatile, and a flush begins and ends, between its first look for a journal
@@ -149,6 +166,32 @@ def test_a_piece_that_is_sent_again_is_copied_before_the_buffer_goes_back(flushe
     if flushed:
         run(play.core.flush(), play.session, play.target)
     assert play.target.block(0) == b"A" * BLOCK
+
+
+# --- commands of the caller's own ---
+
+
+def test_a_flush_from_before_a_callers_write_does_not_cover_it() -> None:
+    """SYNCHRONIZE CACHE is carried out before the caller's WRITE, and answered after it. The
+    journal does not have the write: when it is lost, the next flush says so."""
+    play = Play(wce=True)
+    flush = play.core.flush()
+    next(flush)
+    (flushing,) = play.session.flight
+    play.target.execute(flushing)
+    block = bytearray(16)
+    cdb.pack_write16(block, 0, 1, 0)
+    written = send(play.core, bytes(block), None, b"R" * BLOCK, None)
+    next(written)
+    play.execute(play.session.flight[-1])
+    assert ended(written)
+    play.session.end(flushing)
+    assert ended(flush)
+    play.target.cached.clear()
+    reconnect(play.core, play.target)
+    with pytest.raises(IserblkError, match="lost"):
+        run(play.core.flush(), play.session, play.target)
+    run(play.core.flush(), play.session, play.target)
 
 
 # --- flushes that fail ---
