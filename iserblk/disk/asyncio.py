@@ -96,7 +96,7 @@ class _TrioThread:
         self.loop = asyncio.get_running_loop()
         self._urls = urls
         self._options = options
-        self._begun = self.loop.create_future()  # trio runs
+        self._begun = self.loop.create_future()  # trio runs, or cannot
         self._opened: asyncio.Future[None] = self.loop.create_future()
         self._over: asyncio.Future[None] = self.loop.create_future()
         self._token: trio.lowlevel.TrioToken
@@ -117,11 +117,12 @@ class _TrioThread:
         """Raises what ``aio.open_disks`` raises; then the thread has ended. So it has when this is
         cancelled."""
         self._thread.start()
-        await _wait_through(self._begun)
         try:
+            await _wait_through(self._begun)
             await asyncio.wait([self._opened, self._over], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self.soon(self._scope.cancel)
+            if not self._over.done():
+                self.soon(self._scope.cancel)
             with suppress(Exception):
                 await self._ended()
             raise
@@ -173,6 +174,8 @@ class _TrioThread:
 
     def _finish(self, error: BaseException | None) -> None:
         """In asyncio's thread."""
+        if not self._begun.done():
+            self._begun.set_result(None)
         for request in self._requests:
             request.refuse()
         if error is None:
@@ -194,9 +197,11 @@ class _TrioThread:
                 self.disks = disks.disks
                 async with trio.open_nursery() as self._nursery:
                     self._tell(partial(self._opened.set_result, None))
-                    await self._stop.wait()
-                    self._closing = True
-                    self._nursery.cancel_scope.cancel()
+                    try:
+                        await self._stop.wait()
+                    finally:  # also where what looks after the sessions has broken
+                        self._closing = True
+                        self._nursery.cancel_scope.cancel()
 
     def _begin(self) -> None:
         # In this order: a request that is not seen here has found the flag as it was left.

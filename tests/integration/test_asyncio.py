@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from iserblk.asyncio import open_disks
+from iserblk.disk import aio
 from iserblk.errors import ConnectFailed, ConnectionLost, NotSupported, OutOfRange, TransportError
 from iserblk.initiator.session.slots import ABORTING, SENT
 from tests.integration.conftest import StartTarget
@@ -174,6 +179,69 @@ def test_opening_is_cancelled(start_target: StartTarget) -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run())
     running.resume()
+
+
+def test_opening_is_cancelled_at_once(url: str) -> None:
+    """The thread has been started, and is not known to run trio yet."""
+
+    async def never() -> None:
+        async with open_disks([url]):
+            raise AssertionError("it was cancelled")
+
+    async def run() -> None:
+        task = asyncio.create_task(never())
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+
+
+def test_trio_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_descriptors(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def run() -> None:
+        async with open_disks(["iser://127.0.0.1:1/iqn.2026-11.example:disk/0"]):
+            raise AssertionError("trio does not run")
+
+    monkeypatch.setattr(trio, "run", without_descriptors)
+    with pytest.raises(OSError, match="Too many open files"):
+        asyncio.run(run())
+
+
+def test_what_looks_after_the_sessions_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is made before the disks are closed ends all the same."""
+    broken, asked = threading.Event(), threading.Event()
+
+    async def breaks() -> None:
+        raise RuntimeError("broken")
+
+    @asynccontextmanager
+    async def breaking(*_: object) -> AsyncIterator[Any]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(breaks)
+            try:
+                yield SimpleNamespace(disks={"lun0": SimpleNamespace(flush=trio.sleep_forever)})
+            finally:
+                broken.set()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(asked.wait)
+
+    async def run() -> None:
+        async with open_disks(["iser://127.0.0.1:1/iqn.2026-11.example:disk/0"]) as disks:
+            await until(broken.is_set)
+            flush = asyncio.create_task(disks.disks["lun0"].flush())
+            await asyncio.sleep(0)  # it has made its request
+            asked.set()
+            with pytest.raises(ConnectionLost, match="disks were closed"):
+                await flush
+
+    monkeypatch.setattr(aio, "open_disks", breaking)
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(run())
+    assert raised.group_contains(RuntimeError, match="broken")
 
 
 def test_closed_while_requests_are_under_way(start_target: StartTarget) -> None:
