@@ -30,6 +30,8 @@ from iserblk.url import parse_url
 _BUSY = 28
 _GROW_S = 15.0  # for a server to see, and tell the kernel, that its LUN has grown
 _LOOK_S = 0.5
+_HEAD, _TAIL = 8 << 20, 2 << 20  # bytes of a device in which blkid finds all that it knows
+_XFS_IN_PROGRESS = 126  # byte of the super block: mkfs has not ended
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -69,8 +71,9 @@ class Host(Protocol):
         """Wait until the device has ``size`` bytes, or some seconds. Returns its size."""
 
     def file_system(self, volume: Volume) -> str:
-        """The type of the file system on the device; "": there is nothing on it. Raises Refused
-        when there is something else."""
+        """The type of the file system on the device; "": there is nothing on it, or, where
+        ``volume.formatting``, what a mkfs has left that was interrupted. Raises Refused when there
+        is something else, or the device cannot be read."""
 
     def format(self, volume: Volume) -> None: ...
 
@@ -189,7 +192,19 @@ class Machine:
     # --- file systems ---
 
     def file_system(self, volume: Volume) -> str:
-        done = _started("blkid", "-p", "-o", "export", volume.device)
+        # blkid says of what it cannot read that there is nothing on it. What it looks at is read
+        # before, and the kernel keeps it while the device is open.
+        try:
+            descriptor = os.open(volume.device, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                begin = _read_ends(descriptor)
+                done = _started("blkid", "-p", "-o", "export", volume.device)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Refused(
+                Code.UNAVAILABLE, f"{volume.device}: its LUN cannot be read: {error.strerror}"
+            ) from None
         if done.returncode == 2:
             return ""
         found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
@@ -201,6 +216,8 @@ class Machine:
                 + (f"a partition table ({what})" if what else "more than one thing on it")
                 + "; use volumeMode: Block, or erase it (wipefs -a)",
             )
+        if volume.formatting and found["TYPE"] == "xfs" and begin[_XFS_IN_PROGRESS]:
+            return ""  # mkfs of other file systems writes last what tells their type
         return found["TYPE"]
 
     def format(self, volume: Volume) -> None:
@@ -326,6 +343,18 @@ def _unescaped(text: str) -> str:
     """A path as mountinfo has it (proc(5)): white space and backslashes in octal digits."""
     replaced: Callable[[re.Match[str]], str] = lambda match: chr(int(match[1], 8))  # noqa: E731
     return _ESCAPE.sub(replaced, text)
+
+
+def _read_ends(descriptor: int) -> bytes:
+    """Read the begin and the end of a device. Returns the begin. Raises OSError."""
+    begin = b""
+    while len(begin) < _HEAD and (data := os.pread(descriptor, _HEAD - len(begin), len(begin))):
+        begin += data
+    size = os.lseek(descriptor, 0, os.SEEK_END)
+    at = max(len(begin), size - _TAIL)
+    while at < size and (data := os.pread(descriptor, size - at, at)):
+        at += len(data)
+    return begin
 
 
 def _read_directly(path: str) -> None:

@@ -2,7 +2,8 @@
 
 Each call may come again, because its answer was lost, or because the plugin was killed in it, and
 then does what is left to do. So a record says what is about to be done before it is done: the
-device that the LUN is to be attached at, and that mkfs has begun.
+device that the LUN is to be attached at, and that mkfs has begun: what it has left on the LUN is no
+file system of a user's.
 
     stage      record → attach → (mkfs →) mount at the staging path
     publish    bind the staging path, or the device, to the target path
@@ -102,7 +103,8 @@ class Node:
             raise Refused(
                 Code.FAILED_PRECONDITION, f"{volume.staging}: something else is mounted there"
             )
-        found = "" if volume.formatting else self._host.file_system(volume)
+        # Never from the record alone: another node may have written to the LUN since.
+        found = self._host.file_system(volume)
         if not found:
             if volume.read_only:
                 raise Refused(
@@ -112,13 +114,14 @@ class Node:
                 )
             volume = self._records.put(replace(volume, formatting=True))
             self._host.format(volume)
-            volume = self._records.put(replace(volume, formatting=False))
         elif found != volume.fs:
             raise Refused(
                 Code.FAILED_PRECONDITION,
                 f"volume {volume.volume_id}: the file system on its LUN is {found}, not "
                 f"{volume.fs}: correct fsType",
             )
+        if volume.formatting:
+            volume = self._records.put(replace(volume, formatting=False))
         self._host.mount(volume, volume.staging)
 
     def unstage(self, request: Any) -> Any:

@@ -103,7 +103,7 @@ class FakeHost:
         found = self.luns[volume.urls[0]]
         if found == "partitions":
             raise Refused(Code.FAILED_PRECONDITION, "has a partition table")
-        return found
+        return "" if found == "half" and volume.formatting else found
 
     def format(self, volume: Volume) -> None:
         self._step()

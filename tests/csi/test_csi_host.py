@@ -4,6 +4,7 @@ root. The rest, and devices, are in tests/lab/guest/test_none_csi.py."""
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,28 @@ def test_a_partition_table_is_no_file_system(machine: Machine, volume: Volume) -
     with pytest.raises(Refused, match=r"partition table \(dos\)") as caught:
         machine.file_system(volume)
     assert caught.value.code is Code.FAILED_PRECONDITION
+
+
+def test_what_cannot_be_read_is_not_empty(machine: Machine, volume: Volume) -> None:
+    """A device whose first block is an I/O error, and which blkid takes for an empty one."""
+    with pytest.raises(Refused, match="cannot be read: Input/output error") as caught:
+        machine.file_system(replace(volume, device="/proc/self/mem"))
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+def test_an_xfs_whose_mkfs_was_interrupted(machine: Machine, volume: Volume) -> None:
+    """It is made again behind a mkfs of ours, and at no other time."""
+    if not shutil.which("mkfs.xfs"):
+        pytest.skip("xfsprogs is not installed: scripts/setup --tests")
+    os.truncate(volume.device, 400 * MIB)
+    volume = replace(volume, fs="xfs", formatting=True)
+    machine.format(volume)
+    assert machine.file_system(volume) == "xfs"
+    with open(volume.device, "r+b") as file:
+        file.seek(126)  # sb_inprogress
+        file.write(b"\1")
+    assert machine.file_system(volume) == ""
+    assert machine.file_system(replace(volume, formatting=False)) == "xfs"
 
 
 def test_a_program_that_fails(machine: Machine, volume: Volume, tmp_path: Path) -> None:

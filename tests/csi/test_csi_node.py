@@ -135,6 +135,22 @@ def test_killed_anywhere_and_called_again(fs: str | None, tmp_path: Path) -> Non
     assert at > 8
 
 
+def test_killed_behind_mkfs_and_written_by_another_node(
+    node: Node, host: FakeHost, records: Records
+) -> None:
+    """The record says that mkfs has begun; the LUN has a file system, which is not made again."""
+    host.left = 4  # attached; mkfs has ended
+    with pytest.raises(Killed):
+        node.stage(stage())
+    assert [volume.formatting for volume in records.all()] == [True]
+    host.left = None
+    assert host.luns[URL] == "ext4"
+    made = host.formats
+    node.stage(stage())
+    assert host.formats == made
+    assert [volume.formatting for volume in records.all()] == [False]
+
+
 def test_two_volumes_have_two_devices(node: Node, host: FakeHost) -> None:
     node.stage(stage("one"))
     node.stage(stage("two", OTHER))
