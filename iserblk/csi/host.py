@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from iserblk.csi.refusals import OF_STATUS, Code, Refused
-from iserblk.csi.volumes import BLOCK, Volume
+from iserblk.csi.volumes import BLOCK, Volume, lock_of_call
 from iserblk.errors import Busy, IserblkError
 from iserblk.nbd.kernel import device
 from iserblk.nbd.kernel.device import Device, Places
@@ -37,12 +37,14 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(slots=True, frozen=True)
 class Mounted:
-    """A mount. ``number``: of the file system, as major:minor; ``root``: what of it is mounted."""
+    """A mount. ``number``: of the file system, as major:minor; ``root``: what of it is mounted;
+    ``source``: the path of its device."""
 
     place: str
     number: str
     root: str
     read_only: bool
+    source: str
 
 
 class Host(Protocol):
@@ -61,8 +63,12 @@ class Host(Protocol):
     def is_served(self, volume: Volume) -> bool:
         """Whether the server of the device lives."""
 
-    def detach(self, volume: Volume) -> None:
-        """Flush and detach ``volume.device``. Raises Refused."""
+    def attached_at(self, path: str) -> str:
+        """The path of the device that iserblk has attached, and that is mounted at ``path``; "":
+        none."""
+
+    def detach(self, path: str) -> None:
+        """Flush and detach the device ``path``. Raises Refused."""
 
     def size(self, volume: Volume) -> int:
         """Bytes of the device."""
@@ -127,15 +133,15 @@ class Machine:
     def attach(self, volume: Volume, secret: Path) -> bool:
         words = ["attach", *_options(volume, secret), *volume.urls, volume.device]
         if self.is_attached(volume):
-            if self.is_served(volume):
-                return True
             words.insert(1, "--replace")
-        done = _iserblk(words)
-        if done.returncode == _BUSY and self._is_in_use(volume.device):
-            return False
-        _check_iserblk(done)
-        if volume.read_only:
-            _run("blockdev", "--setro", volume.device)
+        if words[1] != "--replace" or not self.is_served(volume):
+            done = _iserblk(words)
+            if done.returncode == _BUSY and self._is_in_use(volume.device):
+                return False
+            _check_iserblk(done)
+        # Also where it was attached before, by a plugin that was killed then. The kernel keeps this
+        # for the next LUN of the device, too.
+        _run("blockdev", "--setro" if volume.read_only else "--setrw", volume.device)
         return True
 
     def _is_in_use(self, path: str) -> bool:
@@ -156,9 +162,18 @@ class Machine:
         with Server(Home(self._device(volume.device))) as server:
             return not server.ended()
 
-    def detach(self, volume: Volume) -> None:
-        done = _iserblk(["detach", volume.device])
-        if done.returncode and not self.is_attached(volume):
+    def attached_at(self, path: str) -> str:
+        mounted = self.mounted(path)
+        if mounted is None:
+            return ""
+        for each in device.every(self._places):
+            if str(each.path) == mounted.source and Home(each).is_ours():
+                return mounted.source
+        return ""
+
+    def detach(self, path: str) -> None:
+        done = _iserblk(["detach", path])
+        if done.returncode and not Home(self._device(path)).is_ours():
             raise Refused(Code.DATA_LOSS, _last_line(done.stderr))
         _check_iserblk(done)
 
@@ -258,7 +273,9 @@ class Machine:
             for line in file:
                 _, _, number, root, place, options, *_ = line.split(" ")
                 if _unescaped(place) == real:
-                    found = Mounted(real, number, _unescaped(root), "ro" in options.split(","))
+                    source = _unescaped(line.partition(" - ")[2].split(" ")[1])
+                    read_only = "ro" in options.split(",")
+                    found = Mounted(real, number, _unescaped(root), read_only, source)
         return found
 
     def bind(self, volume: Volume, source: str, path: str, read_only: bool) -> None:
@@ -298,8 +315,10 @@ def _iserblk(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-P", "-m", "iserblk.cli", "-q", *words],
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
         stdin=subprocess.DEVNULL,
+        pass_fds=lock_of_call(),
     )
 
 
@@ -323,8 +342,10 @@ def _started(*words: str) -> subprocess.CompletedProcess[str]:
         [program, *words[1:]],
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
         stdin=subprocess.DEVNULL,
+        pass_fds=lock_of_call(),
     )
 
 

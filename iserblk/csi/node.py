@@ -16,6 +16,7 @@ Source: the Container Storage Interface specification, "Node Service RPC".
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,9 @@ from iserblk.csi.host import Host
 from iserblk.csi.messages import message
 from iserblk.csi.refusals import Code, Refused
 from iserblk.csi.volumes import BLOCK, MOUNT, Records, Volume, capability_of, needed, volume_of
+from iserblk.errors import IserblkError
 
+_FAILURES = (Refused, IserblkError, OSError)
 log = logging.getLogger(__name__)
 
 _CAPABILITIES = (
@@ -45,6 +48,7 @@ class Node:
         self._node_id = node_id
         self._host = host
         self._records = records
+        self._choosing = threading.Lock()
 
     # --- staging ---
 
@@ -58,48 +62,54 @@ class Node:
                     f"volume {asked.volume_id} is staged already, at {volume.staging}, in another "
                     "way; unstage it first",
                 )
-            self._records.put_secret(asked, secret)
+            staged = volume is not None and volume.staged
             try:
+                self._records.put_secret(asked, secret)
                 volume = self._attached(volume or self._records.put(asked))
                 if volume.kind == MOUNT:
-                    self._mount(volume)
-            except (Refused, OSError):
-                self._undo(asked)
+                    volume = self._mount(volume)
+                if not volume.staged:
+                    self._records.put(replace(volume, staged=True))
+            except _FAILURES:
+                if not staged:  # else a pod may use it, and waits for its server
+                    self._undo(asked)
                 raise
         return message("csi.v1.NodeStageVolumeResponse")()
 
     def _undo(self, asked: Volume) -> None:
-        """After a refusal, the orchestrator takes nothing for staged. What is staged since an
-        earlier call stays."""
+        """After a refusal, the orchestrator takes nothing for staged."""
         volume = self._records.get(asked.volume_id)
-        if volume is None or (volume.device and self._host.mounted(volume.staging) is not None):
-            return
         try:
-            if self._host.is_attached(volume):
-                self._host.detach(volume)
-        except Refused as refused:
-            log.warning("%s: %s", volume.device, refused.words)
-        else:
-            self._records.remove(volume)
+            if volume is not None:
+                if volume.device and self._host.mounted(volume.staging) is not None:
+                    return
+                if self._host.is_attached(volume):
+                    self._host.detach(volume.device)
+        except _FAILURES as error:
+            log.warning("%s: %s", asked.volume_id, error)
+        if volume is None or not self._host.is_attached(volume):
+            self._records.remove(asked.volume_id)
 
     def _attached(self, volume: Volume) -> Volume:
         """Attach the LUN, where it is not yet."""
         tried: list[str] = []
         while True:
             if not volume.device:
-                taken = [each.device for each in self._records.all()]
-                device = self._host.free_device([*taken, *tried])
-                volume = self._records.put(replace(volume, device=device))
+                with self._choosing:  # so that no two calls choose the same
+                    taken = [each.device for each in self._records.all()]
+                    device = self._host.free_device([*taken, *tried])
+                    volume = self._records.put(replace(volume, device=device))
             if self._host.attach(volume, self._records.secret(volume)):
                 return volume
             tried.append(volume.device)
             volume = self._records.put(replace(volume, device=""))
 
-    def _mount(self, volume: Volume) -> None:
+    def _mount(self, volume: Volume) -> Volume:
+        """Mount it at its staging path, where it is not yet. Returns the record as it is then."""
         mounted = self._host.mounted(volume.staging)
         if mounted is not None:
-            if mounted.number == self._host.number(volume.device):
-                return
+            if mounted.source == volume.device:  # a btrfs has a number of its own
+                return volume
             raise Refused(
                 Code.FAILED_PRECONDITION, f"{volume.staging}: something else is mounted there"
             )
@@ -123,35 +133,60 @@ class Node:
         if volume.formatting:
             volume = self._records.put(replace(volume, formatting=False))
         self._host.mount(volume, volume.staging)
+        return volume
 
     def unstage(self, request: Any) -> Any:
         volume_id = needed(request, "volume_id")
         staging = needed(request, "staging_target_path")
         with self._records.locked(volume_id):
             volume = self._records.get(volume_id)
-            if volume is not None and volume.staging != staging:
+            if volume is None:
+                self._unstage_unknown(volume_id, staging)
+            elif volume.staging == staging:
+                self._unstage(volume)
+            else:
+                log.info("%s is staged at %s, not at %s", volume_id, volume.staging, staging)
+        return message("csi.v1.NodeUnstageVolumeResponse")()
+
+    def _unstage(self, volume: Volume) -> None:
+        for target in volume.targets:
+            if self._host.mounted(target) is not None:
                 raise Refused(
                     Code.FAILED_PRECONDITION,
-                    f"volume {volume_id} is staged at {volume.staging}, not at {staging}",
+                    f"volume {volume.volume_id} is published at {target}: unpublish it first",
                 )
-            self._host.unmount(staging)
-            if volume is not None:
-                try:
-                    if self._host.is_attached(volume):
-                        self._host.detach(volume)
-                finally:
-                    if not self._host.is_attached(volume):
-                        self._records.remove(volume)
-        return message("csi.v1.NodeUnstageVolumeResponse")()
+        self._host.unmount(volume.staging)
+        try:
+            if self._host.is_attached(volume):
+                self._host.detach(volume.device)
+        finally:
+            if not self._host.is_attached(volume):
+                self._records.remove(volume.volume_id)
+
+    def _unstage_unknown(self, volume_id: str, staging: str) -> None:
+        """There is no record, or none that can be read: the mount tells the device."""
+        device = self._host.attached_at(staging)
+        self._host.unmount(staging)
+        try:
+            if device and device not in [each.device for each in self._records.all()]:
+                self._host.detach(device)
+        finally:
+            self._records.remove(volume_id)
 
     # --- publishing ---
 
     def publish(self, request: Any) -> Any:
         volume_id = needed(request, "volume_id")
         target = needed(request, "target_path")
-        kind, _, _, _ = capability_of(request)
+        kind, _, _, mode = capability_of(request)
+        staging = request.staging_target_path
         with self._records.locked(volume_id):
             volume = self._staged(volume_id)
+            if staging != volume.staging:
+                raise Refused(
+                    Code.FAILED_PRECONDITION,
+                    f"volume {volume_id} is staged at {volume.staging}, not at {staging or 'none'}",
+                )
             if kind != volume.kind:
                 raise Refused(
                     Code.INVALID_ARGUMENT,
@@ -162,6 +197,12 @@ class Node:
                     Code.FAILED_PRECONDITION,
                     f"volume {volume_id}: a block device is read-only for all pods or for none: "
                     "use the access mode ReadOnlyMany",
+                )
+            others = [each for each in volume.targets if each != target]
+            if others and mode == messages.SINGLE_NODE_SINGLE_WRITER:
+                raise Refused(
+                    Code.FAILED_PRECONDITION,
+                    f"volume {volume_id} is for one pod alone, and is published at {others[0]}",
                 )
             source = volume.staging if kind == MOUNT else volume.device
             if kind == MOUNT and self._host.mounted(source) is None:
@@ -176,6 +217,7 @@ class Node:
             if mounted is not None and mounted.read_only and not read_only and not volume.read_only:
                 raise Refused(Code.ALREADY_EXISTS, f"{target}: is mounted read-only there")
             if mounted is None or (read_only and not mounted.read_only):
+                self._records.put(replace(volume, targets=(*others, target)))
                 self._host.bind(volume, source, target, read_only)
         return message("csi.v1.NodePublishVolumeResponse")()
 
@@ -184,6 +226,10 @@ class Node:
         target = needed(request, "target_path")
         with self._records.locked(volume_id):
             self._host.unmount(target)
+            volume = self._records.get(volume_id)
+            if volume is not None and target in volume.targets:
+                left = tuple(each for each in volume.targets if each != target)
+                self._records.put(replace(volume, targets=left))
         return message("csi.v1.NodeUnpublishVolumeResponse")()
 
     def _staged(self, volume_id: str) -> Volume:
@@ -200,10 +246,8 @@ class Node:
         volume_id = needed(request, "volume_id")
         path = needed(request, "volume_path")
         volume = self._records.get(volume_id)
-        if volume is None or self._host.mounted(path) is None:
-            at_device = volume is not None and volume.kind == BLOCK and path == volume.device
-            if volume is None or not at_device:
-                raise Refused(Code.NOT_FOUND, f"volume {volume_id} is not at {path}")
+        if volume is None or not self._is_at(volume, path):
+            raise Refused(Code.NOT_FOUND, f"volume {volume_id} is not at {path}")
         response = message("csi.v1.NodeGetVolumeStatsResponse")()
         if volume.kind == BLOCK:
             response.usage.add(total=self._host.size(volume), unit=messages.BYTES)
@@ -227,6 +271,14 @@ class Node:
             "its server runs" if served else "its server has ended"
         )
         return response
+
+    def _is_at(self, volume: Volume, path: str) -> bool:
+        if volume.kind == BLOCK and path == volume.device:
+            return True
+        source = volume.staging if volume.kind == MOUNT else volume.device
+        return self._host.mounted(path) is not None and (
+            path == source or self._host.number(path) == self._host.number(source)
+        )
 
     def expand(self, request: Any) -> Any:
         volume_id = needed(request, "volume_id")
@@ -267,13 +319,14 @@ class Node:
         for volume in self._unserved(self._records.all()):
             said = ""
             try:
-                with self._records.locked(volume.volume_id):
+                with self._records.locked(volume.volume_id, patience_s=0):
                     if self._host.is_attached(volume):
                         self._host.attach(volume, self._records.secret(volume))
                         log.warning("%s: its server had ended; it has a new one", volume.device)
-            except Refused as refused:
-                if refused.code != Code.ABORTED:  # a call for it is under way
-                    said = refused.words
+            except _FAILURES as error:
+                # ABORTED: a call for it is under way
+                if not isinstance(error, Refused) or error.code != Code.ABORTED:
+                    said = str(error)
                     if complained.get(volume.volume_id) != said:
                         log.warning("%s: its server has ended: %s", volume.device, said)
             if said:

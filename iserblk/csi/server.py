@@ -25,13 +25,13 @@ from iserblk import __version__
 from iserblk.csi import messages
 from iserblk.csi.messages import SERVICES, message
 from iserblk.csi.node import Node
-from iserblk.csi.refusals import Refused
-from iserblk.errors import BadArgument, Busy
+from iserblk.csi.refusals import OF_STATUS, Code, Refused
+from iserblk.errors import BadArgument, Busy, IserblkError
 
 log = logging.getLogger(__name__)
 
 NAME = "iserblk.csi"
-_CALLS = 8  # at once
+_CALLS = 100  # at once; those for volumes whose target is away may wait for minutes
 _LOOK_S = 2.0
 _GRACE_S = 60.0  # for calls that run when the server is to end
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -104,6 +104,9 @@ def _served(call: Call) -> Callable[[Any, grpc.ServicerContext], Any]:
             return call(request)
         except Refused as refused:
             context.abort(_CODES[refused.code], refused.words)  # raises
+        except IserblkError as error:
+            code = OF_STATUS.get(error.exit_status, Code.INTERNAL)
+            context.abort(_CODES[code], str(error))
         except OSError as error:
             words = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             context.abort(grpc.StatusCode.INTERNAL, words)

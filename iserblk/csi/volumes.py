@@ -21,6 +21,8 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,10 +34,14 @@ from iserblk.errors import IserblkError
 from iserblk.options import OPTION_NAMES
 from iserblk.url import parse_url
 
+PATIENCE_S = 60.0  # a kubelet waits for two minutes
+_LOOK_S = 0.1
+_call = threading.local()
 MOUNT, BLOCK = "mount", "block"
 FILE_SYSTEMS = ("ext4", "ext3", "ext2", "xfs", "btrfs")
 _FOREIGN = ("csi.storage.k8s.io/", "storage.kubernetes.io/")  # keys that Kubernetes adds
 _SECRETS = ("target-password", "chap-secret-file", "chap-secret-fd", "chap-secret-credential")
+_ISID = "isid: each server has a session of its own; leave it out"
 _CHAP = "put CHAP into the volume's secret: user, password, target-password"
 _NOT_IN_USERS = "%:/@ \t"  # they have a meaning in a URL
 _MODES = {
@@ -55,7 +61,9 @@ _OF_MANY_NODES = (messages.MULTI_NODE_SINGLE_WRITER, messages.MULTI_NODE_MULTI_W
 class Volume:
     """``urls``: with the user in them, without secrets. ``kind``: MOUNT or BLOCK. ``fs`` and
     ``flags``: of the file system, for MOUNT. ``device``: the path of the device that it is, or is
-    about to be, attached at; "": none yet. ``formatting``: mkfs has begun, and has not ended."""
+    about to be, attached at; "": none yet. ``formatting``: mkfs has begun, and has not ended.
+    ``staged``: NodeStageVolume has ended well. ``targets``: where it is, or is about to be,
+    published."""
 
     volume_id: str
     urls: tuple[str, ...]
@@ -68,10 +76,18 @@ class Volume:
     has_secret: bool = False
     device: str = ""
     formatting: bool = False
+    staged: bool = False
+    targets: tuple[str, ...] = ()
 
     def is_as(self, other: Volume) -> bool:
         """Whether both were asked for in the same way."""
-        return self == replace(other, device=self.device, formatting=self.formatting)
+        return self == replace(
+            other,
+            device=self.device,
+            formatting=self.formatting,
+            staged=self.staged,
+            targets=self.targets,
+        )
 
 
 def volume_of(request: Any) -> tuple[Volume, str]:
@@ -106,7 +122,18 @@ def volume_of(request: Any) -> tuple[Volume, str]:
             Code.INVALID_ARGUMENT,
             f"volume {volume_id}: the secret must have both user and password, or neither",
         )
-    lines = "".join(f"{line}\n" for line in (secret, secrets.get("target-password", "")) if line)
+    target_secret = secrets.get("target-password", "")
+    if target_secret and not secret:
+        raise Refused(
+            Code.INVALID_ARGUMENT,
+            f"volume {volume_id}: the secret has target-password without user and password",
+        )
+    if any(character in text for text in (secret, target_secret) for character in "\r\n\0"):
+        raise Refused(
+            Code.INVALID_ARGUMENT,
+            f"volume {volume_id}: a password of CHAP is one line, without its end",
+        )
+    lines = "".join(f"{line}\n" for line in (secret, target_secret) if line)
     volume = Volume(
         volume_id, tuple(urls), options, staging, kind, fs, flags, mode in _READERS, bool(lines)
     )
@@ -118,6 +145,8 @@ def needed(request: Any, name: str) -> str:
     value = getattr(request, name)
     if not value:
         raise Refused(Code.INVALID_ARGUMENT, f"{name} is missing")
+    if "\0" in value:
+        raise Refused(Code.INVALID_ARGUMENT, f"{name}: has a character NUL")
     if name.endswith("_path") and not value.startswith("/"):
         raise Refused(Code.INVALID_ARGUMENT, f"{name}: not an absolute path: {value}")
     return str(value)
@@ -141,7 +170,10 @@ def capability_of(request: Any) -> tuple[str, str, tuple[str, ...], int]:
             Code.INVALID_ARGUMENT,
             f"file system {fs} is not known here; one of {', '.join(FILE_SYSTEMS)}",
         )
-    return MOUNT, fs, tuple(capability.mount.mount_flags), mode
+    flags = tuple(capability.mount.mount_flags)
+    if any("\0" in flag for flag in flags):
+        raise Refused(Code.INVALID_ARGUMENT, "mount_flags: have a character NUL")
+    return MOUNT, fs, flags, mode
 
 
 def _addresses(context: dict[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -155,17 +187,14 @@ def _addresses(context: dict[str, str]) -> tuple[list[str], dict[str, str]]:
         if name.startswith(_FOREIGN):
             continue
         if name == "isid":
-            raise Refused(
-                Code.INVALID_ARGUMENT,
-                "volumeAttributes: isid: each server has a session of its own; leave it out",
-            )
+            raise Refused(Code.INVALID_ARGUMENT, f"volumeAttributes: {_ISID}")
         if name in _SECRETS:
             raise Refused(Code.INVALID_ARGUMENT, f"volumeAttributes: {name}: {_CHAP}")
-        if name not in OPTION_NAMES or "," in value:
+        if name not in OPTION_NAMES or "," in value or "\0" in value:
             raise Refused(
                 Code.INVALID_ARGUMENT,
                 f"volumeAttributes: {name}: "
-                + ("no option of iserblk" if name not in OPTION_NAMES else "a comma in its value"),
+                + ("no option of iserblk" if name not in OPTION_NAMES else "a comma or NUL in it"),
             )
         options[name] = value
     for url in urls:
@@ -175,6 +204,8 @@ def _addresses(context: dict[str, str]) -> tuple[list[str], dict[str, str]]:
             raise Refused(Code.INVALID_ARGUMENT, f"volumeAttributes: {error}") from None
         if parsed.password or any(name in parsed.options for name in _SECRETS):
             raise Refused(Code.INVALID_ARGUMENT, f"volumeAttributes: url: {_CHAP}")
+        if "isid" in parsed.options:
+            raise Refused(Code.INVALID_ARGUMENT, f"volumeAttributes: url: {_ISID}")
         if not parsed.iqn or parsed.lun is None:
             raise Refused(
                 Code.INVALID_ARGUMENT,
@@ -190,29 +221,37 @@ def _with_user(url: str, user: str) -> str:
 
 
 class Records:
-    """The records in ``directory``, which is made when it is needed."""
+    """The records in ``directory``, which is made when it is needed. ``patience_s``: how long a
+    call waits for another one for its volume, and for an attempt to give it a new server."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, patience_s: float = PATIENCE_S) -> None:
         self._directory = directory
+        self._patience_s = patience_s
 
     def _path(self, volume_id: str, suffix: str) -> Path:
         key = hashlib.sha256(volume_id.encode()).hexdigest()[:32]
         return self._directory / f"{key}.{suffix}"
 
     @contextlib.contextmanager
-    def locked(self, volume_id: str) -> Iterator[None]:
-        """No other call for this volume runs meanwhile, in any process. Raises Refused."""
+    def locked(self, volume_id: str, patience_s: float | None = None) -> Iterator[None]:
+        """No other call for this volume runs meanwhile, in any process; nor a program that a killed
+        plugin has left running (``lock_of_call``). Raises Refused when that has not ended after
+        ``patience_s`` (default: that of the records). Not to be nested."""
+        end = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._path(volume_id, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Refused(
-                    Code.ABORTED, f"volume {volume_id}: another call for it is under way"
-                ) from None
+            while not _flocked(lock):
+                if time.monotonic() >= end:
+                    raise Refused(
+                        Code.ABORTED, f"volume {volume_id}: another call for it is under way"
+                    )
+                time.sleep(_LOOK_S)
+            _call.locks = (lock,)
             yield
         finally:
+            _call.locks = ()
+            fcntl.flock(lock, fcntl.LOCK_UN)  # whatever else has a duplicate of it
             os.close(lock)
 
     def get(self, volume_id: str) -> Volume | None:
@@ -236,9 +275,10 @@ class Records:
     def secret(self, volume: Volume) -> Path:
         return self._path(volume.volume_id, "secret")
 
-    def remove(self, volume: Volume) -> None:
-        self.secret(volume).unlink(missing_ok=True)
-        self._path(volume.volume_id, "json").unlink(missing_ok=True)
+    def remove(self, volume_id: str) -> None:
+        """Remove all that is known of the volume, what a killed plugin has left included."""
+        for suffix in ("secret", "secret.new", "json.new", "json"):
+            self._path(volume_id, suffix).unlink(missing_ok=True)
 
     def _write(self, path: Path, text: str) -> None:
         part = path.with_name(f"{path.name}.new")
@@ -248,9 +288,24 @@ class Records:
         part.rename(path)
 
 
+def lock_of_call() -> tuple[int, ...]:
+    """Descriptors that programs inherit which change something for the call of this thread: its
+    volume stays locked until they have ended, also if the plugin is killed before."""
+    return getattr(_call, "locks", ())
+
+
+def _flocked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _read(path: Path) -> Volume | None:
     try:
         fields: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Volume(**{**fields, "urls": tuple(fields["urls"]), "flags": tuple(fields["flags"])})
+        lists = {name: tuple(fields[name]) for name in ("urls", "flags", "targets")}
+        return Volume(**{**fields, **lists})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # none, or one of another version: what is there is found by its mounts

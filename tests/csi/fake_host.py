@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from iserblk.csi.host import Mounted
@@ -51,7 +52,9 @@ class FakeHost:
         self._step()
 
     def _number(self, volume: Volume) -> str:
-        return f"43:{volume.device.removeprefix('/dev/nbd')}"
+        """Of the file system: a btrfs has one of its own."""
+        nbd = volume.device.removeprefix("/dev/nbd")
+        return f"0:{nbd}" if volume.fs == "btrfs" else f"43:{nbd}"
 
     def free_device(self, taken: Sequence[str]) -> str:
         for index in range(DEVICES):
@@ -85,13 +88,17 @@ class FakeHost:
     def is_served(self, volume: Volume) -> bool:
         return volume.device in self.served
 
-    def detach(self, volume: Volume) -> None:
+    def attached_at(self, path: str) -> str:
+        mounted = self.mounted(path)
+        return mounted.source if mounted is not None and mounted.source in self.attached else ""
+
+    def detach(self, path: str) -> None:
         for place, mounts in self.mounts.items():
-            if any(each.number == self._number(volume) for each in mounts):
+            if any(each.source == path for each in mounts):
                 raise Refused(Code.FAILED_PRECONDITION, f"mounted at {place}")
         with self._change():
-            del self.attached[volume.device]
-            self.served.discard(volume.device)
+            del self.attached[path]
+            self.served.discard(path)
 
     def size(self, volume: Volume) -> int:
         return self.sizes[volume.urls[0]]
@@ -129,7 +136,7 @@ class FakeHost:
             self.paths.add(path)
             self._step()
             self.mounts.setdefault(path, []).append(
-                Mounted(path, self._number(volume), "/", volume.read_only)
+                Mounted(path, self._number(volume), "/", volume.read_only, volume.device)
             )
 
     def bind(self, volume: Volume, source: str, path: str, read_only: bool) -> None:
@@ -139,10 +146,13 @@ class FakeHost:
                 self._step()
                 number = self.number(source)
                 read_only_there = volume.read_only and volume.kind != BLOCK
-                self.mounts.setdefault(path, []).append(Mounted(path, number, "/", read_only_there))
+                of = "" if volume.kind == BLOCK else volume.device  # else devtmpfs
+                self.mounts.setdefault(path, []).append(
+                    Mounted(path, number, "/", read_only_there, of)
+                )
         if read_only:
             with self._change():
-                self.mounts[path][-1] = Mounted(path, self.number(path), "/", True)
+                self.mounts[path][-1] = replace(self.mounts[path][-1], read_only=True)
 
     def unmount(self, path: str) -> None:
         while self.mounted(path) is not None:

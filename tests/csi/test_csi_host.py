@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from iserblk.csi.host import Machine
 from iserblk.csi.refusals import Code, Refused
-from iserblk.csi.volumes import MOUNT, Volume
+from iserblk.csi.volumes import MOUNT, Records, Volume
 from iserblk.nbd.kernel.device import Places
 
 MIB = 1 << 20
@@ -93,12 +95,75 @@ def test_a_program_that_is_missing(
         machine.file_system(volume)
 
 
+def program(directory: Path, name: str, script: str, patched: pytest.MonkeyPatch) -> None:
+    """Put a program of that name before all others."""
+    path = directory / "programs" / name
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    patched.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+
+_FORMATTING = """
+import sys
+from pathlib import Path
+from iserblk.csi.host import Machine
+from iserblk.csi.volumes import MOUNT, Records, Volume
+from iserblk.nbd.kernel.device import Places
+with Records(Path(sys.argv[1])).locked("one"):
+    Machine(Places()).format(Volume("one", (), {}, "/s", MOUNT, "ext4", device="/nothing"))
+"""
+
+
+def test_a_program_of_a_killed_plugin_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its volume stays locked until it has ended."""
+    began, to_end = tmp_path / "began", tmp_path / "to end"
+    for each in (began, to_end):
+        os.mkfifo(each)
+    program(tmp_path, "mkfs.ext4", f"echo > '{began}'; read it < '{to_end}'", monkeypatch)
+    plugin = subprocess.Popen([sys.executable, "-c", _FORMATTING, str(tmp_path / "csi")])
+    began.read_text()
+    plugin.kill()
+    plugin.wait()
+    refusing = Records(tmp_path / "csi", patience_s=0).locked("one")
+    with pytest.raises(Refused) as caught, refusing:
+        pass
+    assert caught.value.code is Code.ABORTED
+    to_end.write_text("\n")
+    with Records(tmp_path / "csi").locked("one"), Records(tmp_path / "csi").locked("two"):
+        pass
+
+
+def test_a_device_is_read_only_for_readers_alone(
+    machine: Machine, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a plugin was killed behind the attach; and for no later LUN of the device."""
+    log = tmp_path / "log"
+    program(tmp_path, "blockdev", f"echo $* >> '{log}'", monkeypatch)
+    monkeypatch.setattr(machine, "is_attached", lambda _: True)
+    monkeypatch.setattr(machine, "is_served", lambda _: True)
+    for read_only in (True, False):
+        assert machine.attach(replace(volume, read_only=read_only), tmp_path / "secret")
+    assert log.read_text() == f"--setro {volume.device}\n--setrw {volume.device}\n"
+
+
+def test_programs_that_say_what_is_no_text(
+    machine: Machine, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "mkfs.ext4", "printf 'it failed \\351' >&2; exit 1", monkeypatch)
+    with pytest.raises(Refused, match=r"mkfs\.ext4: it failed"):
+        machine.format(volume)
+
+
 def test_what_is_mounted(machine: Machine, tmp_path: Path) -> None:
     root = machine.mounted("/")
     assert root is not None and root.place == "/"
     assert machine.mounted(str(tmp_path / "nothing")) is None
     proc = machine.mounted("/proc")
     assert proc is not None and proc.number == machine.number("/proc")
+    assert proc.source == "proc"
 
 
 def test_unmounting_what_is_not_mounted_removes_its_place(machine: Machine, tmp_path: Path) -> None:

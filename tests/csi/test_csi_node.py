@@ -3,6 +3,8 @@ killed in the middle of one."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ def host() -> FakeHost:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    return Records(tmp_path / "csi")
+    return Records(tmp_path / "csi", patience_s=0)
 
 
 @pytest.fixture
@@ -239,6 +241,9 @@ def test_chap(node: Node, records: Records, tmp_path: Path) -> None:
         {"url": f"iser://worker%{SECRET}@array.example/iqn.2026-11.example:disk/3"},
         {"chap_secret_file": "/etc/secret"},
         {"isid": "800000000001"},
+        {"url": f"{URL}?isid=800000000001"},
+        {"url": f"{URL}\0"},
+        {"io_timeout": "1\0"},
         {"io_time": "3"},
         {"portals": "given,discover"},
     ],
@@ -249,7 +254,15 @@ def test_attributes_that_are_wrong(change: dict[str, str], node: Node, records: 
     assert records.all() == []
 
 
-@pytest.mark.parametrize("secrets", [{"user": "worker"}, {"user": "a%b", "password": SECRET}])
+@pytest.mark.parametrize(
+    "secrets",
+    [
+        {"user": "worker"},
+        {"user": "a%b", "password": SECRET},
+        {"target-password": SECRET},
+        {"user": "worker", "password": f"{SECRET}\nanother line"},
+    ],
+)
 def test_secrets_that_are_wrong(secrets: dict[str, str], node: Node) -> None:
     asked = stage()
     asked.secrets.update(secrets)
@@ -278,13 +291,12 @@ def test_what_is_missing(field: str, node: Node) -> None:
     assert field in refused(Code.INVALID_ARGUMENT, node.stage, asked)
 
 
-def test_staged_in_another_way(node: Node) -> None:
+def test_staged_in_another_way(node: Node, host: FakeHost) -> None:
     node.stage(stage())
     refused(Code.ALREADY_EXISTS, node.stage, stage(url=OTHER))
     refused(Code.INVALID_ARGUMENT, node.publish, publish(how=capability(None)))
-    asked = unstage()
-    asked.staging_target_path = "/elsewhere"
-    refused(Code.FAILED_PRECONDITION, node.unstage, asked)
+    node.unstage(unstage(staging="/elsewhere"))  # it is not there
+    assert host.attached and f"{STAGING}-one" in host.mounts
     node.stage(stage())
 
 
@@ -314,6 +326,74 @@ def test_something_else_is_mounted_there(node: Node, host: FakeHost) -> None:
     refused(Code.ALREADY_EXISTS, node.publish, publish())
 
 
+@pytest.mark.parametrize("fs", ["btrfs", None])
+def test_staged_again_while_its_server_and_target_are_away(
+    fs: str | None, node: Node, host: FakeHost, records: Records
+) -> None:
+    """Nothing is taken from the pod, whose requests wait."""
+    how = capability(fs)
+    node.stage(stage(how=how))
+    node.publish(publish(how=how))
+    host.refusal = Refused(Code.UNAVAILABLE, "no answer")
+    refused(Code.UNAVAILABLE, node.stage, stage(how=how))
+    assert host.attached == {"/dev/nbd0": URL} and len(records.all()) == 1
+    host.refusal = None
+    node.stage(stage(how=how))
+    assert host.attached == {"/dev/nbd0": URL}
+
+
+def test_what_a_killed_plugin_has_left_of_secrets(
+    node: Node, records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_volume: object) -> None:
+        raise Killed
+
+    asked = stage()
+    asked.secrets.update({"user": "worker", "password": SECRET})
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(records, "put", killed)
+        node.stage(asked)
+    (secret,) = (tmp_path / "csi").glob("*.secret")
+    secret.with_name(f"{secret.name}.new").write_text(SECRET)
+    node.unstage(unstage())
+    assert {path.suffix for path in (tmp_path / "csi").iterdir()} == {".lock"}
+
+
+@pytest.mark.parametrize("text", [None, "{}"])
+def test_the_record_is_gone(
+    text: str | None, node: Node, host: FakeHost, records: Records, tmp_path: Path
+) -> None:
+    node.stage(stage())
+    (record,) = (tmp_path / "csi").glob("*.json")
+    if text is None:
+        record.unlink()
+    else:
+        record.write_text(text)
+    node.unstage(unstage())
+    nothing_left(host, records)
+    assert not record.exists()
+
+
+def test_one_pod_alone(node: Node, host: FakeHost) -> None:
+    how = capability("ext4", messages.SINGLE_NODE_SINGLE_WRITER)
+    node.stage(stage(how=how))
+    for _ in range(2):
+        node.publish(publish(how=how))
+    other = publish(how=how, path="/other")
+    refused(Code.FAILED_PRECONDITION, node.publish, other)
+    node.unpublish(unpublish())
+    node.publish(other)
+    assert "/other" in host.mounts
+
+
+def test_published_from_another_staging_path(node: Node) -> None:
+    node.stage(stage())
+    refused(Code.FAILED_PRECONDITION, node.publish, publish(staging="/elsewhere"))
+    asked = publish()
+    asked.ClearField("staging_target_path")
+    refused(Code.FAILED_PRECONDITION, node.publish, asked)
+
+
 def test_published_before_it_is_staged(node: Node) -> None:
     refused(Code.FAILED_PRECONDITION, node.publish, publish())
 
@@ -328,9 +408,12 @@ def test_read_only(node: Node, host: FakeHost) -> None:
     refused(Code.FAILED_PRECONDITION, node.publish, publish("two", block, readonly=True))
 
 
-def test_unstaged_while_it_is_published(node: Node, host: FakeHost, records: Records) -> None:
-    node.stage(stage())
-    node.publish(publish())
+@pytest.mark.parametrize("fs", ["ext4", None])
+def test_unstaged_while_it_is_published(
+    fs: str | None, node: Node, host: FakeHost, records: Records
+) -> None:
+    node.stage(stage(how=capability(fs)))
+    node.publish(publish(how=capability(fs)))
     refused(Code.FAILED_PRECONDITION, node.unstage, unstage())
     assert host.attached and len(records.all()) == 1
     node.unpublish(unpublish())
@@ -361,6 +444,12 @@ def test_no_statistics_of_what_is_not_there(node: Node) -> None:
     node.stage(stage())
     refused(Code.NOT_FOUND, node.stats, stats("/nowhere"))
     refused(Code.INVALID_ARGUMENT, node.stats, stats(""))
+    node.stage(stage("two", OTHER))
+    refused(Code.NOT_FOUND, node.stats, stats(f"{STAGING}-two"))
+
+
+def no_memory(*_: object) -> bool:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 @pytest.mark.logs("its server ")
@@ -374,6 +463,10 @@ def test_a_server_that_has_ended_gets_a_successor(node: Node, host: FakeHost) ->
     node.look_after(complained)
     assert complained == {"one": "no answer"}
     host.refusal = None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(host, "attach", no_memory)
+        node.look_after(complained)  # it goes on
+    assert "Cannot allocate" in complained["one"]
     node.look_after(complained)
     assert host.served == {"/dev/nbd0"} and complained == {}
     assert not node.stats(stats(f"{STAGING}-one")).volume_condition.abnormal

@@ -21,7 +21,7 @@ from iserblk.csi.volumes import Records
 from iserblk.errors import BadArgument, Busy
 from tests.cli.commands import environment, iserblk
 from tests.csi.fake_host import FakeHost
-from tests.csi.kubelet import URL, Kubelet, publish, stage
+from tests.csi.kubelet import URL, Kubelet, publish, stage, unpublish
 from tests.support.forking import Forked
 from tests.support.until import until_blocking
 
@@ -70,6 +70,35 @@ def test_calls_and_their_errors(tmp_path: Path) -> None:
         kubelet.call("NodePublishVolume", publish())
         assert kubelet.call("NodeGetInfo").node_id == "worker-1"
     assert host.attached == {"/dev/nbd0": URL}  # it stays
+
+
+def test_calls_that_wait_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Targets that are away, of more volumes than a node usually has."""
+    host = FakeHost(URL)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def waiting(_path: str) -> None:
+        begun.release()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(host, "unmount", waiting)
+    with served(tmp_path, host) as path, Kubelet(path, "csi.v1.Node") as kubelet:
+        calls = [
+            threading.Thread(target=kubelet.call, args=("NodeUnpublishVolume", unpublish(name)))
+            for name in map(str, range(20))
+        ]
+        try:
+            for each in calls:
+                each.start()
+            for _ in calls:
+                assert begun.acquire(timeout=60)
+            assert kubelet.call("NodeGetInfo").node_id == "worker-1"
+        finally:
+            go_on.set()
+            for each in calls:
+                each.join()
 
 
 def test_bytes_that_are_no_message(tmp_path: Path) -> None:
