@@ -134,6 +134,9 @@ class DeviceServer:
         for lun in luns:
             del self._units[lun]
             running += sum(nexus.end_tasks(lun, ended) for nexus in self._nexuses)
+            with self._attending:
+                for nexus in self._nexuses:  # also where it has no access to the LUN
+                    self._attentions.pop((nexus, lun), None)
         self._luns_changed(before)
         return running
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 
 import pytest
 
@@ -246,6 +248,18 @@ def test_a_lun_that_is_removed(fd: int, server: DeviceServer) -> None:
     assert one.code(TEST_UNIT_READY) == POWER_ON, "another LUN, under the same number"
     server.detach(one.nexus)
     server.detach(other.nexus)
+
+
+def test_nothing_is_left_of_a_lun_that_was_hidden_and_is_removed(server: DeviceServer) -> None:
+    """Not even the nexus, with all that belongs to its session."""
+    server.set_access(lambda name, lun: lun == 0)
+    one = Client(server)
+    session = weakref.ref(one)  # the nexus has a method of it
+    server.remove_luns([5], lambda: None)
+    server.detach(one.nexus)
+    del one
+    gc.collect()
+    assert session() is None
 
 
 def test_access_and_luns_that_come(fd: int, server: DeviceServer) -> None:
