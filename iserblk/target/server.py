@@ -353,8 +353,9 @@ class TargetServer:
 
     async def reconfigure(self, config: TargetConfig, luns: LunList) -> None:
         """Take over another configuration: its LUNs, accounts and access hold from now on, also for
-        sessions that there are, except that a session goes on whose account is gone. What only a
-        restart can change is not looked at.
+        sessions that there are, except that a session goes on whose account is gone. One ends that
+        has the name of an initiator which may log in only as another user now. What only a restart
+        can change is not looked at.
 
         A LUN whose values have changed goes, and comes again. What ``luns`` has served is flushed
         and closed when the commands of each LUN that goes have ended. A LUN that cannot be opened
@@ -377,6 +378,7 @@ class TargetServer:
         self._error_recovery_level = config.error_recovery_level
         self._busy_poll_us = config.busy_poll_us
         self.set_access(config.access)
+        self._end_impostors()
         self.device.set_access_states(config.states)
         if left:
             await all_ended.wait()
@@ -406,6 +408,18 @@ class TargetServer:
 
     def _may_log_in(self, initiator: str, user: str) -> bool:
         return self._access is None or self._access.may_log_in(initiator, user)
+
+    def _end_impostors(self) -> None:
+        """End sessions that could not log in by the present rules: they would get what is granted
+        to an initiator that has proved who it is."""
+        for session in list(self._sessions.values()):
+            if not session.done and not self._may_log_in(session.initiator_name, session.user):
+                log.warning(
+                    "%s: session ended: it may not be logged in as %r any more",
+                    session.initiator_name,
+                    session.user or "no user",
+                )
+                session.abandon()
 
     # -- sessions ---------------------------------------------------------------------------------
 

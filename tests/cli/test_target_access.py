@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from iserblk import open_disks
 from tests.cli.commands import bad, good_json, iserblk, serving
+from tests.support import logs
 from tests.support.target import IQN
 from tests.support.until import until_blocking
 
@@ -50,6 +53,36 @@ def test_luns_by_initiator(tmp_path: Path, scheme: str) -> None:
         os.kill(server.process.pid, signal.SIGHUP)
         until_blocking(lambda: "the configuration is left as it is" in log.read_text())
         assert seen(A, "bob") == [0, 1]
+
+
+@pytest.mark.logs(logs.RECONNECTED)
+def test_a_session_of_another_user_ends(tmp_path: Path) -> None:
+    """Its name may be another host's. It does not get the LUN that comes for that name."""
+    access, accounts, luns = tmp_path / "access", tmp_path / "accounts", tmp_path / "luns"
+    access.write_text(f"{A} 0\n{B} 0 bob\n")
+    accounts.touch(mode=0o600)
+    accounts.write_text("".join(f"{user}:{secret}\n" for user, secret in SECRETS.items()))
+    luns.write_text(f"0 {tmp_path}/lun0:size=1M\n")
+    log = tmp_path / "log"
+    arguments = ["-v", "target", "--listen", "127.0.0.1:0", "--iqn", IQN, "--luns", str(luns)]
+    arguments += ["--access", str(access), "--chap-accounts", str(accounts)]
+    with serving(*arguments, log=log) as server, ExitStack() as stack:
+        url = server.url.replace("://", f"://bob%{SECRETS['bob']}@") + "/0"
+        a, b = (
+            stack.enter_context(open_disks([url], {"initiator-name": name})).disks["lun0"]
+            for name in (A, B)
+        )
+        for disk in (a, b):
+            disk.read_into(memoryview(bytearray(512)), 0)
+        access.write_text(f"{A} all alice\n{B} 0 bob\n")
+        luns.write_text(f"{luns.read_text()}1 {tmp_path}/lun1:size=1M\n")
+        os.kill(server.process.pid, signal.SIGHUP)
+        until_blocking(lambda: "the configuration was read again" in log.read_text())
+        until_blocking(lambda: f"{A} may not log in as 'bob'" in log.read_text())  # it tried again
+        assert a.core.session.suspended  # type: ignore[attr-defined]
+        b.read_into(memoryview(bytearray(512)), 0)
+        assert b.core.session.reconnects == 0  # type: ignore[attr-defined]
+        assert f"{A}: session ended: it may not be logged in as 'bob'" in log.read_text()
 
 
 def test_users_need_accounts(tmp_path: Path) -> None:
