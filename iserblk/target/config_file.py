@@ -34,7 +34,7 @@ from iserblk.target.config import (
 )
 from iserblk.target.lunspec import KEYS, LunSpec, file_spec, remote_spec
 from iserblk.target.ports import MAXIMUM_TAG, STATES, TRANSPORTS, AccessStates, Listen
-from iserblk.url import ISNS_PORT, MAXIMUM_LUN, SLP_PORT, parse_portal
+from iserblk.url import ISNS_PORT, MAXIMUM_LUN, SLP_PORT, is_url, parse_portal
 
 _BARE = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
@@ -267,6 +267,8 @@ class _Reader:
         lun.end()
         if bool(file) == bool(urls):
             raise BadArgument(f"{lun.name}: write either file = or url = in it")
+        if is_url(file):  # its name is shown where it cannot be opened, and a URL may have a secret
+            raise BadArgument(f"{lun.at('file')}: this is a URL: write url = in place of file =")
         if file:
             return file_spec(self._path(file), options, lun.name)
         options.pop("ro", None)

@@ -41,7 +41,11 @@ def test_the_least(tmp_path: Path) -> None:
         IQN, [Listen("127.0.0.1:3260")], slp=Slp(scopes=["DEFAULT"], directories=[]),
         luns={0: LunSpec("/srv/disk")},
     )  # fmt: skip
-    assert (config.busy_poll_us, config.max_connections, config.error_recovery_level) == (300, 8, 2)
+    assert (config.busy_poll_us, config.max_connections, config.error_recovery_level) == (
+        1000,
+        8,
+        2,
+    )
 
 
 def test_the_example(tmp_path: Path) -> None:
@@ -189,6 +193,7 @@ WRONG = [
     (f'{HEAD}[lun.0]\nurl = "iser://h/{IQN}/0"\nsize = 1', "lun.0.size: is for a file"),
     (f'{HEAD}[lun.0]\nurl = "disk"', "lun.0.url: "),
     (f"{HEAD}[lun.0]\nurl = []", "lun.0.url: write a URL"),
+    (f'{HEAD}[lun.0]\nfile = "iser://alice%{SECRET}@h/{IQN}/0"', "lun.0.file: this is a URL"),
     (f"{HEAD}{LUN}[account.alice]", "account.alice: write either secret = or secret-file ="),
     (f'{HEAD}{LUN}[account]\nalice = "{SECRET}"', r"account.alice: write \[account.USER\]"),
     (f'{HEAD}{LUN}[account.alice]\nsecret = ["{SECRET}"]', "account.alice.secret: write text"),
