@@ -248,9 +248,10 @@ def secret_path(name: str) -> Path:
 
 def save(named: Named, lines: Iterable[Secret] = (), *, replace: bool = False) -> Path:
     """Write the file of a named LUN, in one step, readable by its owner alone; ``lines`` are the
-    secrets for ``secret_path``. Returns the file's path. Raises BadArgument when the name is taken
-    and ``replace`` is not set; PermissionDenied, IserblkError. After an exception the named LUN is
-    as before, but for its secrets if they were to be replaced."""
+    secrets for ``secret_path``; without any, that file is removed, unless ``named`` names it.
+    Returns the file's path. Raises BadArgument when the name is taken and ``replace`` is not set;
+    PermissionDenied, IserblkError. After an exception the named LUN is as before, but for its
+    secrets if they were to be replaced."""
     check_name(named.name)
     text = named.text()
     directory = directories()[0]
@@ -268,7 +269,7 @@ def save(named: Named, lines: Iterable[Secret] = (), *, replace: bool = False) -
             _put(path, text, replace=replace)
         except FileExistsError:  # by another process, meanwhile
             raise BadArgument(taken) from None
-        if not secret:
+        if not secret and str(chap) not in text:
             chap.unlink(missing_ok=True)
     return path
 

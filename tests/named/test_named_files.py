@@ -176,6 +176,14 @@ def test_a_name_is_not_taken_twice(directory: Path) -> None:
     assert os.listdir(directory) == ["disk.conf"]  # the secret belonged to what was replaced
 
 
+def test_a_secret_that_is_still_named_stays(directory: Path) -> None:
+    """Another option is given, and the file of the secret as before."""
+    words = (f"chap-secret-file={directory}/disk.chap",)
+    save(Named("disk", (URL,), words=words), [Secret(SECRET)])
+    save(Named("disk", (URL,), words=(*words, "io-timeout=60")), replace=True)
+    assert (directory / "disk.chap").read_text() == f"{SECRET}\n"
+
+
 def test_a_name_that_is_taken_meanwhile(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.os.path, "lexists", lambda _: False)  # type: ignore[attr-defined]
     save(Named("disk", (URL,)))
