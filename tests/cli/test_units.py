@@ -136,6 +136,13 @@ def test_units_of_luns_are_hardened(name: str, root: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_the_module_is_loaded_for_the_attach_unit(root: Path) -> None:
+    """By another unit, as this one has no right to."""
+    lines = (root / "etc/systemd/system" / UNITS[0]).read_text().splitlines()
+    assert any(line.startswith("CapabilityBoundingSet=~") and "MODULE" in line for line in lines)
+    assert {"Wants=modprobe@nbd.service", "After=modprobe@nbd.service"} <= set(lines)
+
+
 def test_the_mount_unit(root: Path, target: TargetProcess, tmp_path: Path) -> None:
     need_fuse()
     place = tmp_path / "place"
