@@ -22,7 +22,7 @@ from time import monotonic
 
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.disk.seam import CommandResult
-from iserblk.errors import BadArgument, IserblkError, NotSupported, ScsiError
+from iserblk.errors import BadArgument, CommandTimeout, IserblkError, NotSupported, ScsiError
 from iserblk.initiator.commands import (
     AGAIN_S,
     check_time,
@@ -91,7 +91,21 @@ def send(
     out = _view(data_out, "data_out", False)
     if timeout_s is not None and not timeout_s > 0:
         raise BadArgument(f"timeout_s={timeout_s}: give seconds, or None for io-timeout")
-    deadline = core.deadline() if timeout_s is None else monotonic() + timeout_s
+    if timeout_s is None:
+        return (yield from _send(core, cdb, into, out, core.deadline()))
+    try:
+        return (yield from _send(core, cdb, into, out, monotonic() + timeout_s))
+    except CommandTimeout as error:  # it speaks of io-timeout
+        away = core.session.suspended
+        raise CommandTimeout(
+            f"{core.info.name}: {opcodes.name(cdb)}: not done within timeout_s={timeout_s:g}, "
+            f"waiting included{f': not connected: {away}' if away else ''}"
+        ) from error
+
+
+def _send(
+    core: DiskCore, cdb: bytes, into: memoryview | None, out: memoryview | None, deadline: float
+) -> Operation[CommandResult]:
     if cdb[0] in opcodes.CHANGE_NOTHING:
         while True:
             epoch = core.durability.epoch

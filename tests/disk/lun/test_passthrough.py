@@ -8,9 +8,11 @@ import pytest
 
 from iserblk.disk.lun.passthrough import MOST_DATA, check_cdb, send
 from iserblk.disk.seam import CommandResult
-from iserblk.errors import BadArgument, NotSupported
+from iserblk.errors import BadArgument, CommandTimeout, NotSupported
 from iserblk.scsi import cdb, opcodes, sense, status
 from tests.disk.fake_lun import FakeLun, FakeLuns, finish, known
+from tests.disk.fake_target import FakeSession
+from tests.disk.fake_target import disk as a_disk
 
 INQUIRY = bytes((0x12, 0, 0, 0, 255, 0))
 LATER = sense.encode_fixed(sense.UNIT_ATTENTION, 0x2A, 0x09)
@@ -79,6 +81,24 @@ def test_no_time(seconds: float) -> None:
     with pytest.raises(BadArgument, match="give seconds"):
         finish(send(known_once(session), INQUIRY, None, None, seconds))
     assert session.asked == []
+
+
+def test_a_timeout_names_the_callers_own_time() -> None:
+    """The session's words are of io-timeout, which is not what ended the command."""
+    session = FakeSession()
+    core = a_disk(session, 8)
+    asked = send(core, cdb.test_unit_ready(), None, None, 0.5)
+    next(asked)
+    aborted = CommandTimeout("portal: it did not end within 30 s; raise io-timeout")
+    session.end(session.flight[0], error=aborted)
+    with pytest.raises(CommandTimeout, match=r"TEST UNIT READY: not done within timeout_s=0\.5"):
+        next(asked)
+    asked = send(core, cdb.test_unit_ready(), None, None, None)
+    next(asked)
+    session.end(session.flight[0], error=aborted)
+    with pytest.raises(CommandTimeout, match="within 30 s; raise io-timeout"):
+        next(asked)
+    assert session.busy == 0
 
 
 def test_the_answer_is_the_result() -> None:
