@@ -34,7 +34,10 @@ def open_file(
         raise _open_error(path, read_only, error) from None
     try:
         _lock(fd, path, read_only)
-        return FileStore(fd, _fit(fd, path, size, read_only, block))
+        size_of_lun = _fit(fd, path, size, read_only, block)
+        if kind is None:
+            _keep_name(path)
+        return FileStore(fd, size_of_lun)
     except BaseException as error:
         os.close(fd)
         if kind is None:
@@ -90,6 +93,22 @@ def _lock(fd: int, path: str, read_only: bool) -> None:
             f"{path}: another target serves it, or another LUN of this target; name another file,"
             " or serve it with `:ro` in both places"
         ) from None
+
+
+def _keep_name(path: str) -> None:
+    """Bring the name of a file that was created to stable storage, before anything in the file
+    counts as that (fsync(2): a file's own fsync need not do it). Raises OSError."""
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # it may be written to, but not read
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system without it
+            raise
+    finally:
+        os.close(fd)
 
 
 def _fit(fd: int, path: str, size: int | None, read_only: bool, block: int) -> int:

@@ -50,6 +50,31 @@ def test_size_creates_and_grows_sparsely(tmp_path: Path) -> None:
         same.close()
 
 
+def test_the_name_of_a_new_file_is_on_stable_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all that is flushed to it could be gone with the name."""
+    synced: list[tuple[str, bool]] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{fd}"), (tmp_path / "lun").exists()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.chdir(tmp_path)
+    open_file("lun", size=SIZE).close()
+    open_file(str(tmp_path / "lun"), size=SIZE).close()
+    assert synced == [(str(tmp_path), True)]
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    refused(tmp_path / "other", BadArgument, "Input/output error", size=SIZE)
+    assert not (tmp_path / "other").exists()
+
+
 def test_missing(tmp_path: Path) -> None:
     refused(tmp_path / "no", BadArgument, "no such file; `:size=1G` creates it")
     refused(tmp_path / "no", BadArgument, "leave out `:ro` to create it", size=SIZE, read_only=True)
