@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ class Node:
         self._host = host
         self._records = records
         self._choosing = threading.Lock()
+        self._looked_after: set[str] = set()  # by ``look_after``, at the moment
 
     # --- staging ---
 
@@ -313,30 +314,44 @@ class Node:
 
     # --- servers that died ---
 
-    def look_after(self, complained: dict[str, str]) -> None:
+    def look_after(self, complained: dict[str, str]) -> list[threading.Thread]:
         """Give a server to each staged volume whose server has ended; the kernel keeps its requests
-        meanwhile. ``complained``: what was said of volumes the last time, and is not said again."""
+        meanwhile, but not for ever. ``complained``: what was said of volumes the last time, and is
+        not said again. Returns the threads that this has begun: one for each volume, because no
+        volume can wait until the target of another one is no longer away."""
+        begun = []
         for volume in self._unserved(self._records.all()):
-            said = ""
-            try:
-                with self._records.locked(volume.volume_id, patience_s=0):
-                    if self._host.is_attached(volume):
-                        self._host.attach(volume, self._records.secret(volume))
-                        log.warning("%s: its server had ended; it has a new one", volume.device)
-            except _FAILURES as error:
-                # ABORTED: a call for it is under way
-                if not isinstance(error, Refused) or error.code != Code.ABORTED:
-                    said = str(error)
-                    if complained.get(volume.volume_id) != said:
-                        log.warning("%s: its server has ended: %s", volume.device, said)
-            if said:
-                complained[volume.volume_id] = said
-            else:
-                complained.pop(volume.volume_id, None)
+            if volume.volume_id not in self._looked_after:
+                self._looked_after.add(volume.volume_id)
+                thread = threading.Thread(target=self._succeed, args=(volume, complained))
+                thread.start()
+                begun.append(thread)
+        return begun
 
-    def _unserved(self, volumes: Sequence[Volume]) -> list[Volume]:
-        return [
-            each
-            for each in volumes
-            if self._host.is_attached(each) and not self._host.is_served(each)
-        ]
+    def _succeed(self, volume: Volume, complained: dict[str, str]) -> None:
+        said = ""
+        try:
+            with self._records.locked(volume.volume_id, patience_s=0):
+                if self._host.is_attached(volume) and not self._host.is_served(volume):
+                    self._host.attach(volume, self._records.secret(volume))
+                    log.warning("%s: its server had ended; it has a new one", volume.device)
+        except _FAILURES as error:
+            # ABORTED: a call for it is under way
+            if not isinstance(error, Refused) or error.code != Code.ABORTED:
+                said = str(error)
+                if complained.get(volume.volume_id) != said:
+                    log.warning("%s: its server has ended: %s", volume.device, said)
+        finally:
+            self._looked_after.discard(volume.volume_id)
+        if said:
+            complained[volume.volume_id] = said
+        else:
+            complained.pop(volume.volume_id, None)
+
+    def _unserved(self, volumes: Sequence[Volume]) -> Iterator[Volume]:
+        for each in volumes:
+            try:
+                if self._host.is_attached(each) and not self._host.is_served(each):
+                    yield each
+            except OSError as error:
+                log.warning("%s: %s", each.device, error)

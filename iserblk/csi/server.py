@@ -1,6 +1,6 @@
 """gRPC on Unix sockets: identity and node for the kubelet, and its plugin registration.
 
-Calls run in a few threads. One more gives servers to devices whose server has ended, for example
+Calls run in threads, and further ones give servers to devices whose server has ended, for example
 because the container that it ran in was replaced. Needs grpcio (``pip install 'iserblk[csi]'``).
 
 Sources: the Container Storage Interface specification, version 1; the kubelet's plugin

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from iserblk.csi import messages
 from iserblk.csi.messages import message
 from iserblk.csi.node import Node
 from iserblk.csi.refusals import Code, Refused
-from iserblk.csi.volumes import Records
+from iserblk.csi.volumes import Records, Volume
 from tests.csi.fake_host import DEVICES, FakeHost, Killed
 from tests.csi.kubelet import (
     OTHER,
@@ -30,6 +31,7 @@ from tests.csi.kubelet import (
     unpublish,
     unstage,
 )
+from tests.support.until import until_blocking
 
 SECRET = "twelve letters"
 
@@ -452,6 +454,12 @@ def no_memory(*_: object) -> bool:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
+def looked_after(node: Node, complained: dict[str, str]) -> None:
+    for thread in node.look_after(complained):
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 @pytest.mark.logs("its server ")
 def test_a_server_that_has_ended_gets_a_successor(node: Node, host: FakeHost) -> None:
     node.stage(stage())
@@ -459,17 +467,45 @@ def test_a_server_that_has_ended_gets_a_successor(node: Node, host: FakeHost) ->
     assert node.stats(stats(f"{STAGING}-one")).volume_condition.abnormal
     complained: dict[str, str] = {}
     host.refusal = Refused(Code.UNAVAILABLE, "no answer")
-    node.look_after(complained)
-    node.look_after(complained)
+    looked_after(node, complained)
+    looked_after(node, complained)
     assert complained == {"one": "no answer"}
     host.refusal = None
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(host, "attach", no_memory)
-        node.look_after(complained)  # it goes on
+        looked_after(node, complained)  # it goes on
     assert "Cannot allocate" in complained["one"]
-    node.look_after(complained)
+    looked_after(node, complained)
     assert host.served == {"/dev/nbd0"} and complained == {}
     assert not node.stats(stats(f"{STAGING}-one")).volume_condition.abnormal
+
+
+@pytest.mark.logs("its server ")
+def test_a_target_that_is_away_keeps_no_other_volume_waiting(
+    node: Node, host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel does not keep requests for ever."""
+    node.stage(stage("one"))
+    node.stage(stage("two", OTHER))
+    host.served.clear()
+    back = threading.Event()
+
+    def attach(volume: Volume, secret: Path) -> bool:
+        assert volume.urls != (URL,) or back.wait(60)
+        return FakeHost.attach(host, volume, secret)
+
+    monkeypatch.setattr(host, "attach", attach)
+    complained: dict[str, str] = {}
+    begun = node.look_after(complained)
+    try:
+        until_blocking(lambda: host.served == {"/dev/nbd1"})
+        assert len(begun) == 2
+        assert node.look_after(complained) == []  # the first one's is under way
+    finally:
+        back.set()
+        for each in begun:
+            each.join(60)
+    assert host.served == {"/dev/nbd0", "/dev/nbd1"}
 
 
 def test_about_the_node(node: Node) -> None:
