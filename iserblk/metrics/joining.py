@@ -113,16 +113,16 @@ class Joined:
         sources = await trio.to_thread.run_sync(self._sources)
         limiters = {True: trio.CapacityLimiter(OWN_AT_ONCE)}
         limiters[False] = trio.CapacityLimiter(OTHERS_AT_ONCE)
-        asked: dict[tuple[str, str], _Asked] = {}
+        asked: dict[str, _Asked] = {}  # by labels: names that differ may be told in the same way
         with trio.move_on_after(ALL_S):
             async with trio.open_nursery() as nursery:
                 for source in sources:
                     room = _Room(source.answer_bytes, source.answer_bytes // ANSWERS)
                     for place in source.places:
-                        if (place.uid, place.where) in asked:
-                            continue
                         each = _Asked(place, source.own)
-                        asked[place.uid, place.where] = each
+                        if each.labels in asked:
+                            continue
+                        asked[each.labels] = each
                         nursery.start_soon(_ask, each, room, limiters[source.own])
         there = [each for each in asked.values() if not each.gone]
         left_out = sum(source.left_out for source in sources)

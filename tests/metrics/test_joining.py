@@ -225,6 +225,14 @@ async def test_two_that_say_they_are_the_same(tmp_path: Path) -> None:
     assert text.decode().count("\niserblk_up{") == 1
 
 
+async def test_two_that_are_told_in_the_same_way(tmp_path: Path) -> None:
+    """Bytes of a name that are no text become question marks."""
+    async with served(tmp_path / "%FE.metrics"), served(tmp_path / "%FF.metrics"):
+        sources = source_of(tmp_path)
+        _, text = await Joined(lambda: sources).document()
+    assert text.decode().count("\niserblk_up{") == 1
+
+
 async def test_requests_at_once_share_a_round(tmp_path: Path) -> None:
     rounds = []
     go_on = trio.Event()
