@@ -172,6 +172,7 @@ class Machine:
         return ""
 
     def detach(self, path: str) -> None:
+        _run("blockdev", "--setrw", path)  # others may use the device next
         done = _iserblk(["detach", path])
         if done.returncode and not Home(self._device(path)).is_ours():
             raise Refused(Code.DATA_LOSS, _last_line(done.stderr))

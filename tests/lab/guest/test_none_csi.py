@@ -21,7 +21,7 @@ from iserblk.nbd.kernel.device import Device, Places
 from iserblk.nbd.kernel.state import Home, read_pid
 from tests.cli.commands import environment, iserblk
 from tests.csi.kubelet import Kubelet, capability, expand, publish, stage, stats, unpublish, unstage
-from tests.lab.guest.attached import MIB, RUN, SLOW_S, connected, nothing_left, run
+from tests.lab.guest.attached import MIB, RUN, SLOW_S, block, connected, nothing_left, run
 from tests.support.forking import Forked
 from tests.support.target import TargetProcess, running_target
 from tests.support.until import until_blocking
@@ -172,10 +172,15 @@ def test_a_block_device(
     call(plugin, "NodeStageVolume", stage(url=url, how=readers, staging=staging))
     call(plugin, "NodePublishVolume", publish(how=readers, staging=staging, path=pod))
     assert subprocess.check_output(["dd", f"if={pod}", "bs=1M", "count=4"]) == data
-    with pytest.raises(PermissionError):
-        os.close(os.open(pod, os.O_WRONLY))
+    descriptor = os.open(pod, os.O_WRONLY)
+    try:
+        with pytest.raises(PermissionError):
+            os.write(descriptor, bytes(4096))
+    finally:
+        os.close(descriptor)
     call(plugin, "NodeUnpublishVolume", unpublish(path=pod))
     call(plugin, "NodeUnstageVolume", unstage(staging=staging))
+    assert block("nbd0", "ro") == "0"  # for what is attached there next
 
 
 def test_a_lun_that_is_too_small_for_its_file_system(
