@@ -156,6 +156,10 @@ class Node:
                     Code.FAILED_PRECONDITION,
                     f"volume {volume.volume_id} is published at {target}: unpublish it first",
                 )
+        try:
+            self._serve(volume)  # what is in the kernel's cache is to be written
+        except _FAILURES as error:
+            log.warning("%s: it is unstaged without a server: %s", volume.device, error)
         self._host.unmount(volume.staging)
         try:
             if self._host.is_attached(volume):
@@ -163,6 +167,14 @@ class Node:
         finally:
             if not self._host.is_attached(volume):
                 self._records.remove(volume.volume_id)
+
+    def _serve(self, volume: Volume) -> bool:
+        """Give it a server, if its server has ended: while a call is under way, ``look_after`` does
+        not. Returns whether it had ended."""
+        if not self._host.is_attached(volume) or self._host.is_served(volume):
+            return False
+        self._host.attach(volume, self._records.secret(volume))
+        return True
 
     def _unstage_unknown(self, volume_id: str, staging: str) -> None:
         """There is no record, or none that can be read: the mount tells the device."""
@@ -290,7 +302,7 @@ class Node:
             volume = self._records.get(volume_id)
             if volume is None:
                 raise Refused(Code.NOT_FOUND, f"volume {volume_id} is not staged on this node")
-            self._staged(volume_id)
+            self._serve(self._staged(volume_id))
             size = self._host.wait_for_size(volume, self._records.secret(volume), wanted)
             if size < wanted or (limit and size > limit):
                 raise Refused(
@@ -332,8 +344,7 @@ class Node:
         said = ""
         try:
             with self._records.locked(volume.volume_id, patience_s=0):
-                if self._host.is_attached(volume) and not self._host.is_served(volume):
-                    self._host.attach(volume, self._records.secret(volume))
+                if self._serve(volume):
                     log.warning("%s: its server had ended; it has a new one", volume.device)
         except _FAILURES as error:
             # ABORTED: a call for it is under way

@@ -423,6 +423,35 @@ def test_unstaged_while_it_is_published(
     nothing_left(host, records)
 
 
+@pytest.mark.logs("unstaged without a server")
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("fs", ["ext4", None])
+def test_unstaged_behind_the_end_of_its_server(
+    fs: str | None,
+    away: bool,
+    node: Node,
+    host: FakeHost,
+    records: Records,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the kernel has in its cache is written. Without a target it is as lost as it would be
+    with the server."""
+    node.stage(stage(how=capability(fs)))
+    host.served.clear()
+    if away:
+        host.refusal = Refused(Code.UNAVAILABLE, "no answer")
+    served: list[bool] = []
+
+    def unmount(path: str) -> None:
+        served.append("/dev/nbd0" in host.served)
+        FakeHost.unmount(host, path)
+
+    monkeypatch.setattr(host, "unmount", unmount)
+    node.unstage(unstage())
+    assert served == [not away]
+    nothing_left(host, records)
+
+
 def test_two_calls_at_once(node: Node, records: Records) -> None:
     with records.locked("one"):
         refused(Code.ABORTED, node.stage, stage())
