@@ -172,9 +172,14 @@ class Machine:
         return ""
 
     def detach(self, path: str) -> None:
-        _run("blockdev", "--setrw", path)  # others may use the device next
+        read_only = _started("blockdev", "--getro", path).stdout.strip() == "1"
+        if read_only:
+            _run("blockdev", "--setrw", path)  # others may use the device next
         done = _iserblk(["detach", path])
-        if done.returncode and not Home(self._device(path)).is_ours():
+        attached = Home(self._device(path)).is_ours()
+        if attached and read_only:
+            _run("blockdev", "--setro", path)
+        if done.returncode and not attached:
             raise Refused(Code.DATA_LOSS, _last_line(done.stderr))
         _check_iserblk(done)
 

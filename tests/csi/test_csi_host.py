@@ -149,6 +149,32 @@ def test_a_device_is_read_only_for_readers_alone(
     assert log.read_text() == f"--setro {volume.device}\n--setrw {volume.device}\n"
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_device_that_stays_attached_stays_read_only(
+    busy: bool, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    program(tmp_path, "blockdev", f"[ $1 != --getro ] || echo 1; echo $1 >> '{log}'", monkeypatch)
+    (tmp_path / "sys/block/nbd0").mkdir(parents=True)
+    (tmp_path / "run/nbd0").mkdir(parents=True)
+    if busy:
+        (tmp_path / "sys/block/nbd0/pid").write_text("5\n")
+        (tmp_path / "run/nbd0/client.pid").write_text("5\n")
+
+    def detach(words: list[str]) -> subprocess.CompletedProcess[str]:
+        assert words == ["detach", "/dev/nbd0"]
+        return subprocess.CompletedProcess(words, 28 if busy else 0, "", "in use")
+
+    monkeypatch.setattr("iserblk.csi.host._iserblk", detach)
+    if busy:
+        with pytest.raises(Refused, match="in use") as caught:
+            machine.detach("/dev/nbd0")
+        assert caught.value.code is Code.FAILED_PRECONDITION
+    else:
+        machine.detach("/dev/nbd0")
+    assert log.read_text().split() == ["--getro", "--setrw", *["--setro"] * busy]
+
+
 def test_programs_that_say_what_is_no_text(
     machine: Machine, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
