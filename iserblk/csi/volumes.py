@@ -43,7 +43,7 @@ _FOREIGN = ("csi.storage.k8s.io/", "storage.kubernetes.io/")  # keys that Kubern
 _SECRETS = ("target-password", "chap-secret-file", "chap-secret-fd", "chap-secret-credential")
 _ISID = "isid: each server has a session of its own; leave it out"
 _CHAP = "put CHAP into the volume's secret: user, password, target-password"
-_NOT_IN_USERS = "%:/@ \t"  # they have a meaning in a URL
+_NOT_IN_USERS = "%:/@? "  # they have a meaning in a URL
 _MODES = {
     messages.SINGLE_NODE_WRITER,
     messages.SINGLE_NODE_READER_ONLY,
@@ -109,10 +109,10 @@ def volume_of(request: Any) -> tuple[Volume, str]:
         options.setdefault("reserve", "exclusive")
     secrets = dict(request.secrets)
     user = secrets.get("user", "")
-    if any(character in _NOT_IN_USERS for character in user):
+    if any(character in _NOT_IN_USERS or not character.isprintable() for character in user):
         raise Refused(
             Code.INVALID_ARGUMENT,
-            f"volume {volume_id}: a user of CHAP without any of %:/@ or space",
+            f"volume {volume_id}: a user of CHAP without any of %:/@? or space",
         )
     if user:
         urls = [_with_user(url, user) for url in urls]

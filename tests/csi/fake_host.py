@@ -46,7 +46,7 @@ class FakeHost:
             self.left -= 1
 
     @contextmanager
-    def _change(self) -> Iterator[None]:
+    def change(self) -> Iterator[None]:
         self._step()
         yield
         self._step()
@@ -72,7 +72,7 @@ class FakeHost:
             return False
         if volume.has_secret:
             assert secret.stat().st_mode & 0o777 == 0o600
-        with self._change():
+        with self.change():
             (url,) = volume.urls
             assert self.attached.get(volume.device, url) == url
             others = {**self.attached}
@@ -96,7 +96,7 @@ class FakeHost:
         for place, mounts in self.mounts.items():
             if any(each.source == path for each in mounts):
                 raise Refused(Code.FAILED_PRECONDITION, f"mounted at {place}")
-        with self._change():
+        with self.change():
             del self.attached[path]
             self.served.discard(path)
 
@@ -132,7 +132,7 @@ class FakeHost:
     def mount(self, volume: Volume, path: str) -> None:
         assert self.luns[volume.urls[0]] == volume.fs
         assert self.is_attached(volume)
-        with self._change():
+        with self.change():
             self.paths.add(path)
             self._step()
             self.mounts.setdefault(path, []).append(
@@ -141,7 +141,7 @@ class FakeHost:
 
     def bind(self, volume: Volume, source: str, path: str, read_only: bool) -> None:
         if self.mounted(path) is None:
-            with self._change():
+            with self.change():
                 self.paths.add(path)
                 self._step()
                 number = self.number(source)
@@ -151,16 +151,16 @@ class FakeHost:
                     Mounted(path, number, "/", read_only_there, of)
                 )
         if read_only:
-            with self._change():
+            with self.change():
                 self.mounts[path][-1] = replace(self.mounts[path][-1], read_only=True)
 
     def unmount(self, path: str) -> None:
         while self.mounted(path) is not None:
-            with self._change():
+            with self.change():
                 self.mounts[path].pop()
                 if not self.mounts[path]:
                     del self.mounts[path]
-        with self._change():
+        with self.change():
             self.paths.discard(path)
 
     def grow(self, volume: Volume, path: str) -> None:

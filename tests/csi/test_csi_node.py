@@ -98,14 +98,34 @@ def test_the_life_of_a_block_device(node: Node, host: FakeHost, records: Records
     nothing_left(host, records)
 
 
+class KillableRecords(Records):
+    """The plugin may be killed before and behind each change of them, too."""
+
+    def __init__(self, directory: Path, host: FakeHost) -> None:
+        super().__init__(directory, patience_s=0)
+        self._host = host
+
+    def _write(self, path: Path, text: str) -> None:
+        with self._host.change():
+            super()._write(path, text)
+
+    def remove(self, volume_id: str) -> None:
+        with self._host.change():
+            super().remove(volume_id)
+
+
 @pytest.mark.parametrize("fs", ["xfs", None])
 def test_killed_anywhere_and_called_again(fs: str | None, tmp_path: Path) -> None:
-    """Between any two changes of the machine; then another plugin gets the same call."""
+    """Between any two changes of the machine or the records; then another plugin gets the same
+    call."""
     how = capability(fs)
+    url = URL.replace("://", "://worker@")
+    asked = stage(how=how)
+    asked.secrets.update({"user": "worker", "password": SECRET})
 
     def life(node: Node) -> list[tuple[Callable[[Any], Any], Any]]:
         return [
-            (node.stage, stage(how=how)),
+            (node.stage, asked),
             (node.publish, publish(how=how, readonly=fs is not None)),
             (node.unpublish, unpublish()),
             (node.unstage, unstage()),
@@ -113,8 +133,9 @@ def test_killed_anywhere_and_called_again(fs: str | None, tmp_path: Path) -> Non
 
     at = 0
     while True:
-        host = FakeHost(URL, OTHER)
-        records = Records(tmp_path / f"{at}")
+        host = FakeHost(url, OTHER)
+        directory = tmp_path / f"{at}"
+        records = KillableRecords(directory, host)
         host.left = at
         killed = 0
         for number in range(4):
@@ -127,14 +148,40 @@ def test_killed_anywhere_and_called_again(fs: str | None, tmp_path: Path) -> Non
                 call, request = life(Node("worker-1", host, records))[number]
                 call(request)
             if number < 2:
-                assert list(host.attached.values()) == [URL]
+                assert list(host.attached.values()) == [url]
             if number == 1:
                 (mounted,) = host.mounts[f"{TARGET}-one"]
                 assert mounted.read_only is (fs is not None)
         nothing_left(host, records)
-        assert host.luns[URL] == (fs or "")
+        assert {path.suffix for path in directory.iterdir()} == {".lock"}
+        assert host.luns[url] == (fs or "")
         if not killed:
             break
+        at += 1
+    assert at > 20
+
+
+@pytest.mark.parametrize("fs", ["xfs", None])
+def test_killed_while_staging_and_then_unstaged(fs: str | None, tmp_path: Path) -> None:
+    """The orchestrator may give the volume up."""
+    asked = stage(how=capability(fs))
+    asked.secrets.update({"user": "worker", "password": SECRET})
+    at = 0
+    while True:
+        host = FakeHost(URL.replace("://", "://worker@"))
+        directory = tmp_path / f"{at}"
+        host.left = at
+        try:
+            Node("worker-1", host, KillableRecords(directory, host)).stage(asked)
+        except Killed:
+            pass
+        else:
+            break
+        host.left = None
+        records = KillableRecords(directory, host)
+        Node("worker-1", host, records).unstage(unstage())
+        nothing_left(host, records)
+        assert {path.suffix for path in directory.iterdir()} == {".lock"}
         at += 1
     assert at > 8
 
@@ -261,6 +308,7 @@ def test_attributes_that_are_wrong(change: dict[str, str], node: Node, records: 
     [
         {"user": "worker"},
         {"user": "a%b", "password": SECRET},
+        {"user": "a\nb", "password": SECRET},
         {"target-password": SECRET},
         {"user": "worker", "password": f"{SECRET}\nanother line"},
     ],
