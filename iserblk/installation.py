@@ -57,6 +57,15 @@ class Installation:
         first = f"install {headers}, then " if headers else ""
         return f"{first}run {self.pip()} {shlex.quote(requirement or name)}"
 
+    def csi(self) -> str:
+        """grpcio or protobuf is missing, which `iserblk csi` alone needs."""
+        if self.kind == CHECKOUT:  # scripts/setup leaves them out
+            python = os.path.join(self.top, ".venv", "bin", "python")
+            return f"run {shlex.quote(python)} -m pip install grpcio protobuf"
+        if self.kind == DEBIAN and os.path.basename(self.top) == "dist-packages":
+            return "install python3-grpcio and python3-protobuf"
+        return self.python_package("grpcio", requirement="iserblk[csi]")
+
     def of_distribution(self, package: str) -> str:
         """A package of Python is missing that only the distribution has, as ``package``."""
         if self.kind == CHECKOUT:

@@ -70,6 +70,17 @@ def test_of_debians_package_apt_makes_whole_what_is_missing(disk: Disk) -> None:
     assert bundled.python_package("trio", requirement="x") == here.compiled()
 
 
+def test_what_csi_alone_needs(disk: Disk) -> None:
+    """scripts/setup does not install it, and Debian's packages have names of their own."""
+    here = disk.checkout()
+    assert here.csi() == f"run {here.top}/.venv/bin/python -m pip install grpcio protobuf"
+    assert disk.debian().csi() == "install python3-grpcio and python3-protobuf"
+    bundled = disk.debian(f"usr/lib/iserblk/{PACKAGES}")
+    assert bundled.csi() == "run apt-get install --reinstall iserblk"
+    wheel = disk.environment("opt/env", "bin/pip")
+    assert wheel.csi() == f"run {wheel.pip()} 'iserblk[csi]'"
+
+
 def test_below_usr_lib_without_the_package_is_a_wheel(disk: Disk) -> None:
     assert disk.at("usr/lib/python3/dist-packages").kind == WHEEL
     disk.debian()

@@ -54,8 +54,7 @@ COMMANDS = {
 
 _MODULES = {"import": "importing"}  # a word of Python's is no name of a module
 
-# Modules of packages with another name → what to give to pip.
-_REQUIREMENTS = {"grpc": "iserblk[csi]", "google": "iserblk[csi]"}
+_OF_CSI = ("grpc", "google")  # the first parts of names of modules
 
 _USER_INFO = re.compile(r"\b(iser|iscsi):.*@", re.DOTALL | re.IGNORECASE)
 
@@ -161,9 +160,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         if (error.name or "").startswith("iserblk"):
             raise
         name = error.name or ""
-        remedy = HERE.python_package(
-            name, requirement=_REQUIREMENTS.get(name.partition(".")[0], "")
-        )
+        of_csi = name.partition(".")[0] in _OF_CSI
+        remedy = HERE.csi() if of_csi else HERE.python_package(name)
         _complain(f"the Python package {error.name} is missing: {remedy}")
         return 1
     return 0
