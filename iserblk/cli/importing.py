@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -102,7 +103,7 @@ def _import(each: Imported, known: dict[str, str], dry_run: bool) -> dict[str, o
 def _free(wanted: str) -> str:
     taken = {name.lower() for name in names()}
     name, number = wanted, 2
-    while name.lower() in taken:
+    while name.lower() in taken or os.path.lexists(secret_path(name)):
         name, number = f"{wanted}-{number}", number + 1
     return name
 

@@ -248,10 +248,10 @@ def secret_path(name: str) -> Path:
 
 def save(named: Named, lines: Iterable[Secret] = (), *, replace: bool = False) -> Path:
     """Write the file of a named LUN, in one step, readable by its owner alone; ``lines`` are the
-    secrets for ``secret_path``; without any, that file is removed, unless ``named`` names it.
-    Returns the file's path. Raises BadArgument when the name is taken and ``replace`` is not set;
-    PermissionDenied, IserblkError. After an exception the named LUN is as before, but for its
-    secrets if they were to be replaced."""
+    secrets for ``secret_path``; without any, ``replace`` removes that file, unless ``named`` names
+    it. Returns the file's path. Raises BadArgument when the name, or that of the file with the
+    secrets, is taken and ``replace`` is not set; PermissionDenied, IserblkError. After an exception
+    the named LUN is as before, but for its secrets if they were to be replaced."""
     check_name(named.name)
     text = named.text()
     directory = directories()[0]
@@ -264,12 +264,20 @@ def save(named: Named, lines: Iterable[Secret] = (), *, replace: bool = False) -
     with _system_errors(directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o755 if directory == SYSTEM else 0o700)
         if secret:
-            _put(chap, secret, replace=True)
+            try:
+                _put(chap, secret, replace=replace)
+            except FileExistsError:
+                raise BadArgument(
+                    f"{chap}: there is such a file, perhaps with the secret of another named LUN:"
+                    " remove it, or give --replace"
+                ) from None
         try:
             _put(path, text, replace=replace)
         except FileExistsError:  # by another process, meanwhile
+            if secret:
+                chap.unlink(missing_ok=True)
             raise BadArgument(taken) from None
-        if not secret and str(chap) not in text:
+        if replace and not secret and str(chap) not in text:
             chap.unlink(missing_ok=True)
     return path
 

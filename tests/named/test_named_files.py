@@ -184,11 +184,23 @@ def test_a_secret_that_is_still_named_stays(directory: Path) -> None:
     assert (directory / "disk.chap").read_text() == f"{SECRET}\n"
 
 
+def test_a_file_of_a_secret_that_is_of_another_one(directory: Path) -> None:
+    """It is neither replaced nor removed by a named LUN that it does not belong to."""
+    directory.mkdir(exist_ok=True)
+    chap = directory / "disk.chap"
+    chap.write_text(f"{SECRET}\n")
+    with pytest.raises(BadArgument, match=r"disk\.chap: there is such a file"):
+        save(Named("disk", (URL,)), [Secret("other")])
+    assert os.listdir(directory) == ["disk.chap"]
+    save(Named("disk", (URL,)))
+    assert chap.read_text() == f"{SECRET}\n"
+
+
 def test_a_name_that_is_taken_meanwhile(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.os.path, "lexists", lambda _: False)  # type: ignore[attr-defined]
     save(Named("disk", (URL,)))
     with pytest.raises(BadArgument, match="there is a LUN named disk already"):
-        save(Named("disk", ("iser://other",)))
+        save(Named("disk", ("iser://other",)), [Secret(SECRET)])
     assert os.listdir(directory) == ["disk.conf"]
     assert load_text(directory) == f"URL={URL}\n"
 
