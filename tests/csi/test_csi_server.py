@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,49 @@ def test_calls_that_wait_leave_room_for_others(
             go_on.set()
             for each in calls:
                 each.join()
+
+
+def test_a_call_that_runs_at_the_end_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = FakeHost(URL)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def waiting(_path: str) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(host, "unmount", waiting)
+    path, stopped = tmp_path / "csi.sock", threading.Event()
+    node = Node("worker-1", host, Records(tmp_path / "records"))
+    ready = threading.Event()
+    serving = threading.Thread(
+        target=server.serve, args=(node, path, None, path, ready.set, stopped)
+    )
+    serving.start()
+    assert ready.wait(60)
+
+    def refused() -> bool:
+        try:
+            with Kubelet(path, "csi.v1.Identity") as other:
+                other.call("Probe")
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
+        return False
+
+    with Kubelet(path, "csi.v1.Node") as kubelet, ThreadPoolExecutor() as pool:
+        try:
+            call = pool.submit(kubelet.call, "NodeUnpublishVolume", unpublish())
+            assert begun.wait(60)
+            stopped.set()
+            until_blocking(refused)
+            assert serving.is_alive()
+        finally:
+            stopped.set()
+            go_on.set()
+        call.result(60)
+    serving.join(60)
+    assert not serving.is_alive()
 
 
 def test_bytes_that_are_no_message(tmp_path: Path) -> None:
