@@ -167,7 +167,9 @@ def decades(low: float, high: float) -> list[float]:
     they are many, powers of ten alone."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first <= 3 else (1,)
-    found = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+    # A logarithm is rounded, perhaps to the power that the number is just below, or above.
+    powers = range(first - 1, last + 2)
+    found = [factor * 10.0**power for power in powers for factor in factors]
     start = max(index for index, each in enumerate(found) if each <= low)
     end = min(index for index, each in enumerate(found) if each >= high)
     return found[start : max(end, start + 1) + 1]

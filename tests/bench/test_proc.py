@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import mmap
 import os
 import socket
 import subprocess
@@ -42,8 +43,9 @@ def test_pss_is_in_bytes() -> None:
     with pytest.raises(proc.NoSuchProcess):
         proc.parse_pss("")
     before = proc.pss([os.getpid()])
-    held = bytearray(os.urandom(64 << 20))
-    assert proc.pss([os.getpid()]) > before + len(held) // 2
+    with mmap.mmap(-1, 64 << 20) as held:  # no allocator can have had it before
+        held.write(os.urandom(len(held)))
+        assert proc.pss([os.getpid()]) > before + len(held) // 2
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the table above is of a little-endian host")

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from iserblk.cli.drawing import (
@@ -112,6 +112,7 @@ def test_ticks_reach_what_they_are_for(most: float) -> None:
 
 
 @given(st.floats(1e-3, 1e9), st.floats(1, 1e6))
+@example(999999999.9999999, 1.0)  # its logarithm is 9
 def test_decades_reach_what_they_are_for(low: float, factor: float) -> None:
     found = decades(low, low * factor)
     assert found == sorted(set(found))
