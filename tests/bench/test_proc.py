@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import mmap
 import os
 import socket
 import subprocess
