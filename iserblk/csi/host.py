@@ -135,7 +135,7 @@ class Machine:
         if self.is_attached(volume):
             words.insert(1, "--replace")
         if words[1] != "--replace" or not self.is_served(volume):
-            done = _iserblk(words)
+            done = run_iserblk(words)
             if done.returncode == _BUSY and self._is_in_use(volume.device):
                 return False
             _check_iserblk(done)
@@ -175,7 +175,7 @@ class Machine:
         read_only = _started("blockdev", "--getro", path).stdout.strip() == "1"
         if read_only:
             _run("blockdev", "--setrw", path)  # others may use the device next
-        done = _iserblk(["detach", path])
+        done = run_iserblk(["detach", path])
         attached = Home(self._device(path)).is_ours()
         if attached and read_only:
             _run("blockdev", "--setro", path)
@@ -193,7 +193,7 @@ class Machine:
             _read_directly(volume.device)  # the target tells of it in its next answer
             time.sleep(_LOOK_S)
         if each.size < size:  # it does not tell: a server that begins asks
-            done = _iserblk(
+            done = run_iserblk(
                 ["attach", "--replace", *_options(volume, secret), *volume.urls, volume.device]
             )
             _check_iserblk(done)
@@ -316,7 +316,8 @@ def _options(volume: Volume, secret: Path) -> list[str]:
     return ["-o", ",".join(f"{name}={value}" for name, value in options.items())] if options else []
 
 
-def _iserblk(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_iserblk(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of iserblk to its end, as this interpreter has it."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "iserblk.cli", "-q", *words],
         capture_output=True,

@@ -263,12 +263,12 @@ class Records:
 
     def put(self, volume: Volume) -> Volume:
         """Write the record, in one step; it is there when this returns. Returns ``volume``."""
-        self._write(self._path(volume.volume_id, "json"), json.dumps(asdict(volume)))
+        self.write(self._path(volume.volume_id, "json"), json.dumps(asdict(volume)))
         return volume
 
     def put_secret(self, volume: Volume, lines: str) -> None:
         if lines:
-            self._write(self.secret(volume), lines)
+            self.write(self.secret(volume), lines)
         else:
             self.secret(volume).unlink(missing_ok=True)
 
@@ -280,7 +280,8 @@ class Records:
         for suffix in ("secret", "secret.new", "json.new", "json"):
             self._path(volume_id, suffix).unlink(missing_ok=True)
 
-    def _write(self, path: Path, text: str) -> None:
+    def write(self, path: Path, text: str) -> None:
+        """Replace the file, in one step; only its owner may read it."""
         part = path.with_name(f"{path.name}.new")
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:

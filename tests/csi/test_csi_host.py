@@ -165,7 +165,7 @@ def test_a_device_that_stays_attached_stays_read_only(
         assert words == ["detach", "/dev/nbd0"]
         return subprocess.CompletedProcess(words, 28 if busy else 0, "", "in use")
 
-    monkeypatch.setattr("iserblk.csi.host._iserblk", detach)
+    monkeypatch.setattr("iserblk.csi.host.run_iserblk", detach)
     if busy:
         with pytest.raises(Refused, match="in use") as caught:
             machine.detach("/dev/nbd0")

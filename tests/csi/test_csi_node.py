@@ -105,9 +105,9 @@ class KillableRecords(Records):
         super().__init__(directory, patience_s=0)
         self._host = host
 
-    def _write(self, path: Path, text: str) -> None:
+    def write(self, path: Path, text: str) -> None:
         with self._host.change():
-            super()._write(path, text)
+            super().write(path, text)
 
     def remove(self, volume_id: str) -> None:
         with self._host.change():
