@@ -77,7 +77,6 @@ OURS = {
     "initiator/session/sending.py:SendQueue.number_of": "a PDU of ours",
     "initiator/session/sending.py:SendQueue.plug_gap": "a ping of ours",
     "target/scsi/block.py:_xor_into": "data: tests/target/scsi/test_block.py has it",
-    "target/scsi/commands.py:_command": "the table of commands",
 }
 
 
