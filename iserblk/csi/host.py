@@ -318,15 +318,7 @@ def _options(volume: Volume, secret: Path) -> list[str]:
 
 def run_iserblk(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command of iserblk to its end, as this interpreter has it."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "iserblk.cli", "-q", *words],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        stdin=subprocess.DEVNULL,
-        pass_fds=lock_of_call(),
-    )
+    return _ended([sys.executable, "-P", "-m", "iserblk.cli", "-q", *words])
 
 
 def _check_iserblk(done: subprocess.CompletedProcess[str]) -> None:
@@ -345,8 +337,13 @@ def _started(*words: str) -> subprocess.CompletedProcess[str]:
         raise Refused(
             Code.INTERNAL, f"{words[0]}: no such program; install it in the plugin's image"
         )
+    return _ended([program, *words[1:]])
+
+
+def _ended(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The lock of the call is the program's, too: it may outlive a plugin that is killed."""
     return subprocess.run(
-        [program, *words[1:]],
+        words,
         capture_output=True,
         text=True,
         errors="replace",
