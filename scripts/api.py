@@ -8,18 +8,16 @@ with status 1.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
-from pathlib import Path
 from types import FunctionType
+
+from documents import made
 
 from iserblk import errors
 from iserblk.disk import aio, asyncio, blocking, file, seam
 from iserblk.scsi.sense import Sense
-
-TOP = Path(__file__).resolve().parent.parent
 
 HEAD = """# The Python API
 
@@ -135,20 +133,5 @@ def document() -> str:
     return "".join(out)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    target = TOP / "docs/api-reference.md"
-    text = document()
-    if target.exists() and target.read_text(encoding="utf-8") == text:
-        return 0
-    if not check:
-        target.write_text(text, encoding="utf-8")
-    done = "run scripts/api.py" if check else "rewritten, please commit it"
-    print(f"api: docs/api-reference.md is out of date; {done}")
-    return int(check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(made("api", __doc__, "docs/api-reference.md", document))

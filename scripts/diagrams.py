@@ -8,19 +8,18 @@ with status 1.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
+
+from documents import made
 
 from iserblk.initiator.session import life, recovery
 from iserblk.iscsi import stages
 from iserblk.nbd import handshake
 from iserblk.nbd.kernel import handover
 
-TOP = Path(__file__).resolve().parent.parent
 Table = Mapping[Any, StrEnum]  # (state, event) → state; states and events are StrEnums
 
 HEAD = """# States
@@ -95,20 +94,5 @@ def document() -> str:
     return "".join(out)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    target = TOP / "docs/states.md"
-    text = document()
-    if target.exists() and target.read_text(encoding="utf-8") == text:
-        return 0
-    if not check:
-        target.write_text(text, encoding="utf-8")
-    done = "run scripts/diagrams.py" if check else "rewritten, please commit it"
-    print(f"diagrams: docs/states.md is out of date; {done}")
-    return int(check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(made("diagrams", __doc__, "docs/states.md", document))
