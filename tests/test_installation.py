@@ -23,10 +23,10 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.library = root / "library"
+        self.of_python = root / "library"
 
     def at(self, top: str) -> Installation:
-        return Installation(str(self.root / top), str(self.root), str(self.library))
+        return Installation(str(self.root / top), str(self.root), str(self.of_python))
 
     def checkout(self) -> Installation:
         put(self.root / "clone/scripts/setup")
@@ -113,7 +113,7 @@ def test_a_wheel_in_no_environment(disk: Disk, monkeypatch: pytest.MonkeyPatch) 
     user, system = disk.at(f"home/.local/{PACKAGES}"), disk.at(f"usr/local/{PACKAGES}")
     assert user.pip() == "python3 -m pip install --user"
     assert system.pip() == "python3 -m pip install"
-    put(disk.library / "EXTERNALLY-MANAGED")
+    put(disk.of_python / "EXTERNALLY-MANAGED")
     assert user.pip() == "python3 -m pip install --user --break-system-packages"
     assert system.pip() == "python3 -m pip install --break-system-packages"
 
