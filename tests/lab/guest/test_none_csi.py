@@ -183,6 +183,7 @@ def test_a_block_device(
     assert block("nbd0", "ro") == "0"  # for what is attached there next
 
 
+@pytest.mark.long
 def test_a_lun_that_is_too_small_for_its_file_system(
     target: TargetProcess, plugin: Plugin, places: tuple[str, str]
 ) -> None:

@@ -91,7 +91,7 @@ def note(record: Record, ours: str, ran: str) -> None:
         record(ours=ours, peer="LIO isert on rxe", transport="RoCE v2", ran=ran)
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.long)])
 def test_a_file_system_on_the_block_device(
     kind: str, lun: str, tmp_path: Path, record: Record
 ) -> None:
