@@ -39,18 +39,16 @@ class Change:
 
 class Chunk:
     """Memory for copies. ``data``: CHUNK bytes, of which the first ``at`` are copies. ``index``:
-    records of 64-bit numbers, of which the first ``used`` numbers count. ``block``: bytes."""
+    records of 64-bit numbers, of which the first ``used`` numbers count. ``block``: bytes.
+    ``memory``: at least CHUNK bytes, which belong to the chunk from now on; None: fresh ones."""
 
     __slots__ = ("at", "data", "index", "used")
 
-    def __init__(self, block: int) -> None:
-        # No copy is shorter than a block.
-        index = CHUNK // block * _RECORD * 8
-        # Not from the heap, which would fill the index with zeros: where the copies are large, most
-        # of its pages are never touched.
-        memory = memoryview(mmap.mmap(-1, CHUNK + index, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        self.data = memory[:CHUNK]
-        self.index = memory[CHUNK:].cast("Q")
+    def __init__(self, block: int, memory: bytearray | None = None) -> None:
+        # No copy is shorter than a block. Not from the heap, which would fill the index with zeros:
+        # where the copies are large, most of its pages are never touched.
+        self.index = _mapped(CHUNK // block * _RECORD * 8).cast("Q")
+        self.data = _mapped(CHUNK) if memory is None else memoryview(memory)[:CHUNK]
         self.used = 0
         self.at = 0
 
@@ -78,6 +76,10 @@ class Chunk:
         numbers = self.index[: self.used].tolist()
         for at in range(0, self.used, _RECORD):
             yield numbers[at], numbers[at + 1], self.data[numbers[at + 2] : numbers[at + 3]]
+
+
+def _mapped(size: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class Copies:

@@ -18,7 +18,8 @@ present batch. When it succeeds, it drops that batch and all before it; when it 
 the next flush. Closed batches that the same flushes cover are merged into one, with chunks that are
 more than half full. So the memory is at most twice the size of the data, plus a chunk for each
 flush under way, however many flushes fail. Memory that has become free is kept for data to come:
-chunks, and buffers by their size. Where one kind is lacking, the other is given up for it.
+chunks, and buffers by their size. Where one kind is lacking, the other becomes it, or is given up
+for it.
 """
 
 from __future__ import annotations
@@ -225,12 +226,22 @@ class Journal:
         if self._spare:
             chunk = self._spare.pop()
         else:
-            self._spare_buffers.clear()
-            self._spared = 0
-            chunk = Chunk(self._block)
+            chunk = Chunk(self._block, self._spare_memory())
         chunk.used = chunk.at = 0
         self._batch.chunks.append(chunk)
         return chunk
+
+    def _spare_memory(self) -> bytearray | None:
+        """A spare buffer that is large enough for a chunk, and hardly larger. None: there is none,
+        and no buffer is spare any more. The heap may keep what is freed: a chunk beside it would be
+        memory for the same data once more."""
+        for size, free in self._spare_buffers.items():
+            if free and CHUNK <= size <= CHUNK + CHUNK // 4:
+                self._spared -= size
+                return free.pop()
+        self._spare_buffers.clear()
+        self._spared = 0
+        return None
 
     # -- flushes ----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from iserblk.disk.durability.copies import CHUNK
 from iserblk.disk.durability.journal import Journal
 from iserblk.disk.lun.operations import DiskCore
 from iserblk.errors import ConnectionLost, IserblkError, OutOfRange, ScsiError
@@ -194,6 +195,29 @@ def test_buffer_is_given_away_again_when_a_flush_covers_it() -> None:
     assert bench.kept == 0
     again = [taken_over(bench, at, at) for at in range(4)]
     assert sum(any(each is buffer for buffer in (*mine, late)) for each in again) == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "becomes"), [(CHUNK + HEAD, True), (2 * CHUNK, False), (CHUNK - 1, False)]
+)
+def test_buffer_that_no_write_uses_becomes_a_chunk(size: int, becomes: bool) -> None:
+    """Where it fits: large writes and small ones, one after the other, need memory once."""
+    bench = Bench(limit=8 * CHUNK)
+    mine = bytearray(size)
+    slot = bench.core.begin_write(memoryview(mine)[-BLOCK:], 0, CountingWaiter())
+    assert slot is not None
+    bench.target.execute(slot)
+    bench.session.end(slot)
+    assert bench.core.take_over(slot, mine) is not None
+    assert bench.core.ended_write(slot) == 0.0
+    bench.run(bench.core.flush())
+    bench.write(1, 1, 2)
+    journal = bench.core.durability.journal
+    assert journal is not None
+    (entry,) = journal.begin_replay()
+    assert entry.data is not None and bytes(entry.data) == b"\2" * BLOCK
+    assert (entry.data.obj is mine) == becomes
+    journal.end_replay()
 
 
 def test_no_buffer_that_a_replay_sends_is_given_away() -> None:
