@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cli.commands import serving
+from tests.cli.commands import iserblk, serving
 from tests.support.interop import Record, package
 from tests.support.spy import Spy, spying
 from tests.support.target import IQN
@@ -21,7 +21,13 @@ from tests.support.target import IQN
 MIB = 1 << 20
 SIZE = 16 * MIB
 OWN, THEIRS = ("host", "hush-hush-hush"), ("disk", "not-a-word-more")
-CHAP = ("none", "one-way", "mutual")
+_OWN = {"LIBISCSI_CHAP_USERNAME": OWN[0], "LIBISCSI_CHAP_PASSWORD": OWN[1]}
+_THEIRS = {
+    "LIBISCSI_CHAP_TARGET_USERNAME": THEIRS[0],
+    "LIBISCSI_CHAP_TARGET_PASSWORD": THEIRS[1],
+}
+CREDENTIALS: dict[str, dict[str, str]] = {"none": {}, "one-way": _OWN, "mutual": _OWN | _THEIRS}
+CHAP = tuple(CREDENTIALS)
 
 
 class Setting(NamedTuple):
@@ -65,19 +71,13 @@ def program(name: str) -> str:
 
 def run(chap: str, *command: str) -> str:
     """Run a program that must succeed, with the credentials for ``chap``; its output."""
-    own = {"LIBISCSI_CHAP_USERNAME": OWN[0], "LIBISCSI_CHAP_PASSWORD": OWN[1]}
-    theirs = {
-        "LIBISCSI_CHAP_TARGET_USERNAME": THEIRS[0],
-        "LIBISCSI_CHAP_TARGET_PASSWORD": THEIRS[1],
-    }
-    changes = {"none": {}, "one-way": own, "mutual": own | theirs}[chap]
     done = subprocess.run(
         command,
         check=False,
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, **changes},
+        env={**os.environ, **CREDENTIALS[chap]},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -126,6 +126,18 @@ def test_libiscsi_with_a_wrong_secret(setting: Setting) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode
     assert "uthentication" in done.stdout + done.stderr
+
+
+def test_a_target_that_wants_no_secret(setting: Setting) -> None:
+    """libiscsi, which has been given one, logs in without; ours does not. With the secrets for
+    mutual CHAP neither does."""
+    url = f"iscsi://127.0.0.1:{setting.open_port}/{IQN}/0"
+    assert "DIRECT_ACCESS" in run("one-way", program("iscsi-inq"), url)
+    with pytest.raises(AssertionError, match="did not return CHAP_N"):
+        run("mutual", program("iscsi-inq"), url)
+    for chap in ("one-way", "mutual"):
+        refused = iserblk("info", url, cwd=None, **CREDENTIALS[chap])
+        assert refused.returncode == 24 and "authentication failed" in refused.stderr
 
 
 # QEMU's driver knows neither mutual CHAP nor data digests.
