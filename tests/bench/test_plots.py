@@ -147,3 +147,16 @@ def test_results_of_another_run_are_drawn(tmp_path: Path) -> None:
     }
     kept = json.loads((tmp_path / "again.json").read_text())["rows"]
     assert [each["subject"] for each in kept] == [each.subject for each in rows()[:4]]
+
+
+PICTURES = Path(__file__).parents[2] / "docs/pictures"
+
+
+def test_pictures_of_the_documents(tmp_path: Path) -> None:
+    """They are what the command draws of the samples beside them."""
+    words = ["--from", str(PICTURES / "bench.json"), "--plot", str(tmp_path)]
+    assert CliRunner().invoke(bench, words).exit_code == 0
+    drawings = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert drawings == {path.name: path.read_text() for path in PICTURES.glob("*.svg")}
+    readme = (PICTURES.parents[1] / "README.md").read_text()
+    assert sum(f"docs/pictures/{name}" in readme for name in drawings) == 2
